@@ -18,10 +18,9 @@ import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.coordinator_clients import PAGE_BATCHES, Clients, write_key_list
-from benchmarks.harness.image_sets import positive
-from benchmarks.harness.processes import process_cpu_s
+from benchmarks.harness.image_sets import add_option
+from benchmarks.harness.processes import Server, cache_server, coordinator, private_directory, process_cpu_s
 from benchmarks.harness.results import BenchmarkReport, Column, Run, by_conditions
-from benchmarks.harness.services import Server, cache_server, coordinator, private_directory
 from benchmarks.listed_bucket import listed_bucket
 from superdl.super_wire.recipe import Recipe
 
@@ -82,42 +81,14 @@ _MB = 1e6
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the benchmark's options."""
-    parser.add_argument(
-        "--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help="jobs, listing (both)"
-    )
-    parser.add_argument(
-        "--jobs",
-        nargs="+",
-        type=positive,
-        default=[1, 10, 100, 1000],
-        metavar="N",
-        help="jobs at a time (1 10 100 1000)",
-    )
-    parser.add_argument(
-        "--samples", type=positive, default=1_280_000, metavar="N", help="of each source (1280000)"
-    )
-    parser.add_argument(
-        "--batch-size", type=positive, default=256, metavar="N", help="samples of a batch (256)"
-    )
-    parser.add_argument(
-        "--rate",
-        type=positive,
-        default=1500,
-        metavar="N",
-        help="batches a second that all jobs together read (1500)",
-    )
-    parser.add_argument(
-        "--seconds", type=positive, default=8, metavar="S", help="of each measurement of jobs (8)"
-    )
-    parser.add_argument(
-        "--sources",
-        nargs="+",
-        choices=SOURCES,
-        default=list(SOURCES),
-        metavar="KIND",
-        help="what is listed: s3, parquet (both)",
-    )
-    parser.add_argument("--rounds", type=positive, default=2, help="rounds; the best counts (2)")
+    add_option(parser, "--only", list(PARTS), "what is measured", choices=PARTS)
+    add_option(parser, "--jobs", [1, 10, 100, 1000], "jobs at a time")
+    add_option(parser, "--samples", 1_280_000, "of each source")
+    add_option(parser, "--batch-size", 256, "samples of a batch")
+    add_option(parser, "--rate", 1500, "batches a second that all jobs together read")
+    add_option(parser, "--seconds", 8, "of each measurement of jobs")
+    add_option(parser, "--sources", list(SOURCES), "what is listed", choices=SOURCES)
+    add_option(parser, "--rounds", 2, "rounds; the best counts")
 
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:

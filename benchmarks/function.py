@@ -16,10 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.harness.image_sets import IMAGE_SETS, add_data_option, described, positive, prepare_images
-from benchmarks.harness.processes import BenchmarkError, held_to, run_child, usable_cores
+from benchmarks.harness.image_sets import IMAGE_SETS, add_data_option, add_option, described, prepare_images
+from benchmarks.harness.processes import (
+    BenchmarkError,
+    cache_server,
+    held_to,
+    run_child,
+    s3_server,
+    usable_cores,
+)
 from benchmarks.harness.results import BenchmarkReport, Column, Run, by_conditions, medians
-from benchmarks.harness.services import cache_server, s3_server
 from superdl.coordinator.catalog import list_source
 from superdl.lambda_prefetch.handler import handler
 from superdl.lambda_prefetch.transforms import Program
@@ -65,14 +71,10 @@ _METHOD = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the benchmark's options."""
-    parser.add_argument(
-        "--images", nargs="+", choices=IMAGE_SETS, default=["photos", "digits"], help="image sets (all)"
-    )
-    parser.add_argument(
-        "--cores", nargs="+", type=positive, default=[1, 2], metavar="N", help="of the function (1 2)"
-    )
-    parser.add_argument("--rounds", type=positive, default=3, help="rounds that count (3)")
-    parser.add_argument("--passes", type=positive, default=2, help="passes over the images in each arm (2)")
+    add_option(parser, "--images", ["photos", "digits"], "image sets", choices=IMAGE_SETS)
+    add_option(parser, "--cores", [1, 2], "of the function")
+    add_option(parser, "--rounds", 3, "rounds that count")
+    add_option(parser, "--passes", 2, "passes over the images in each arm")
     add_data_option(parser, photos=256)
 
 

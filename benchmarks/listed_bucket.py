@@ -9,8 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
-from benchmarks.harness.processes import ROOT
-from benchmarks.harness.services import Server, free_port, running, s3_environment
+from benchmarks.harness.processes import ROOT, Server, free_port, running, s3_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -13,14 +13,20 @@ from benchmarks.harness.image_sets import (
     IMAGE_SETS,
     Loading,
     add_data_option,
+    add_option,
     described,
     not_negative,
-    positive,
     prepare_images,
 )
-from benchmarks.harness.processes import BenchmarkError, Pids
+from benchmarks.harness.processes import (
+    BenchmarkError,
+    LoaderServices,
+    Pids,
+    Server,
+    loader_services,
+    s3_server,
+)
 from benchmarks.harness.results import BenchmarkReport, Column, Run, by_conditions, medians, over
-from benchmarks.harness.services import LoaderServices, Server, loader_services, s3_server
 from benchmarks.loaders.contenders import (
     BOTO3,
     CONTENDERS,
@@ -30,7 +36,7 @@ from benchmarks.loaders.contenders import (
     WEBDATASET,
     convert_once,
 )
-from benchmarks.loaders.shards import PER_SHARD, in_shards
+from benchmarks.loaders.opening import PER_SHARD, in_shards
 
 if TYPE_CHECKING:
     import argparse
@@ -107,25 +113,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=FILES,
         help="files, once everything is cached (default), or tar shards in S3, from the first epoch on",
     )
-    parser.add_argument(
-        "--images", nargs="+", choices=IMAGE_SETS, default=list(IMAGE_SETS), help="image sets (all)"
-    )
-    parser.add_argument(
-        "--contenders",
-        nargs="+",
-        choices=CONTENDERS,
-        default=list(CONTENDERS),
-        metavar="LOADER",
-        help=f"(all) {', '.join(CONTENDERS)}",
-    )
-    parser.add_argument(
-        "--batch-size", nargs="+", type=positive, default=[256], metavar="N", help="images of a batch (256)"
-    )
-    parser.add_argument(
-        "--workers", nargs="+", type=not_negative, default=[0, 2], metavar="N", help="of DataLoaders (0 2)"
-    )
-    parser.add_argument("--rounds", type=positive, default=3, help="how often each arm runs (3)")
-    parser.add_argument("--epochs", type=positive, default=5, help="of files measured in each arm (5)")
+    add_option(parser, "--images", list(IMAGE_SETS), "image sets", choices=IMAGE_SETS)
+    add_option(parser, "--contenders", list(CONTENDERS), "loaders", choices=CONTENDERS, metavar="LOADER")
+    add_option(parser, "--batch-size", [256], "images of a batch")
+    add_option(parser, "--workers", [0, 2], "of DataLoaders", type=not_negative)
+    add_option(parser, "--rounds", 3, "how often each arm runs")
+    add_option(parser, "--epochs", 5, "of files measured in each arm")
     add_data_option(parser, photos=1024)
 
 

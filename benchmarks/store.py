@@ -9,10 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness.arm import ArmSpec, Lap, measure_arm
-from benchmarks.harness.image_sets import Loading, add_image_options, described, positive, prepare_images
-from benchmarks.harness.processes import run_child
+from benchmarks.harness.image_sets import (
+    IMAGE_SETS,
+    Loading,
+    add_data_option,
+    add_option,
+    described,
+    prepare_images,
+)
+from benchmarks.harness.processes import Server, loader_services, rclone_binary, run_child, s3_server
 from benchmarks.harness.results import BenchmarkReport, Column, medians, over
-from benchmarks.harness.services import Server, loader_services, rclone_binary, s3_server
 from benchmarks.loaders.bare_loops import open_pack_loop
 from benchmarks.loaders.contenders import CONTENDERS, PILLOW, SUPER_LOADER, convert_once
 from superdl.super_wire.record import HEADER_BYTES
@@ -62,15 +68,12 @@ _Arm = tuple[str, list[_Figures]]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the benchmark's options."""
-    add_image_options(parser, photos=2000)
+    add_option(parser, "--images", "photos", "image set", choices=IMAGE_SETS)
+    add_data_option(parser, photos=2000)
     rows = " ".join(f"{name}: {row.__doc__}" for name, row in ROWS.items())
-    parser.add_argument(
-        "--only", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help=f"(all) {rows}"
-    )
-    parser.add_argument(
-        "--batch-size", type=positive, default=128, metavar="N", help="images of a batch (128)"
-    )
-    parser.add_argument("--epochs", type=positive, default=3, help="of each arm (3)")
+    add_option(parser, "--only", list(ROWS), rows, choices=ROWS, metavar="ROW")
+    add_option(parser, "--batch-size", 128, "images of a batch")
+    add_option(parser, "--epochs", 3, "of each arm")
 
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:

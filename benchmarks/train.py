@@ -15,10 +15,23 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.harness.arm import ArmSpec, Lap, run_checked
-from benchmarks.harness.image_sets import add_image_options, described, not_negative, positive, prepare_images
-from benchmarks.harness.processes import BenchmarkError, held_to, run_child, seconds_each, usable_cores
+from benchmarks.harness.image_sets import (
+    IMAGE_SETS,
+    add_data_option,
+    add_option,
+    described,
+    not_negative,
+    prepare_images,
+)
+from benchmarks.harness.processes import (
+    BenchmarkError,
+    held_to,
+    loader_services,
+    run_child,
+    seconds_each,
+    usable_cores,
+)
 from benchmarks.harness.results import BenchmarkReport, Column, Run, by_conditions
-from benchmarks.harness.services import loader_services
 from benchmarks.loaders.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
 from benchmarks.loaders.opening import Pairs, open_in_planned_order
 from superdl.experiments.models import NormalisedNetwork, declare_operators
@@ -68,14 +81,13 @@ _COLUMNS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the benchmark's options."""
-    add_image_options(parser, photos=2048)
-    parser.add_argument(
-        "--batch-size", type=positive, default=128, metavar="N", help="images of a batch (128)"
-    )
-    parser.add_argument("--workers", type=not_negative, default=2, help="of the DataLoaders (2)")
-    parser.add_argument("--width", type=positive, default=8, help="channels of the network's first stage (8)")
-    parser.add_argument("--epochs", type=positive, default=3, help="after the first one of each trainer (3)")
-    parser.add_argument("--rounds", type=positive, default=3, help="how often each trainer runs (3)")
+    add_option(parser, "--images", "photos", "image set", choices=IMAGE_SETS)
+    add_data_option(parser, photos=2048)
+    add_option(parser, "--batch-size", 128, "images of a batch")
+    add_option(parser, "--workers", 2, "of the DataLoaders", type=not_negative)
+    add_option(parser, "--width", 8, "channels of the network's first stage")
+    add_option(parser, "--epochs", 3, "after the first one of each trainer")
+    add_option(parser, "--rounds", 3, "how often each trainer runs")
 
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from superdl.experiments.places import CHECKPOINT_DIR, MODEL_DIR, OUTPUT_DIR
-from superdl.experiments.spec import Spec, load_spec
+from superdl.experiments.spec import CHECKPOINT_DIR, MODEL_DIR, OUTPUT_DIR, Spec, load_spec
 
 # Only the modules that train load torch, so importing this package is cheap.
 __all__ = ["CHECKPOINT_DIR", "MODEL_DIR", "OUTPUT_DIR", "Spec", "load_spec"]

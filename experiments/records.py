@@ -1,16 +1,16 @@
-"""Measurements of a run as plain values, so that reports need no torch."""
+"""Measurements of a run as plain values, without torch, and the causes of its stalls."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from superdl.super_wire.errors import CoordinatorError
-from superdl.super_wire.waits import WorkCounters
+from superdl.super_wire.waits import UNKNOWN, WorkCounters, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from superdl.sampler.stats import SamplerStats
 
@@ -211,58 +211,159 @@ class Listener:
         """Handle the end of an epoch, validation included."""
 
 
-# The fields of a pass that are sums of those of its steps.
-_SUMS = ("samples", "hits", "misses", "straight", "size_bytes", "wait_s", "read_s", "compute_s", "skipped")
+# Fields of a pass that are sums over its steps, and means weighted by their samples.
+COUNTS = ("samples", "hits", "misses", "straight", "size_bytes")
+SECONDS = ("wait_s", "read_s", "compute_s")
+_MEANS = ("loss", "accuracy", "top5_accuracy")
 
 
-@dataclass(slots=True)
 class PassTotals:
-    """The sums of a pass's steps; loss and accuracy are weighted by samples."""
+    """The sums of a pass's steps, of which those in ``_MEANS`` are weighted by samples."""
 
-    samples: int = 0
-    batches: int = 0
-    hits: int = 0
-    misses: int = 0
-    straight: int = 0
-    size_bytes: int = 0
-    wait_s: float = 0.0
-    read_s: float = 0.0
-    compute_s: float = 0.0
-    first_batch_s: float = 0.0
-    loss: float = 0.0
-    correct: float = 0.0
-    correct5: float = 0.0
-    has_top5: bool = False
-    skipped: int = 0
+    def __init__(self) -> None:
+        self.sums = dict.fromkeys((*COUNTS, *SECONDS, *_MEANS), 0.0)
+        self.batches = self.skipped = 0
+        self.first_batch_s = 0.0
+        self.has_top5 = False
 
     def add(self, step: StepRecord) -> None:
         """Add one step."""
         if self.batches == 0:
             self.first_batch_s = step.wait_s
         self.batches += 1
-        for name in _SUMS:
-            setattr(self, name, getattr(self, name) + getattr(step, name))
-        self.loss += step.loss * step.samples if step.samples else 0.0  # the mean of no samples is NaN
-        self.correct += step.accuracy * step.samples
-        if step.top5_accuracy is not None:
-            self.has_top5 = True
-            self.correct5 += step.top5_accuracy * step.samples
+        self.skipped += step.skipped
+        self.has_top5 = self.has_top5 or step.top5_accuracy is not None
+        for name in (*COUNTS, *SECONDS):
+            self.sums[name] += getattr(step, name)
+        for name in _MEANS if step.samples else ():  # the mean of no samples is NaN
+            self.sums[name] += step.samples * (getattr(step, name) or 0.0)
 
     def summary(
         self, wall_s: float, job: LoaderCounters | None, stalls: StallSummary | None = None
     ) -> PassSummary:
         """Summarise the pass; means are over samples, not over batches."""
-        samples = max(self.samples, 1)
+        counts: dict[str, Any] = {name: int(self.sums[name]) for name in COUNTS}
+        values: dict[str, Any] = {name: self.sums[name] for name in SECONDS}
+        values |= {name: self.sums[name] / max(counts["samples"], 1) for name in _MEANS}
+        if not self.has_top5:
+            values["top5_accuracy"] = None
         return PassSummary(
-            **{name: getattr(self, name) for name in (*_SUMS, "batches", "first_batch_s")},
+            **counts,
+            **values,
+            batches=self.batches,
+            skipped=self.skipped,
+            first_batch_s=self.first_batch_s,
             wall_s=wall_s,
             fetch_s=None if job is None else job.fetch_s,
             decode_s=None if job is None else job.decode_s,
             invocations=None if job is None else job.invocations,
-            loss=self.loss / samples,
-            accuracy=self.correct / samples,
-            images_per_s=self.samples / wall_s if wall_s > 0 else 0.0,
+            images_per_s=counts["samples"] / wall_s if wall_s > 0 else 0.0,
             job=job,
-            top5_accuracy=self.correct5 / samples if self.has_top5 else None,
             stalls=stalls,
         )
+
+
+# ------------------------------------------------------------------------------------------- stalls
+
+# A step stalled if it waited for more than a twentieth of its time, and at least 1 ms.
+_LEAST_SHARE = 0.05
+_LEAST_S = 0.001
+# Ask for causes after this many steps with misses over all ranks, whether or not the trainer waited; the
+# coordinator keeps only the newest 1,024 entries.
+_MISSED_MOST = 512
+
+
+@dataclass(frozen=True, slots=True)
+class StalledStep:
+    """A step that waited ``wait_s`` seconds; ``cause`` is one in `docs/runs.md`."""
+
+    epoch: int
+    split: str
+    step: int
+    batch_id: str
+    wait_s: float
+    misses: int
+    cause: str
+
+
+_OF_A_STEP = tuple(name for name in StalledStep.__dataclass_fields__ if name != "cause")
+
+
+def is_stalled(step: StepRecord) -> bool:
+    """Check whether the trainer waited for data for too much of a step."""
+    return step.wait_s > max(_LEAST_S, _LEAST_SHARE * step.total_s)
+
+
+def cause_of(step: StepRecord, causes: Mapping[tuple[int, int], str]) -> str:
+    """Return the cause of a step's stall, given the coordinator's ``causes`` by epoch and position."""
+    if step.misses:
+        # Only the coordinator knows why a reader had to wait.
+        if step.plan_epoch is None or step.position is None:
+            return UNKNOWN
+        return wait_for(causes.get((step.plan_epoch, step.position), UNKNOWN))
+    read = step.hits or step.straight
+    # Functions decoded the samples in cache or store, maybe long ago.
+    own_s = 0.0 if read else step.fetch_s + step.decode_s
+    if step.step == 0 and 2 * own_s < step.wait_s:
+        return wait_for("loader_start")
+    if read:
+        return wait_for("cache_transfer" if step.hits else "store_read")
+    if not own_s:
+        return wait_for("loading")
+    return wait_for("source" if step.fetch_s > step.decode_s else "decode")
+
+
+class StallMeter:
+    """Collect a split's stalled steps, and fetch their causes in batches.
+
+    Args:
+        source: the loader; its ``job_stats`` reports recent stalls.
+        rank: the rank whose stalls are collected.
+        replicas: the number of ranks whose stalls the job reports.
+    """
+
+    def __init__(self, source: CountedLoader, rank: int = 0, replicas: int = 1) -> None:
+        self._source = source
+        self._rank = rank
+        self._replicas = replicas
+        self._steps = self._missed = 0
+        self._waiting: list[StepRecord] = []  # stalled steps without a cause yet
+        self._known: list[StalledStep] = []
+
+    def add(self, steps: Iterable[StepRecord]) -> None:
+        """Add finished steps."""
+        for step in steps:
+            self._steps += 1
+            self._missed += self._replicas * (step.misses > 0)
+            if is_stalled(step):
+                self._waiting.append(step)
+        if self._missed >= _MISSED_MOST:
+            self._find_causes()
+
+    def lap(self) -> tuple[StallSummary, Sequence[StalledStep]]:
+        """Return the stalls since the last lap, their causes sorted by seconds."""
+        self._find_causes()
+        steps, stalls = self._steps, self._known
+        self._steps, self._known = 0, []
+        causes: dict[str, list[float]] = {}
+        for stall in stalls:
+            causes.setdefault(stall.cause, []).append(stall.wait_s)
+        totals = {cause: CauseTotal(len(waits), sum(waits)) for cause, waits in causes.items()}
+        longest_first = dict(sorted(totals.items(), key=lambda item: -item[1].wait_s))
+        wait_s = sum(stall.wait_s for stall in stalls)
+        return StallSummary(steps, len(stalls), wait_s, longest_first), stalls
+
+    def _find_causes(self) -> None:
+        causes: dict[tuple[int, int], str] = {}
+        if any(step.misses for step in self._waiting):
+            try:
+                recent = self._source.job_stats().recent_stalls
+                causes = {
+                    (each.epoch, each.position): each.cause for each in recent if each.rank == self._rank
+                }
+            except CoordinatorError as error:
+                _log.warning("the coordinator did not tell why batches stalled: %s", error)
+        for step in self._waiting:
+            values = {name: getattr(step, name) for name in _OF_A_STEP}
+            self._known.append(StalledStep(**values, cause=cause_of(step, causes)))
+        self._waiting, self._missed = [], 0

@@ -75,7 +75,7 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
 def spec_of(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Spec:
     """Return the spec of arguments and environment; ``ConfigError`` if invalid."""
     from superdl.experiments import load_spec
-    from superdl.experiments.places import placed
+    from superdl.experiments.spec import placed
 
     return placed(load_spec(arguments.spec, arguments.overrides, quick=arguments.quick), environment)
 
@@ -225,7 +225,7 @@ def _write_page(directory: Path) -> dict[str, Any]:
 
 
 def _write_book(directory: Path) -> dict[str, Any]:
-    from superdl.experiments.reporting.book import read_book, write_book
+    from superdl.experiments.reporting.run_files import read_book, write_book
 
     book = read_book(directory)
     with _writing(directory):
@@ -272,9 +272,9 @@ def _add_advise(parser: argparse.ArgumentParser) -> None:
 
 
 def _advise(arguments: argparse.Namespace) -> int:
-    from superdl.experiments.advising import advise, print_advice
     from superdl.experiments.console import Console, say
     from superdl.experiments.output import tell_json
+    from superdl.experiments.simulator.advice import advise, print_advice
 
     console = Console(stderr=arguments.json)
     if arguments.ranks < 1:
@@ -327,7 +327,7 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
 
 def _demo(arguments: argparse.Namespace) -> int:
     from superdl.experiments.console import Console
-    from superdl.experiments.demo.demo import demo
+    from superdl.experiments.loaders.demo import demo
     from superdl.experiments.output import tell_json
 
     if arguments.images is not None:

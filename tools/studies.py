@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from superdl.experiments.comparing.comparison import read_comparison
 from superdl.experiments.comparing.figures import FIGURES, Spread
 from superdl.experiments.comparing.show import spread_cell
-from superdl.experiments.reporting.quantities import count, number
+from superdl.experiments.reporting.page import count, number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

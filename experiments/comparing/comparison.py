@@ -22,7 +22,7 @@ from superdl.experiments.comparing.figures import (
     spread_of,
 )
 from superdl.experiments.output import now_text, write_json
-from superdl.experiments.reporting.quantities import number
+from superdl.experiments.reporting.page import number
 from superdl.experiments.reporting.run_files import REPORT_FORMAT, REPORT_NAME, read_format
 from superdl.super_wire.errors import ConfigError
 

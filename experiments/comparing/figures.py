@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from superdl.experiments.reporting.quantities import number, share, times
+from superdl.experiments.reporting.page import number, share, times
 from superdl.super_wire.waits import wait_for
 
 if TYPE_CHECKING:

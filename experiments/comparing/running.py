@@ -24,8 +24,7 @@ from superdl.experiments.data import prepare_data
 from superdl.experiments.machine import describe_environment, describe_hardware
 from superdl.experiments.monitoring import ProcessGroups
 from superdl.experiments.output import new_directory, now_text, write_whole
-from superdl.experiments.reporting.page import PAGE_NAME
-from superdl.experiments.reporting.quantities import number
+from superdl.experiments.reporting.page import PAGE_NAME, number
 from superdl.experiments.reporting.run_page import write_run_page
 from superdl.experiments.run.training_run import embedded_executor
 from superdl.experiments.training.device import pick_device

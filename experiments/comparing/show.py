@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 from superdl.experiments.comparing.figures import mean_by_name, winner
 from superdl.experiments.console import print_rows, say
 from superdl.experiments.reporting.page import (
+    ABSENT,
     Plot,
     Table,
     draw_bars,
     facts_table,
     height_of_bars,
+    number,
     plot_of,
     render,
+    seconds,
 )
-from superdl.experiments.reporting.quantities import ABSENT, number, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

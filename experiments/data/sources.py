@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+from PIL import Image
+
 from superdl.experiments.data.making import made_in, make_digits, make_set
 from superdl.experiments.data.whole_directory import check_room, written_once
 from superdl.experiments.image_sets import MADE_SETS, PUBLISHED_SETS, SPLITS, MadeSet, default_directory
@@ -22,7 +25,6 @@ from superdl.super_wire.errors import ConfigError, SourceError, SourceNotFoundEr
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from superdl.experiments.spec import DataSpec
@@ -266,8 +268,6 @@ def _convert(
     name: str, files: dict[str, list[Path]], directory: Path, tell: Callable[[str], None]
 ) -> PreparedData:
     """Write the images once, as PNG in class folders."""
-    from PIL import Image
-
     known = {path.name: path.stat() for paths in files.values() for path in paths}
     versions = {file: [stat.st_size, stat.st_mtime_ns] for file, stat in known.items()}
 
@@ -293,8 +293,6 @@ def _convert(
 
 def _read_mnist(paths: Sequence[Path]) -> _Arrays:
     """Read images and labels: a magic number with the dimensions, sizes, then bytes."""
-    import numpy as np  # not needed to list the sets
-
     arrays = []
     for path, dimensions in zip(paths, (3, 1), strict=True):
         try:
@@ -311,8 +309,6 @@ def _read_mnist(paths: Sequence[Path]) -> _Arrays:
 
 
 def _read_cifar(paths: Sequence[Path]) -> _Arrays:
-    import numpy as np
-
     content = b"".join(path.read_bytes() for path in paths)
     if not content or len(content) % _CIFAR_ROW_BYTES:
         raise SourceError(f"{paths[0].parent} has no whole images of CIFAR-10: unpack the archive again")

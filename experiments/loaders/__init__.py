@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from superdl.experiments.loaders.decoding import open_torch
-from superdl.experiments.loaders.interface import Batch, BatchFigures, Loader, LoaderRequest
+from superdl.experiments.loaders.decoding import DecodingLoader, open_torch
+from superdl.experiments.loaders.samples import Batch, BatchFigures, LoaderRequest
 from superdl.experiments.loaders.shard_loaders import open_litdata, open_mds, open_webdataset
-from superdl.experiments.loaders.super_loader import open_super, open_super_threads
+from superdl.experiments.loaders.super_loader import SuperReader, open_super, open_super_threads
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 __all__ = ["LOADERS", "Batch", "BatchFigures", "Loader", "LoaderRequest", "open_loader"]
+
+# One opened split. Each iteration is one epoch.
+Loader: TypeAlias = DecodingLoader | SuperReader
 
 # A new loader needs a row here and an open function in a module of this package.
 LOADERS: Mapping[str, Callable[[LoaderRequest], Loader]] = {

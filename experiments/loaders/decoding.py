@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler, get_worker_info
 
-from superdl.experiments.loaders.interface import WorkerFigures
-from superdl.experiments.loaders.samples import ImageMaker, list_samples
+from superdl.experiments.loaders.samples import ImageMaker, WorkerFigures, list_samples
 from superdl.experiments.records import LoaderCounters
 from superdl.super_wire.errors import ConfigError
 
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from superdl.experiments.loaders.interface import Batch, Loader, LoaderRequest
-    from superdl.experiments.loaders.samples import Samples
+    from superdl.experiments.loaders.samples import Batch, LoaderRequest, Samples
 
 _log = logging.getLogger(__name__)
 _FORMAT = "counted batches"
@@ -118,7 +116,10 @@ def end_workers(batches: Any) -> None:
 
 
 class DecodingLoader:
-    """A DataLoader whose workers decode; they count as a job's functions do. See `Loader`.
+    """A DataLoader whose workers decode; they count as a job's functions do. Each iteration is an epoch.
+
+    ``settings`` are named as in the loader's documentation. With ``resumes_within_epochs`` it can
+    resume within an epoch with exactly the remaining samples.
 
     It cannot seek: a resumed epoch is read from its start, and the batches before the place are
     dropped. A loader that cannot repeat an order raises an error instead.
@@ -170,12 +171,12 @@ class DecodingLoader:
         return {"samples": self.sample_count, "batches": self._length}
 
     def state_dict(self, batches: int) -> dict[str, Any]:
-        """Return the place after ``batches`` batches of the latest iteration."""
+        """Return the place after ``batches`` of the latest iteration, as plain values."""
         epoch, batch = self._began_at
         return {"format": _FORMAT, **self._facts(), "epoch": epoch, "batch": batch + batches}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin the next iteration at ``state``."""
+        """Begin the next iteration at a place from any rank's loader, or raise ConfigError."""
         if state.get("format") != _FORMAT:
             raise ConfigError(
                 "the loader's state is of a loader of another kind: set loader.kind as it was, or resume "
@@ -293,7 +294,7 @@ class EpochSampler(Sampler[tuple[int, int]]):
         return ((self._epoch, index) for index in self._indices)
 
 
-def open_torch(request: LoaderRequest) -> Loader:
+def open_torch(request: LoaderRequest) -> DecodingLoader:
     """Open a split of a directory or a bucket with torch's DataLoader."""
     samples = list_samples(request.source, "torch")
     in_bucket = samples.bucket.startswith("s3://")

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from superdl.experiments.loaders.decoding import DecodedSample
-    from superdl.experiments.loaders.interface import Loader, LoaderRequest
-    from superdl.experiments.loaders.samples import Samples
+    from superdl.experiments.loaders.samples import LoaderRequest, Samples
 
     # Writes samples, by their indices in order, into an empty directory; the integer is their bytes.
     Write = Callable[[Samples, Sequence[int], int, Path], None]
@@ -52,7 +51,7 @@ class Converted(NamedTuple):
     directory: Path
     seconds: float
 
-    def loader(self, batches: Any, length: int, settings: Mapping[str, object]) -> Loader:
+    def loader(self, batches: Any, length: int, settings: Mapping[str, object]) -> DecodingLoader:
         """Return the loader that yields ``batches``."""
         # Users of these loaders pay for the conversion, so it is reported.
         settings = {**settings, "conversion_s": round(self.seconds, 3)}
@@ -116,7 +115,7 @@ def convert_once(samples: Samples, kind: str, write: Write, request: LoaderReque
 # ------------------------------------------------------------------------------------------ WebDataset
 
 
-def open_webdataset(request: LoaderRequest) -> Loader:
+def open_webdataset(request: LoaderRequest) -> DecodingLoader:
     """Open a split of tars, in random order over workers with a shuffle buffer for training."""
     converted = _convert(request, "webdataset", _write_tars)
     import webdataset
@@ -267,7 +266,7 @@ def _write_mds(samples: Samples, order: Sequence[int], _size_bytes: int, directo
     write_shards(_items(samples, order), {"image": "bytes", "label": "int", "index": "int"}, directory)
 
 
-def open_mds(request: LoaderRequest) -> Loader:
+def open_mds(request: LoaderRequest) -> DecodingLoader:
     """Open a split of MDS shards, whose dataset takes the batch size too."""
     note = " (it holds numpy below 2.2, so best in an environment of its own)"
     converted = _convert(request, "streaming", _write_mds, note)
@@ -301,7 +300,7 @@ def _write_litdata(samples: Samples, order: Sequence[int], size_bytes: int, dire
     write_chunks(_items(samples, order), chunk_bytes, directory)
 
 
-def open_litdata(request: LoaderRequest) -> Loader:
+def open_litdata(request: LoaderRequest) -> DecodingLoader:
     """Open a split of LitData chunks."""
     converted = _convert(request, "litdata", _write_litdata)
     images = _images_class("litdata")

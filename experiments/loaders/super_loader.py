@@ -12,25 +12,25 @@ from superdl.experiments.loaders.decoding import end_workers
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from superdl.experiments.loaders.interface import Batch, Loader, LoaderRequest
+    from superdl.experiments.loaders.samples import Batch, LoaderRequest
     from superdl.sampler import SuperSampler
     from superdl.super_dataset import SuperDataset
 
 
-def open_super(request: LoaderRequest) -> Loader:
+def open_super(request: LoaderRequest) -> SuperReader:
     """Open a split through the coordinator that the spec names, else the default one."""
     dataset, sampler = _open(request)
     batches = DataLoader(dataset, batch_size=None, sampler=sampler, **request.worker_options())
-    return _SuperLoader(dataset, sampler, batches, {"batch_size": None, **request.worker_options()})
+    return SuperReader(dataset, sampler, batches, {"batch_size": None, **request.worker_options()})
 
 
-def open_super_threads(request: LoaderRequest) -> Loader:
+def open_super_threads(request: LoaderRequest) -> SuperReader:
     """Open a split with threads of this process, without ``num_workers``."""
     from superdl.super_dataset import SuperLoader
 
     dataset, sampler = _open(request)
     device = "cuda" if request.pin_memory else None
-    return _SuperLoader(dataset, sampler, SuperLoader(dataset, sampler, device), {"device": device})
+    return SuperReader(dataset, sampler, SuperLoader(dataset, sampler, device), {"device": device})
 
 
 def _open(request: LoaderRequest) -> tuple[SuperDataset, SuperSampler]:
@@ -83,8 +83,8 @@ def _open(request: LoaderRequest) -> tuple[SuperDataset, SuperSampler]:
     return dataset, sampler
 
 
-class _SuperLoader:
-    """A dataset, its sampler and the loader over both."""
+class SuperReader:
+    """A dataset, its sampler and the loader over both, used like a `DecodingLoader`."""
 
     resumes_within_epochs = True
 
@@ -105,24 +105,29 @@ class _SuperLoader:
 
     @property
     def classes(self) -> Sequence[str]:
+        """The names of the classes; a label is an index into them."""
         return self._dataset.classes
 
     @property
     def bad_samples(self) -> Sequence[Any]:
+        """The samples that were skipped or replaced."""
         return self._dataset.bad_samples
 
     @property
     def sample_count(self) -> int:
+        """The number of samples in the split."""
         return len(self._dataset)
 
     @property
     def fingerprint(self) -> str:
+        """The fingerprint of keys, versions (of files, sizes and times), labels and classes."""
         return str(self._sampler.state_dict()["fingerprint"])
 
     def __len__(self) -> int:
         return len(self._sampler)
 
     def state_dict(self, batches: int) -> dict[str, Any]:
+        """Return the place after ``batches`` of the latest iteration, as plain values."""
         # A SuperLoader also counts batches whose samples are all bad.
         place = getattr(self._batches, "state_dict", None)
         return place() if place is not None else self._sampler.state_dict(batches_consumed=batches)
@@ -133,6 +138,7 @@ class _SuperLoader:
         return iter(self._batches)
 
     def close(self) -> None:
+        """Stop the workers and the job; the loader cannot be used afterwards."""
         batches, self._batches = self._batches, None  # the last reference: ends the threads
         end_workers(batches)
         del batches

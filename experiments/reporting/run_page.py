@@ -21,10 +21,11 @@ from superdl.experiments.reporting.page import (
     facts_table,
     plot_of,
     render,
+    share,
+    times,
 )
-from superdl.experiments.reporting.quantities import share, times
 from superdl.experiments.reporting.run_files import Pass, RunFiles, read_run
-from superdl.experiments.reporting.run_findings import findings, tiles
+from superdl.experiments.reporting.run_report import findings, tiles
 from superdl.super_wire.waits import WAITS
 
 if TYPE_CHECKING:

@@ -9,13 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from superdl.experiments.console import Console, say
-from superdl.experiments.models import build_model
 from superdl.experiments.run.training_run import begun, images_of, opened_loader
-from superdl.experiments.training.device import compute_type, make_strategy, synchronise
-from superdl.experiments.training.updates import Updater
+from superdl.experiments.training.steps import trial_step
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -96,21 +93,14 @@ def _peak_bytes(spec: Spec, classes: int, device: torch.device, size: int) -> in
     gc.collect()  # model, optimiser and schedule of an earlier size refer to one another
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
+    shape = (max(size, 2), 3, spec.recipe.crop, spec.recipe.crop)  # batch norm needs two images
     try:
-        model = build_model(spec.model.name, classes, device, side=spec.recipe.crop).train()
-        strategy = make_strategy("single", model, device, compute_type(spec.training.precision, device))
-        scaled_on = device.type if strategy.scales else None
-        updater = Updater(model, spec.optimizer, epoch_steps=10, epochs=1, scaled_on=scaled_on)
+        step = trial_step(spec, classes, device)
         # The first step creates the optimiser's state: the second has the peak.
         for _ in range(2):
-            shape = (max(size, 2), 3, spec.recipe.crop, spec.recipe.crop)  # batch norm needs two images
             images = torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
             labels = torch.randint(0, classes, shape[:1], device=device)
-            with strategy.computing():
-                logits = model(images.contiguous(memory_format=torch.channels_last))
-                loss = cross_entropy(logits, labels)
-            updater.update(loss)
-        synchronise(device)
+            step(images.contiguous(memory_format=torch.channels_last), labels)
     except torch.OutOfMemoryError:
         return None
     return torch.cuda.max_memory_reserved(device)

@@ -13,15 +13,14 @@ from superdl.cost.bill import EpochUse, PaidByHour, bill_of
 from superdl.experiments.console import say
 from superdl.experiments.data import push
 from superdl.experiments.machine import describe_environment, describe_run
-from superdl.experiments.monitoring import host_usages
 from superdl.experiments.output import RowLog, now_text, write_json
 from superdl.experiments.records import Listener, added
 from superdl.experiments.reporting.run_files import REPORT_NAME
 from superdl.experiments.reporting.run_page import write_run_page
-from superdl.experiments.reporting.run_report import RunReport, print_report
+from superdl.experiments.reporting.run_report import RunReport, host_usages, print_report
 from superdl.experiments.training.checkpoints import BEST, FOLDER, Checkpoints, read_checkpoint
 from superdl.experiments.training.device import compute_type, strategy_name
-from superdl.super_wire.errors import ConfigError, SourceError
+from superdl.super_wire.errors import ConfigError, SourceError, SuperError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,10 +32,9 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.price_table import PriceTable
     from superdl.experiments.loaders import Loader
     from superdl.experiments.monitoring import UtilizationMonitor
-    from superdl.experiments.records import EpochSummary, StepRecord
+    from superdl.experiments.records import CountedLoader, EpochSummary, StalledStep, StepRecord
     from superdl.experiments.run.listeners import StepTimes
     from superdl.experiments.spec import Spec
-    from superdl.experiments.stalls import StalledStep
     from superdl.experiments.training import Trainer
     from superdl.experiments.training.ranks import Ranks
     from superdl.sampler.stats import WorkerUse
@@ -166,6 +164,15 @@ class RunState(Listener):
                 raise
         else:
             say(console, f"the files of the run are in {place}")
+
+
+def workers_of(loader: CountedLoader) -> Sequence[WorkerUse]:
+    """Return the workers of a loader's coordinator; empty if it does not answer."""
+    try:
+        workers: Sequence[WorkerUse] = getattr(loader.job_stats(), "workers", ())
+    except SuperError:
+        return ()
+    return workers
 
 
 def _use_of(epoch: EpochSummary) -> EpochUse:

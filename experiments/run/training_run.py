@@ -18,11 +18,11 @@ from superdl.experiments.console import Console, say
 from superdl.experiments.data import prepare_data
 from superdl.experiments.loaders import LoaderRequest, open_loader
 from superdl.experiments.models import build_model, load_weights
-from superdl.experiments.monitoring import UtilizationMonitor, meter_of, workers_of
+from superdl.experiments.monitoring import UtilizationMonitor, meter_of
 from superdl.experiments.output import new_directory
-from superdl.experiments.places import MODEL_DIR
 from superdl.experiments.run.listeners import Progress, StepTimes, TensorBoardLog
-from superdl.experiments.run.state import RunState, checkpoints_of, facts_of, go_on
+from superdl.experiments.run.state import RunState, checkpoints_of, facts_of, go_on, workers_of
+from superdl.experiments.spec import MODEL_DIR
 from superdl.experiments.training import Trainer
 from superdl.experiments.training.checkpoints import LAST, bring_best, check_best_to
 from superdl.experiments.training.device import pick_device, seed_everything, strategy_name
@@ -109,12 +109,9 @@ def _train(state: RunState, console: Console) -> None:
             _model(state, print_line),
             train,
             val,
-            optimizer=spec.optimizer,
-            epochs=spec.epochs,
+            spec,
             device=state.device,
-            training=spec.training,
             ranks=ranks,
-            one_job=spec.loader.runs_functions,
             listeners=[monitor, *_listeners(state, print_line, stack)],
             read_gpu=lambda: monitor.last_gpu,
             tell_stalls=state.on_stalls,

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import asdict, astuple, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import astuple
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from superdl.experiments.records import CounterLaps, EpochSummary, LoaderCounters, PassTotals, added
-from superdl.experiments.spec import TrainingSpec
-from superdl.experiments.stalls import StallMeter
+from superdl.experiments.records import (
+    SECONDS,
+    CounterLaps,
+    EpochSummary,
+    LoaderCounters,
+    PassTotals,
+    StallMeter,
+    added,
+)
 from superdl.experiments.training.checkpoints import BEST, LAST, Checkpoint
 from superdl.experiments.training.device import (
     LOAD_WHOLE,
@@ -26,18 +32,16 @@ from superdl.experiments.training.device import (
     synchronise,
 )
 from superdl.experiments.training.ranks import ProcessRank, Ranks, StopRequest, Terminated
-from superdl.experiments.training.steps import Batches, HeldStep, take_step
-from superdl.experiments.training.updates import Updater
+from superdl.experiments.training.steps import Batches, HeldStep, Updater, take_step
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from superdl.experiments.loaders.interface import Loader
+    from superdl.experiments.loaders import Loader
     from superdl.experiments.monitoring import GpuReading
-    from superdl.experiments.records import Listener, PassSummary
-    from superdl.experiments.spec import OptimizerSpec
-    from superdl.experiments.stalls import StalledStep
+    from superdl.experiments.records import Listener, PassSummary, StalledStep
+    from superdl.experiments.spec import Spec
     from superdl.experiments.training.checkpoints import Checkpoints
 
 _log = logging.getLogger(__name__)
@@ -52,18 +56,15 @@ _STEPS_QUEUED = 2
 class Trainer:
     """Train a model with its optimiser and two loaders, epoch by epoch."""
 
-    def __init__(  # noqa: PLR0913  # the parts of a run, all but three by name
+    def __init__(  # the parts of a run, all but four by name
         self,
         model: nn.Module,
         train: Loader,
         val: Loader | None,
+        spec: Spec,
         *,
-        optimizer: OptimizerSpec,
-        epochs: int,
         device: torch.device,
-        training: TrainingSpec | None = None,
         ranks: Ranks | None = None,
-        one_job: bool = False,
         listeners: Sequence[Listener] = (),
         read_gpu: Callable[[], GpuReading | None] = lambda: None,
         tell_stalls: Callable[[Sequence[StalledStep]], None] = lambda _: None,
@@ -73,10 +74,9 @@ class Trainer:
         """Distribute the model, and make the optimiser and its schedule over all epochs.
 
         Args:
-            one_job: a loader's counters cover all ranks, as SUPER's do, instead of its own rank.
             read_gpu: returns the last sample of the GPU, if any.
             tell_stalls: receives the steps of each pass that waited for data, after the pass.
-            checkpoints: kept at the intervals of ``training``.
+            checkpoints: kept at the intervals of ``spec.training``.
             stop: may end training after any step.
 
         Raises:
@@ -84,14 +84,15 @@ class Trainer:
         """
         if len(train) == 0:
             raise ConfigError("the training data gives no batch; lower loader.batch_size or name other data")
-        self._training = training or TrainingSpec()
+        self._training = spec.training
         self._ranks = ranks or Ranks(ProcessRank())
         self._val = val
-        self._epochs = epochs
+        self._epochs = spec.epochs
         self._device = device
         self._listeners = listeners
         self._read_gpu = read_gpu
-        self._one_job = one_job
+        # SUPER's counters cover all ranks; those of other loaders their own rank.
+        self._one_job = spec.loader.runs_functions
         self._tell_stalls = tell_stalls
         self._checkpoints = checkpoints
         self._stop = stop or StopRequest()
@@ -109,9 +110,9 @@ class Trainer:
         self._strategy = make_strategy(name, model, device, compute_type(self._training.precision, device))
         self._updater = Updater(
             self._strategy.model,
-            optimizer,
+            spec.optimizer,
             epoch_steps=self._batches.steps,
-            epochs=epochs,
+            epochs=spec.epochs,
             scaled_on=device.type if self._strategy.scales else None,
         )
 
@@ -288,7 +289,6 @@ class Trainer:
         if self._ranks.several:
             totals = of_all_ranks(totals, self._ranks)
             (wall_s,) = self._ranks.largest([wall_s])
-            # Loaders that decode on their own count one rank each.
             if job is not None and not self._one_job:
                 counts = astuple(job)
                 sums = self._ranks.sums([float(value) for value in counts])
@@ -306,17 +306,13 @@ class Trainer:
         return added(answered) if len(answered) == len(laps) else None
 
 
-_SUMMED = ("samples", "hits", "misses", "straight", "size_bytes", "loss", "correct", "correct5")
-_MEANS = ("wait_s", "read_s", "compute_s")
-
-
 def of_all_ranks(totals: PassTotals, ranks: Ranks) -> PassTotals:
     """Combine totals over ranks: sums of results, means of seconds, the latest first batch."""
-    # Batches are this rank's, since all have the same number.
-    own = asdict(totals)
-    names = (*_SUMMED, *_MEANS)
-    sums = dict(zip(names, ranks.sums([own[name] for name in names]), strict=True))
-    whole: dict[str, Any] = {name: type(own[name])(sums[name]) for name in _SUMMED}
-    whole |= {name: sums[name] / ranks.process.replicas for name in _MEANS}
-    first, has_top5 = ranks.largest([totals.first_batch_s, float(totals.has_top5)])
-    return replace(totals, **whole, first_batch_s=first, has_top5=has_top5 > 0)
+    whole = PassTotals()
+    # All ranks have the same number of batches, and skip the same steps.
+    whole.batches, whole.skipped = totals.batches, totals.skipped
+    whole.sums = dict(zip(totals.sums, ranks.sums(list(totals.sums.values())), strict=True))
+    whole.sums |= {name: whole.sums[name] / ranks.process.replicas for name in SECONDS}
+    whole.first_batch_s, has_top5 = ranks.largest([totals.first_batch_s, float(totals.has_top5)])
+    whole.has_top5 = has_top5 > 0
+    return whole

@@ -1,7 +1,8 @@
-"""The steps of an epoch: their batches, and the record of each."""
+"""The steps of an epoch: their batches, the updates of the model, and the record of each step."""
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,23 +10,115 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from superdl.experiments.loaders.decoding import starting_workers
+from superdl.experiments.models import build_model
 from superdl.experiments.records import StepRecord
-from superdl.experiments.training.device import ComputeSpan
+from superdl.experiments.training.device import ComputeSpan, compute_type, make_strategy, synchronise
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from superdl.experiments.loaders.interface import Batch, Loader
+    from torch import nn
+
+    from superdl.experiments.loaders import Batch, Loader
     from superdl.experiments.monitoring import GpuReading
+    from superdl.experiments.spec import OptimizerSpec, Spec
     from superdl.experiments.training.device import Strategy
     from superdl.experiments.training.ranks import Ranks
-    from superdl.experiments.training.updates import Updater
 
 _TOP = 5
 _OF_FIGURES = ("read_s", "fetch_s", "decode_s", "hits", "misses", "size_bytes")
+
+
+def learning_rate_factor(spec: OptimizerSpec, step: int, epoch_steps: int, total_steps: int) -> float:
+    """Return the factor on ``spec.lr`` at a step from 0, for schedules other than `one_cycle`."""
+    warmup = round(spec.warmup_epochs * epoch_steps)
+    if step < warmup:
+        return (step + 1) / warmup
+    if spec.schedule == "cosine":
+        done = (step - warmup) / max(total_steps - warmup, 1)
+        return 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+    if spec.schedule == "step":
+        return float(spec.step_factor ** (step // (spec.step_epochs * epoch_steps)))
+    return 1.0
+
+
+class Updater:
+    """Update a model's parameters from losses, and schedule its learning rate."""
+
+    def __init__(
+        self, model: nn.Module, spec: OptimizerSpec, *, epoch_steps: int, epochs: int, scaled_on: str | None
+    ) -> None:
+        """Make the optimiser, and its schedule over ``epochs`` of ``epoch_steps``."""
+        common: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay}
+        self.optimizer: torch.optim.Optimizer = (
+            torch.optim.SGD(model.parameters(), momentum=spec.momentum, nesterov=spec.nesterov, **common)
+            if spec.name == "sgd"
+            else torch.optim.AdamW(model.parameters(), **common)
+        )
+        total = epochs * epoch_steps
+        self._schedule: LRScheduler
+        if spec.schedule == "one_cycle":  # cycles AdamW's momentum; SGD's is set by the spec
+            self._schedule = OneCycleLR(
+                self.optimizer, spec.lr, total_steps=total, cycle_momentum=spec.name == "adamw"
+            )
+        else:
+            self._schedule = LambdaLR(
+                self.optimizer, lambda step: learning_rate_factor(spec, step, epoch_steps, total)
+            )
+        # In float16 small gradients would vanish, so the loss is scaled on that device type.
+        self._scaler = torch.amp.GradScaler(scaled_on or "cpu", enabled=scaled_on is not None)
+        self._applied = False
+        self.optimizer.register_step_post_hook(self._on_applied)
+
+    def _on_applied(self, *_: object) -> None:
+        self._applied = True  # the scaler may skip the optimiser
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def update(self, loss: Tensor) -> bool:
+        """Take a step on a loss; return False if gradients were not finite, when all ranks skip it."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._applied = False
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
+        # The schedule does not count skipped steps.
+        if self._applied:
+            self._schedule.step()
+        return self._applied
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of schedule and scaler; the strategy saves the optimiser's."""
+        return {"schedule": self._schedule.state_dict(), "scaler": self._scaler.state_dict()}
+
+    def load_state_dict(self, schedule: Mapping[str, Any], scaler: Mapping[str, Any]) -> None:
+        """Restore both; a run that did not scale before starts with a fresh scaler."""
+        self._schedule.load_state_dict(dict(schedule))
+        if scaler and self._scaler.is_enabled():
+            self._scaler.load_state_dict(dict(scaler))
+
+
+def trial_step(spec: Spec, classes: int, device: torch.device) -> Callable[[Tensor, Tensor], None]:
+    """Return a function that trains a fresh model of ``spec`` on images and labels, and waits for it."""
+    model = build_model(spec.model.name, classes, device, side=spec.recipe.crop).train()
+    strategy = make_strategy("single", model, device, compute_type(spec.training.precision, device))
+    scaled_on = device.type if strategy.scales else None
+    updater = Updater(model, spec.optimizer, epoch_steps=10_000, epochs=1, scaled_on=scaled_on)
+
+    def step(images: Tensor, labels: Tensor) -> None:
+        with strategy.computing():
+            loss = cross_entropy(strategy.model(images.to(device)), labels.to(device))
+        updater.update(loss)
+        synchronise(device)
+
+    return step
 
 
 @dataclass(slots=True)

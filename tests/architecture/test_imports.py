@@ -123,7 +123,7 @@ OPTIONAL_IMPORTERS = {
     ("experiments/models.py", "torchvision"): "makes models, and needs [vision]",
     ("experiments/models.py", "timm"): "makes models by its names, and needs [timm]",
     ("experiments/models.py", "safetensors"): "reads weights of that form, and needs [timm]",
-    ("experiments/monitoring/readings.py", "pynvml"): "reads the GPU, and needs [train]",
+    ("experiments/monitoring.py", "pynvml"): "reads the GPU, and needs [train]",
     ("experiments/reporting/page.py", "matplotlib"): "draws the plots of reports, and needs [train]",
     ("experiments/loaders/shard_loaders.py", "litdata"): "loader.kind litdata, and needs its extra",
     ("experiments/loaders/shard_loaders.py", "streaming"): "loader.kind mds, and needs its extra",

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from PIL import Image
+
+from tests.experiments.small_runs import write_colours
 
 
 @pytest.fixture
 def colours(tmp_path):
     """Two classes of plain colours, 24 to train with, 8 to validate."""
-    directory = tmp_path / "colours"
-    for split, count in (("train", 12), ("val", 4)):
-        for name, colour in (("blue", (0, 0, 200)), ("red", (200, 0, 0))):
-            (directory / split / name).mkdir(parents=True)
-            for index in range(count):
-                image = Image.new("RGB", (16, 16), tuple(value + index for value in colour))
-                image.save(directory / split / name / f"{index}.png")
-    return directory
+    return write_colours(tmp_path / "colours", train=12, val=4)

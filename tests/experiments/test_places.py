@@ -16,8 +16,7 @@ import torch
 
 from superdl.experiments.machine import commit_of, describe_run
 from superdl.experiments.output import RowLog, new_directory, strict_json
-from superdl.experiments.places import placed
-from superdl.experiments.spec import load_spec
+from superdl.experiments.spec import load_spec, placed
 from superdl.super_wire.errors import ConfigError
 
 

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 
-from superdl.experiments.records import CauseTotal, CounterLaps, LoaderCounters, PassTotals
-from superdl.experiments.stalls import StallMeter, cause_of
+from superdl.experiments.records import (
+    CauseTotal,
+    CounterLaps,
+    LoaderCounters,
+    PassTotals,
+    StallMeter,
+    cause_of,
+)
 from superdl.super_wire.errors import CoordinatorUnreachableError
-from tests.experiments.step_records import step_record
+from tests.experiments.small_runs import step_record
 
 
-class ScriptedSource:
-    """Gives one reading after another; an error in the script is raised."""
+class Source:
+    """A loader that gives one reading after another, the last one again and again; errors are raised."""
 
     def __init__(self, *readings):
-        self._readings = list(readings)
+        self.readings = list(readings)
+        self.asked = 0
 
     def job_stats(self):
-        reading = self._readings.pop(0)
+        self.asked += 1
+        reading = self.readings.pop(0) if len(self.readings) > 1 else self.readings[0]
         if isinstance(reading, Exception):
             raise reading
         return reading
@@ -46,7 +55,7 @@ def test_a_pass_adds_steps_up_and_weighs_means_by_samples():
 
 def test_an_unreachable_coordinator_costs_a_lap_not_the_run(caplog):
     meter = CounterLaps(
-        ScriptedSource(
+        Source(
             LoaderCounters(invocations=1),
             CoordinatorUnreachableError("nobody at 127.0.0.1:1"),
             LoaderCounters(invocations=5),
@@ -68,28 +77,6 @@ class Told(NamedTuple):
     epoch: int
     position: int
     cause: str
-
-
-class Job:
-    """Tells stalls, or fails."""
-
-    def __init__(self, *stalls, error=None):
-        self.stalls = stalls
-        self.error = error
-        self.asked = 0
-
-    def job_stats(self):
-        self.asked += 1
-        if self.error is not None:
-            raise self.error
-        stalls = self.stalls
-
-        class Stats(LoaderCounters):
-            @property
-            def recent_stalls(self):
-                return stalls
-
-        return Stats()
 
 
 @pytest.mark.parametrize(
@@ -114,7 +101,8 @@ def test_each_stall_has_one_cause(changes, cause):
 
 
 def test_a_pass_is_summed_up_and_the_next_begins_with_nothing():
-    job = Job(Told(0, 7, 9, "decode"), Told(1, 7, 10, "retry"), Told(0, 7, 10, "cold_start"))
+    told = [Told(0, 7, 9, "decode"), Told(1, 7, 10, "retry"), Told(0, 7, 10, "cold_start")]
+    job = Source(SimpleNamespace(recent_stalls=told))
     meter = StallMeter(job)
     slow, missed = replace(STEP, hits=8, wait_s=2.0), replace(STEP, misses=8, wait_s=0.25)
     meter.add([slow, missed, replace(STEP, wait_s=0.0)])

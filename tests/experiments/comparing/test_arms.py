@@ -18,6 +18,7 @@ from superdl.experiments.comparing.comparison import compare_runs
 from superdl.experiments.comparing.processes import RunProcess, run_together
 from superdl.experiments.spec import parse_spec
 from superdl.super_wire.errors import ConfigError
+from tests.experiments.comparing.reports import one_pass, run_of
 
 ARMS = st.lists(st.text("abcdefgh", min_size=1, max_size=3), min_size=1, max_size=6, unique=True)
 
@@ -67,34 +68,20 @@ def test_arms_are_interleaved_and_every_repeat_has_every_arm_once(arms, repeats)
         assert sorted(one.arm for one in rounds if one.repeat == repeat) == sorted(arms)
 
 
-def found_run(place, *walls_s, first=0, **changes):
+def found_run(place, *walls_s, first=0, ranks=1, **changes):
     """The directory of a run of which only the report is there."""
     place.mkdir(parents=True)
-    one = {"samples": 4000, "batches": 500, "wait_s": 1.0, "first_batch_s": 0.5, "job": None, "stalls": None}
-    report = {
+    passes = [one_pass(samples=4000, wall_s=wall_s, produced=None) for wall_s in walls_s]
+    report = run_of(*passes, images=(4000, None), first=first, ranks=ranks) | {
         "format": 2,
         "name": "found",
-        "ranks": 1,
         "status": "finished",
         "wall_s": 30.0,
-        "train_samples": 4000,
-        "val_samples": None,
-        "epochs": [
-            {"epoch": first + at, "train": one | {"wall_s": wall_s}, "val": None}
-            for at, wall_s in enumerate(walls_s)
-        ],
-        "spec": {
-            "loader": {"kind": "torch", "batch_size": 8},
-            "cost": {"cache_node": None},
-            "compare": {"warmup_epochs": 1},
-        },
         "environment": {},
-        "utilization": None,
-        "first_batch_s": None,
-        "bill": None,
         "executor": None,
         "loader_settings": {"num_workers": 2},
     }
+    report["spec"] |= {"loader": {"kind": "torch", "batch_size": 8}, "compare": {"warmup_epochs": 1}}
     (place / "report.json").write_text(json.dumps(report | changes))
     return str(place)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from PIL import Image
 
-from superdl.experiments.data.pictures import label_of, picture_pixels
+from superdl.experiments.data.making import label_of, picture_pixels
 from superdl.experiments.image_sets import MADE_SETS
 
 

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from superdl.coordinator.catalog import list_source
 from superdl.experiments.data import make_digits, make_set
-from superdl.experiments.data.pictures import (
+from superdl.experiments.data.making import (
     picture_file,
 )
 from superdl.experiments.image_sets import MADE_SETS

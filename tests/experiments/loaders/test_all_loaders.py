@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from superdl.experiments.data import Source
 from tests.experiments.loaders.opening import (
     BATCH,
     COUNT,
@@ -78,6 +79,24 @@ def test_orders_are_fresh_each_epoch_and_repeat_with_the_seed(kind, directory, p
     assert other[0] != first[0]
     classes = {key.split("/")[0] for key in first[0][0]}
     assert len(classes) > 1, "a batch mixes classes, though files lie by class"
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_class_folders_of_a_bucket_are_read_as_those_of_a_directory(kind, object_store, tmp_path):
+    directory = write_dirty_images(object_store.directory / "photos" / "sets" / "train")
+    # In a bucket a key is the whole of it.
+    known = {sample: f"sets/train/{key}" for sample, key in expected_keys(directory).items()}
+    told = []
+    for _ in range(2):
+        loader = opened(kind, Source("s3://photos/sets/train"), tmp_path, workers=2, tell=told.append)
+        assert (tuple(loader.classes), loader.sample_count) == (("ant", "bee", "cat", "dog"), COUNT)
+        for _ in range(2):
+            assert counted(keys_of(loader, known)) == counted([list(known.values())])
+        # A converted set was fetched before; who reads the images themselves pays for each, each time.
+        assert loader.job_stats().source_requests == (2 * COUNT if kind == "torch" else 0)
+        assert (loader.settings.get("conversion_s", 0) > 0) == (kind != "torch")
+        loader.close()
+    assert [f"{COUNT} images" in line for line in told] == [True] * (kind != "torch"), "converted once"
 
 
 @pytest.mark.parametrize("workers", [0, 2])

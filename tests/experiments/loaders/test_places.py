@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from superdl.experiments.loaders.decoding import DecodingLoader
-from superdl.experiments.loaders.interface import WorkerFigures
-from superdl.experiments.loaders.samples import Samples
+from superdl.experiments.loaders.samples import Samples, WorkerFigures
 from superdl.super_wire.errors import ConfigError
 
 BATCHES = [(torch.zeros(1), torch.tensor([place]), WorkerFigures(b"", 0.0, 0.0, 0)) for place in range(5)]

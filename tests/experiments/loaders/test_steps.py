@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from superdl.experiments.loaders import open_loader
-from superdl.experiments.loaders.interface import LoaderRequest
+from superdl.experiments.loaders.samples import LoaderRequest
 from superdl.experiments.spec import LoaderSpec, RecipeSpec
 from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.recipe import Recipe

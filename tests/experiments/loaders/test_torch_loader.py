@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -38,17 +37,6 @@ def green_values(source, place):
         for images, labels, _ in loader
         for image, label in zip(images, labels, strict=True)
     ]
-
-
-def test_pixels_are_a_resized_shorter_side_and_its_centre(tmp_path):
-    (tmp_path / "a").mkdir()
-    pixels = np.random.default_rng(0).integers(0, 256, (30, 47, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "a" / "x.png")
-    loader = opened("torch", tmp_path, tmp_path, recipe=RecipeSpec(resize=20, crop=16))
-    ((images, _, _),) = loader
-    resized = Image.fromarray(pixels).resize((31, 20), Image.Resampling.BILINEAR)  # int(20 * 47 / 30)
-    expected = np.asarray(resized)[2:18, 8:24]  # round((31 - 16) / 2) is 8: half to even, as torchvision
-    np.testing.assert_array_equal(images[0].permute(1, 2, 0).numpy(), expected)
 
 
 def test_what_is_missing_gone_or_broken_is_named(folders):

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from superdl.experiments.reporting.book import read_book, write_book
+from superdl.experiments.reporting.run_files import read_book, write_book
 from superdl.main import main
 from superdl.super_wire.errors import ConfigError
 from tests.experiments.reporting.conftest import NAME

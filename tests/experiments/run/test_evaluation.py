@@ -10,30 +10,36 @@ import torch
 from PIL import Image
 
 from superdl.main import main
-from tests.experiments.training.ranks_of_a_run import LAUNCH_TIMEOUT_S, started
-from tests.experiments.training.resuming import done, spec_of, the_run
+from tests.experiments.small_runs import (
+    CHANNELS,
+    LAUNCH_TIMEOUT_S,
+    PIXELS,
+    done,
+    spec_of,
+    started,
+    the_run,
+    write_colours,
+)
 
 VAL_PER_CLASS = 5  # three classes: 15 images, which two ranks pad, in batches of 4 whose last is short
 
 
 @pytest.fixture(scope="module")
 def shades(tmp_path_factory):
-    """Three classes of plain colours; some of blue are nearly green."""
+    """Three classes of plain colours; an image of blue is green."""
     directory = tmp_path_factory.mktemp("shades")
-    for split, count in (("train", 8), ("val", VAL_PER_CLASS)):
-        for channel, name in enumerate(("red", "green", "blue")):
-            (directory / split / name).mkdir(parents=True)
-            for index in range(count):
-                colour = [20, 20, 20]
-                colour[channel if index or name != "blue" else 1] = 150 + 3 * index
-                Image.new("RGB", (16, 16), tuple(colour)).save(directory / split / name / f"{index}.png")
+    write_colours(directory, train=8, val=VAL_PER_CLASS, classes=CHANNELS)
+    for split in ("train", "val"):
+        (directory / split / "blue" / "0.png").write_bytes(
+            (directory / split / "green" / "0.png").read_bytes()
+        )
     return directory
 
 
 @pytest.fixture(scope="module")
 def trained(shades, tmp_path_factory):
     output = tmp_path_factory.mktemp("runs")
-    settings = ("recipe.resize=16", "recipe.crop=16", "training.precision=float32", "optimizer.lr=0.01")
+    settings = (*PIXELS, "training.precision=float32", "optimizer.lr=0.01")
     batch = ("loader.batch_size=4", "model.name=vit_mini", "training.checkpoint_every=1")
     spec = spec_of(shades, output, *settings, *batch)
     done(spec)

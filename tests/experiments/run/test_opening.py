@@ -15,7 +15,7 @@ from superdl.experiments.run.listeners import StepTimes
 from superdl.experiments.run.training_run import embedded_executor, executor_of, shipped_steps_allowed
 from superdl.experiments.spec import RecipeSpec, load_spec
 from superdl.super_wire.errors import ConfigError, RecipeError
-from tests.experiments.step_records import step_record
+from tests.experiments.small_runs import step_record
 from tests.fixtures.images import write_images
 
 ON_LAMBDA = ["executor=lambda", "data.train=s3://bucket/train"]
@@ -123,34 +123,35 @@ def test_what_does_not_come_with_it_is_refused_by_its_functions(tmp_path):
     assert "SUPER_STEP_MODULES does not list experiments.models" in done.stderr
 
 
-def test_a_group_of_steps_ends_when_they_are_done_not_when_they_were_queued():
+def step_times(*finished_after_s):
+    """Groups of two of these steps, told together, as seconds from the start of the pass; and the lines."""
+    lines = []
+    times = StepTimes(2, lines.append)
+    times.on_pass_start(0, "train", 6)
+    begun_s = time.time()
+    steps = [
+        step_record(step=step, finished_at_s=begun_s + after_s)
+        for step, after_s in enumerate(finished_after_s)
+    ]
+    times.on_steps([*steps, step_record(finished_at_s=begun_s, split="val")])
+    return times.times, lines
+
+
+def test_a_group_ends_when_its_steps_are_done_not_when_they_were_queued():
     """Steps on a GPU have finished by the time that they are told; ``finished_at_s`` is of queueing."""
     times = StepTimes(2, lambda _: None)
     times.on_pass_start(0, "train", 4)
-    queued_s = time.time() - 100.0
-    times.on_steps([step_record(step=step, finished_at_s=queued_s) for step in (0, 1)])
+    times.on_steps([step_record(step=step, finished_at_s=time.time() - 100.0) for step in (0, 1)])
     assert [(one.step, one.steps) for one in times.times] == [(2, 2)]
     assert times.times[0].mean_s >= 0.0
 
 
-def test_steps_told_together_are_told_apart_by_when_they_were_given_out():
-    told = []
-    times = StepTimes(2, told.append)
-    times.on_pass_start(0, "train", 6)
-    begun_s = time.time()
-    times.on_steps([step_record(step=step, finished_at_s=begun_s + 3.0 * (step + 1)) for step in range(5)])
-    assert [one.step for one in times.times] == [2, 4]
-    assert times.times[1].mean_s == pytest.approx(3.0)
-    assert told[1] == "step 4: avg step time 3.000 s since the start, 3.000 s over the last 2"
-    times.on_steps([step_record(finished_at_s=begun_s, split="val")])
-    assert len(times.times) == 2
-
-
-def test_a_group_is_told_beside_the_mean_since_the_start():
+def test_groups_are_told_apart_and_beside_the_mean_since_the_start():
     """As the study mnist_split's original has it: a buffer that drains shows in the last group alone."""
-    times = StepTimes(2, lambda _: None)
-    times.on_pass_start(0, "train", 6)
-    begun_s = time.time()
-    times.on_steps([step_record(step=step, finished_at_s=begun_s + (step + 1) ** 2) for step in range(5)])
-    assert [one.mean_s for one in times.times] == pytest.approx([2.0, 6.0], abs=0.1)
-    assert [one.since_start_s for one in times.times] == pytest.approx([2.0, 4.0], abs=0.1)
+    times, lines = step_times(*(3.0 * (step + 1) for step in range(5)))
+    assert [one.step for one in times] == [2, 4], "validation is in none"
+    assert times[1].mean_s == pytest.approx(3.0)
+    assert lines[1] == "step 4: avg step time 3.000 s since the start, 3.000 s over the last 2"
+    times, _ = step_times(*((step + 1) ** 2 for step in range(5)))
+    assert [one.mean_s for one in times] == pytest.approx([2.0, 6.0], abs=0.1)
+    assert [one.since_start_s for one in times] == pytest.approx([2.0, 4.0], abs=0.1)

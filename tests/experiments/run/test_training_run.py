@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import sys
@@ -16,41 +15,23 @@ from rich.console import Console
 
 from superdl.experiments.data import Source
 from superdl.experiments.loaders import LoaderRequest, open_loader
-from superdl.experiments.monitoring.readings import ProcessGroups
+from superdl.experiments.monitoring import UTILIZATION_COLUMNS, ProcessGroups
 from superdl.experiments.run import run
 from superdl.experiments.spec import load_spec, parse_spec
-from superdl.experiments.training import Trainer
-from superdl.super_wire.errors import ConfigError, SourceError
+from superdl.super_wire.errors import BadSampleError, ConfigError, SourceError
+from tests.experiments.small_runs import PIXELS, quiet, steps_of
+from tests.experiments.small_runs import spec_of as small_spec
+from tests.experiments.small_runs import the_run as run_in
 from tests.fixtures.stack import Stack
 
 
-def spec_of(directory, *overrides):
-    return load_spec(
-        "digits",
-        [
-            "name=colours",
-            "epochs=2",
-            "loader.kind=torch",
-            "loader.num_workers=0",
-            "loader.batch_size=8",
-            "recipe.resize=16",
-            "recipe.crop=16",
-            "training.threads=1",
-            f"data.train={directory / 'train'}",
-            f"data.val={directory / 'val'}",
-            f"output={directory.parent / 'runs'}",
-            *overrides,
-        ],
-    )
+def spec_of(images, *overrides):
+    own = ("name=colours", "epochs=2", *PIXELS)
+    return small_spec(images, images.parent / "runs", *own, *overrides)
 
 
-def quiet():
-    return Console(file=io.StringIO(), width=100)
-
-
-def the_run(directory):
-    (made,) = (directory.parent / "runs").iterdir()
-    return made
+def the_run(images):
+    return run_in(images.parent / "runs")
 
 
 def test_the_files_of_a_run_are_in_the_bucket_at_its_end_and_its_model_where_a_job_wants_it(
@@ -160,6 +141,14 @@ def test_what_a_run_used_is_told_by_phase(colours):
     assert all(phase.gpu_percent is None for phase in phases)
     for phase, epoch in zip(phases[1::2], report.epochs, strict=True):
         assert phase.wall_s >= epoch.train.wall_s
+    written = (the_run(colours) / "utilization.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in written]
+    assert all(tuple(row) == UTILIZATION_COLUMNS for row in rows)
+    trainer = [row for row in rows if row["subject"] == "trainer"]
+    places = dict.fromkeys((row["epoch"], row["split"]) for row in trainer)
+    assert list(places)[:3] == [(None, "start"), (0, "train"), (0, "val")]
+    assert [row["cpu_cores"] is None for row in trainer] == [True] + [False] * (len(trainer) - 1)
+    assert "gpu" not in {row["subject"] for row in rows}, "no GPU: absent, not zero"
 
 
 def test_without_tensorboard_and_validation_the_run_goes_on_and_says_so(colours, monkeypatch):
@@ -231,20 +220,15 @@ def test_a_run_that_fails_reports_why(colours):
     assert "green" in loaded["reason"]
 
 
-def test_an_interrupted_run_reports_the_epochs_it_did(colours, monkeypatch):
-    whole_epoch = Trainer._epoch
-
-    def interrupted(self, epoch):
-        if epoch == 1:
-            raise KeyboardInterrupt
-        return whole_epoch(self, epoch)
-
-    monkeypatch.setattr(Trainer, "_epoch", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run(spec_of(colours), console=quiet())
+def test_a_run_that_fails_within_a_pass_has_the_steps_before(colours):
+    """Steps that a GPU may still compute are held back, and written all the same."""
+    (colours / "val" / "red" / "3.png").write_bytes(b"no image")  # in key order the last one
+    with pytest.raises(BadSampleError, match=r"red/3\.png"):
+        run(spec_of(colours, "loader.batch_size=2"), console=quiet())
     loaded = json.loads((the_run(colours) / "report.json").read_text())
-    assert (loaded["status"], len(loaded["epochs"])) == ("interrupted", 1)
-    assert loaded["reason"] == "KeyboardInterrupt"
+    assert (loaded["status"], loaded["epochs"]) == ("failed", [])
+    steps = [place for *place, _, _ in steps_of(the_run(colours))]
+    assert steps[12:] == [[0, "val", 0], [0, "val", 1], [0, "val", 2]]
 
 
 @pytest.mark.slow

@@ -7,36 +7,26 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 from rich.console import Console
 
 from superdl.experiments.run import run
 from superdl.experiments.spec import load_spec
-from tests.experiments.training.ranks_of_a_run import Ended, launch
+from tests.experiments.small_runs import CHANNELS, PIXELS, Ended, launch, write_colours
 
 TRAIN_PER_CLASS, VAL_PER_CLASS = 12, 5  # 36, in batches of 8 the last one short; 15, which two ranks pad
 
 
 @pytest.fixture(scope="module")
 def colours(tmp_path_factory):
-    """Three classes of plain colours, each image of a shade of its own."""
     directory = tmp_path_factory.mktemp("colours")
-    for split, count in (("train", TRAIN_PER_CLASS), ("val", VAL_PER_CLASS)):
-        for channel, name in enumerate(("red", "green", "blue")):
-            (directory / split / name).mkdir(parents=True)
-            for index in range(count):
-                colour = [20, 20, 20]
-                colour[channel] = 150 + 3 * index
-                Image.new("RGB", (16, 16), tuple(colour)).save(directory / split / name / f"{index}.png")
-    return directory
+    return write_colours(directory, train=TRAIN_PER_CLASS, val=VAL_PER_CLASS, classes=CHANNELS)
 
 
 def about(colours, *more):
     return [
         f"data.train={colours / 'train'}",
         f"data.val={colours / 'val'}",
-        "recipe.resize=16",
-        "recipe.crop=16",
+        *PIXELS,
         "epochs=2",
         "loader.kind=torch",
         "loader.num_workers=0",

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from superdl.super_wire.errors import ConfigError
-from tests.experiments.training.resuming import (
+from tests.experiments.small_runs import (
     EVERY,
     done,
     every_checkpoint,

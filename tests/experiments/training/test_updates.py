@@ -14,9 +14,9 @@ from superdl.experiments.training.device import (
     restore_random_states,
 )
 from superdl.experiments.training.ranks import ProcessRank, Ranks
-from superdl.experiments.training.updates import Updater
+from superdl.experiments.training.steps import Updater
 from superdl.super_wire.errors import ConfigError
-from tests.experiments.training.resuming import done, spec_of, the_run
+from tests.experiments.small_runs import done, spec_of, the_run
 
 EPOCHS = 6
 

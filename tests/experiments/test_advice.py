@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from superdl.experiments.advising import advice
-from superdl.experiments.advising.advice import Measured, forecast_of
+from superdl.experiments.simulator import advice
+from superdl.experiments.simulator.advice import Measured, forecast_of
 from superdl.main import main
 
 PHOTOS = Measured(

@@ -1,26 +1,29 @@
-"""Sample resource use, also at the borders of passes, and summarise it by phase."""
+"""Measure the resource use of a run: CPU and memory of its processes by group, and its GPU through NVML."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
+from collections import defaultdict
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from superdl.experiments.monitoring.readings import ProcessGroups
+import psutil
+
 from superdl.experiments.output import RowLog
 from superdl.experiments.records import Listener
-from superdl.super_wire.errors import SuperError
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Sequence
 
-    from superdl.experiments.monitoring.readings import GpuMeter, GpuReading, GroupReading
-    from superdl.experiments.records import CountedLoader, EpochSummary
-    from superdl.sampler.stats import WorkerUse
+    import torch
+
+    from superdl.experiments.records import EpochSummary
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +33,161 @@ UTILIZATION_COLUMNS = (
 )
 _INTERVAL_S = 1.0
 _MAX_SHARE = 0.01  # bound for the thread, in cores: after a costly sample it sleeps longer
+
+# In the order of tables.
+GROUPS = ("trainer", "workers", "functions", "cache", "coordinator", "other")
+
+_SERVERS = ("valkey-server", "redis-server")
+_MULTIPROCESSING = ("multiprocessing.spawn", "multiprocessing.forkserver")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReading:
+    """The current use of a group."""
+
+    processes: int
+    # User and system, since reading began. Ended processes count up to their last reading.
+    cpu_s: float
+    rss_bytes: int
+    # Divides shared memory among its users, so that it adds up; None if not read, or not on Linux.
+    pss_bytes: int | None
+
+
+class ProcessGroups:
+    """The descendants of a process, sorted into `GROUPS`, and their CPU time from now on."""
+
+    def __init__(self, trainer: psutil.Process | None = None) -> None:
+        self._trainer = trainer or psutil.Process()
+        self._command = self._trainer.cmdline()
+        self._before_s = _cpu_s(self._trainer)
+        # Group and CPU seconds of each process seen, by id and start.
+        self._seen: dict[psutil.Process, tuple[str, float]] = {}
+
+    def read(self, *, with_pss: bool = False) -> dict[str, GroupReading]:
+        """Read every group that has, or had, a process."""
+        rss: dict[str, int] = defaultdict(int)
+        running: dict[str, list[psutil.Process]] = defaultdict(list)
+        for process in (self._trainer, *self._trainer.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):  # ended: its last reading counts
+                group = self._group_of(process)
+                self._seen[process] = (group, _cpu_s(process))
+                rss_bytes = process.memory_info().rss
+                if rss_bytes:  # else it has ended and waits for its parent
+                    rss[group] += rss_bytes
+                    running[group].append(process)
+        used: dict[str, float] = defaultdict(float, {self._seen[self._trainer][0]: -self._before_s})
+        for group, cpu_s in self._seen.values():
+            used[group] += cpu_s
+        return {
+            name: GroupReading(
+                len(running[name]), used[name], rss[name], _pss_bytes(running[name]) if with_pss else None
+            )
+            for name in GROUPS
+            if name in used
+        }
+
+    def _group_of(self, process: psutil.Process) -> str:
+        # Each time: between fork and exec a child still has its parent's command.
+        if process == self._trainer:
+            return "trainer"
+        try:
+            return group_of(process.name(), process.cmdline(), self._command)
+        except psutil.ZombieProcess:  # it has no command, but keeps its group
+            return self._seen.get(process, ("other", 0.0))[0]
+
+
+def group_of(name: str, command: Sequence[str], trainers: Sequence[str]) -> str:
+    """Return the group of a descendant, from its name and both commands."""
+    module = command[command.index("-m") + 1] if "-m" in command[:-1] else ""
+    if f"{module}.".startswith("superdl.lambda_prefetch.worker."):
+        return "functions"
+    if f"{module}.".startswith("superdl.coordinator."):
+        return "coordinator"
+    if name in _SERVERS or (command and Path(command[0]).name in _SERVERS):
+        return "cache"
+    # A forked worker has its trainer's command.
+    if list(command) == list(trainers) or any(mark in word for word in command for mark in _MULTIPROCESSING):
+        return "workers"
+    return "other"
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _pss_bytes(processes: Sequence[psutil.Process]) -> int | None:
+    with contextlib.suppress(psutil.Error, AttributeError):  # one has just ended; only Linux has it
+        return sum(process.memory_full_info().pss for process in processes)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """One reading of a GPU, for all its processes; None if unavailable (as with MIG)."""
+
+    # The share of the driver's last sample period (a sixth of a second to a second) in
+    # which some kernel ran: 100 means never idle, not fully used.
+    busy_percent: float | None
+    memory_bytes: int | None
+    memory_total_bytes: int | None
+
+
+def meter_of(device: torch.device) -> GpuMeter | None:
+    """Return the meter of the GPU ``device``; None for other devices."""
+    if device.type != "cuda":
+        return None
+    import torch  # always available in a run; reading reports needs none
+
+    return GpuMeter(str(torch.cuda.get_device_properties(device).uuid))
+
+
+class GpuMeter:
+    """One GPU by its UUID.
+
+    Raises:
+        ConfigError: the package is not installed, or the driver does not know this GPU.
+    """
+
+    def __init__(self, uuid: str) -> None:
+        try:
+            import pynvml  # needs the optional package
+        except ImportError as error:
+            raise ConfigError(
+                f"no GPU utilisation: the package nvidia-ml-py cannot be imported ({error}); "
+                "pip install 'superdl[train]'",
+            ) from error
+        self._nvml: Any = pynvml
+        self.close = pynvml.nvmlShutdown
+        # CUDA_VISIBLE_DEVICES neither hides nor reorders UUIDs.
+        name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+        try:
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(name)
+        except pynvml.NVMLError as error:
+            raise ConfigError(
+                f"no GPU utilisation: NVML does not give {name} ({error}); see nvidia-smi"
+            ) from error
+
+    def read(self) -> GpuReading:
+        """Read the GPU now; takes well below a millisecond."""
+        memory = self._known(self._nvml.nvmlDeviceGetMemoryInfo)
+        rates = self._known(self._nvml.nvmlDeviceGetUtilizationRates)
+        return GpuReading(
+            busy_percent=None if rates is None else float(rates.gpu),
+            memory_bytes=None if memory is None else int(memory.used),
+            memory_total_bytes=None if memory is None else int(memory.total),
+        )
+
+    def _known(self, query: Callable[[Any], Any]) -> Any:
+        """Return NVML's answer; None if this GPU, or its driver, has none."""
+        try:
+            return query(self._handle)
+        except self._nvml.NVMLError:
+            return None
+
+
+# ---------------------------------------------------------------------------------- samples and phases
 
 
 class Sample(NamedTuple):
@@ -174,7 +332,7 @@ class UtilizationMonitor(Listener):
         for name, group in sample.groups.items():
             cores = None
             if before is not None:
-                cores = _cpu_s(name, before, sample) / (sample.clock_s - before.clock_s)
+                cores = _used_s(name, before, sample) / (sample.clock_s - before.clock_s)
             yield empty | {"subject": name, "cpu_cores": cores} | asdict(group)
         if sample.gpu is not None:
             yield empty | {
@@ -185,7 +343,7 @@ class UtilizationMonitor(Listener):
             }
 
 
-def _cpu_s(name: str, before: Sample, after: Sample) -> float:
+def _used_s(name: str, before: Sample, after: Sample) -> float:
     used_s = before.groups[name].cpu_s if name in before.groups else 0.0
     return max(0.0, after.groups[name].cpu_s - used_s)
 
@@ -196,7 +354,7 @@ def phase_usage(epoch: int | None, split: str, samples: Sequence[Sample]) -> Pha
     wall_s = last.clock_s - first.clock_s
     groups = {}
     for name in last.groups:
-        cpu_s = _cpu_s(name, first, last)
+        cpu_s = _used_s(name, first, last)
         usages = [sample.groups[name] for sample in samples if name in sample.groups]
         pss = (usage.pss_bytes for usage in usages if usage.pss_bytes is not None)
         groups[name] = GroupUsage(
@@ -220,43 +378,3 @@ def phase_usage(epoch: int | None, split: str, samples: Sequence[Sample]) -> Pha
         gpu_memory_bytes_max=max(memory, default=None),
         ended_at_s=last.at_s,
     )
-
-
-# ------------------------------------------------------------------------------ workers on other hosts
-
-
-@dataclass(frozen=True, slots=True)
-class HostUsage:
-    """The use of a host's worker from the first training step to the last epoch's end."""
-
-    host: str
-    slots: int
-    wall_s: float
-    cpu_s: float
-    cpu_cores: float  # CPU seconds per second of wall_s
-
-
-def host_usages(
-    before: Iterable[WorkerUse], after: Iterable[WorkerUse], wall_s: float
-) -> tuple[HostUsage, ...]:
-    """Return the use of each remote host's worker, by name, between two readings."""
-    # A worker that was started in between counts from its start.
-    cpu_before = {worker.name: worker.cpu_s for worker in before}
-    usages = []
-    for worker in after:
-        used_s = worker.cpu_s - cpu_before.get(worker.name, 0.0)
-        # The counter of a worker that restarted begins at zero.
-        cpu_s = used_s if used_s >= 0 else worker.cpu_s
-        # The CPU of the coordinator's own worker is part of the coordinator's.
-        if worker.name != "local" and wall_s > 0:
-            usages.append(HostUsage(worker.name, worker.slots, wall_s, cpu_s, cpu_s / wall_s))
-    return tuple(usages)
-
-
-def workers_of(loader: CountedLoader) -> Sequence[WorkerUse]:
-    """Return the workers of a loader's coordinator; empty if it does not answer."""
-    try:
-        workers: Sequence[WorkerUse] = getattr(loader.job_stats(), "workers", ())
-    except SuperError:
-        return ()
-    return workers

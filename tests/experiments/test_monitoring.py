@@ -9,9 +9,12 @@ import threading
 
 import pytest
 
-from superdl.experiments.monitoring import GpuReading, UtilizationMonitor
-from superdl.experiments.monitoring.monitor import UTILIZATION_COLUMNS
-from superdl.experiments.monitoring.readings import ProcessGroups, group_of
+from superdl.experiments.monitoring import (
+    GpuReading,
+    ProcessGroups,
+    UtilizationMonitor,
+    group_of,
+)
 
 TRAINER = ["/v/bin/python", "/v/bin/superdl", "run", "digits"]
 BURN = "import time\nwhile time.process_time() < 0.2: pass\nprint('done', flush=True)\ninput()"
@@ -37,32 +40,6 @@ class CountingGpu:
 
 def rows_of(directory):
     return [json.loads(line) for line in (directory / "utilization.jsonl").read_text().splitlines()]
-
-
-def test_phases_follow_the_passes_and_each_sample_is_written(tmp_path):
-    monitor = UtilizationMonitor(tmp_path, interval_s=60.0)
-    monitor.on_pass_start(0, "train", 3)
-    monitor.on_pass_start(0, "val", 1)
-    monitor.on_epoch_end(None)
-    monitor.on_pass_start(1, "train", 3)
-    monitor.close()
-    monitor.close()
-    used = monitor.utilization()
-    phases = [(None, "start"), (0, "train"), (0, "val"), (1, "train")]
-    assert [(phase.epoch, phase.split) for phase in used.phases] == phases
-    assert all("trainer" in phase.groups and phase.samples == 2 for phase in used.phases)
-    rows = [row for row in rows_of(tmp_path) if row["subject"] == "trainer"]
-    assert [(row["epoch"], row["split"]) for row in rows] == [
-        *phases[:1],
-        *phases[:3],
-        (None, None),
-        phases[3],
-    ]
-    assert all(tuple(row) == UTILIZATION_COLUMNS for row in rows)
-    assert rows[0]["cpu_cores"] is None
-    assert rows[1]["cpu_cores"] >= 0
-    assert "gpu" not in {row["subject"] for row in rows_of(tmp_path)}, "no GPU: absent, not zero"
-    assert monitor.last_gpu is None
 
 
 def test_the_thread_samples_and_the_last_reading_of_the_gpu_is_told(tmp_path):

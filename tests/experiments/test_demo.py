@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from superdl.experiments.demo.demo import Results
-from superdl.experiments.demo.measuring import PILLOW, SUPER, Task
+from superdl.experiments.loaders.demo import PILLOW, SUPER, Results, Task
 from tests.fixtures.images import write_images
 
 SUPERDL = Path(sys.executable).with_name("superdl")

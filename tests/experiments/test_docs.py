@@ -1,14 +1,18 @@
-"""The studies: each spec loads whole and quick, and has a page whose commands are commands."""
+"""The pages: each study has a spec and commands that are some, and docs/runs.md has what a run writes."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 
 import pytest
 
 from superdl.experiments.comparing.arms import arms_of
 from superdl.experiments.data import MADE_SETS, PUBLISHED_SETS
+from superdl.experiments.monitoring import GROUPS, UTILIZATION_COLUMNS
+from superdl.experiments.records import StepRecord
 from superdl.experiments.spec import load_spec
+from superdl.super_wire.waits import WAITS
 from tests.pages.commands import check
 from tests.pages.markdown import ROOT, commands_of
 from tools.studies import STUDIES
@@ -71,3 +75,27 @@ def test_the_index_has_every_spec():
     page = (PAGES.parent / "performance.md").read_text(encoding="utf-8")
     named = {load_spec(path).name for path in SPECS}
     assert {name for name in named if f"`{name}`" not in page} == set()
+
+
+# ---------------------------------------------------------------------------------------- docs/runs.md
+
+RUNS = (ROOT / "docs/runs.md").read_text(encoding="utf-8")
+
+
+def first_cells(section):
+    """What stands in code in the first column of a section's tables."""
+    text = RUNS.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("|")]
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)} - {"subject"}
+
+
+def test_the_steps_columns():
+    assert first_cells("Steps") == {item.name for item in fields(StepRecord)}
+
+
+def test_the_utilisations_columns_and_subjects():
+    assert first_cells("Utilisation") == {*UTILIZATION_COLUMNS, *GROUPS, "gpu"} - {"subject"}
+
+
+def test_the_causes_of_stalls_are_those_that_a_page_explains():
+    assert first_cells("Stalls") - {"cause"} == WAITS.keys()

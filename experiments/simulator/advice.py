@@ -6,17 +6,15 @@ import math
 import os
 import time
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from superdl.coordinator.core import maxmemory_for
 from superdl.experiments.console import print_rows, say
-from superdl.experiments.models import build_model
-from superdl.experiments.reporting.quantities import percent, seconds
+from superdl.experiments.reporting.page import percent, seconds
 from superdl.experiments.run.training_run import begun, executor_of, images_of, opened_loader
 from superdl.experiments.simulator.spec import (
     CacheSpec,
@@ -28,13 +26,8 @@ from superdl.experiments.simulator.spec import (
     build_world_model,
 )
 from superdl.experiments.simulator.world import World
-from superdl.experiments.training.device import (
-    compute_type,
-    make_strategy,
-    synchronise,
-)
 from superdl.experiments.training.ranks import process_rank
-from superdl.experiments.training.updates import Updater
+from superdl.experiments.training.steps import trial_step
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.executors import EXECUTORS, RunsOn
 from superdl.super_wire.recipe import Recipe
@@ -45,7 +38,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from superdl.experiments.loaders import Batch, Loader
+    from superdl.experiments.loaders import Batch, BatchFigures, Loader
     from superdl.experiments.spec import Spec
 
 # A longer epoch is simulated as a shorter one with a smaller cache, but the cache holds at least some batches
@@ -295,7 +288,8 @@ def _probe(spec: Spec, log: Callable[[str], None], count: int) -> Measured:
         stats: Any = loader.job_stats()
         log(f"steps of {spec.model.name} on {device.type}, for {_STEPS_S:.0f} s")
         step_s, handover_s = _step_s(spec, batches, device, len(loader.classes))
-    function_s = read.records_s / read.samples
+    samples = sum(count for count, _ in read)
+    function_s = sum(figures.fetch_s + figures.decode_s for _, figures in read) / samples
     if stats.samples_produced:
         function_s = (stats.fetch_s + stats.decode_s + stats.push_s) / stats.samples_produced
     functions, kind = stats.capacity, EXECUTORS.get(executor_of(spec) or "")
@@ -313,8 +307,8 @@ def _probe(spec: Spec, log: Callable[[str], None], count: int) -> Measured:
         step_s=step_s,
         handover_s=handover_s,
         function_s=function_s,
-        read_s=max(median(read.read_s), 1e-6),
-        record_bytes=max(1, read.size_bytes // read.samples),
+        read_s=max(median(figures.read_s for _, figures in read), 1e-6),
+        record_bytes=max(1, sum(figures.size_bytes for _, figures in read) // samples),
         functions=functions,
         cache_bytes=stats.budget_bytes,
         stored=bool(stats.store),
@@ -323,39 +317,24 @@ def _probe(spec: Spec, log: Callable[[str], None], count: int) -> Measured:
     )
 
 
-@dataclass(slots=True)
-class _Read:
-    """The batches read: seconds of workers for each, and sums."""
-
-    read_s: list[float] = field(default_factory=list)
-    samples: int = 0
-    size_bytes: int = 0
-    records_s: float = 0.0
-
-
 def _without_end(loader: Loader) -> Iterator[Batch]:
     while True:
         yield from loader
 
 
-def _read(batches: Iterator[Batch]) -> _Read:
-    read = _Read()
+def _read(batches: Iterator[Batch]) -> list[tuple[int, BatchFigures]]:
+    """Read batches for some seconds; return the samples and the figures of each."""
+    read: list[tuple[int, BatchFigures]] = []
     until_s = time.monotonic() + _READING_S
-    while time.monotonic() < until_s or not read.samples:
+    while time.monotonic() < until_s or not any(samples for samples, _ in read):
         _, labels, figures = next(batches)
-        read.read_s.append(figures.read_s)
-        read.records_s += figures.fetch_s + figures.decode_s
-        read.samples += len(labels)
-        read.size_bytes += figures.size_bytes
+        read.append((len(labels), figures))
     return read
 
 
 def _step_s(spec: Spec, batches: Iterator[Batch], device: torch.device, classes: int) -> tuple[float, float]:
     """Return the seconds of a step while batches are read, and of taking over a batch."""
-    model = build_model(spec.model.name, classes, device, side=spec.recipe.crop).train()
-    strategy = make_strategy("single", model, device, compute_type(spec.training.precision, device))
-    scaled_on = device.type if strategy.scales else None
-    updater = Updater(strategy.model, spec.optimizer, epoch_steps=10_000, epochs=1, scaled_on=scaled_on)
+    step = trial_step(spec, classes, device)
     steps_s: list[float] = []
     waits_s: list[float] = []
     until_s = time.monotonic() + _STEPS_S
@@ -363,11 +342,7 @@ def _step_s(spec: Spec, batches: Iterator[Batch], device: torch.device, classes:
         began_s = time.monotonic()
         images, labels, _ = next(batches)
         got_s = time.monotonic()
-        with strategy.computing():
-            loss = cross_entropy(strategy.model(images.to(device)), labels.to(device))
-        updater.update(loss)
-        # CUDA computes asynchronously: wait, to time the step.
-        synchronise(device)
+        step(images, labels)
         waits_s.append(got_s - began_s)
         steps_s.append(time.monotonic() - got_s)
     # A low percentile, since higher ones include waiting for batches.
