@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from superdl.coordinator.core.events import OUTCOME_ORDER, Drop
+from superdl.coordinator.core.jobs import next_use_s
 from superdl.coordinator.core.ledger import Spending
 from superdl.coordinator.core.ranks import renew
 from superdl.coordinator.core.restoring import distrust, is_usable
-from superdl.coordinator.core.room import next_use_s
 from superdl.coordinator.core.samples import SampleState
 from superdl.super_wire.request import Outcome, RequestKind
 

@@ -19,40 +19,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.settings import DatasetFacts
     from superdl.coordinator.core.teams import Team
 
-__all__ = [
-    "CACHED",
-    "OUTCOME_ORDER",
-    "TOMBSTONE",
-    "Action",
-    "Audit",
-    "Audited",
-    "BatchRead",
-    "BatchesAsked",
-    "CacheEvicted",
-    "CacheGrew",
-    "CacheReset",
-    "CacheResized",
-    "Drop",
-    "Event",
-    "ExecutorResized",
-    "ExecutorsIneligible",
-    "FailureKind",
-    "FillUp",
-    "JobClosed",
-    "JobOpened",
-    "PacksLost",
-    "Prefetch",
-    "ReadBack",
-    "RecordReadBack",
-    "RecordsStored",
-    "RequestDone",
-    "RequestFailed",
-    "TeamsChanged",
-    "Tick",
-    "Warn",
-    "WriteTombstones",
-]
-
 OUTCOME_ORDER: tuple[Outcome, ...] = tuple(Outcome)  # outcomes in the order of their numeric codes
 CACHED = OUTCOME_ORDER.index(Outcome.CACHED)
 TOMBSTONE = OUTCOME_ORDER.index(Outcome.TOMBSTONE)

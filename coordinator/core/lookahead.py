@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from superdl.coordinator.core.auditing import audit
-from superdl.coordinator.core.jobs import Ahead, CursorSpan
+from superdl.coordinator.core.cache import audit, room_for
+from superdl.coordinator.core.jobs import Ahead, CursorSpan, next_use_s
 from superdl.coordinator.core.journal import BatchNote, NoteKind
 from superdl.coordinator.core.restoring import share_in_cache, wanted_in_cache
-from superdl.coordinator.core.room import next_use_s, room_for
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 
 if TYPE_CHECKING:

@@ -21,13 +21,13 @@ from superdl.coordinator.core import (
     SampleState,
     Spending,
     background,
+    cache,
     dispatching,
     lookahead,
     ranks,
     requests,
     restoring,
     retrying,
-    room,
 )
 from superdl.coordinator.core.capacity import CircuitBreaker
 from superdl.coordinator.core.fleet import EligibleExecutors
@@ -65,7 +65,7 @@ def caught(pattern, make_core=None, seeds=SEEDS):
     return False
 
 
-@bug(room, "fitting", "the budget is")
+@bug(cache, "fitting", "the budget is")
 def a_core_that_ignores_the_budget(fitting, free_bytes, size_bytes, count):
     return count
 
@@ -176,12 +176,12 @@ def a_core_that_drops_what_is_awaited(relieve, state, now):
         resident = samples.having(SampleState.RESIDENT)
         if resident.size:
             samples.move(resident, SampleState.ABSENT)
-            state.actions.append(room.Drop(key, resident))
+            state.actions.append(cache.Drop(key, resident))
 
 
 @bug(dispatching, "ways", "that lies in the store, which is well")
 def a_core_that_decodes_what_is_stored(ways, state, key, indices, now):
-    yield restoring.Way(indices, indices[:0], state.eligible_for(key.dataset))
+    yield restoring.Way(indices, state.eligible_for(key.dataset))
 
 
 @bug(restoring, "answered", "that lies in the store", seeds=range(200))
@@ -377,7 +377,7 @@ def test_failures_name_their_seed():
 
 
 def test_a_failing_seed_replays_exactly(monkeypatch):
-    monkeypatch.setattr(room, "fitting", lambda free_bytes, size_bytes, count: count)
+    monkeypatch.setattr(cache, "fitting", lambda free_bytes, size_bytes, count: count)
 
     def failure():
         for seed in SEEDS:

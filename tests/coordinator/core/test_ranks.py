@@ -7,7 +7,7 @@ import pytest
 
 from superdl.coordinator.core import SampleState
 from superdl.coordinator.core.events import JobClosed
-from superdl.coordinator.core.room import next_use_s
+from superdl.coordinator.core.jobs import next_use_s
 from superdl.coordinator.core.samples import footprint
 from superdl.coordinator.core.state import EPOCH_SETS_MAX
 from tests.coordinator.core.driver import RECORD_BYTES, Driver

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.coordinator.core import EVERY_EPOCH, Plan, SampleState, SetKey
+from superdl.coordinator.core.cache import CANDIDATES_LEAST, choose_victims
 from superdl.coordinator.core.capacity import Pace
 from superdl.coordinator.core.events import CacheGrew, CacheResized
-from superdl.coordinator.core.jobs import Cursor, Job
+from superdl.coordinator.core.jobs import Cursor, Job, next_use_s
 from superdl.coordinator.core.queues import BatchPlace, ReportedMisses, TimeQueue
-from superdl.coordinator.core.room import CANDIDATES_LEAST, choose_victims, next_use_s
 from superdl.coordinator.core.samples import SampleSet, footprint
 from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import Driver
