@@ -38,36 +38,34 @@ for seed in range(6):
 """
 
 
-# In 346 a reader that begins again is behind the eight epochs that others look ahead over.
-# In 8965 a rank waits for a cheaper executor a second time, when the first time is over.
-@pytest.mark.parametrize("seed", [*range(100), 346, 8965], ids="seed-{}".format)
-def test_promises_hold(seed):
-    CheckedWorld(draw_world(seed, small=True)).run()
+def small(seed):
+    return draw_world(seed, small=True)
 
 
-@pytest.mark.parametrize("seed", range(40), ids="seed-{}".format)
-def test_promises_hold_where_neighbours_come_along(seed):
-    CheckedWorld(in_shards(draw_world(seed, small=True))).run()
+def sharded(seed):
+    return in_shards(small(seed))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(40, 3000), ids="seed-{}".format)
-def test_promises_hold_in_many_more(seed):
-    CheckedWorld(draw_world(seed, small=True)).run()
-    CheckedWorld(in_shards(draw_world(seed, small=True))).run()
+def drawn(numbers, *marks, make=small):
+    """Runs of these seeds, each a case of its own."""
+    return [pytest.param(make, seed, id=f"seed-{seed}", marks=marks) for seed in numbers]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(300), ids="seed-{}".format)
-def test_promises_hold_in_larger_runs(seed):
-    CheckedWorld(draw_world(seed)).run()
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("first", range(3000, 13_000, 100), ids="seeds-from-{}".format)
-def test_promises_hold_in_ten_thousand_more(first):
-    for seed in range(first, first + 100):
-        CheckedWorld(draw_world(seed, small=True)).run()
+@pytest.mark.parametrize(
+    ("make", "seed"),
+    [
+        # In 346 a reader that begins again is behind the eight epochs that others look ahead over.
+        # In 8965 a rank waits for a cheaper executor a second time, when the first time is over.
+        *drawn([*range(100), 346, 8965]),
+        *drawn(range(40), make=sharded),
+        *drawn(range(100, 3000), pytest.mark.slow),
+        *drawn(range(40, 3000), pytest.mark.slow, make=sharded),
+        *drawn(range(300), pytest.mark.slow, make=draw_world),
+        *drawn(range(3000, 13_000), pytest.mark.soak),
+    ],
+)
+def test_promises_hold(make, seed):
+    CheckedWorld(make(seed)).run()
 
 
 @pytest.mark.parametrize("seed", range(0, 40, 4), ids="seed-{}".format)

@@ -15,15 +15,6 @@ from tests.coordinator.core.driver import RECORD_BYTES, Driver
 TAKEN = int(footprint(np.array([RECORD_BYTES]))[0])
 
 
-def test_looking_ahead_crosses_epochs():
-    driver = Driver(size=16, lookahead_batches=4, request_samples=8, capacity=64, random=True)
-    plan = driver.open()
-    expected = plan.span(0, 0, 2, 0).indices.tolist() + plan.span(1, 0, 2, 0).indices.tolist()
-    assert driver.requested() == expected
-    epochs = [request.samples.epoch for request in driver.requests for _ in request.indices]
-    assert epochs == [0] * 16 + [1] * 16
-
-
 def test_the_window_is_bounded_by_the_rank_s_share_of_the_budget():
     driver = Driver(
         size=800, budget_bytes=TAKEN * 8 * 12, lookahead_batches=64, request_samples=8, capacity=64
