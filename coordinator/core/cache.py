@@ -177,8 +177,7 @@ def record_read_back(state: State, event: RecordReadBack, now: float) -> None:
         return
     spoilt = samples.among(np.array([event.index]), SampleState.RESIDENT)
     if spoilt.size:
-        samples.move(spoilt, SampleState.ABSENT)
-        state.actions.append(Drop(event.samples, spoilt))
+        state.drop(samples, spoilt)
         reading = state.reading(event.samples.dataset)
         want_again(state, event.samples, spoilt, reading, failed_by=event.executor)
 
@@ -214,10 +213,8 @@ def relieve(state: State, now: float) -> None:
 def room_for(state: State, key: SetKey, count: int, *, later_than_s: float, now: float) -> int:
     """Return how many of ``count`` samples fit, dropping those needed after ``later_than_s``."""
     size_bytes = state.set_of(key).sample_bytes
-    missing = math.ceil(size_bytes * count) - state.free_bytes
-    if missing > 0 and not state.room_search.futile(state.events, later_than_s, now):
-        spare = int(state.budget_bytes * _NEEDED_SHARE)
-        _evict(state, max(missing, spare), later_than_s=later_than_s, now=now)
+    if not state.room_search.futile(state.events, later_than_s, now):
+        _make_room(state, size_bytes * count, later_than_s=later_than_s, now=now)
         if not fits(state, key, count):
             state.room_search.failed(state.events, later_than_s, now, jobs=len(state.jobs))
     return fitting(state.free_bytes, size_bytes, count)
@@ -226,11 +223,8 @@ def room_for(state: State, key: SetKey, count: int, *, later_than_s: float, now:
 def urgent_room_for(state: State, key: SetKey, count: int, now: float) -> int:
     """Return how many of ``count`` samples that a reader waits for fit; all others may be dropped."""
     size_bytes = state.set_of(key).sample_bytes
-    spare = int(state.budget_bytes * _NEEDED_SHARE)
-    for later_than_s, least in ((_NOT_NOW_S, spare), (_ANY_TIME_S, 0)):
-        missing = math.ceil(size_bytes * count) - state.free_bytes
-        if missing > 0:
-            _evict(state, max(missing, least), later_than_s=later_than_s, now=now)
+    for later_than_s in (_NOT_NOW_S, _ANY_TIME_S):
+        _make_room(state, size_bytes * count, later_than_s=later_than_s, now=now)
     fit = fitting(state.free_bytes, size_bytes, count)
     # Requests in flight bring room, and so do readers that fetch what was produced for them.
     if fit or state.is_producing or _missed_and_resident(state, now):
@@ -252,6 +246,13 @@ def fitting(free_bytes: int, size_bytes: float, count: int) -> int:
     return count if free_bytes >= math.ceil(size_bytes * count) else max(0, int(free_bytes / size_bytes))
 
 
+def _make_room(state: State, size_bytes: float, *, later_than_s: float, now: float) -> None:
+    missing = math.ceil(size_bytes) - state.free_bytes
+    if missing > 0:
+        least = 0 if later_than_s == _ANY_TIME_S else int(state.budget_bytes * _NEEDED_SHARE)
+        _evict(state, max(missing, least), later_than_s=later_than_s, now=now)
+
+
 def _evict(state: State, wanted_bytes: int, *, later_than_s: float, now: float) -> None:
     state.evictions += 1
     victims = choose_victims(
@@ -265,10 +266,9 @@ def _evict(state: State, wanted_bytes: int, *, later_than_s: float, now: float) 
     )
     for key, indices in victims.items():
         samples = state.set_of(key)
-        samples.move(indices, SampleState.ABSENT)
+        state.drop(samples, indices)
         samples.dropped[indices] = True
         state.dropped_samples += indices.size
-        state.actions.append(Drop(key, indices))
 
 
 def see_shares(state: State, now: float) -> None:

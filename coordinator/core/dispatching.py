@@ -94,8 +94,6 @@ def _first(state: State, passed_over: set[BatchPlace], now: float) -> BatchPlace
     if spending is Spending.STOPPED:
         return None
     place = _first_missed(state, passed_over) if state.fleet.has_place(now) else None
-    if place is not None and not state.teams.several:
-        return place
     soonest = state.fleet.soonest(now, state.turn) if spending is Spending.FREELY else None
     if place is not None and (soonest is None or state.teams.turn(state.team_of(place.job)) <= soonest.turn):
         return place

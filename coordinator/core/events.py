@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from superdl.coordinator.core.teams import NO_TEAM
+from superdl.coordinator.core.settings import NO_TEAM
 from superdl.super_wire.request import Outcome, RequestKind
 
 if TYPE_CHECKING:
@@ -16,8 +16,41 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core.plan import Plan
     from superdl.coordinator.core.samples import Bools, Ints, SetKey
-    from superdl.coordinator.core.settings import DatasetFacts
-    from superdl.coordinator.core.teams import Team
+    from superdl.coordinator.core.settings import DatasetFacts, Team
+
+__all__ = [
+    "CACHED",
+    "OUTCOME_ORDER",
+    "TOMBSTONE",
+    "Action",
+    "Audit",
+    "Audited",
+    "BatchRead",
+    "BatchesAsked",
+    "CacheEvicted",
+    "CacheGrew",
+    "CacheReset",
+    "CacheResized",
+    "Drop",
+    "Event",
+    "ExecutorResized",
+    "ExecutorsIneligible",
+    "FailureKind",
+    "FillUp",
+    "JobClosed",
+    "JobOpened",
+    "PacksLost",
+    "Prefetch",
+    "ReadBack",
+    "RecordReadBack",
+    "RecordsStored",
+    "RequestDone",
+    "RequestFailed",
+    "TeamsChanged",
+    "Tick",
+    "Warn",
+    "WriteTombstones",
+]
 
 OUTCOME_ORDER: tuple[Outcome, ...] = tuple(Outcome)  # outcomes in the order of their numeric codes
 CACHED = OUTCOME_ORDER.index(Outcome.CACHED)

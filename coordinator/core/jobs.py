@@ -16,7 +16,7 @@ import numpy as np
 from superdl.coordinator.core.journal import NOTES_PER_RANK, JobStalls
 from superdl.coordinator.core.plan import NEVER_SOON
 from superdl.coordinator.core.samples import EVERY_EPOCH, SetKey
-from superdl.coordinator.core.teams import NO_TEAM
+from superdl.coordinator.core.settings import NO_TEAM
 from superdl.super_wire.waits import WorkCounters
 
 if TYPE_CHECKING:
@@ -177,11 +177,6 @@ class Cursor:
             self.lookahead = max(self.lookahead, position)
 
     @property
-    def interval_s(self) -> float:
-        """Time between two batches, in seconds."""
-        return self.pace.interval_s
-
-    @property
     def next_ahead(self) -> int:
         """Return the first position that still needs requests."""
         return max(self.pending[0].start if self.pending else self.lookahead, self.watermark)
@@ -190,7 +185,7 @@ class Cursor:
         """Return when the first batch that still needs requests is due; infinite without readers."""
         if self.job.fill is not None:
             return math.inf
-        return self.last_read_s + (self.next_ahead - self.watermark) * self.interval_s
+        return self.last_read_s + (self.next_ahead - self.watermark) * self.pace.interval_s
 
 
 @dataclass(slots=True, eq=False)
@@ -262,7 +257,7 @@ class Job:
     @property
     def interval_s(self) -> float:
         """Time between two batches of the fastest rank."""
-        return min(cursor.interval_s for cursor in self._living)
+        return min(cursor.pace.interval_s for cursor in self._living)
 
     def due_in_s(self, batches: Ints) -> NDArray[np.float64]:
         """Return the seconds until batches this far ahead of the slowest rank are needed."""

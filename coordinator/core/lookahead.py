@@ -69,7 +69,7 @@ def batches_wanted(state: State, cursor: Cursor, *, caution: float) -> int:
     slow_s = state.eligible_for(job.dataset).slow_s(samples)
     if slow_s is None:
         return state.settings.lookahead_batches
-    needed = _SPARE_BATCHES + math.ceil(caution * _SAFETY * slow_s / cursor.interval_s)
+    needed = _SPARE_BATCHES + math.ceil(caution * _SAFETY * slow_s / cursor.pace.interval_s)
     return min(state.settings.lookahead_batches, needed)
 
 

@@ -71,14 +71,8 @@ def forget(state: State, samples: SampleSet, indices: Ints) -> None:
     if not indices.size:
         return
     samples.place(indices, 0)
-    _drop(state, samples, samples.pointers_among(indices))
+    state.drop(samples, samples.pointers_among(indices))
     state.look_again(cursor for cursor in state.reading(samples.key.dataset) if cursor.job.straight)
-
-
-def _drop(state: State, samples: SampleSet, pointed: Ints) -> None:
-    if pointed.size:
-        samples.move(pointed, SampleState.ABSENT)
-        state.actions.append(Drop(samples.key, pointed))
 
 
 def all_straight(state: State, dataset: bytes) -> bool:
@@ -94,7 +88,7 @@ def withdraw_pointers(state: State, dataset: bytes) -> None:
     pointed = samples.pointers_among(np.flatnonzero(samples.pointed))
     if not pointed.size:
         return
-    _drop(state, samples, pointed)
+    state.drop(samples, pointed)
     state.look_again(cursor for cursor in state.reading(dataset) if not cursor.job.straight)
 
 

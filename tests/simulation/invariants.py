@@ -9,7 +9,7 @@ import numpy as np
 
 from superdl.coordinator.core.background import due
 from superdl.coordinator.core.dispatching import wake_times_s
-from superdl.coordinator.core.ledger import Costs, Spending
+from superdl.coordinator.core.ledger import Spending
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 
 
@@ -99,14 +99,6 @@ def _executors(state):
             )
 
 
-def total_costs(ledger):
-    """Add up what was spent until now, by whomever."""
-    total = Costs()
-    for job in ledger.jobs():
-        total.add(ledger.job_costs(job))
-    return total
-
-
 def _stuck_work(state, now):
     """Work that is left lying after an event, though somebody could do it: nothing, unless there is a bug."""
     for job in state.jobs.values():
@@ -151,10 +143,10 @@ def _cursors(state):
 
 
 def _money(state):
-    """All that was spent is borne by somebody, and what it was paid for is known."""
-    borne_usd = total_costs(state.ledger).usd
-    if not math.isclose(borne_usd, state.ledger.total_usd, rel_tol=1e-6, abs_tol=1e-9):
-        yield f"jobs bear {borne_usd} USD of {state.ledger.total_usd}"
+    """What all that was spent was paid for is known."""
+    spent_usd = state.ledger.spent().usd
+    if not math.isclose(spent_usd, state.ledger.total_usd, rel_tol=1e-6, abs_tol=1e-9):
+        yield f"the kinds of costs are {spent_usd} USD of {state.ledger.total_usd}"
 
 
 def _store(state):

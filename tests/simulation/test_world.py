@@ -18,12 +18,7 @@ import numpy as np
 import pytest
 
 from superdl.coordinator.core import CoreSettings, ExecutorFacts, Plan, footprint
-from superdl.experiments.simulator.world_model import (
-    DatasetModel,
-    FunctionsModel,
-    JobScript,
-    WorldModel,
-)
+from superdl.experiments.simulator.world_model import DatasetModel, FunctionsModel, JobScript, WorldModel
 from tests.simulation.checks import CheckedWorld
 from tests.simulation.drawn_worlds import draw_world, in_shards
 from tests.simulation.upsets import Upsets
@@ -68,20 +63,26 @@ def test_promises_hold(make, seed):
     CheckedWorld(make(seed)).run()
 
 
+def decodes_once(model):
+    """Check that functions decode each sample once at most, in shards too; return the run without faults."""
+    datasets = {
+        name: replace(data, undecodable=frozenset(), poisonous=frozenset(), random=False)
+        for name, data in model.datasets.items()
+    }
+    plain = replace(model, datasets=datasets, faults=Upsets())
+    for each in (plain, in_shards(plain)):
+        world = CheckedWorld(each).run()
+        decoded = sum(executor.usage.samples_produced for executor in world.executors)
+        assert 0 < decoded <= sum(data.size for data in datasets.values())
+    return plain
+
+
 @pytest.mark.parametrize("seed", range(0, 40, 4), ids="seed-{}".format)
 def test_without_faults_and_with_room_every_sample_is_produced_once(seed):
     drawn = draw_world(seed, small=True)
     settings = replace(drawn.settings, budget_bytes=10**12, hedge_share=0.0)
     functions = replace(drawn.functions, queues=True, per_s=math.inf, burst=None, timeout_s=math.inf)
-    datasets = {
-        name: replace(data, undecodable=frozenset(), poisonous=frozenset(), random=False)
-        for name, data in drawn.datasets.items()
-    }
-    plain = replace(drawn, settings=settings, datasets=datasets, functions=functions)
-    for model in (plain, in_shards(plain)):
-        world = CheckedWorld(replace(model, faults=Upsets(), left_over=0.0, stored=0.0)).run()
-        decoded = sum(executor.usage.samples_produced for executor in world.executors)
-        assert 0 < decoded <= sum(data.size for data in datasets.values())
+    decodes_once(replace(drawn, settings=settings, functions=functions, left_over=0.0, stored=0.0))
 
 
 @pytest.mark.parametrize("seed", range(0, 40, 4), ids="seed-{}".format)
@@ -89,17 +90,10 @@ def test_with_a_store_that_is_well_every_sample_is_decoded_once_however_small_th
     drawn = draw_world(seed, small=True)
     settings = replace(drawn.settings, store=True, hedge_share=0.0, executors=(ExecutorFacts(),))
     settings = replace(settings, max_usd=math.inf, max_usd_per_hour=math.inf)
-    datasets = {
-        name: replace(data, undecodable=frozenset(), poisonous=frozenset(), random=False)
-        for name, data in drawn.datasets.items()
-    }
     functions = FunctionsModel(capacity=2, overhead_s=0.004, decode_s=0.001, restore_s=0.0001)
-    plain = replace(drawn, settings=settings, datasets=datasets, functions=functions, faults=Upsets())
-    for model in (plain, in_shards(plain)):
-        world = CheckedWorld(replace(model, others=(), unfit={}, left_over=0.0, stored=0.0)).run()
-        decoded = sum(executor.usage.samples_produced for executor in world.executors)
-        assert 0 < decoded <= sum(data.size for data in datasets.values())
-    again = CheckedWorld(replace(plain, others=(), unfit={}, left_over=0.0, stored=1.0)).run()
+    alone = replace(drawn, settings=settings, functions=functions, others=(), unfit={}, left_over=0.0)
+    plain = decodes_once(replace(alone, stored=0.0))
+    again = CheckedWorld(replace(plain, stored=1.0)).run()
     assert not any(executor.usage.samples_produced for executor in again.executors)
 
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from superdl.coordinator.core.events import (
-    CacheResized,
-    FailureKind,
-    JobClosed,
-    RecordsStored,
-)
+from superdl.coordinator.core.events import CacheResized, FailureKind, JobClosed, RecordsStored
 from superdl.coordinator.core.journal import Cause
 from superdl.coordinator.core.lookahead import headroom_bytes, maxmemory_for
 from superdl.coordinator.core.samples import footprint

@@ -9,15 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from superdl.coordinator.core.capacity import (
-    Concurrency,
-    LatencyModel,
-    Pace,
-    request_size,
-)
-from superdl.coordinator.core.events import (
-    ExecutorResized,
-)
+from superdl.coordinator.core.capacity import Concurrency, LatencyModel, Pace, request_size
+from superdl.coordinator.core.events import ExecutorResized
 from superdl.coordinator.core.fleet import Deadline, Fleet, pick
 from superdl.coordinator.core.samples import SampleState
 from superdl.coordinator.core.settings import ExecutorFacts, Prices

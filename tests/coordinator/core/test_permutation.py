@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from superdl.coordinator.core.permutation import KEY_BYTES_MAX, PREFIX_SIZE_MAX, SIZE_MAX, Permutation
+from superdl.coordinator.core.orders import KEY_BYTES_MAX, PREFIX_SIZE_MAX, SIZE_MAX, Permutation
 from superdl.super_wire.errors import PlanError
 
 KEYS = st.binary(min_size=1, max_size=KEY_BYTES_MAX)

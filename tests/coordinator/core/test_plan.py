@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from superdl.coordinator.core.drawing import PLACES_MAX, SLOTS_MAX, Mixing
+from superdl.coordinator.core.orders import PLACES_MAX, SLOTS_MAX, Mixing
 from superdl.coordinator.core.plan import NEVER_SOON, Plan
 from superdl.super_wire.draws import Draws
 from superdl.super_wire.errors import PlanError

@@ -10,11 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.coordinator.core import EVERY_EPOCH, SampleState, SetKey
-from superdl.coordinator.core.events import (
-    ExecutorResized,
-    FailureKind,
-    RecordReadBack,
-)
+from superdl.coordinator.core.events import ExecutorResized, FailureKind, RecordReadBack
 from superdl.coordinator.core.samples import SampleSet, footprint
 from superdl.coordinator.core.settings import ExecutorFacts
 from superdl.super_wire.request import Outcome

@@ -5,13 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from superdl.coordinator.core import (
-    CacheReset,
-    ExecutorResized,
-    FailureKind,
-    RecordsStored,
-    SampleState,
-)
+from superdl.coordinator.core import CacheReset, ExecutorResized, FailureKind, RecordsStored, SampleState
 from superdl.super_wire.request import Outcome, RequestKind
 from tests.coordinator.core.driver import DATASET, RECORD_BYTES, Driver
 
