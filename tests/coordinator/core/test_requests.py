@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.coordinator.core import EVERY_EPOCH, SampleState, SetKey
+from superdl.coordinator.core import SampleState
 from superdl.coordinator.core.events import ExecutorResized, FailureKind, RecordReadBack
-from superdl.coordinator.core.samples import SampleSet, footprint
+from superdl.coordinator.core.samples import footprint
 from superdl.coordinator.core.settings import ExecutorFacts
 from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import Driver
@@ -217,28 +217,11 @@ def test_a_throttled_subset_takes_ever_fewer_places_and_the_others_flow():
     assert driver.core.unavailable_for_s(driver.key()) > 50
 
 
-KEY = SetKey(b"data", EVERY_EPOCH)
 # jemalloc's size classes from 16 bytes to 1 MiB (jemalloc(3), "Size classes", 16-byte quantum)
 CLASSES = sorted(
     {16, 32, 48, 64, 80, 96, 112, 128}
     | {base + part * base // 4 for base in (2**power for power in range(7, 20)) for part in (1, 2, 3, 4)}
 )
-
-
-def sample_set(size=4, *, known_absent=False, memory=None):
-    return SampleSet(KEY, size, record_bytes=1000, known_absent=known_absent, memory=memory)
-
-
-def at(*indices):
-    return np.array(indices, dtype=np.int64)
-
-
-def test_an_illegal_change_of_one_changes_none():
-    samples = sample_set(known_absent=True)
-    samples.move(at(0), S.IN_FLIGHT)
-    with pytest.raises(RuntimeError, match="IN_FLIGHT to IN_FLIGHT"):
-        samples.move(at(0, 1), S.IN_FLIGHT)
-    assert samples.count(S.ABSENT) == 3
 
 
 @given(st.integers(1, 2**20 - 16))
