@@ -2,7 +2,7 @@
 
 The stories read from top to bottom: of a rank in ``ranks`` and ``lookahead``; of a
 request in ``dispatching``, ``requests`` and ``retrying``; of a sample in
-``samples``, ``auditing`` and ``room``.
+``samples`` and ``cache``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from superdl.coordinator.core.ledger import Ledger, Spending
 from superdl.coordinator.core.lookahead import exceeding_text, headroom_bytes, maxmemory_for, runs_of
 from superdl.coordinator.core.plan import Plan
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleSet, SampleState, SetKey, footprint
-from superdl.coordinator.core.settings import CoreSettings, DatasetFacts, ExecutorFacts, Prices
-from superdl.coordinator.core.teams import NO_TEAM, Team
+from superdl.coordinator.core.settings import NO_TEAM, CoreSettings, DatasetFacts, ExecutorFacts, Prices, Team
 
 __all__ = [
     "EVERY_EPOCH",

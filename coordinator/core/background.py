@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from superdl.coordinator.core.events import OUTCOME_ORDER, Drop
+from superdl.coordinator.core.events import OUTCOME_ORDER
+from superdl.coordinator.core.jobs import next_use_s
 from superdl.coordinator.core.ledger import Spending
 from superdl.coordinator.core.ranks import renew
 from superdl.coordinator.core.restoring import distrust, is_usable
-from superdl.coordinator.core.room import next_use_s
 from superdl.coordinator.core.samples import SampleState
 from superdl.super_wire.request import Outcome, RequestKind
 
@@ -201,8 +201,7 @@ def _let_go(state: State, key: SetKey, wanted_bytes: float) -> int:
     if not chosen.size:
         return 0
     freed = int(sizes[chosen.size - 1])
-    samples.move(chosen, SampleState.ABSENT)
-    state.actions.append(Drop(key, chosen))
+    state.drop(samples, chosen)
     return freed
 
 

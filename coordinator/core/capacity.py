@@ -27,6 +27,31 @@ _WEIGHT = 0.3
 _PAUSE = 8.0  # an interval grows at most by this factor, as a pause is not a change of pace
 
 
+class LastMinute:
+    """A sum over the last minute."""
+
+    def __init__(self) -> None:
+        self._slices: deque[tuple[float, float]] = deque()
+        self._total = 0.0
+
+    def add(self, amount: float, now: float) -> None:
+        """Add an amount; those within a second share an entry."""
+        self._total += amount
+        if self._slices and now - self._slices[-1][0] < 1.0:
+            self._slices[-1] = (self._slices[-1][0], self._slices[-1][1] + amount)
+        else:
+            self._slices.append((now, amount))
+            self.total(now)
+
+    def total(self, now: float) -> float:
+        """Return the sum now."""
+        while self._slices and self._slices[0][0] <= now - 60.0:
+            self._total -= self._slices.popleft()[1]
+        if not self._slices:  # no rounding error remains
+            self._total = 0.0
+        return self._total
+
+
 class LatencyModel:
     """The time from a request to its answer, in seconds; zeros before the first answer.
 
@@ -156,7 +181,6 @@ class Pace:
 _HALVING_PAUSE_S = 1.0  # refusals that come together halve the limit once
 _RAISE_SHARE = 0.02
 _WARM_S = 300.0  # after this, unused environments are gone
-_LATELY_S = 60.0
 # Lambda begins an event within milliseconds, or retries after 1, 2, 4 ... seconds.
 _LATE_S = 2.0
 
@@ -184,7 +208,7 @@ class Concurrency:
         self._halved_s = -math.inf
         self._queues = False
         self._crowded_s = -math.inf
-        self._throttled: deque[list[float]] = deque()
+        self._throttled = LastMinute()
 
     def resize(self, to: ExecutorResized, now: float) -> None:
         """Adopt the executor's new capacity."""
@@ -227,11 +251,7 @@ class Concurrency:
 
     def throttled(self, in_flight: int, now: float) -> None:
         """Record that the executor refused an early request."""
-        if self._throttled and now - self._throttled[-1][0] < 1.0:
-            self._throttled[-1][1] += 1
-        else:
-            self._throttled.append([now, 1])
-            self.throttled_lately(now)
+        self._throttled.add(1, now)
         # Throttling halves the limit, at most once in a while; every answer raises
         # it a little (Chiu and Jain 1989).
         if now - self._halved_s >= _HALVING_PAUSE_S:
@@ -240,9 +260,7 @@ class Concurrency:
 
     def throttled_lately(self, now: float) -> int:
         """Return how often it was throttled in the last minute."""
-        while self._throttled and self._throttled[0][0] <= now - _LATELY_S:
-            self._throttled.popleft()
-        return int(sum(times for _, times in self._throttled))
+        return round(self._throttled.total(now))
 
     def begun(self, late_s: float, in_flight: int, now: float) -> None:
         """Record the delay of a warm function's start after its request."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from superdl.coordinator.core import auditing, background, events, ranks, requests, restoring
+from superdl.coordinator.core import background, cache, events, ranks, requests, restoring
 from superdl.coordinator.core.dispatching import dispatch, expire_tombstones, wake_times_s
 from superdl.coordinator.core.lookahead import needed_bytes
 from superdl.coordinator.core.ranks import history
@@ -23,13 +23,13 @@ _FORGET_EVERY_S = 30.0
 
 
 _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
-    events.Audited: auditing.audited,
+    events.Audited: cache.audited,
     events.BatchRead: ranks.batch_read,
     events.BatchesAsked: ranks.batches_asked,
-    events.CacheEvicted: auditing.cache_evicted,
-    events.CacheGrew: auditing.cache_grew,
-    events.CacheReset: auditing.cache_reset,
-    events.CacheResized: auditing.cache_resized,
+    events.CacheEvicted: cache.cache_evicted,
+    events.CacheGrew: cache.cache_grew,
+    events.CacheReset: cache.cache_reset,
+    events.CacheResized: cache.cache_resized,
     events.ExecutorResized: lambda state, event, now: state.fleet.executors[
         event.executor
     ].concurrency.resize(event, now),
@@ -38,7 +38,7 @@ _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
     events.JobClosed: ranks.job_closed,
     events.JobOpened: ranks.job_opened,
     events.PacksLost: restoring.packs_lost,
-    events.RecordReadBack: auditing.record_read_back,
+    events.RecordReadBack: cache.record_read_back,
     events.RecordsStored: restoring.records_stored,
     events.RequestDone: requests.request_done,
     events.RequestFailed: requests.request_failed,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from superdl.coordinator.core.background import next_save_s, room_to_fill, take_due
+from superdl.coordinator.core.cache import fits, relieve, room_for, see_shares, urgent_room_for
 from superdl.coordinator.core.capacity import request_size
 from superdl.coordinator.core.events import Warn
 from superdl.coordinator.core.fleet import Deadline, pick
@@ -18,7 +19,6 @@ from superdl.coordinator.core.queues import BatchPlace
 from superdl.coordinator.core.requests import make, make_save, race_stragglers
 from superdl.coordinator.core.restoring import ways, with_their_packs
 from superdl.coordinator.core.retrying import release_due
-from superdl.coordinator.core.room import fits, next_use, relieve, room_for, see_shares, urgent_room_for
 from superdl.coordinator.core.samples import SampleState
 from superdl.super_wire.record import SPENDING_CAP
 
@@ -94,8 +94,6 @@ def _first(state: State, passed_over: set[BatchPlace], now: float) -> BatchPlace
     if spending is Spending.STOPPED:
         return None
     place = _first_missed(state, passed_over) if state.fleet.has_place(now) else None
-    if place is not None and not state.teams.several:
-        return place
     soonest = state.fleet.soonest(now, state.turn) if spending is Spending.FREELY else None
     if place is not None and (soonest is None or state.teams.turn(state.team_of(place.job)) <= soonest.turn):
         return place
@@ -149,8 +147,8 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
     elif not fits(state, ahead.samples, count):
         room = room_for(state, ahead.samples, count, later_than_s=_due_in_s(job, ahead), now=now)
     if room:
-        taken, remaining = _with_what_comes_along(state, executor, cursor, ahead, way, room, now)
-        cursor.pending[0] = ahead._replace(indices=remaining)
+        taken = _with_what_comes_along(state, executor, cursor, ahead, way, room, now)
+        cursor.pending[0] = ahead._replace(indices=ahead.indices[~np.isin(ahead.indices, taken)])
         make(state, executor, ahead.samples, taken, job, now, restore=way.restore)
     if room == count:
         state.wake(cursor)
@@ -160,7 +158,7 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
 
 def _with_what_comes_along(
     state: State, executor: ExecutorState, cursor: Cursor, ahead: Ahead, way: Way, room: int, now: float
-) -> tuple[Ints, Ints]:
+) -> Ints:
     # Beside the first `room` samples, packs or runs are completed if that delays nothing needed sooner.
     key, taken = ahead.samples, way.indices[:room]
     if (
@@ -169,10 +167,10 @@ def _with_what_comes_along(
         and cursor.next_ahead >= cursor.watermark + _FIRST_BATCHES
         and _slack_s(cursor, now) > 0
     ):
-        return with_their_packs(state, key, taken), ahead.indices
+        return with_their_packs(state, key, taken)
     if way.restore or ahead.alone or state.datasets[key.dataset].runs is None:
-        return taken, way.without(room)
-    taken = with_their_neighbours(
+        return taken
+    return with_their_neighbours(
         state,
         executor,
         cursor,
@@ -182,7 +180,6 @@ def _with_what_comes_along(
         later_than_s=_due_in_s(cursor.job, ahead),
         now=now,
     )
-    return taken, ahead.indices
 
 
 def _due_in_s(job: Job, ahead: Ahead) -> float:
@@ -257,7 +254,7 @@ def _payer_of(state: State, job: Job, key: SetKey, wanted: Ints) -> Job | None:
     if state.turn(job.team) is not None:
         return job
     others = (other for other in state.jobs_of(key.dataset) if state.turn(other.team) is not None)
-    return next((other for other in others if (next_use(key, wanted, other) < NEVER_SOON).all()), None)
+    return next((other for other in others if (other.next_use(key, wanted) < NEVER_SOON).all()), None)
 
 
 def _absent(state: State, place: BatchPlace) -> tuple[SetKey, Ints]:

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from superdl.coordinator.core.teams import NO_TEAM
+from superdl.coordinator.core.settings import NO_TEAM
 from superdl.super_wire.request import Outcome, RequestKind
 
 if TYPE_CHECKING:
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core.plan import Plan
     from superdl.coordinator.core.samples import Bools, Ints, SetKey
-    from superdl.coordinator.core.settings import DatasetFacts
-    from superdl.coordinator.core.teams import Team
+    from superdl.coordinator.core.settings import DatasetFacts, Team
 
 __all__ = [
     "CACHED",

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from superdl.coordinator.core.events import RequestDone, RequestFailed
+    from superdl.coordinator.core.ledger import Turn
     from superdl.coordinator.core.queues import CursorKey
     from superdl.coordinator.core.settings import ExecutorFacts
-    from superdl.coordinator.core.teams import Turn
 
 # Failure kinds that say nothing about samples, since no function ran
 NEVER_RUN = frozenset({FailureKind.THROTTLED, FailureKind.UNAVAILABLE})

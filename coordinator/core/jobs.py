@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from superdl.coordinator.core.journal import NOTES_PER_RANK, JobStalls
+from superdl.coordinator.core.plan import NEVER_SOON
 from superdl.coordinator.core.samples import EVERY_EPOCH, SetKey
-from superdl.coordinator.core.teams import NO_TEAM
+from superdl.coordinator.core.settings import NO_TEAM
 from superdl.super_wire.waits import WorkCounters
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
     from superdl.coordinator.core.capacity import Pace
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.journal import BatchNote
     from superdl.coordinator.core.plan import Plan
     from superdl.coordinator.core.queues import CursorKey
-    from superdl.coordinator.core.samples import Ints
+    from superdl.coordinator.core.samples import Bools, Ints
 
 _GAP_BATCHES = 64  # read beyond a missing report before it counts as lost
 _LAPSED_S = 1e8  # added to due times: after all living jobs
@@ -174,11 +177,6 @@ class Cursor:
             self.lookahead = max(self.lookahead, position)
 
     @property
-    def interval_s(self) -> float:
-        """Time between two batches, in seconds."""
-        return self.pace.interval_s
-
-    @property
     def next_ahead(self) -> int:
         """Return the first position that still needs requests."""
         return max(self.pending[0].start if self.pending else self.lookahead, self.watermark)
@@ -187,7 +185,7 @@ class Cursor:
         """Return when the first batch that still needs requests is due; infinite without readers."""
         if self.job.fill is not None:
             return math.inf
-        return self.last_read_s + (self.next_ahead - self.watermark) * self.interval_s
+        return self.last_read_s + (self.next_ahead - self.watermark) * self.pace.interval_s
 
 
 @dataclass(slots=True, eq=False)
@@ -259,7 +257,7 @@ class Job:
     @property
     def interval_s(self) -> float:
         """Time between two batches of the fastest rank."""
-        return min(cursor.interval_s for cursor in self._living)
+        return min(cursor.pace.interval_s for cursor in self._living)
 
     def due_in_s(self, batches: Ints) -> NDArray[np.float64]:
         """Return the seconds until batches this far ahead of the slowest rank are needed."""
@@ -277,3 +275,33 @@ class Job:
         }:
             seconds[(places >= low) & (places < end)] = 0.0
         return seconds
+
+    def next_use(self, key: SetKey, indices: Ints) -> Ints:
+        """Return batches from the slowest rank to each next use; ``NEVER_SOON`` beyond the next epoch."""
+        epoch, position = self.epoch_and_position(self.watermark)
+        if key.epoch == EVERY_EPOCH:
+            return self.plan.next_use(indices, epoch, position)
+        if key.epoch < epoch:
+            return np.full(indices.size, NEVER_SOON)
+        start = position if key.epoch == epoch else 0
+        batches = self.plan.next_use(indices, key.epoch, start)
+        ahead = (key.epoch - epoch) * self.plan.batches_per_epoch - position + start
+        return np.where(batches < self.plan.batches_per_epoch - start, batches + ahead, NEVER_SOON)
+
+
+def next_use_s(
+    key: SetKey, indices: Ints, jobs: Iterable[Job], stored: Bools | None = None
+) -> NDArray[np.float64]:
+    """Return the seconds until any job needs each sample in the cache; infinite if not within an epoch."""
+    # Plans are known, so next uses are computed from the permutations: nothing is
+    # stored, and recency does not matter.
+    soonest = np.full(indices.size, np.inf)
+    for job in jobs:
+        if job.dataset == key.dataset and job.fill is None:
+            batches = job.next_use(key, indices)
+            never = batches >= NEVER_SOON
+            # A straight job needs a stored sample only if a sampler may already know its place.
+            if stored is not None and job.straight:
+                never |= stored & (batches + job.watermark >= job.asked)
+            np.minimum(soonest, np.where(never, np.inf, job.due_in_s(batches)), out=soonest)
+    return soonest

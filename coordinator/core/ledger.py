@@ -1,27 +1,31 @@
-"""The ledger: how much was spent, how it is split among jobs, and how much may still be spent."""
+"""The ledger: how much was spent, how it is split among jobs, and how much may still be spent.
+
+Beside it the teams that share a coordinator: who goes first, who makes room, and who may spend no more.
+"""
 
 from __future__ import annotations
 
 import enum
 import math
-from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
+
+from superdl.coordinator.core.capacity import LastMinute
+from superdl.coordinator.core.settings import NO_TEAM, Team
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from superdl.coordinator.core.settings import Prices
 
+Turn: TypeAlias = tuple[int, float]  # a team's: the lesser turn goes first
 NOBODY = ""  # account for costs while no job was present, or of jobs beyond the maximum number
 _GB = 2**30
 _HOUR_S = 3600.0
-_WINDOW_S = 60.0  # over which the rate of spending is measured
-_SLICE_S = 1.0  # costs within it share an entry
 _SAVED_S = 300.0  # of the hourly cap's money that may be saved up
 _SOFT_SHARE = 0.9  # of max_usd, from which on only readers are served
 _JOBS_MAX = 10_000
-_SMOOTHING = 0.1
+_SMOOTHING = 0.1  # of what a sample or a request costs, and of a team's time for a sample
 _MOMENT_S = 1e-3
 _WARN_EVERY_S = 300.0
 UNPRICED_REQUESTS = 4  # most requests in flight at an executor before its first bill, under a spending cap
@@ -67,20 +71,30 @@ class Costs:
 
 
 @dataclass(slots=True)
+class _Shares:
+    by_job: dict[str, int] = field(default_factory=dict)
+    total: int = 0
+
+    def add(self, job: str, samples: int) -> str:
+        # Samplers choose the names of jobs, so bound their number.
+        name = job if job in self.by_job or len(self.by_job) < _JOBS_MAX else NOBODY
+        self.by_job[name] = self.by_job.get(name, 0) + samples
+        self.total += samples
+        return name
+
+
+@dataclass(slots=True)
 class _Pool:
     costs: Costs = field(default_factory=Costs)
-    used: dict[str, int] = field(default_factory=dict)
-    produced: dict[str, int] = field(default_factory=dict)
-    used_total: int = 0
-    produced_total: int = 0
+    used: _Shares = field(default_factory=_Shares)
+    produced: _Shares = field(default_factory=_Shares)
 
     def share(self, job: str) -> float:
         # Any job may use what was produced for another: split by samples read, before that by
         # samples produced. Shares move while jobs read, and their sum is always the amount spent.
-        if self.used_total:
-            return self.used.get(job, 0) / self.used_total
-        if self.produced_total:
-            return self.produced.get(job, 0) / self.produced_total
+        for shares in (self.used, self.produced):
+            if shares.total:
+                return shares.by_job.get(job, 0) / shares.total
         return float(job == NOBODY)
 
 
@@ -117,15 +131,13 @@ class Ledger:
         self._settled_s: float | None = None
         self._sample_usd, self._request_usd = [0.0] * len(prices), [0.0] * len(prices)
         self._bills = [0] * len(prices)
-        self._lately: deque[tuple[float, float]] = deque()
-        self._lately_usd = 0.0
+        self._lately = LastMinute()
         self.total_usd = spent_usd
 
     def settle(self, now: float) -> None:
         """Account for the time since the last call."""
-        if self._settled_s is None:
-            self._settled_s = now
-        passed_s, self._settled_s = now - self._settled_s, now
+        passed_s = 0.0 if self._settled_s is None else now - self._settled_s
+        self._settled_s = now
         if passed_s <= 0:
             return
         if self._per_s < math.inf:
@@ -191,10 +203,7 @@ class Ledger:
         """Record samples produced for a job by an executor at a cost of ``usd``."""
         if not samples or not self._billed:
             return
-        pool = self._pools.setdefault(dataset, _Pool())
-        name = job if job in pool.produced or len(pool.produced) < _JOBS_MAX else NOBODY
-        pool.produced[name] = pool.produced.get(name, 0) + samples
-        pool.produced_total += samples
+        self._pools.setdefault(dataset, _Pool()).produced.add(job, samples)
         sample_usd = usd / samples
         known_usd = self._sample_usd[executor]
         self._sample_usd[executor] += (sample_usd - known_usd) * (_SMOOTHING if known_usd else 1.0)
@@ -203,11 +212,7 @@ class Ledger:
         """Record samples that a job has read, and bill their transfer."""
         if not samples or not self._billed:
             return
-        pool = self._pools.setdefault(dataset, _Pool())
-        # Samplers choose the names of jobs, so bound their number.
-        name = job if job in pool.used or len(pool.used) < _JOBS_MAX else NOBODY
-        pool.used[name] = pool.used.get(name, 0) + samples
-        pool.used_total += samples
+        name = self._pools.setdefault(dataset, _Pool()).used.add(job, samples)
         usd = self._record_gb_usd * size_bytes / _GB
         if usd:
             self._own.setdefault(name, Costs()).transfer_usd += usd
@@ -230,23 +235,22 @@ class Ledger:
             total.add(costs)
         return total
 
-    def jobs(self) -> set[str]:
-        """Return all jobs that bear costs."""
-        names = {NOBODY, *self._own, *self._present}
-        for pool in self._pools.values():
-            names.update(pool.used, pool.produced)
-        return names
-
     def usd_per_hour(self, now: float) -> float:
         """Return the rate of spending over the last minute, in US dollars per hour."""
-        self._expire(now)
-        return self._lately_usd * _HOUR_S / _WINDOW_S
+        return self._lately.total(now) * _HOUR_S / 60.0
 
     def watch(self, in_flight: Sequence[tuple[int, int]], now: float) -> str | None:
         """Update ``spending``, counting requests and samples in flight; return a warning now and then."""
         if not self.capped:
             return None
-        self.spending = self._freedom(in_flight)
+        committed_usd = self.committed_usd(in_flight)
+        expected_usd = self.total_usd + committed_usd
+        if expected_usd + self.request_usd > self._max_usd or expected_usd >= self._max_usd:
+            self.spending = Spending.STOPPED
+        elif expected_usd >= _SOFT_SHARE * self._max_usd or self._saved_usd <= committed_usd:
+            self.spending = Spending.SLOWED
+        else:
+            self.spending = Spending.FREELY
         if self.spending is Spending.FREELY or now < self._warn_again_s:
             return None
         if self.spending is Spending.STOPPED and any(requests for requests, _ in in_flight):
@@ -267,15 +271,6 @@ class Ledger:
             f"max_usd is {self._max_usd:g}, which a request more might pass: to go on, start the coordinator "
             "with a higher one (--max-usd, SUPER_MAX_USD)"
         )
-
-    def _freedom(self, in_flight: Sequence[tuple[int, int]]) -> Spending:
-        committed_usd = self.committed_usd(in_flight)
-        expected_usd = self.total_usd + committed_usd
-        if expected_usd + self.request_usd > self._max_usd or expected_usd >= self._max_usd:
-            return Spending.STOPPED
-        if expected_usd >= _SOFT_SHARE * self._max_usd or self._saved_usd <= committed_usd:
-            return Spending.SLOWED
-        return Spending.FREELY
 
     def freely_at_s(self, now: float, in_flight: Sequence[tuple[int, int]]) -> float | None:
         """Return when the hourly cap will allow free spending again; ``None`` if it does now."""
@@ -302,15 +297,101 @@ class Ledger:
     def _count(self, usd: float, now: float) -> None:
         self.total_usd += usd
         self._saved_usd -= usd
-        self._lately_usd += usd
-        if self._lately and now - self._lately[-1][0] < _SLICE_S:
-            self._lately[-1] = (self._lately[-1][0], self._lately[-1][1] + usd)
-        else:
-            self._lately.append((now, usd))
-            self._expire(now)
+        self._lately.add(usd, now)
 
-    def _expire(self, now: float) -> None:
-        while self._lately and self._lately[0][0] <= now - _WINDOW_S:
-            self._lately_usd -= self._lately.popleft()[1]
-        if not self._lately:
-            self._lately_usd = 0.0
+
+_KEPT_S = 2.0  # of its share that a team saves up at most
+_SAMPLE_S = 0.01  # before any request has ended
+
+
+@dataclass(slots=True)
+class TeamState:
+    """A team and its use: requests in flight and made so far, and their cost."""
+
+    facts: Team
+    in_flight: int = 0
+    requests: int = 0
+    usd: float = 0.0
+    virtual_s: float = 0.0
+    warned_s: float = -math.inf  # the time of the last warning that it may spend no more
+    sample_s: float = 0.0  # smoothed time of its requests per sample; 0 before one has ended
+
+
+class Teams:
+    """All teams seen so far. ``spent_usd``: the previous cost of some teams' requests, by name."""
+
+    def __init__(self, teams: Iterable[Team] = (), spent_usd: Mapping[str, float] | None = None) -> None:
+        # Start-time fair queueing (Goyal et al., 1996): virtual time advances by
+        # the time that a team's requests take, divided by its share; first
+        # estimated, then corrected when they end.
+        self._states = {NO_TEAM: TeamState(Team())}
+        self.given: tuple[Team, ...] = ()  # the teams set last
+        self._floor_s = 0.0  # lower bound of all virtual times
+        self._sample_s = _SAMPLE_S
+        self.change(teams)
+        for name, usd in (spent_usd or {}).items():
+            self[name].usd = usd
+
+    def __iter__(self) -> Iterator[TeamState]:
+        return iter(self._states.values())
+
+    def __getitem__(self, name: str) -> TeamState:
+        state = self._states.get(name)
+        if state is None:
+            state = self._states[name] = TeamState(Team(name))
+        return state
+
+    @property
+    def several(self) -> bool:
+        """Return whether there is more than one team."""
+        return len(self._states) > 1
+
+    def change(self, teams: Iterable[Team]) -> None:
+        """Set teams' limits; a team no longer listed keeps its limits for its open jobs."""
+        self.given = tuple(teams)
+        facts = {team.name: team for team in self.given}
+        for name in sorted({*facts, *self._states}):
+            self[name].facts = facts.get(name, self[name].facts)
+
+    def turn(self, name: str) -> Turn:
+        """Return a team's turn: the highest priority goes first, then the least virtual time."""
+        state = self[name]
+        return -state.facts.priority, max(self._floor_s, state.virtual_s)
+
+    def began(self, name: str, samples: int, *, capacity: int) -> float:
+        """Account for a new request, of ``capacity`` at most; return its expected time in seconds."""
+        state = self[name]
+        expected_s = samples * (state.sample_s or self._sample_s)
+        start_s, passes_s = max(self._floor_s, state.virtual_s), expected_s / state.facts.share
+        state.virtual_s = start_s + passes_s
+        state.in_flight += 1
+        shares = sum(team.facts.share for team in self if team.in_flight)
+        # A team that needed less must not catch up on all of it.
+        self._floor_s = max(self._floor_s, start_s - max(passes_s, _KEPT_S * capacity / shares))
+        state.requests += 1
+        return expected_s
+
+    def ended(self, name: str, samples: int, took_s: float, *, expected_s: float) -> None:
+        """Account for an ended request, with any result, that used a function for ``took_s``."""
+        state = self[name]
+        state.in_flight -= 1
+        state.virtual_s += (took_s - expected_s) / state.facts.share
+        if took_s:  # 0: no function ran
+            each_s = took_s / samples
+            state.sample_s += (each_s - state.sample_s) * (_SMOOTHING if state.sample_s else 1.0)
+            self._sample_s = state.sample_s
+
+    def may_spend(self, name: str, request_usd: float) -> bool:
+        """Return whether a team can afford a further request, at ``request_usd`` for each in flight."""
+        state = self[name]
+        expected_usd = state.usd + (state.in_flight + 1) * request_usd
+        return expected_usd <= state.facts.max_usd and state.usd < state.facts.max_usd
+
+    def refusal(self, name: str) -> str:
+        """Explain to a team's reader why production stopped, and how to go on."""
+        state = self[name]
+        return (
+            f"the requests of team {name} have cost {state.usd:.4f} USD, and its max_usd is "
+            f"{state.facts.max_usd:g}, which a request more might pass: to go on, raise max_usd in the "
+            "coordinator's token_file"
+        )

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from superdl.coordinator.core.auditing import audit
-from superdl.coordinator.core.jobs import Ahead, CursorSpan
+from superdl.coordinator.core.cache import audit, room_for
+from superdl.coordinator.core.jobs import Ahead, CursorSpan, next_use_s
 from superdl.coordinator.core.journal import BatchNote, NoteKind
 from superdl.coordinator.core.restoring import share_in_cache, wanted_in_cache
-from superdl.coordinator.core.room import next_use_s, room_for
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def batches_wanted(state: State, cursor: Cursor, *, caution: float) -> int:
     slow_s = state.eligible_for(job.dataset).slow_s(samples)
     if slow_s is None:
         return state.settings.lookahead_batches
-    needed = _SPARE_BATCHES + math.ceil(caution * _SAFETY * slow_s / cursor.interval_s)
+    needed = _SPARE_BATCHES + math.ceil(caution * _SAFETY * slow_s / cursor.pace.interval_s)
     return min(state.settings.lookahead_batches, needed)
 
 

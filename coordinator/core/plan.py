@@ -8,7 +8,7 @@
 * A short last global batch is padded to a multiple of the ranks with the first samples of the same
   epoch, as torch's DistributedSampler does, unless ``drop_last`` leaves it out. Each index that is not
   flagged as padding is delivered at most once per epoch.
-* If an epoch is not each sample once, its order is one of *draws* (:mod:`.drawing`). If a user's sampler
+* If an epoch is not each sample once, its order is one of *draws* (:mod:`.orders`). If a user's sampler
   drew it, batches have the lengths it gave them, there is one rank, and other epochs are unknown.
 * In a *mix*, an epoch has as many *slots* as all its datasets have samples together, a global batch is
   ``G`` slots, and the plan has its dataset's part of a rank's slice.
@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from superdl.coordinator.core.drawing import Drawing, Mixing
-from superdl.coordinator.core.permutation import SIZE_MAX, checked_elements, order_of
+from superdl.coordinator.core.orders import SIZE_MAX, Drawing, Mixing
+from superdl.super_wire.draws import Draws
 from superdl.super_wire.errors import PlanError
 
 if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Bools, Ints
-    from superdl.super_wire.draws import Draws
 
 # Distance of samples with no known next use: far beyond others, safe to add to in int64
 NEVER_SOON: Final = 2**62
@@ -94,7 +93,7 @@ class Plan:
     member: int = 0
     mix_run: int = 1
     only_epoch: int | None = None
-    _drawing: Drawing | None = field(init=False, repr=False, compare=False, default=None)
+    _drawing: Drawing = field(init=False, repr=False, compare=False)
     _mixing: Mixing | None = field(init=False, repr=False, compare=False, default=None)
     # The order positions at which batches of given lengths end
     _ends: Ints | None = field(init=False, repr=False, compare=False, default=None)
@@ -108,11 +107,10 @@ class Plan:
         }
         for name, (low, high) in bounds.items():
             object.__setattr__(self, name, _bounded(name, getattr(self, name), low, high))
-        if self.draws is not None:
-            drawing = Drawing(self.draws, self.size, self.seed, shuffle=self.shuffle)
-            object.__setattr__(self, "_drawing", drawing)
-            if self.draws.lengths:
-                object.__setattr__(self, "_ends", self._checked_ends(self.draws))
+        drawing = Drawing(self.draws or Draws(), self.size, self.seed, shuffle=self.shuffle)
+        object.__setattr__(self, "_drawing", drawing)
+        if self.draws is not None and self.draws.lengths:
+            object.__setattr__(self, "_ends", self._checked_ends(self.draws))
         if self.mix:
             object.__setattr__(self, "_mixing", self._checked_mixing())
         if self.drop_last and self.global_batch_size > self._slots:
@@ -163,12 +161,12 @@ class Plan:
     @property
     def length(self) -> int:
         """Return the number of order positions in an epoch: samples, or draws with repetitions."""
-        return self.size if self._drawing is None else self._drawing.length
+        return self._drawing.length
 
     @property
     def samples_drawn(self) -> int:
         """Return the number of catalog samples that can occur in an epoch."""
-        return self.size if self._drawing is None else self._drawing.samples
+        return self._drawing.samples
 
     @property
     def global_batch_size(self) -> int:
@@ -226,10 +224,8 @@ class Plan:
             places %= self.length
         offsets = np.zeros(stop - start + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        if self._drawing is not None:
-            indices, repetitions = self._drawing.at(epoch, places)
-            return Span(indices, padding, offsets, repetitions)
-        return Span(self._indices(epoch, places), padding, offsets)
+        indices, repetitions = self._drawing.at(epoch, places)
+        return Span(indices, padding, offsets, None if self.draws is None else repetitions)
 
     def is_empty(self, position: int, rank: int) -> bool:
         """Return whether a rank reads nothing at a position: its part is all of other datasets."""
@@ -252,37 +248,26 @@ class Plan:
         position = _bounded("position", position, 0, batches)
         if not self.covers(epoch):
             return np.full(np.shape(indices), NEVER_SOON, dtype=np.int64)
-        if self._drawing is not None:
-            distance = self._next_draw(self._drawing, indices, epoch, position) - position
-            later = distance >= NEVER_SOON - position
-            if self.only_epoch is not None:
-                distance[later] = NEVER_SOON
-                return distance
-            used = self._next_draw(self._drawing, np.asarray(indices)[later], epoch + 1, 0)
-            distance[later] = np.where(used < batches, used + (batches - position), NEVER_SOON)
-            return distance
-        places = self._places(epoch, indices)
-        used = self._batches_of(places)
-        # The samples that open the epoch come again in its last batch, as padding.
-        reopened = (places < self.padding_per_epoch) & (used < position)
-        used[reopened] = batches - 1
-        distance = used - position
-        later = (used < position) | (used >= batches)
-        if later.any():
-            used = self._batches_of(self._places(epoch + 1, np.asarray(indices)[later]))
+        distance = self._next_draw(indices, epoch, position) - position
+        later = distance >= NEVER_SOON - position
+        distance[later] = NEVER_SOON
+        if self.only_epoch is None and later.any():
+            used = self._next_draw(np.asarray(indices)[later], epoch + 1, 0)
             distance[later] = np.where(used < batches, used + (batches - position), NEVER_SOON)
         return distance
 
-    def _next_draw(self, drawing: Drawing, indices: Ints, epoch: int, position: int) -> Ints:
+    def _next_draw(self, indices: Ints, epoch: int, position: int) -> Ints:
         """Return each sample's first global batch from ``position`` in the epoch, or `NEVER_SOON`."""
         batches = self.batches_per_epoch
-        owners, first, last = drawing.places(epoch, indices)
+        owners, first, last = self._drawing.places(epoch, indices)
         # The repetitions of a draw are in consecutive global batches.
         used = np.maximum(self._batches_of(first), position)
         used[(self._batches_of(last) < position) | (used >= batches)] = NEVER_SOON
-        if position < batches:
+        if position < batches:  # the samples that open the epoch come again in its last batch, as padding
             reopened = first < self.padding_per_epoch
             used[reopened] = np.minimum(used[reopened], batches - 1)
+        if self.draws is None:  # each sample once
+            return used
         soonest = np.full(np.shape(indices), NEVER_SOON, dtype=np.int64)
         np.minimum.at(soonest, owners, used)
         return soonest
@@ -303,14 +288,6 @@ class Plan:
         full, rest = divmod(self._slots, self.global_batch_size)
         lengths[begin == full * self.global_batch_size] = -(-rest // self.replicas)
         return begin + rank * (lengths if self._step == 1 else 1), lengths
-
-    def _indices(self, epoch: int, places: Ints) -> Ints:
-        return order_of(self.size, self.seed, epoch).forward(places) if self.shuffle else places
-
-    def _places(self, epoch: int, indices: Ints) -> Ints:
-        if self.shuffle:
-            return order_of(self.size, self.seed, epoch).inverse(indices)
-        return checked_elements(indices, "indices", self.size)
 
 
 def _bounded(name: str, value: int, low: int, high: int) -> int:

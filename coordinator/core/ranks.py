@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.core.auditing import audit
+from superdl.coordinator.core.cache import audit
 from superdl.coordinator.core.capacity import Pace
 from superdl.coordinator.core.events import Drop, ExecutorsIneligible, JobClosed
 from superdl.coordinator.core.jobs import Cursor, Job

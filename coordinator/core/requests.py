@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from superdl.coordinator.core import background, restoring
-from superdl.coordinator.core.auditing import choose_to_read_back
+from superdl.coordinator.core.cache import choose_to_read_back
 from superdl.coordinator.core.events import CACHED, TOMBSTONE, FailureKind, Prefetch, RequestDone, Warn
 from superdl.coordinator.core.fleet import NEVER_RUN, Deadline, pick
 from superdl.coordinator.core.lookahead import needed_bytes, thrash_text

@@ -13,7 +13,7 @@ import numpy as np
 
 from superdl.coordinator.core.events import CACHED, OUTCOME_ORDER, Drop, Warn
 from superdl.coordinator.core.fleet import EligibleExecutors
-from superdl.coordinator.core.room import next_use_s
+from superdl.coordinator.core.jobs import next_use_s
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState, SetKey
 from superdl.super_wire.request import Outcome, RequestKind
 
@@ -37,21 +37,15 @@ _WRITING = (
 
 
 class Way(NamedTuple):
-    """Samples to decode or to restore, by one of these executors; and the rest."""
+    """Samples to decode or to restore, by one of these executors."""
 
     indices: Ints
-    rest: Ints
     executors: EligibleExecutors
 
     @property
     def restore(self) -> bool:
         """Return whether they come from the store."""
         return self.executors.restores
-
-    def without(self, count: int) -> Ints:
-        """Return all samples except the first ``count`` of this way."""
-        remaining = self.indices[count:]
-        return np.concatenate((remaining, self.rest)) if self.rest.size else remaining
 
 
 def records_stored(state: State, event: RecordsStored, now: float) -> None:
@@ -77,14 +71,8 @@ def forget(state: State, samples: SampleSet, indices: Ints) -> None:
     if not indices.size:
         return
     samples.place(indices, 0)
-    _drop(state, samples, samples.pointers_among(indices))
+    state.drop(samples, samples.pointers_among(indices))
     state.look_again(cursor for cursor in state.reading(samples.key.dataset) if cursor.job.straight)
-
-
-def _drop(state: State, samples: SampleSet, pointed: Ints) -> None:
-    if pointed.size:
-        samples.move(pointed, SampleState.ABSENT)
-        state.actions.append(Drop(samples.key, pointed))
 
 
 def all_straight(state: State, dataset: bytes) -> bool:
@@ -100,7 +88,7 @@ def withdraw_pointers(state: State, dataset: bytes) -> None:
     pointed = samples.pointers_among(np.flatnonzero(samples.pointed))
     if not pointed.size:
         return
-    _drop(state, samples, pointed)
+    state.drop(samples, pointed)
     state.look_again(cursor for cursor in state.reading(dataset) if not cursor.job.straight)
 
 
@@ -162,14 +150,14 @@ def ways(state: State, key: SetKey, indices: Ints, now: float) -> Iterator[Way]:
     stored = None if samples.packs is None else samples.packs[indices] != 0
     executors = None if stored is None or not stored.any() else _restorers(state, eligible, now)
     if stored is None or executors is None:
-        yield Way(indices, indices[:0], eligible)
+        yield Way(indices, eligible)
         return
     decoded, restored = indices[~stored], indices[stored]
     if state.settings.whole_packs and samples.packs is not None:  # samples of a pack go together
         restored = restored[np.argsort(samples.packs[restored], kind="stable")]
     if decoded.size:
-        yield Way(decoded, restored, eligible)
-    yield Way(restored, decoded, executors)
+        yield Way(decoded, eligible)
+    yield Way(restored, executors)
 
 
 def _restorers(state: State, eligible: EligibleExecutors, now: float) -> EligibleExecutors | None:

@@ -15,7 +15,6 @@ from superdl.coordinator.core.events import OUTCOME_ORDER, FailureKind, Warn
 from superdl.coordinator.core.fleet import NEVER_RUN
 from superdl.coordinator.core.jobs import Ahead
 from superdl.coordinator.core.queues import Outage, Retry
-from superdl.coordinator.core.room import next_use
 from superdl.coordinator.core.samples import SampleState, count_again
 from superdl.super_wire.request import Outcome, RequestKind
 
@@ -89,7 +88,7 @@ def want_again(
     """Have absent samples looked at again, by readers that miss them and ranks that passed over them."""
     state.misses.reopen(key)
     for cursor in cursors:
-        places = cursor.job.watermark + next_use(key, absent, cursor.job)
+        places = cursor.job.watermark + cursor.job.next_use(key, absent)
         passed = (places >= cursor.watermark) & (places < cursor.lookahead)
         if passed.any():
             start, stop = int(places[passed].min()), int(places[passed].max()) + 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -71,11 +70,6 @@ def footprint(record_bytes: Ints) -> Ints:
     step = np.int64(1) << np.maximum(np.floor(np.log2(size - 1)).astype(np.int64) - 2, 4)
     taken: Ints = (size + step - 1) // step * step + _KEY_OVERHEAD_BYTES
     return taken
-
-
-@lru_cache(maxsize=1024)
-def _footprint_of_one(record_bytes: int) -> int:
-    return int(footprint(np.array([record_bytes]))[0])
 
 
 def count_again(counts: Counter[int], indices: Ints) -> Ints:
@@ -220,14 +214,9 @@ class SampleSet:
         if not indices.size:
             return
         self.move(indices, SampleState.RESIDENT)
-        first = int(record_bytes[0])
-        if (record_bytes == first).all():  # typical for images of one recipe
-            total = _footprint_of_one(first) * indices.size
-            self.stored_bytes[indices] = _footprint_of_one(first)
-        else:
-            taken = footprint(record_bytes)
-            total = int(taken.sum())
-            self.stored_bytes[indices] = taken
+        taken = footprint(record_bytes)
+        total = int(taken.sum())
+        self.stored_bytes[indices] = taken
         self.attempts[indices] = 0
         self.clear_failures(indices)
         if self._doubted is not None:

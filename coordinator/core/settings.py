@@ -1,8 +1,9 @@
-"""Settings of the core: bounds, waits, prices and datasets, frozen and checked on creation."""
+"""Settings of the core: bounds, waits, prices, datasets and teams, frozen and checked on creation."""
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from superdl.coordinator.core.samples import Ints
-    from superdl.coordinator.core.teams import Team
+
+NO_TEAM = ""  # the team of jobs whose token names none
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SHARE_MIN, _SHARE_MAX = 1e-3, 1e6
+_PRIORITY_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,35 @@ class ExecutorFacts:
     sees_store: bool = True
     # If not, its functions only restore and save.
     decodes: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """The limits of a team; ``ConfigError``: one of them is out of its range.
+
+    Attributes:
+        name: letters, digits and ``. _ -``, at most 64.
+        share: of the functions' time and of the cache's memory, relative to the
+            other teams' shares.
+        priority: teams of a higher one go first; lower ones get only what those leave.
+        max_usd: maximum cost of all its requests, in US dollars.
+    """
+
+    name: str = NO_TEAM
+    share: float = 1.0
+    priority: int = 0
+    max_usd: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.name and not _NAME.fullmatch(self.name):
+            raise ConfigError(f"a team's name has 1 to 64 letters, digits or . _ -; not {self.name[:80]!r}")
+        for name, low, high in (
+            ("share", _SHARE_MIN, _SHARE_MAX),
+            ("priority", -_PRIORITY_MAX, _PRIORITY_MAX),
+            ("max_usd", 0, math.inf),
+        ):
+            if not low <= (value := getattr(self, name)) <= high:
+                raise ConfigError(f"team {self.name}: {name} is from {low:g} to {high:g}; not {value}")
 
 
 @dataclass(frozen=True, slots=True)

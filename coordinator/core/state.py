@@ -14,7 +14,7 @@ from superdl.coordinator.core.events import Drop, WriteTombstones
 from superdl.coordinator.core.fleet import Fleet
 from superdl.coordinator.core.jobs import ClosedJobs
 from superdl.coordinator.core.journal import Stalls, Thrash
-from superdl.coordinator.core.ledger import UNPRICED_REQUESTS, Ledger
+from superdl.coordinator.core.ledger import UNPRICED_REQUESTS, Ledger, Teams
 from superdl.coordinator.core.queues import (
     BatchPlace,
     Outage,
@@ -26,7 +26,7 @@ from superdl.coordinator.core.queues import (
     UnsavedQueue,
 )
 from superdl.coordinator.core.samples import EVERY_EPOCH, CacheMemory, SampleSet, SampleState, SetKey
-from superdl.coordinator.core.teams import NO_TEAM, Teams
+from superdl.coordinator.core.settings import NO_TEAM
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.events import Action, Prefetch
     from superdl.coordinator.core.fleet import EligibleExecutors
     from superdl.coordinator.core.jobs import Cursor, CursorSpan, Job, JobCounters
+    from superdl.coordinator.core.ledger import Turn
     from superdl.coordinator.core.queues import CursorKey
     from superdl.coordinator.core.samples import Bools, Ints
     from superdl.coordinator.core.settings import CoreSettings, DatasetFacts
-    from superdl.coordinator.core.teams import Turn
 
 EPOCH_SETS_MAX = 8  # most epochs of a random recipe with a sample set, for each job that reads it
 _FAILURES_MAX = 10_000  # number of failure reasons remembered, the newest
@@ -232,12 +232,14 @@ class State:
             return False
         chosen = min(spare, key=lambda other: (needs[other], -other.epoch))
         samples = self.sets.pop(chosen)
-        resident = samples.having(SampleState.RESIDENT)
-        if resident.size:
-            samples.move(resident, SampleState.ABSENT)
-            # Nothing would account for its records.
-            self.actions.append(Drop(chosen, resident))
+        self.drop(samples, samples.having(SampleState.RESIDENT))  # nothing would account for its records
         return True
+
+    def drop(self, samples: SampleSet, indices: Ints) -> None:
+        """Drop resident samples from the cache."""
+        if indices.size:
+            samples.move(indices, SampleState.ABSENT)
+            self.actions.append(Drop(samples.key, indices))
 
     def need(self, key: SetKey) -> int:
         """Return 2 if a rank reads that set, 1 if one only looks ahead to it, else 0."""

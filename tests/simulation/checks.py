@@ -1,7 +1,6 @@
 """What must hold in the simulated world after every event and at the end of a run.
 
-Whether money is accounted for is :mod:`tests.simulation.money_check`'s, whether the store is made use of
-:mod:`tests.simulation.store_check`'s.
+Whether money is accounted for and the store is made use of is :mod:`tests.simulation.accounts`'s.
 """
 
 from __future__ import annotations
@@ -34,9 +33,8 @@ from superdl.experiments.simulator.world_state import Watch
 from superdl.super_wire.record import SPENDING_CAP
 from superdl.super_wire.request import Outcome, RequestKind
 from tests.fixtures.plans import global_span
+from tests.simulation.accounts import MoneyCheck, StoreCheck
 from tests.simulation.invariants import problems
-from tests.simulation.money_check import MoneyCheck
-from tests.simulation.store_check import StoreCheck
 from tests.simulation.upsets import UpsetWorld
 
 _UNCOUNTED = {Outcome.CACHED, Outcome.TOMBSTONE, Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED}

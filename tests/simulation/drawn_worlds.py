@@ -9,12 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from superdl.coordinator.core import NO_TEAM, CoreSettings, ExecutorFacts, Plan, Prices, Team, footprint
-from superdl.experiments.simulator.world_model import (
-    DatasetModel,
-    FunctionsModel,
-    JobScript,
-    WorldModel,
-)
+from superdl.experiments.simulator.world_model import DatasetModel, FunctionsModel, JobScript, WorldModel
 from superdl.super_wire.draws import Draws
 from tests.simulation.upsets import Upsets
 

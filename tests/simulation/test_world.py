@@ -18,12 +18,7 @@ import numpy as np
 import pytest
 
 from superdl.coordinator.core import CoreSettings, ExecutorFacts, Plan, footprint
-from superdl.experiments.simulator.world_model import (
-    DatasetModel,
-    FunctionsModel,
-    JobScript,
-    WorldModel,
-)
+from superdl.experiments.simulator.world_model import DatasetModel, FunctionsModel, JobScript, WorldModel
 from tests.simulation.checks import CheckedWorld
 from tests.simulation.drawn_worlds import draw_world, in_shards
 from tests.simulation.upsets import Upsets
@@ -38,36 +33,48 @@ for seed in range(6):
 """
 
 
-# In 346 a reader that begins again is behind the eight epochs that others look ahead over.
-# In 8965 a rank waits for a cheaper executor a second time, when the first time is over.
-@pytest.mark.parametrize("seed", [*range(100), 346, 8965], ids="seed-{}".format)
-def test_promises_hold(seed):
-    CheckedWorld(draw_world(seed, small=True)).run()
+def small(seed):
+    return draw_world(seed, small=True)
 
 
-@pytest.mark.parametrize("seed", range(40), ids="seed-{}".format)
-def test_promises_hold_where_neighbours_come_along(seed):
-    CheckedWorld(in_shards(draw_world(seed, small=True))).run()
+def sharded(seed):
+    return in_shards(small(seed))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(40, 3000), ids="seed-{}".format)
-def test_promises_hold_in_many_more(seed):
-    CheckedWorld(draw_world(seed, small=True)).run()
-    CheckedWorld(in_shards(draw_world(seed, small=True))).run()
+def drawn(numbers, *marks, make=small):
+    """Runs of these seeds, each a case of its own."""
+    return [pytest.param(make, seed, id=f"seed-{seed}", marks=marks) for seed in numbers]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(300), ids="seed-{}".format)
-def test_promises_hold_in_larger_runs(seed):
-    CheckedWorld(draw_world(seed)).run()
+@pytest.mark.parametrize(
+    ("make", "seed"),
+    [
+        # In 346 a reader that begins again is behind the eight epochs that others look ahead over.
+        # In 8965 a rank waits for a cheaper executor a second time, when the first time is over.
+        *drawn([*range(100), 346, 8965]),
+        *drawn(range(40), make=sharded),
+        *drawn(range(100, 3000), pytest.mark.slow),
+        *drawn(range(40, 3000), pytest.mark.slow, make=sharded),
+        *drawn(range(300), pytest.mark.slow, make=draw_world),
+        *drawn(range(3000, 13_000), pytest.mark.soak),
+    ],
+)
+def test_promises_hold(make, seed):
+    CheckedWorld(make(seed)).run()
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("first", range(3000, 13_000, 100), ids="seeds-from-{}".format)
-def test_promises_hold_in_ten_thousand_more(first):
-    for seed in range(first, first + 100):
-        CheckedWorld(draw_world(seed, small=True)).run()
+def decodes_once(model):
+    """Check that functions decode each sample once at most, in shards too; return the run without faults."""
+    datasets = {
+        name: replace(data, undecodable=frozenset(), poisonous=frozenset(), random=False)
+        for name, data in model.datasets.items()
+    }
+    plain = replace(model, datasets=datasets, faults=Upsets())
+    for each in (plain, in_shards(plain)):
+        world = CheckedWorld(each).run()
+        decoded = sum(executor.usage.samples_produced for executor in world.executors)
+        assert 0 < decoded <= sum(data.size for data in datasets.values())
+    return plain
 
 
 @pytest.mark.parametrize("seed", range(0, 40, 4), ids="seed-{}".format)
@@ -75,15 +82,7 @@ def test_without_faults_and_with_room_every_sample_is_produced_once(seed):
     drawn = draw_world(seed, small=True)
     settings = replace(drawn.settings, budget_bytes=10**12, hedge_share=0.0)
     functions = replace(drawn.functions, queues=True, per_s=math.inf, burst=None, timeout_s=math.inf)
-    datasets = {
-        name: replace(data, undecodable=frozenset(), poisonous=frozenset(), random=False)
-        for name, data in drawn.datasets.items()
-    }
-    plain = replace(drawn, settings=settings, datasets=datasets, functions=functions)
-    for model in (plain, in_shards(plain)):
-        world = CheckedWorld(replace(model, faults=Upsets(), left_over=0.0, stored=0.0)).run()
-        decoded = sum(executor.usage.samples_produced for executor in world.executors)
-        assert 0 < decoded <= sum(data.size for data in datasets.values())
+    decodes_once(replace(drawn, settings=settings, functions=functions, left_over=0.0, stored=0.0))
 
 
 @pytest.mark.parametrize("seed", range(0, 40, 4), ids="seed-{}".format)
@@ -91,17 +90,10 @@ def test_with_a_store_that_is_well_every_sample_is_decoded_once_however_small_th
     drawn = draw_world(seed, small=True)
     settings = replace(drawn.settings, store=True, hedge_share=0.0, executors=(ExecutorFacts(),))
     settings = replace(settings, max_usd=math.inf, max_usd_per_hour=math.inf)
-    datasets = {
-        name: replace(data, undecodable=frozenset(), poisonous=frozenset(), random=False)
-        for name, data in drawn.datasets.items()
-    }
     functions = FunctionsModel(capacity=2, overhead_s=0.004, decode_s=0.001, restore_s=0.0001)
-    plain = replace(drawn, settings=settings, datasets=datasets, functions=functions, faults=Upsets())
-    for model in (plain, in_shards(plain)):
-        world = CheckedWorld(replace(model, others=(), unfit={}, left_over=0.0, stored=0.0)).run()
-        decoded = sum(executor.usage.samples_produced for executor in world.executors)
-        assert 0 < decoded <= sum(data.size for data in datasets.values())
-    again = CheckedWorld(replace(plain, others=(), unfit={}, left_over=0.0, stored=1.0)).run()
+    alone = replace(drawn, settings=settings, functions=functions, others=(), unfit={}, left_over=0.0)
+    plain = decodes_once(replace(alone, stored=0.0))
+    again = CheckedWorld(replace(plain, stored=1.0)).run()
     assert not any(executor.usage.samples_produced for executor in again.executors)
 
 

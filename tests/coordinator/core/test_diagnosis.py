@@ -5,16 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from superdl.coordinator.core.events import (
-    CacheResized,
-    FailureKind,
-    JobClosed,
-    RecordsStored,
-)
+from superdl.coordinator.core.events import CacheResized, FailureKind, JobClosed, RecordsStored
 from superdl.coordinator.core.journal import Cause
 from superdl.coordinator.core.lookahead import headroom_bytes, maxmemory_for
 from superdl.coordinator.core.samples import footprint
-from superdl.super_wire.request import RequestKind
 from tests.coordinator.core.driver import DATASET, RECORD_BYTES, Driver
 
 ALL = tuple(range(8))
@@ -24,12 +18,6 @@ TAKEN = int(footprint(np.array([RECORD_BYTES]))[0])
 def stalled(driver, position, *, wait_us=1000):
     """A reader got a batch of which it had missed all at its first look."""
     driver.read(position, hits=0, wait_us=wait_us)
-
-
-def causes(driver):
-    job = driver.core.job("job")
-    assert job is not None
-    return [stall.cause for stall in job.stalls.recent]
 
 
 def driver_under_way(**settings):
@@ -43,27 +31,58 @@ def driver_under_way(**settings):
     return driver
 
 
+def busy(fetch_us, decode_us):
+    """Functions do so much of each, while a reader waits."""
+
+    def happens(driver):
+        while driver.requests:
+            driver.answer(driver.requests[0], fetch_us=fetch_us, decode_us=decode_us, duration_us=6000)
+
+    return happens
+
+
+def refused(driver):
+    driver.fail(driver.requests[0], FailureKind.THROTTLED)
+    driver.wait(5.0)
+
+
+def lost(driver):
+    (audit,) = driver.audits
+    driver.tell(audit, [0] * 8)
+
+
 @pytest.mark.parametrize(
-    ("fetch_us", "decode_us", "cause"),
+    ("read", "position", "before", "happens", "cause", "settings"),
     [
-        (100, 5000, Cause.DECODE),
-        (5000, 100, Cause.SOURCE),
-        (40_000, 4000, Cause.DECODE),  # many at once, and decoding all the time
+        pytest.param((1, 2), 3, None, busy(100, 5000), Cause.DECODE, {"capacity": 1}, id="decode"),
+        pytest.param((1, 2), 3, None, busy(5000, 100), Cause.SOURCE, {"capacity": 1}, id="source"),
+        # many objects at once, and decoding all the time
+        pytest.param((1, 2), 3, None, busy(40_000, 4000), Cause.DECODE, {"capacity": 1}, id="both"),
+        pytest.param((), 6, None, None, Cause.LATE_PLANNING, {}, id="not-requested"),
+        pytest.param((1, 2), 3, "store", None, Cause.STORE, {"capacity": 1, "store": True}, id="store"),
+        pytest.param((1, 2), 3, None, refused, Cause.THROTTLE, {"capacity": 2}, id="throttle"),
+        pytest.param((1, 2), 3, "crash", lambda driver: driver.wait(60.0), Cause.RETRY, {}, id="retry"),
+        pytest.param((), 1, None, lost, Cause.CACHE_MEMORY, {}, id="lost"),
     ],
 )
-def test_functions_that_were_busy_are_the_cause_by_what_they_did(fetch_us, decode_us, cause):
-    driver = driver_under_way(capacity=1)
-    driver.read(1)
-    driver.read(2)
-    driver.read(3, missed=ALL)
-    while driver.requests:
-        driver.answer(driver.requests[0], fetch_us=fetch_us, decode_us=decode_us, duration_us=6000)
-    stalled(driver, 3, wait_us=2500)
+def test_what_a_reader_waited_for_is_named(read, position, before, happens, cause, settings):
+    driver = driver_under_way(**settings)
+    if before == "store":
+        driver.step(RecordsStored(DATASET, np.arange(64), np.ones(64, dtype=np.uint32)))
+    for earlier in read:
+        driver.read(earlier)
+    if before == "crash":
+        for request in list(driver.requests):
+            driver.fail(request, FailureKind.CRASHED)
+    driver.read(position, missed=ALL)
+    if happens is not None:
+        happens(driver)
+    driver.answer_all()
+    stalled(driver, position, wait_us=2500)
     job = driver.core.job("job")
-    assert job is not None
     assert job.stalls.batches == {cause: 1}
     assert job.stalls.wait_us == {cause: 2500}
-    assert job.stalls.recent[0][:3] == (0, 0, 3)
+    assert job.stalls.recent[0][:3] == (0, 0, position)
     assert job.counters.stalls == 1
 
 
@@ -75,62 +94,7 @@ def test_functions_that_were_starting_are_the_cause():
     for request in list(driver.requests):
         driver.answer(request, decode_us=9, duration_us=6000, cold_start=True)
     stalled(driver, 0)
-    assert causes(driver) == [Cause.COLD_START]
-
-
-def test_what_was_not_asked_for_though_functions_had_nothing_to_do_was_planned_late():
-    driver = driver_under_way()
-    driver.read(6, missed=ALL)
-    driver.answer_all()
-    stalled(driver, 6)
-    assert causes(driver) == [Cause.LATE_PLANNING]
-
-
-def test_the_store_is_the_cause_where_records_were_on_their_way_from_there():
-    driver = driver_under_way(store=True, capacity=1)
-    driver.step(RecordsStored(DATASET, np.arange(64), np.ones(64, dtype=np.uint32)))
-    driver.read(1)
-    driver.read(2)
-    driver.read(3, missed=ALL)
-    assert driver.requests[0].kind is RequestKind.RESTORE
-    driver.answer_all()
-    stalled(driver, 3)
-    assert causes(driver) == [Cause.STORE]
-
-
-def test_an_executor_that_refuses_is_the_cause():
-    driver = driver_under_way(capacity=2)
-    driver.read(1)
-    driver.read(2)
-    driver.read(3, missed=ALL)
-    driver.fail(driver.requests[0], FailureKind.THROTTLED)
-    driver.wait(5.0)
-    driver.answer_all()
-    stalled(driver, 3)
-    assert causes(driver) == [Cause.THROTTLE]
-
-
-def test_samples_that_wait_for_another_attempt_are_the_cause():
-    driver = driver_under_way(capacity=2)
-    driver.read(1)
-    driver.read(2)
-    for request in list(driver.requests):
-        driver.fail(request, FailureKind.CRASHED)
-    driver.read(3, missed=ALL)
-    driver.wait(60.0)
-    driver.answer_all()
-    stalled(driver, 3)
-    assert causes(driver) == [Cause.RETRY]
-
-
-def test_a_record_that_the_cache_has_lost_is_the_cause():
-    driver = driver_under_way()
-    driver.read(1, missed=ALL)
-    (audit,) = driver.audits
-    driver.tell(audit, [0] * 8)
-    driver.answer_all()
-    stalled(driver, 1)
-    assert causes(driver) == [Cause.CACHE_MEMORY]
+    assert driver.core.job("job").stalls.batches == {Cause.COLD_START: 1}
 
 
 @pytest.mark.parametrize("megabytes", [1, 100, 192, 193, 300, 576, 577, 10_000])

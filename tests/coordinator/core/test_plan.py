@@ -1,135 +1,103 @@
-"""The plan: every sample once per epoch, the same on any division into ranks, by a keyed permutation."""
+"""Plans: each sample as often as drawn, the same batches on any ranks, true next uses; keyed orders."""
 
 from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from superdl.coordinator.core.permutation import (
-    KEY_BYTES_MAX,
-    PREFIX_SIZE_MAX,
-    SIZE_MAX,
-    Permutation,
-)
+from superdl.coordinator.core.orders import PLACES_MAX, SLOTS_MAX, Mixing
 from superdl.coordinator.core.plan import NEVER_SOON, Plan
 from superdl.super_wire.draws import Draws
 from superdl.super_wire.errors import PlanError
 from tests.fixtures.plans import global_span
 
-KEYS = st.binary(min_size=1, max_size=KEY_BYTES_MAX)
-
-
-def test_every_small_size_is_a_bijection_with_its_inverse():
-    for size in range(1, 301):
-        everything = np.arange(size)
-        permutation = Permutation(size, b"key")
-        shuffled = permutation.forward(everything)
-        assert shuffled.dtype == np.int64
-        assert np.array_equal(np.sort(shuffled), everything)
-        assert np.array_equal(permutation.inverse(shuffled), everything)
-
-
-@given(data=st.data(), size=st.integers(1, SIZE_MAX), key=KEYS)
-@settings(max_examples=200, deadline=None)
-def test_inverse_and_forward_undo_each_other_at_huge_sizes(data, size, key):
-    values = np.array(data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=50)), dtype=np.int64)
-    permutation = Permutation(size, key)
-    shuffled = permutation.forward(values)
-    assert ((shuffled >= 0) & (shuffled < size)).all()
-    assert np.array_equal(permutation.inverse(shuffled), values)
-    assert np.array_equal(permutation.forward(permutation.inverse(values)), values)
-
-
-@pytest.mark.parametrize(
-    "size", [PREFIX_SIZE_MAX, PREFIX_SIZE_MAX + 1, 2**20, 2**20 + 1, 1009**2, 1009 * 1010 + 1, SIZE_MAX]
-)
-def test_sizes_at_the_edge_of_a_radix(size):
-    ends = np.concatenate((np.arange(200), np.arange(size - 200, size)))
-    permutation = Permutation(size, b"edge")
-    shuffled = permutation.forward(ends)
-    assert ((shuffled >= 0) & (shuffled < size)).all()
-    assert np.array_equal(permutation.inverse(shuffled), ends)
-
-
-def test_a_part_is_a_part_of_the_whole_whatever_the_array():
-    permutation = Permutation(30_011, b"part")  # more than one block of work
-    whole = permutation.forward(np.arange(30_011))
-    some = np.random.default_rng(7).integers(0, 30_011, size=(5, 40))
-    assert np.array_equal(permutation.forward(some), whole[some])
-    assert np.array_equal(permutation.forward(some.T), whole[some.T])
-    assert np.array_equal(permutation.forward(some[:, ::3].astype(np.uint16)), whole[some[:, ::3]])
-    assert permutation.forward(np.empty(0, dtype=np.int64)).shape == (0,)
-
-
-# Written once, never to change: users resume by these orders. They hold on every platform and numpy version.
-PINNED = {
-    10: [4, 0, 7, 5, 8],
-    256: [21, 3, 77, 210, 155],
-    257: [225, 1, 134, 119, 155],
-    1797: [1208, 1098, 1709, 1024, 819],
-    1281167: [455631, 520808, 83035, 548332, 433124],
-    1099511627776: [173473840756, 1056145520276, 1067908776653, 295354911549, 342709944311],
-}
-
-
-@pytest.mark.parametrize("size", sorted(PINNED))
-def test_permutations_are_pinned(size):
-    positions = np.linspace(0, size - 1, 5).astype(np.int64)
-    assert Permutation(size, b"golden").forward(positions).tolist() == PINNED[size]
-
-
-@pytest.mark.parametrize("size", [10, 1000])
-def test_values_out_of_range_are_refused_by_name(size):
-    permutation = Permutation(size, b"key")
-    with pytest.raises(PlanError, match=rf"positions must be in range\({size}\).* to {size}$"):
-        permutation.forward(np.array([0, size]))
-    with pytest.raises(PlanError, match=r"indices must be in range.* from -1 to 3"):
-        permutation.inverse(np.array([-1, 3]))
-    with pytest.raises(PlanError, match="float64"):
-        permutation.forward(np.array([0.5]))
+EPOCHS = st.integers(0, 2**40)
+PROPERTY = settings(max_examples=150, deadline=None)
+SIZES = st.integers(1, 300)  # on both sides of the size up to which a permutation is a table
 
 
 @st.composite
-def plans(draw, size_max=400):
-    size = draw(st.integers(1, size_max))
-    replicas = draw(st.integers(1, 9))
-    batch_size = draw(st.integers(1, 60))
-    drop_last = draw(st.booleans()) and batch_size * replicas <= size
-    seed = draw(st.integers(-(2**63), 2**64 - 1))
-    return Plan(size, batch_size, replicas, seed, shuffle=draw(st.booleans()), drop_last=drop_last)
+def plans(draw):
+    """Plans of each sample once, or of any draws: some samples or all, by weights or not, repeatedly."""
+    size, shuffle, seed = draw(SIZES), draw(st.booleans()), draw(st.integers(-(2**63), 2**64 - 1))
+    indices = draw(st.none() | st.lists(st.integers(0, size - 1), min_size=1, max_size=size))
+    weights = count = None
+    if shuffle and draw(st.booleans()):
+        number = size if indices is None else len(indices)
+        weights = draw(st.lists(st.sampled_from([0.0, 0.1, 1.0, 2.5, 7.0]), min_size=number, max_size=number))
+        weights[draw(st.integers(0, number - 1))] = 1.0
+        count = draw(st.none() | st.integers(1, 2 * size))
+    draws = Draws.of(indices, weights, count=count, repeats=draw(st.integers(1, 4)), shuffle=shuffle)
+    draws = draws if draw(st.booleans()) else None
+    replicas, batch_size = draw(st.integers(1, 9)), draw(st.integers(1, 40))
+    drop_last = draw(st.booleans()) and batch_size * replicas <= (draws.length(size) if draws else size)
+    return Plan(size, batch_size, replicas, seed, shuffle=shuffle, drop_last=drop_last, draws=draws)
 
 
-EPOCHS = st.integers(0, 2**40)
-PROPERTY = settings(max_examples=150, deadline=None)
-
-
-def order(plan, epoch):
+def whole(plan, epoch):
+    """The order of an epoch, also of what drop_last leaves out."""
+    plan = replace(plan, drop_last=False)
     return global_span(plan, epoch, 0, plan.batches_per_epoch)
 
 
 @given(plan=plans(), epoch=EPOCHS)
 @PROPERTY
-def test_ranks_share_out_each_epoch_exactly_once_in_slices_of_global_batches(plan, epoch):
-    whole = order(plan, epoch)
-    assert len(np.unique(whole)) == len(whole) == plan.samples_per_epoch
-    assert plan.drop_last or np.array_equal(np.sort(whole), np.arange(plan.size))
+def test_each_sample_comes_as_often_as_its_draws_say(plan, epoch):
+    draws, counts = plan.draws or Draws(), np.bincount(whole(plan, epoch), minlength=plan.size)
+    indices = np.arange(plan.size) if draws.index_array is None else draws.index_array
+    if draws.weight_array is None:
+        assert np.array_equal(counts, np.bincount(indices, minlength=plan.size) * draws.repeats)
+        if not plan.shuffle:
+            assert np.array_equal(whole(plan, epoch), np.repeat(indices, draws.repeats))
+        return
+    weights = np.bincount(indices, draws.weight_array, minlength=plan.size)
+    expected = weights / weights.sum() * draws.count
+    assert counts.sum() == draws.count * draws.repeats == plan.length
+    assert (counts % draws.repeats == 0).all()
+    once = counts // draws.repeats
+    assert (once[weights == 0] == 0).all()
+    assert (once >= np.floor(expected - 1e-9)).all()
+    assert (once <= np.ceil(expected + 1e-9)).all()
+
+
+@given(plan=plans(), epoch=EPOCHS)
+@PROPERTY
+def test_ranks_share_out_the_draws_of_each_global_batch(plan, epoch):
+    """Whatever the ranks, the global batch is the same, and each repetition has a number of its own."""
+    order, G = whole(plan, epoch), plan.global_batch_size  # noqa: N806 # as the plan calls it
+    alone = replace(plan, batch_size=G, replicas=1)
+    seen = Counter()
     padding = 0
     for position in range(plan.batches_per_epoch):
-        begin = position * plan.global_batch_size
-        expected = whole[begin : begin + plan.global_batch_size]
-        assert np.array_equal(global_span(plan, epoch, position, position + 1), expected)
-        parts = [plan.batch(epoch, position, rank) for rank in range(plan.replicas)]
-        joined = np.concatenate([part.indices for part in parts])
-        flags = np.concatenate([part.padding for part in parts])
-        assert np.array_equal(joined[~flags], expected)
-        # Padding ends the batch, and repeats the samples that open the epoch.
-        padding = int(flags.sum())
-        assert not flags[: len(flags) - padding].any()
-        assert np.array_equal(joined[flags], np.resize(whole, padding))
+        spans = [plan.batch(epoch, position, rank) for rank in range(plan.replicas)]
+        joined = np.concatenate([span.indices for span in spans])
+        flags = np.concatenate([span.padding for span in spans])
+        expected = order[position * G : (position + 1) * G]
+        assert np.array_equal(np.sort(joined[~flags]), np.sort(expected))
+        assert np.array_equal(alone.batch(epoch, position, 0).indices, expected)
+        assert len({len(span.indices) for span in spans}) == 1
+        padding += int(flags.sum())
         assert not padding or position == plan.batches_per_epoch - 1
+        if plan.draws is None:  # contiguous slices; padding repeats the samples that open the epoch
+            assert np.array_equal(joined, np.concatenate((expected, np.resize(order, padding))))
+        for span in spans:
+            numbers = np.zeros(span.indices.size) if span.repetitions is None else span.repetitions
+            seen.update(
+                zip(span.indices[~span.padding].tolist(), numbers[~span.padding].tolist(), strict=True)
+            )
     assert padding == plan.padding_per_epoch < plan.replicas
+    assert sum(seen.values()) == plan.samples_per_epoch
+    assert set(seen.values()) == {1}
+    if not plan.drop_last:
+        assert {
+            (sample, number) for sample, times in Counter(order.tolist()).items() for number in range(times)
+        } == (set(seen))
 
 
 @given(plan=plans(), epoch=EPOCHS, data=st.data())
@@ -148,18 +116,162 @@ def test_a_span_is_its_batches_end_to_end(plan, epoch, data):
         assert np.array_equal(span.padding[part], single.padding)
 
 
-@given(epoch=EPOCHS, size=st.integers(24, 5000), seed=st.integers(-(2**63), 2**64 - 1))
+RANKS = (1, 2, 3)  # of runs with the same global batch
+COUNTS = st.lists(st.integers(1, 120) | st.just(1), min_size=1, max_size=4).map(tuple)
+
+
+@st.composite
+def mixes(draw):
+    """The plans of the datasets of a mix, of one job each, for each number of ranks."""
+    counts, batch = draw(COUNTS), 6 * draw(st.integers(1, 12))
+    run = batch if draw(st.booleans()) else 1
+    counts = tuple(count % 4 * run + run for count in counts) if run > 1 else counts
+    how = {"mix_run": run, "seed": draw(st.integers(0, 9)), "shuffle": draw(st.booleans())}
+    how["drop_last"] = draw(st.booleans()) and batch <= sum(counts)
+    by_ranks = [[] for _ in RANKS]
+    for member, count in enumerate(counts):
+        drawn = None
+        size = draw(st.integers(1, 150)) if how["shuffle"] else count
+        if size != count:
+            drawn = Draws.of(None, np.ones(size), count=count, repeats=1, shuffle=True)
+        for members, ranks in zip(by_ranks, RANKS, strict=True):
+            members.append(Plan(size, batch // ranks, ranks, draws=drawn, mix=counts, member=member, **how))
+    return by_ranks
+
+
+MEMBERS = mixes().flatmap(st.sampled_from).flatmap(st.sampled_from)
+
+
+@given(plan=plans() | MEMBERS, epoch=EPOCHS, data=st.data())
 @PROPERTY
-def test_the_global_order_depends_on_the_global_batch_size_only(epoch, size, seed):
-    divisions = [Plan(size, 24 // replicas, replicas, seed) for replicas in (1, 2, 3, 4, 6, 8, 12, 24)]
-    for position in range(0, divisions[0].batches_per_epoch, 20):
-        batches = [global_span(plan, epoch, position, position + 1) for plan in divisions]
-        assert all(np.array_equal(batch, batches[0]) for batch in batches)
+def test_next_uses_are_what_the_batches_to_come_say(plan, epoch, data):
+    position = data.draw(st.integers(0, plan.batches_per_epoch))
+    expected = np.full(plan.size, NEVER_SOON)
+    places = [(epoch, at) for at in range(position, plan.batches_per_epoch)]
+    places += [(epoch + 1, at) for at in range(plan.batches_per_epoch)]
+    for distance, (when, at) in reversed(list(enumerate(places))):
+        for rank in range(plan.replicas):
+            expected[plan.batch(when, at, rank).indices] = distance
+    told = plan.next_use(np.arange(plan.size), epoch, position)
+    often = np.bincount(whole(plan, epoch), minlength=plan.size) > PLACES_MAX
+    often |= np.bincount(whole(plan, epoch + 1), minlength=plan.size) > PLACES_MAX
+    assert np.array_equal(told[~often], expected[~often])
+    assert (told[often] >= expected[often]).all()
+
+
+@given(by_ranks=mixes(), epoch=st.integers(0, 2**40))
+@PROPERTY
+def test_where_datasets_come_in_runs_a_global_batch_is_of_one(by_ranks, epoch):
+    for plans in by_ranks:
+        if plans[0].mix_run == 1:
+            continue
+        for position in range(plans[0].batches_per_epoch):
+            sizes = [
+                sum(len(plan.batch(epoch, position, rank).indices) for rank in range(plan.replicas))
+                for plan in plans
+            ]
+            assert sorted(sizes)[:-1] == [0] * (len(plans) - 1)
+            assert sum(sizes) == plans[0].global_batch_size
+
+
+def parts(span, position):
+    """The samples of one batch of a span that are no padding."""
+    part = slice(*span.offsets[position : position + 2])
+    return span.indices[part][~span.padding[part]].tolist()
+
+
+@given(by_ranks=mixes(), epoch=st.integers(0, 2**40))
+@PROPERTY
+def test_ranks_of_any_number_share_out_the_same_batches_of_exact_counts(by_ranks, epoch):
+    seen = []
+    for plans, ranks in zip(by_ranks, RANKS, strict=True):
+        steps = plans[0].batches_per_epoch
+        assert {plan.batches_per_epoch for plan in plans} == {steps}
+        spans = [[plan.span(epoch, 0, steps, rank) for rank in range(ranks)] for plan in plans]
+        lengths = sum(np.diff(span.offsets) for of_dataset in spans for span in of_dataset[:1])
+        for rank in range(ranks):  # all ranks read as much
+            assert np.array_equal(sum(np.diff(of[rank].offsets) for of in spans), lengths)
+        assert (lengths[:-1] == plans[0].batch_size).all()
+        seen.append(
+            [
+                [[index for span in of_dataset for index in parts(span, step)] for of_dataset in spans]
+                for step in range(steps)
+            ]
+        )
+        for plan, of_dataset in zip(plans, spans, strict=True):
+            padding = sum(int(span.padding.sum()) for span in of_dataset)
+            total = sum(span.indices.size for span in of_dataset)
+            assert (padding, total - padding) == (plan.padding_per_epoch, plan.samples_per_epoch)
+            if not plan.drop_last:
+                assert plan.samples_per_epoch == plan.mix[plan.member]
+            one = plan.batch(epoch, steps - 1, ranks - 1)
+            assert plan.is_empty(steps - 1, ranks - 1) is (one.indices.size == 0)
+            assert one.indices.tolist() == of_dataset[-1].indices[of_dataset[-1].offsets[-2] :].tolist()
+            assert global_span(plan, epoch, 0, steps).tolist() == [
+                index for step in seen[-1] for index in step[plan.member]
+            ]
+    assert seen[0] == seen[1] == seen[2]
+
+
+@given(epoch=EPOCHS, replicas=st.integers(2, 6), repeats=st.integers(2, 6), seed=st.integers(0, 99))
+@PROPERTY
+def test_repetitions_go_to_different_ranks(epoch, replicas, repeats, seed):
+    draws = Draws(repeats=repeats)
+    plan = Plan(60, repeats * 2, replicas, seed, draws=draws)  # whole draws in each global batch
+    for position in range(plan.length // plan.global_batch_size):
+        ranks = [set(plan.batch(epoch, position, rank).indices.tolist()) for rank in range(replicas)]
+        for sample in set.union(*ranks):
+            assert sum(sample in of_rank for of_rank in ranks) == min(repeats, replicas)
+
+
+def test_weights_are_kept_on_average_and_their_draws_differ_by_epoch():
+    weights = np.random.default_rng(1).exponential(size=500)
+    plan = Plan(500, 50, seed=7, draws=Draws.of(None, weights, count=400, repeats=1, shuffle=True))
+    epochs = np.array([np.bincount(whole(plan, epoch), minlength=500) for epoch in range(400)])
+    expected = weights / weights.sum() * 400
+    fraction = expected % 1
+    deviation = np.sqrt(fraction * (1 - fraction) / len(epochs))  # of a count rounded up or down
+    assert (np.abs(epochs.mean(axis=0) - expected) <= 5 * deviation + 1e-9).all()
+    assert len({counts.tobytes() for counts in epochs}) == len(epochs)
+
+
+def test_next_uses_of_a_sample_that_is_drawn_a_billion_times_take_no_time():
+    plan = Plan(3, 1000, draws=Draws.of(None, [0, 1, 0], count=2**30, repeats=1, shuffle=True))
+    batches = plan.batches_per_epoch
+    never, soon, also_never = plan.next_use(np.arange(3), 5, batches // 2).tolist()
+    assert never == also_never == NEVER_SOON
+    assert 0 <= soon < batches // 4
+
+
+@given(counts=COUNTS)
+@PROPERTY
+def test_any_run_of_slots_has_its_share_of_each_dataset(counts):
+    total = sum(counts)
+    slots = np.arange(2 * total + 1)
+    owners = np.zeros(2 * total, dtype=int)
+    for member, count in enumerate(counts):
+        mixing = Mixing(counts, member)
+        before = mixing.before(slots)
+        assert mixing.slots_of(np.arange(2 * count)).tolist() == np.flatnonzero(np.diff(before)).tolist()
+        owners += np.diff(before)
+        assert np.abs(before - slots * count / total).max() <= member + 1
+    assert (owners == 1).all()
+
+
+def test_the_largest_mix_is_counted_without_overflow():
+    counts = (SLOTS_MAX - 12, 5, 7)
+    ends = np.array([SLOTS_MAX, SLOTS_MAX + 2**20])
+    for member, count in enumerate(counts):
+        mixing = Mixing(counts, member)
+        early = sum(1 for slot in mixing.slots_of(np.arange(min(count, 9))).tolist() if slot < 2**20)
+        assert mixing.before(ends).tolist()[0] == count
+        assert mixing.before(ends[1:] - SLOTS_MAX)[0] >= early
+        assert math.isclose(mixing.before(ends)[1], count * (1 + 2**20 / SLOTS_MAX), abs_tol=3)
 
 
 def test_orders_follow_seed_and_epoch():
     def epoch_order(seed, epoch):
-        return order(Plan(2000, 8, seed=seed), epoch).tobytes()
+        return whole(Plan(2000, 8, seed=seed), epoch).tobytes()
 
     assert epoch_order(1, 0) == epoch_order(1, 0)
     different = [(1, 0), (1, 1), (0, 1), (2, 0), (-1, 0), (2**64 - 1, 0), (-(2**63), 0), (1, 2**63 - 1)]
@@ -171,6 +283,10 @@ def test_orders_are_pinned():
     plan = Plan(1_281_167, 4, 2, seed=42)
     assert plan.batch(0, 0, 0).indices.tolist() == [291530, 999663, 1213042, 1279972]
     assert plan.batch(89, 100_000, 1).indices.tolist() == [38358, 1104003, 974255, 739473]
+    weights = 1.0 + np.arange(1_281_167) % 7
+    plan = replace(plan, draws=Draws.of(None, weights, count=1_000_000, repeats=3, shuffle=True))
+    assert plan.batch(0, 0, 0).indices.tolist() == [669827, 669827, 257801, 1018662]
+    assert plan.batch(89, 100_000, 1).indices.tolist() == [648808, 648808, 459686, 140056]
 
 
 def test_any_place_of_a_huge_catalog_is_reached_at_once():
@@ -178,6 +294,21 @@ def test_any_place_of_a_huge_catalog_is_reached_at_once():
     position = plan.batches_per_epoch - 1
     batch = plan.batch(12, position, 7)
     assert np.array_equal(plan.next_use(batch.indices, 12, position - 1000), np.full(256, 1000))
+
+
+NO_WEIGHTS = "weights are finite, none is negative, and one at least is above 0"
+
+
+def drawing(indices=None, weights=None, count=None, repeats=1, **how):
+    """Arguments of a plan over ten samples."""
+    draws = Draws.of(indices, weights, count=count, repeats=repeats, shuffle=how.get("shuffle", True))
+    return {"size": 10, "batch_size": 4, "draws": draws, **how}
+
+
+def in_order(lengths=(3, 1), **changes):
+    """Arguments of a plan of a user's sampler."""
+    draws = Draws.in_order(np.arange(4), np.array(lengths))
+    return {"size": 4, "batch_size": 3, "shuffle": False, "draws": draws, "only_epoch": 0} | changes
 
 
 @pytest.mark.parametrize(
@@ -190,12 +321,29 @@ def test_any_place_of_a_huge_catalog_is_reached_at_once():
         ({"seed": 2**64}, "seed must be"),
         ({"seed": None}, "seed must be an integer, not None"),
         ({"batch_size": 26, "replicas": 4, "drop_last": True}, "26 x 4 replicas = 104 is larger than"),
+        (drawing(indices=[0, 10]), r"indices must be in range\(10\), but go from 0 to 10"),
+        (drawing(indices=[-1, 3]), r"indices must be in range\(10\), but go from -1 to 3"),
+        (drawing(weights=[1.0] * 9), "weights are one for each sample: 10; not 9"),
+        (drawing(weights=[0.0] * 10), NO_WEIGHTS),
+        (drawing(weights=[1.0] * 9 + [-1.0]), NO_WEIGHTS),
+        (drawing(weights=[1.0] * 9 + [float("nan")]), NO_WEIGHTS),
+        (drawing(weights=[1e308] * 10), NO_WEIGHTS),
+        (drawing(weights=[1] * 10, shuffle=False), "with shuffle=True"),
+        (drawing(weights=[1] * 10, count=2**40, repeats=2), "an epoch has 1 to 1099511627776 samples"),
+        (drawing(indices=[1, 2, 3], drop_last=True), "4 x 1 replicas = 4 is larger than"),
+        ({"size": 5, "mix": (5, 0)}, "1 sample or more"),
+        ({"size": 5, "mix": (5, SLOTS_MAX)}, "at most"),
+        ({"size": 5, "mix": (5, 5), "member": 2}, "no dataset 2"),
+        ({"size": 5, "mix": (4, 5)}, "has 5 samples of dataset 0 of the mix, each once, and not 4"),
+        (in_order(only_epoch=None), "one epoch"),
+        (in_order(replicas=2), "one rank"),
+        (in_order(batch_size=1), "0 to 1 samples each"),
+        (in_order(lengths=(3, 2)), "4 in all; not 2 to 3, and 5"),
     ],
 )
 def test_bad_plans_are_refused_by_name(arguments, message):
-    good = {"size": 100, "batch_size": 10}
-    with pytest.raises(PlanError, match=message):
-        Plan(**{**good, **arguments})
+    with np.errstate(over="ignore"), pytest.raises(PlanError, match=message):
+        Plan(**{"size": 100, "batch_size": 10} | arguments)
 
 
 @pytest.mark.parametrize(
@@ -235,20 +383,3 @@ def test_an_order_of_a_users_sampler_is_followed_and_its_next_uses_are_true(data
     ]
     expected = [NEVER_SOON if use is None else use for use in uses]
     assert plan.next_use(np.arange(size), epoch, position).tolist() == expected
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"only_epoch": None}, "one epoch"),
-        ({"replicas": 2}, "one rank"),
-        ({"batch_size": 1}, "0 to 1 samples each"),
-        ({"draws": Draws.in_order(np.arange(4), np.array([3, 2]))}, "4 in all; not 2 to 3, and 5"),
-    ],
-)
-def test_orders_that_are_none_are_refused(changes, message):
-    draws = Draws.in_order(np.arange(4), np.array([3, 1]))
-    good = {"size": 4, "batch_size": 3, "shuffle": False, "draws": draws, "only_epoch": 0}
-    assert Plan(**good).batches_per_epoch == 2
-    with pytest.raises(PlanError, match=message):
-        Plan(**good | changes)

@@ -9,18 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.coordinator.core import EVERY_EPOCH, SampleState, SetKey
-from superdl.coordinator.core.events import (
-    CacheEvicted,
-    ExecutorResized,
-    FailureKind,
-    JobClosed,
-    RecordReadBack,
-)
-from superdl.coordinator.core.samples import SampleSet, footprint
+from superdl.coordinator.core import SampleState
+from superdl.coordinator.core.events import ExecutorResized, FailureKind, RecordReadBack
+from superdl.coordinator.core.samples import footprint
 from superdl.coordinator.core.settings import ExecutorFacts
 from superdl.super_wire.request import Outcome
-from tests.coordinator.core.driver import RECORD_BYTES, Driver
+from tests.coordinator.core.driver import Driver
 
 S = SampleState
 
@@ -100,57 +94,6 @@ def test_what_expires_as_soon_as_it_is_asked_for_is_bounded_and_names_the_clocks
     assert attempts_until_quiet(driver, Outcome.EXPIRED) == 3
     assert "why 0; it answered so after 1.1 s of the 60 s" in driver.tombstones[0].messages[0]
     assert "clocks of the function and of the coordinator differ" in driver.tombstones[0].messages[0]
-
-
-LOST = FailureKind.LOST
-LATE_S = 2.5
-CAPACITY = 16
-
-
-def queueing(*, size=64, batches=16, **settings):
-    """A driver over an executor that queues, with requests of four samples in flight."""
-    driver = Driver(size=size, capacity=CAPACITY, request_samples=4, backoff_max_s=1.0, **settings)
-    driver.step(ExecutorResized(CAPACITY, queues=True))
-    driver.open(batch_size=4, shuffle=False)
-    driver.ask(0, batches)
-    return driver
-
-
-def limit(driver):
-    return driver.state.fleet.executors[0].concurrency.limit(driver.now_s)
-
-
-def attempts(driver):
-    return driver.state.set_of(driver.key()).attempts.tolist()
-
-
-def test_the_first_silence_is_no_samples_fault_and_lowers_the_concurrency():
-    driver = queueing()
-    lost = driver.requests[0]
-    driver.fail(lost, LOST)
-    assert limit(driver) == CAPACITY // 2
-    assert not any(attempts(driver))
-    while driver.requests:
-        driver.answer(driver.requests[0])
-        driver.wait(0.2)
-    assert driver.in_state(SampleState.RESIDENT) == list(range(64))
-    counters = driver.core.job("job").counters
-    assert counters.invocations == CAPACITY + 1  # asked for again together, not one by one
-
-
-def test_silence_among_late_functions_is_excused_a_few_times_more():
-    driver = queueing(attempts=1)
-    for _ in range(5):
-        late, *lost = list(driver.requests)
-        driver.answer(late, after_s=LATE_S)
-        for request in lost:
-            driver.fail(request, LOST)
-        assert not driver.tombstones
-        driver.ask(0, 16)  # a sign of life
-        driver.wait(10.0)
-        if len(driver.requests) < 2:
-            break
-    assert limit(driver) <= 2
 
 
 def told(driver, fault):
@@ -274,89 +217,11 @@ def test_a_throttled_subset_takes_ever_fewer_places_and_the_others_flow():
     assert driver.core.unavailable_for_s(driver.key()) > 50
 
 
-def found_before(**settings):
-    """A coordinator that finds a cache with something in it."""
-    driver = Driver(size=16, known_absent=False, lookahead_batches=2, capacity=64, **settings)
-    driver.open(shuffle=False)
-    driver.ask(0, 2)
-    return driver
-
-
-def test_what_nobody_has_asked_about_is_asked_before_it_is_produced():
-    driver = found_before()
-    assert driver.requests == []
-    first, second = driver.audits
-    driver.tell(first, [1000, 0, -80, 1000, 1000, 1000, 1000, 1000])
-    assert driver.requested() == [1]
-    assert driver.in_state(S.FAILED) == [2]
-    driver.tell(second, [1000] * 8)
-    assert len(driver.in_state(S.RESIDENT)) == 14
-
-
-def test_once_the_server_evicts_what_is_resident_is_asked_about_as_ranks_come_to_it():
-    driver = Driver(size=64, capacity=64, request_samples=8, lookahead_batches=2)
-    plan = driver.open()
-    driver.ask(0, 8)
-    for position in range(7):
-        driver.answer_all()
-        driver.read(position)
-    driver.answer_all()
-    assert driver.core.samples_in(S.RESIDENT) == 64
-    driver.step(CacheEvicted())
-    asked = [index for audit in driver.audits for index in audit.indices.tolist()]
-    wanted = plan.span(0, 7, 8, 0).indices.tolist() + plan.span(1, 0, 1, 0).indices.tolist()
-    assert sorted(asked) == sorted(set(wanted))
-    lost = asked[:3]
-    for audit in list(driver.audits):
-        driver.tell(audit, [0 if index in lost else RECORD_BYTES for index in audit.indices.tolist()])
-    assert driver.requested() == lost
-    driver.answer_all()
-    driver.read(7)
-    for found in driver.audits:
-        assert not set(found.indices.tolist()).intersection(lost), "what was produced since is not in doubt"
-
-
-def two_lanes_at_one_audit():
-    """Two jobs on what an earlier coordinator may have left; the second has passed over what is asked."""
-    driver = Driver(size=64, known_absent=False, lookahead_batches=4, capacity=64)
-    driver.open("first", shuffle=False)
-    driver.open("second", shuffle=False)
-    cursor = driver.core.job("second").cursors[0]
-    assert cursor.lookahead == 4
-    return driver, list(driver.audits)
-
-
-def test_what_is_found_absent_is_told_to_all_who_passed_over_it():
-    driver, audits = two_lanes_at_one_audit()
-    driver.step(JobClosed("first", 0))
-    for audit in audits:
-        driver.tell(audit, [0] * audit.indices.size)
-    assert sorted(driver.requested()) == list(range(32))
-    assert driver.state.audit_watchers == {}
-
-
-KEY = SetKey(b"data", EVERY_EPOCH)
 # jemalloc's size classes from 16 bytes to 1 MiB (jemalloc(3), "Size classes", 16-byte quantum)
 CLASSES = sorted(
     {16, 32, 48, 64, 80, 96, 112, 128}
     | {base + part * base // 4 for base in (2**power for power in range(7, 20)) for part in (1, 2, 3, 4)}
 )
-
-
-def sample_set(size=4, *, known_absent=False, memory=None):
-    return SampleSet(KEY, size, record_bytes=1000, known_absent=known_absent, memory=memory)
-
-
-def at(*indices):
-    return np.array(indices, dtype=np.int64)
-
-
-def test_an_illegal_change_of_one_changes_none():
-    samples = sample_set(known_absent=True)
-    samples.move(at(0), S.IN_FLIGHT)
-    with pytest.raises(RuntimeError, match="IN_FLIGHT to IN_FLIGHT"):
-        samples.move(at(0, 1), S.IN_FLIGHT)
-    assert samples.count(S.ABSENT) == 3
 
 
 @given(st.integers(1, 2**20 - 16))

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.coordinator.core import EVERY_EPOCH, Plan, SampleState, SetKey
+from superdl.coordinator.core.cache import CANDIDATES_LEAST, choose_victims
 from superdl.coordinator.core.capacity import Pace
 from superdl.coordinator.core.events import CacheGrew, CacheResized
-from superdl.coordinator.core.jobs import Cursor, Job
-from superdl.coordinator.core.queues import BatchPlace, ReportedMisses, TimeQueue
-from superdl.coordinator.core.room import CANDIDATES_LEAST, choose_victims, next_use_s
+from superdl.coordinator.core.jobs import Cursor, Job, next_use_s
 from superdl.coordinator.core.samples import SampleSet, footprint
 from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import Driver
@@ -178,41 +177,3 @@ def test_of_very_many_a_part_is_looked_at_and_another_each_time(wanted):
         assert uses_s[victims].min() > np.quantile(uses_s, 0.75)
         seen |= set(victims.tolist())
     assert len(seen) >= 2 * wanted
-
-
-CURSORS = st.tuples(st.sampled_from("abc"), st.integers(0, 2))
-
-
-@given(st.lists(st.tuples(CURSORS, st.one_of(st.none(), st.floats(0, 9)))))
-def test_the_last_time_given_for_an_item_counts(changes):
-    queue, expected = TimeQueue(), {}
-    for cursor, deadline_s in changes:
-        if deadline_s is None:
-            queue.discard(cursor)
-            expected.pop(cursor, None)
-        else:
-            queue.add(cursor, deadline_s)
-            expected[cursor] = deadline_s
-        assert len(queue) == len(expected)
-        assert (cursor in queue) == (cursor in expected)
-    popped = [queue.pop() for _ in expected]
-    assert sorted(popped) == sorted(expected)
-    assert [expected[cursor] for cursor in popped] == sorted(expected.values())
-
-
-KEY = SetKey(b"data", EVERY_EPOCH)
-PLACE, OTHER = BatchPlace("job", 0, 0, 7), BatchPlace("job", 1, 0, 7)
-
-
-def at(*indices):
-    return np.array(indices, dtype=np.int64)
-
-
-def test_repeated_misses_of_a_batch_are_one_entry_that_keeps_its_place():
-    misses = ReportedMisses()
-    for _ in range(1000):
-        misses.report(PLACE, KEY, at(4, 5), now=0.0)
-    misses.report(OTHER, KEY, at(1), now=0.0)
-    misses.report(PLACE, KEY, at(6), now=1.0)
-    assert list(misses.unserved) == [PLACE, OTHER]
-    assert misses[PLACE].indices.tolist() == [6]

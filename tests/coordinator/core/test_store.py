@@ -5,15 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from superdl.coordinator.core import (
-    CacheReset,
-    ExecutorResized,
-    FailureKind,
-    PacksLost,
-    RecordsStored,
-    SampleState,
-    footprint,
-)
+from superdl.coordinator.core import CacheReset, ExecutorResized, FailureKind, RecordsStored, SampleState
 from superdl.super_wire.request import Outcome, RequestKind
 from tests.coordinator.core.driver import DATASET, RECORD_BYTES, Driver
 
@@ -166,7 +158,6 @@ def test_a_hanging_restore_is_raced_by_decoding_where_a_reader_waits():
 
 
 POINTER_BYTES = 126
-TAKEN = int(footprint(np.array([POINTER_BYTES]))[0])
 
 
 def started(*, sees_store=True, **settings):
@@ -199,14 +190,6 @@ def second_job(driver, *, sees_store=False):
     driver.ask(0, 8, job="other", sees_store=sees_store)
 
 
-def test_pointers_take_what_they_take_and_say_nothing_of_records():
-    driver = pointed()
-    assert driver.state.resident_bytes == 16 * TAKEN
-    assert driver.state.sets[driver.key()].sample_bytes == footprint(np.array([RECORD_BYTES]))[0]
-    assert driver.core.job("job").counters.samples_produced == 16
-    assert driver.state.sets[driver.key()].stored(np.arange(16)).all()
-
-
 @pytest.mark.parametrize("why", ["blind", "bucket", "random", "another job", "trouble"])
 def test_who_gets_records(why):
     settings = {"bucket": {"whole_packs": True}, "random": {"random": True}}.get(why, {})
@@ -228,16 +211,6 @@ def test_who_gets_records(why):
     assert not any(request.kind is RequestKind.DECODE_TO_POINTERS for request in driver.requests)
 
 
-def test_pointers_into_packs_that_are_lost_go_with_them():
-    driver = pointed()
-    lying = driver.state.sets[driver.key()].lying_in(1).tolist()
-    driver.step(PacksLost(np.array([1], dtype=np.uint32)))
-    (drop,) = driver.drops
-    assert drop.indices.tolist() == lying
-    (again,) = driver.requests
-    assert (again.indices.tolist(), again.kind) == (lying, RequestKind.DECODE_TO_POINTERS)
-
-
 def test_a_pointer_that_a_reader_cannot_follow_is_restored_and_for_a_while_none_is_made():
     driver = pointed()
     driver.read(0, missed=(3,), corrupt=(3,))
@@ -256,14 +229,3 @@ def test_a_pointer_that_a_reader_cannot_follow_is_restored_and_for_a_while_none_
     driver.answer_all()
     driver.read(1, after_s=61.0)
     assert all(request.kind is RequestKind.DECODE_TO_POINTERS for request in driver.requests)
-
-
-def test_what_is_stored_though_its_pointer_did_not_come_is_restored_if_a_reader_misses_it():
-    driver = started()
-    first = driver.requests[0]
-    stored, wanted = np.ones(first.indices.size, dtype=np.bool_), first.indices.tolist()
-    driver.answer(first, Outcome.CACHE_ERROR, pack=4, stored=stored, pointers=~stored)
-    driver.wait(5.0)
-    assert restored(driver) == []
-    driver.read(0, missed=tuple(wanted))
-    assert restored(driver) == wanted

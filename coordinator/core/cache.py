@@ -1,0 +1,351 @@
+"""The cache: audits of what it really holds, some fresh records read back, and room in it.
+
+Samples make room by farthest next use (Belady 1966).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from superdl.coordinator.core.events import Audit, Drop, ReadBack, Warn
+from superdl.coordinator.core.jobs import Ahead, CursorSpan, next_use_s
+from superdl.coordinator.core.queues import BatchPlace
+from superdl.coordinator.core.restoring import take_in, usable
+from superdl.coordinator.core.retrying import want_again
+from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
+from superdl.coordinator.core.state import AuditInFlight
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from superdl.coordinator.core.events import (
+        Audited,
+        CacheEvicted,
+        CacheGrew,
+        CacheReset,
+        CacheResized,
+        RecordReadBack,
+    )
+    from superdl.coordinator.core.jobs import Job
+    from superdl.coordinator.core.samples import Ints, SampleSet, SetKey
+    from superdl.coordinator.core.state import Request, State
+
+_EVERY_S = 5.0  # between two records of an executor
+_DOUBTED_EVERY_S = 0.5  # while its records do not read back
+_BYTES_MAX = 16 * 2**20  # larger records are not read back
+
+
+def audit(
+    state: State, key: SetKey, indices: Ints, asker: BatchPlace | CursorSpan, *, whole: bool = False
+) -> None:
+    """Ask the cache about samples that may be there; do nothing if there are none."""
+    if not indices.size:
+        return
+    state.set_of(key).move(indices, SampleState.CHECKING)
+    number = next(state.numbers)
+    state.audits[number] = AuditInFlight(key, indices, asker, whole)
+    state.actions.append(Audit(number, key, indices, whole))
+
+
+def audited(state: State, event: Audited, now: float) -> None:
+    """Apply the cache's answer, and handle the samples that are absent."""
+    pending = state.audits.pop(event.audit_id, None)
+    if pending is None:
+        return
+    samples, before_bytes = state.set_of(pending.samples), state.resident_bytes
+    present, tombstoned = usable(state, samples, event, now, whole=pending.whole), event.record_bytes < 0
+    state.has_come(pending.samples, take_in(state, samples, pending.indices, event, present), now)
+    samples.move(pending.indices[tombstoned], SampleState.FAILED)
+    lost = ~(present | tombstoned)
+    absent = pending.indices[lost]
+    samples.move(absent, SampleState.ABSENT)
+    samples.attempts[absent] = 0
+    spoilt = pending.indices[lost & ((event.record_bytes > 0) | pending.whole)]
+    if spoilt.size:  # delete it, since a tombstone does not replace a record
+        state.actions.append(Drop(pending.samples, spoilt))
+    # Records left by an earlier coordinator counted as foreign memory until this audit.
+    found_bytes = state.resident_bytes - before_bytes
+    state.foreign_bytes = max(0, state.foreign_bytes - max(0, found_bytes))
+    if absent.size:
+        _see_to(state, pending, absent)
+    rank = state.cursor(*pending.asker[:2])
+    if rank is not None and rank.job.fill is not None:  # it waits for all its audits
+        state.wake(rank)
+    if pending.samples in state.audit_watchers and not any(
+        other.samples == pending.samples for other in state.audits.values()
+    ):
+        del state.audit_watchers[pending.samples]
+
+
+def _see_to(state: State, asked: AuditInFlight, absent: Ints) -> None:
+    asker = asked.asker
+    if isinstance(asker, BatchPlace):
+        state.stalls.record_lost(asker)
+    else:
+        cursor = state.cursor(asker.job, asker.rank)
+        if cursor is not None and cursor.watermark < asker.stop <= cursor.lookahead:
+            cursor.put(Ahead(asker.start, asker.stop, asked.samples, absent))
+            state.wake(cursor)
+    watchers = [state.cursor(*key) for key in state.audit_watchers.get(asked.samples, {}) if key != asker[:2]]
+    want_again(state, asked.samples, absent, filter(None, watchers))
+
+
+def cache_reset(state: State, event: CacheReset, now: float) -> None:
+    """Mark known samples as absent; audits in flight will report theirs as absent too."""
+    for samples in state.sets.values():
+        for lost in (SampleState.RESIDENT, SampleState.FAILED):
+            samples.move(samples.having(lost), SampleState.ABSENT)
+        unknown = samples.having(SampleState.UNKNOWN)
+        samples.move(unknown, SampleState.CHECKING)
+        samples.move(unknown, SampleState.ABSENT)
+    state.failures.clear()
+    state.expiries.clear()
+    state.foreign_bytes = 0
+    state.emptied = True
+    state.room_search.reset()
+    state.look_again(state.cursors)
+
+
+def cache_evicted(state: State, event: CacheEvicted, now: float) -> None:
+    """Mark resident samples as unknown; each rank audits them again when it reaches them."""
+    for samples in state.sets.values():
+        samples.doubt()
+    state.look_again(state.cursors)
+
+
+def cache_grew(state: State, event: CacheGrew, now: float) -> None:
+    """Reduce our share of the cache by what the server uses beyond our account."""
+    # Requests in flight have already pushed an unknown part of what is reserved for them. So the last
+    # estimate stands as long as it is possible. Once foreign memory must have grown, assume that half was
+    # pushed.
+    least, most = event.excess_bytes - state.reserved_bytes, event.excess_bytes
+    believed = state.foreign_bytes if state.foreign_bytes >= least else (least + most) // 2
+    state.foreign_bytes = max(0, min(believed, most))
+
+
+def cache_resized(state: State, event: CacheResized, now: float) -> None:
+    """Adopt the cache's new budget: make room at once if it shrank, use the rest if it grew."""
+    # Halve what is withheld after refused writes: the servers' own figures explain most refusals.
+    grew = event.budget_bytes > state.budget_bytes
+    state.budget_bytes = max(1, event.budget_bytes)
+    state.withheld_bytes //= 2
+    if not grew:
+        return
+    state.room_search.reset()
+    for cursor in state.cursors:
+        state.wake(cursor)
+
+
+def choose_to_read_back(
+    state: State, request: Request, indices: Ints, record_bytes: Ints, now: float
+) -> None:
+    """Have one record of an answer read back, if it is time for that."""
+    # Something on the write path may corrupt bytes, and every reader of every record would run
+    # into it. Reading back one record in some seconds detects this for the price of one GET.
+    executor = state.fleet.executors[request.order.executor]
+    every_s = _DOUBTED_EVERY_S if executor.breaker.corrupts else _EVERY_S
+    if not indices.size or now < executor.read_back_s + every_s:
+        return
+    executor.read_back_s = now
+    place = state.events % indices.size  # any would do: a different one each time
+    if record_bytes[place] <= _BYTES_MAX:
+        state.actions.append(ReadBack(request.order.samples, int(indices[place]), request.order.executor))
+
+
+def record_read_back(state: State, event: RecordReadBack, now: float) -> None:
+    """Handle the result of reading back a record."""
+    executor = state.fleet.executors[event.executor]
+    if not event.fault:
+        executor.breaker.reads_back()
+        return
+    others = ", and it is set aside" if len(state.fleet.executors) > 1 else ""
+    if not executor.breaker.corrupts:  # warn once, until it recovers
+        text = (
+            f"a record that the executor {executor.name} has just written to the cache does not read back: "
+            f"{event.fault}; the sample is produced again{others}: something on the way between functions, "
+            "cache and coordinator changes bytes"
+        )
+        state.actions.append(Warn(text))
+    # If there is another executor, this one is set aside until one of its records
+    # reads back well.
+    executor.breaker.does_not_read_back(f"its records do not read back: {event.fault}", now)
+    samples = state.sets.get(event.samples)
+    if samples is None:
+        return
+    spoilt = samples.among(np.array([event.index]), SampleState.RESIDENT)
+    if spoilt.size:
+        state.drop(samples, spoilt)
+        reading = state.reading(event.samples.dataset)
+        want_again(state, event.samples, spoilt, reading, failed_by=event.executor)
+
+
+# Share of the budget that a search frees of unneeded samples, so that searches are few
+_UNNEEDED_SHARE = 1 / 32
+_NEEDED_SHARE = 1 / 128  # the same for samples that will be needed again
+_SHARES_EVERY_S = 0.2
+_ANY_TIME_S = -1.0  # even samples that are needed now are later than this
+_NOT_NOW_S = 0.0  # only samples that are not needed now are later than this
+CANDIDATES_LEAST = 2048  # up to this number of resident samples, all are considered
+_CANDIDATES_PER_VICTIM = 8
+_CANDIDATES_MAX = 65_536
+# Minimum on average: fewer cost as much time, since each job looks up all of a set at once
+_CANDIDATES_PER_SET = 1024
+_FRESH_TIMES = 8  # factor by which more of a random recipe's samples are considered
+_LOOKUPS_MAX = 1_000_000  # maximum number of next uses computed in one search, over all jobs
+
+
+def fits(state: State, key: SetKey, count: int) -> bool:
+    """Return whether ``count`` more samples fit without dropping any."""
+    return state.free_bytes >= math.ceil(state.set_of(key).sample_bytes * count)
+
+
+def relieve(state: State, now: float) -> None:
+    """Return to the budget after records were larger than expected or others took memory."""
+    # Samples that readers wait for stay: else no batch would ever be complete in a cache full of others'
+    # records.
+    if state.free_bytes < 0:
+        _evict(state, -state.free_bytes, later_than_s=_NOT_NOW_S, now=now)
+
+
+def room_for(state: State, key: SetKey, count: int, *, later_than_s: float, now: float) -> int:
+    """Return how many of ``count`` samples fit, dropping those needed after ``later_than_s``."""
+    size_bytes = state.set_of(key).sample_bytes
+    if not state.room_search.futile(state.events, later_than_s, now):
+        _make_room(state, size_bytes * count, later_than_s=later_than_s, now=now)
+        if not fits(state, key, count):
+            state.room_search.failed(state.events, later_than_s, now, jobs=len(state.jobs))
+    return fitting(state.free_bytes, size_bytes, count)
+
+
+def urgent_room_for(state: State, key: SetKey, count: int, now: float) -> int:
+    """Return how many of ``count`` samples that a reader waits for fit; all others may be dropped."""
+    size_bytes = state.set_of(key).sample_bytes
+    for later_than_s in (_NOT_NOW_S, _ANY_TIME_S):
+        _make_room(state, size_bytes * count, later_than_s=later_than_s, now=now)
+    fit = fitting(state.free_bytes, size_bytes, count)
+    # Requests in flight bring room, and so do readers that fetch what was produced for them.
+    if fit or state.is_producing or _missed_and_resident(state, now):
+        return fit
+    # Nothing is left to drop: others have taken the memory, and this job's readers must not wait for that, or
+    # one sample is larger than the budget, which nothing will change.
+    return max(1, fitting(state.free_bytes + state.foreign_bytes, size_bytes, count))
+
+
+def _missed_and_resident(state: State, now: float) -> bool:
+    return any(
+        state.set_of(key).among(indices, SampleState.RESIDENT).size
+        for key, indices in state.misses.by_set(now).items()
+    )
+
+
+def fitting(free_bytes: int, size_bytes: float, count: int) -> int:
+    """Return how many of ``count`` samples of that size fit into the free bytes."""
+    return count if free_bytes >= math.ceil(size_bytes * count) else max(0, int(free_bytes / size_bytes))
+
+
+def _make_room(state: State, size_bytes: float, *, later_than_s: float, now: float) -> None:
+    missing = math.ceil(size_bytes) - state.free_bytes
+    if missing > 0:
+        least = 0 if later_than_s == _ANY_TIME_S else int(state.budget_bytes * _NEEDED_SHARE)
+        _evict(state, max(missing, least), later_than_s=later_than_s, now=now)
+
+
+def _evict(state: State, wanted_bytes: int, *, later_than_s: float, now: float) -> None:
+    state.evictions += 1
+    victims = choose_victims(
+        state.sets,
+        state.jobs.values(),
+        wanted_bytes=wanted_bytes,
+        later_than_s=later_than_s,
+        turn=state.evictions,
+        unneeded_bytes=int(state.budget_bytes * _UNNEEDED_SHARE),
+        spared=state.misses.by_set(now),
+    )
+    for key, indices in victims.items():
+        samples = state.set_of(key)
+        state.drop(samples, indices)
+        samples.dropped[indices] = True
+        state.dropped_samples += indices.size
+
+
+def see_shares(state: State, now: float) -> None:
+    """Check now and then which teams hold more than their share; a dataset is split among its teams."""
+    if now < state.room_search.shares_again_s:
+        return
+    state.room_search.shares_again_s = now + _SHARES_EVERY_S
+    readers: dict[bytes, set[str]] = {}
+    for job in state.jobs.values():
+        readers.setdefault(job.dataset, set()).add(job.team)
+    held_bytes = dict.fromkeys(sorted(set().union(*readers.values())), 0.0)
+    for key, samples in state.sets.items():
+        teams = readers.get(key.dataset, ())
+        for team in teams:
+            held_bytes[team] += samples.resident_bytes / len(teams)
+    shares = {team: state.teams[team].facts.share for team in held_bytes}
+    most_bytes = {team: share / sum(shares.values()) * state.budget_bytes for team, share in shares.items()}
+    for job in state.jobs.values():
+        job.beyond_share = held_bytes[job.team] > most_bytes[job.team]
+
+
+def choose_victims(
+    sets: Mapping[SetKey, SampleSet],
+    jobs: Iterable[Job],
+    *,
+    wanted_bytes: int,
+    later_than_s: float,
+    turn: int,
+    spared: Mapping[SetKey, Ints],
+    unneeded_bytes: int = 0,
+) -> dict[SetKey, Ints]:
+    """Choose resident samples to drop, by set, until ``wanted_bytes`` are free, the
+    farthest next use first.
+
+    Of samples that no job will need, up to ``unneeded_bytes``. Candidates have a
+    next use farther than ``later_than_s`` and are not ``spared``; of very many,
+    ``turn`` varies which are considered.
+    """
+    jobs = list(jobs)
+    # Of very many, only a part several times larger than the amount to drop: the
+    # cost of dropping a sample does not grow with the cache.
+    stride = _stride(sets, max(wanted_bytes, unneeded_bytes), jobs=len(jobs))
+    keys: list[SetKey] = []
+    places, indices, scores, sizes = [], [], [], []
+    for samples in sets.values():
+        if not samples.resident_count:
+            continue
+        # Most samples of a random recipe are used up; others must not hide them.
+        step = stride if samples.key.epoch == EVERY_EPOCH else math.ceil(stride / _FRESH_TIMES)
+        candidates = samples.having(SampleState.RESIDENT)[turn % step :: step]
+        if samples.key in spared:
+            candidates = np.setdiff1d(candidates, spared[samples.key])
+        if candidates.size:
+            places.append(np.full(candidates.size, len(keys)))
+            keys.append(samples.key)
+            indices.append(candidates)
+            stored = None if samples.packs is None else samples.stored(candidates)
+            scores.append(next_use_s(samples.key, candidates, jobs, stored))
+            sizes.append(samples.stored_bytes[candidates].astype(np.int64))
+    if not keys:
+        return {}
+    place, index, score, size = map(np.concatenate, (places, indices, scores, sizes))
+    order = np.argsort(-score, kind="stable")
+    order = order[score[order] > later_than_s]
+    freed = np.cumsum(size[order])
+    enough, plenty = (int(count) + 1 for count in np.searchsorted(freed, (wanted_bytes, unneeded_bytes)))
+    chosen = order[: max(enough, min(plenty, int(np.count_nonzero(np.isinf(score[order])))))]
+    by_set = {key: index[chosen[place[chosen] == number]] for number, key in enumerate(keys)}
+    return {key: victims for key, victims in by_set.items() if victims.size}
+
+
+def _stride(sets: Mapping[SetKey, SampleSet], wanted_bytes: int, *, jobs: int) -> int:
+    holding = [samples.resident_count for samples in sets.values() if samples.resident_count]
+    count, least = sum(holding), max(CANDIDATES_LEAST, _CANDIDATES_PER_SET * len(holding))
+    if count <= least:
+        return 1
+    sample_bytes = sum(samples.resident_bytes for samples in sets.values()) / count
+    enough = int(_CANDIDATES_PER_VICTIM * wanted_bytes / sample_bytes)
+    limit = min(enough, _CANDIDATES_MAX, _LOOKUPS_MAX // max(jobs, 1))
+    return math.ceil(count / max(limit, least))
