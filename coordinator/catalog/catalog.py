@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.catalog.strings import PackedStrings
     from superdl.super_wire.labels import Labels
 
-__all__ = ["Catalog", "RecentIds", "check_once"]
-
 _AT_A_TIME = 8192
 _SHOWN = 5
 _SLOTS = 2**17

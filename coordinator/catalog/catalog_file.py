@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.labels import Labels
 
-__all__ = ["VERSION", "map_catalog", "write_catalog"]
-
 _ABOUT = b"superdl"
 # Of the format. Files of another version are refused.
 VERSION = 1

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["PackedStrings", "PackedStringsBuilder"]
-
 # A million Python objects take 100 MB and slow down the garbage collector. Packed,
 # the same keys take their bytes plus eight more each.
 _IN_MEMORY_BYTES = 2**26

@@ -11,7 +11,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from superdl.coordinator.catalog import list_source
-from superdl.coordinator.catalog.listing import Tally, list_folders
+from superdl.coordinator.catalog.listing import Tally, on_threads
 from superdl.coordinator.catalog.source import Allowed, parse_source
 from superdl.super_wire.errors import (
     ConfigError,
@@ -166,7 +166,7 @@ def test_the_first_failure_ends_the_others():
             tally.check()
 
     with pytest.raises(SourceForbiddenError, match="bad"):
-        list_folders(work, ["endless", "bad", *("more",) * 50], tally, threads=2)
+        on_threads(work, ["endless", "bad", *("more",) * 50], tally, threads=2)
 
 
 @pytest.mark.parametrize(
