@@ -187,23 +187,27 @@ def _check_classes(
 
 def _as_image_folder(keys: PackedStrings, prefix: bytes, classes: Sequence[str]) -> PackedStrings | None:
     """Return strings that sort like ImageFolder's files, by class, folder, name; ``None`` if keys do."""
+    import pyarrow as pa
+
     # Bytewise, keys sort "hot dog/" before "hot/", and files in "a/b/" before "a/c.jpg".
-    has_folders = bytes(keys.blob).count(b"/") > len(keys) * (prefix.count(b"/") + 1)
+    joined, ends = keys.parts()
+    has_folders = bytes(joined).count(b"/") > len(keys) * (prefix.count(b"/") + 1)
     between = any(
         following.startswith(name) and following[len(name)] < "/" for name, following in pairwise(classes)
     )
     # Without either, keys already sort like an ImageFolder's files.
     if not (has_folders or between):
         return None
-    blob = np.frombuffer(keys.blob, dtype=np.uint8).copy()
+    blob = np.frombuffer(joined, dtype=np.uint8).copy()
     slashes = np.flatnonzero(blob == ord("/"))
-    first = slashes[np.searchsorted(slashes, keys.offsets[:-1].astype(np.int64) + len(prefix))]
-    last = slashes[np.searchsorted(slashes, keys.offsets[1:].astype(np.int64)) - 1]
+    first = slashes[np.searchsorted(slashes, ends[:-1].astype(np.int64) + len(prefix))]
+    last = slashes[np.searchsorted(slashes, ends[1:].astype(np.int64)) - 1]
     is_nested = first != last
     # 0 sorts before every character of a name; files of a class come before its folders.
     blob[first], blob[last] = is_nested, 0
     blob[first[is_nested]] = 1
-    return PackedStrings(blob.tobytes(), keys.offsets)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(blob)]
+    return PackedStrings(pa.Array.from_buffers(pa.large_binary(), len(keys), buffers))
 
 
 def _look_up_versions(place: Source, url: str, keys: PackedStrings, found: Found) -> PackedStrings:
