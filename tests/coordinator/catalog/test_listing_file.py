@@ -22,16 +22,9 @@ from superdl.coordinator.catalog.source import Allowed, parse_source
 from superdl.lambda_prefetch.sources import read_object
 from superdl.super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
 from superdl.super_wire.objects.directory import Directory, file_version
+from tests.coordinator.catalog.key_lists import make
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def make(directory, *names):
-    """Files with one byte each, and the folders that they need."""
-    for name in names:
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"x")
 
 
 CONFINED = Allowed(own_functions=False)
