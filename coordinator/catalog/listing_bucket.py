@@ -170,7 +170,7 @@ def ask_for_versions(source: Source, keys: PackedStrings, tally: Tally) -> Found
 
     def ask(begin: int) -> None:
         samples = []
-        for key in keys.slice(begin, begin + _ASKED_AT_A_TIME):
+        for key in keys.take(range(begin, min(begin + _ASKED_AT_A_TIME, len(keys)))):
             tally.check()
             full_key = f"{source.prefix}{key.decode()}"
             with source_failures(f"{source.bucket}/{full_key}"):

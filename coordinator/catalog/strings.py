@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import tempfile
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -69,10 +69,6 @@ class PackedStrings:
     def __iter__(self) -> Iterator[bytes]:
         for chunk in self.chunks():
             yield from _unpacked(chunk.array)
-
-    def slice(self, start: int, stop: int) -> list[bytes]:
-        """Return the strings from ``start`` to ``stop``; like a slice, it stops at the end."""
-        return self.take(np.arange(start, min(stop, len(self))))
 
     def take(self, indices: NDArray[Any] | Sequence[int]) -> list[bytes]:
         """Return the strings at ``indices``, in that order; ``IndexError`` if one is out of range."""
@@ -139,56 +135,40 @@ def _unpacked(array: Any) -> list[bytes]:
 
 
 class PackedStringsBuilder:
-    """Packs strings, in a file if they are many."""
+    """Packs strings: up to 64 MB in memory, more in temporary files."""
 
-    __slots__ = ("_blob", "_ends")
+    __slots__ = ("_ends", "_joined")
 
     def __init__(self) -> None:
-        self._blob, self._ends = _Spool(), _Spool()
+        # build() closes them.
+        self._joined = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115
+        self._ends = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115
         # The first string begins at 0.
         self._ends.write(bytes(8))
 
     def __len__(self) -> int:
-        return self._ends.size // 8 - 1
+        return self._ends.tell() // 8 - 1
 
     def extend(self, strings: PackedStrings) -> None:
         """Add many strings, none of them repeated."""
         joined, ends = strings.parts()
-        self._ends.write((ends[1:] + np.uint64(self._blob.size)).tobytes())
-        self._blob.write(joined)
+        self._ends.write((ends[1:] + np.uint64(self._joined.tell())).tobytes())
+        self._joined.write(joined)
 
     def build(self) -> PackedStrings:
         """Return the strings added. Afterwards, nothing may be added."""
         import pyarrow as pa
 
-        buffers = [None, pa.py_buffer(self._ends.view()), pa.py_buffer(self._blob.view())]
-        return PackedStrings(pa.Array.from_buffers(pa.large_binary(), len(self), buffers))
+        count = len(self)
+        buffers = [None, pa.py_buffer(_written(self._ends)), pa.py_buffer(_written(self._joined))]
+        return PackedStrings(pa.Array.from_buffers(pa.large_binary(), count, buffers))
 
 
-class _Spool:
-    """Bytes that are written once: up to 64 MB in memory, more in a temporary file."""
-
-    __slots__ = ("_file", "_latest", "size")
-
-    def __init__(self) -> None:
-        self._latest, self.size = bytearray(), 0
-        self._file: IO[bytes] | None = None
-
-    def write(self, piece: bytes | memoryview) -> None:
-        self.size += len(piece)
-        if len(self._latest) + len(piece) < _IN_MEMORY_BYTES:
-            self._latest += piece
-            return
-        self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115  # view() closes it
-        self._file.write(self._latest)
-        self._file.write(piece)
-        self._latest.clear()
-
-    def view(self) -> bytes | memoryview:
-        """Return everything written. Afterwards, nothing may be written."""
-        if self._file is None:
-            return bytes(self._latest)
-        with self._file as file:
-            file.write(self._latest)
+def _written(file: tempfile.SpooledTemporaryFile[bytes]) -> bytes | mmap.mmap:
+    """Return everything in a file, mapped if it is on disk, and close it."""
+    with file:
+        if file.tell() > _IN_MEMORY_BYTES:
             file.flush()
-            return memoryview(mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ))
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        file.seek(0)
+        return file.read()
