@@ -187,8 +187,6 @@ def _check_classes(
 
 def _as_image_folder(keys: PackedStrings, prefix: bytes, classes: Sequence[str]) -> PackedStrings | None:
     """Return strings that sort like ImageFolder's files, by class, folder, name; ``None`` if keys do."""
-    import pyarrow as pa
-
     # Bytewise, keys sort "hot dog/" before "hot/", and files in "a/b/" before "a/c.jpg".
     joined, ends = keys.parts()
     has_folders = bytes(joined).count(b"/") > len(keys) * (prefix.count(b"/") + 1)
@@ -206,8 +204,7 @@ def _as_image_folder(keys: PackedStrings, prefix: bytes, classes: Sequence[str])
     # 0 sorts before every character of a name; files of a class come before its folders.
     blob[first], blob[last] = is_nested, 0
     blob[first[is_nested]] = 1
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(blob)]
-    return PackedStrings(pa.Array.from_buffers(pa.large_binary(), len(keys), buffers))
+    return PackedStrings.of_parts(blob, ends)
 
 
 def _look_up_versions(place: Source, url: str, keys: PackedStrings, found: Found) -> PackedStrings:

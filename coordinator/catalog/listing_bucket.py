@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +22,7 @@ from superdl.super_wire.objects import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import BinaryIO
 
     from numpy.typing import NDArray
@@ -66,19 +67,22 @@ class _Finds:
             self._folders.append(np.full(len(samples), place, dtype=np.uint32))
         self._tally.add(len(samples))
 
-    def take(self, page: Page, source: Source, *, images_only: bool) -> None:
-        """Add the samples of a page."""
+    def take(self, page: Page, source: Source, folder: str | None = None, *, images_only: bool) -> None:
+        """Add the samples of a page, all of one ``folder`` or each of its own."""
         self._tally.check()
         below = len(source.prefix)
-        for folder, objects in groupby(page.objects, lambda item: _folder_of(item.key[below:])):
+        groups: Iterable[tuple[str, Iterable[Listed]]] = [(folder or "", page.objects)]
+        if folder is None:
+            groups = groupby(page.objects, lambda item: _folder_of(item.key[below:]))
+        for name, objects in groups:
             listed = [
                 item
                 for item in objects
                 if is_sample(item.key, source.prefix, self._tally, images_only=images_only)
                 and _is_utf8(item.key, self._tally)
             ]
-            if folder or not images_only:
-                self.add(folder, [(item.key.encode(), _version_of(item, source)) for item in listed])
+            if name or not images_only:
+                self.add(name, [(item.key.encode(), _version_of(item, source)) for item in listed])
                 continue
             # ImageFolder ignores images in the root, too.
             for item in listed:
@@ -117,16 +121,20 @@ def list_samples(source: Source, tally: Tally, *, images_only: bool, digests: bo
     """
     finds = _Finds(tally)
     with source_failures(source.url):
+        bucket: Tree | Bucket
+        turns: AbstractContextManager[object] = nullcontext()
         if source.is_file:
-            bucket: Tree | Bucket = Tree(source.directory, tally, images_only=images_only, digests=digests)
+            bucket = Tree(source.directory, tally, images_only=images_only, digests=digests)
+            turns = bucket.turns
         else:
             bucket = open_bucket(source.bucket, tally.allowed.http_hosts)
 
         def list_folder(prefix: str) -> None:
-            for page in bucket.pages(prefix):
-                # One page at a time: more threads would be no faster, and starve the interpreter.
-                with bucket.page_lock:
-                    finds.take(page, source, images_only=images_only)
+            with turns:
+                for page in bucket.pages(prefix):
+                    # One page at a time: more threads would be no faster, and starve the interpreter.
+                    with bucket.page_lock:
+                        finds.take(page, source, prefix[len(source.prefix) : -1], images_only=images_only)
 
         prefixes: list[str] = []
         for page in bucket.pages(source.prefix, folders=bucket.lists_folders):

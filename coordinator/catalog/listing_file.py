@@ -95,7 +95,8 @@ class Tree:
         self._images_only = images_only
         self._linked = 0
         self._alone = not digests  # reading files is always worth threads
-        self._turns = threading.Semaphore(1 if self._alone else _THREADS)
+        # Held while a folder is walked: threads wait while one alone is faster.
+        self.turns = threading.Semaphore(1 if self._alone else _THREADS)
         self._seen, self._since_s = 0, time.monotonic()
 
     def pages(self, prefix: str, *, folders: bool = False) -> Iterator[Page]:
@@ -109,22 +110,20 @@ class Tree:
         page_files, name = 1 if self._digests else _PAGE_FILES, prefix[:-1]
         trail = () if folders else (self._root,)
         pending = [_Directory(os.path.realpath(f"{self._root}/{name}"), name, trail)]
-        # The other threads wait here while one alone is faster.
-        with self._turns:
-            while pending:
-                here, files, names = pending.pop(), list[Listed](), list[str]()
-                self._tally.check()
-                for entry in self._entries(here, top=folders):
-                    if not entry.is_directory:
-                        files += self._listed(entry)
-                    elif folders:
-                        names.append(f"{entry.key}/")
-                    else:
-                        pending.append(_Directory(entry.real, entry.key, (*here.trail, here.path)))
-                    if len(files) == page_files:
-                        yield Page(files)
-                        files = []
-                yield Page(files, names)
+        while pending:
+            here, files, names = pending.pop(), list[Listed](), list[str]()
+            self._tally.check()
+            for entry in self._entries(here, top=folders):
+                if not entry.is_directory:
+                    files += self._listed(entry)
+                elif folders:
+                    names.append(f"{entry.key}/")
+                else:
+                    pending.append(_Directory(entry.real, entry.key, (*here.trail, here.path)))
+                if len(files) == page_files:
+                    yield Page(files)
+                    files = []
+            yield Page(files, names)
 
     def _pace(self) -> None:
         """Let the other threads start once a slow file system keeps this one waiting."""
@@ -135,7 +134,7 @@ class Tree:
             now_s = time.monotonic()
             if now_s - self._since_s > _SOME * _WORTH_THREADS_S:
                 self._alone = False
-                self._turns.release(_THREADS - 1)
+                self.turns.release(_THREADS - 1)
             self._seen, self._since_s = 0, now_s
 
     def _entries(self, here: _Directory, *, top: bool) -> Iterator[_Found]:

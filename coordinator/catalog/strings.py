@@ -47,6 +47,14 @@ class PackedStrings:
         return cls(texts.cast(pa.large_binary()))
 
     @classmethod
+    def of_parts(cls, joined: Any, ends: Any) -> PackedStrings:
+        """Wrap buffers: all strings joined, and uint64 where each begins, with the end behind them."""
+        import pyarrow as pa
+
+        buffers = [None, pa.py_buffer(ends), pa.py_buffer(joined)]
+        return cls(pa.Array.from_buffers(pa.large_binary(), buffers[1].size // 8 - 1, buffers))
+
+    @classmethod
     def concatenate(cls, parts: Sequence[PackedStrings]) -> PackedStrings:
         """Return all strings of all parts, in order."""
         builder = PackedStringsBuilder()
@@ -140,11 +148,15 @@ class PackedStringsBuilder:
     __slots__ = ("_ends", "_joined")
 
     def __init__(self) -> None:
-        # build() closes them.
+        # Closed by build(), or at the end of a listing that failed.
         self._joined = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115
         self._ends = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115
         # The first string begins at 0.
         self._ends.write(bytes(8))
+
+    def __del__(self) -> None:
+        self._joined.close()
+        self._ends.close()
 
     def __len__(self) -> int:
         return self._ends.tell() // 8 - 1
@@ -157,11 +169,7 @@ class PackedStringsBuilder:
 
     def build(self) -> PackedStrings:
         """Return the strings added. Afterwards, nothing may be added."""
-        import pyarrow as pa
-
-        count = len(self)
-        buffers = [None, pa.py_buffer(_written(self._ends)), pa.py_buffer(_written(self._joined))]
-        return PackedStrings(pa.Array.from_buffers(pa.large_binary(), count, buffers))
+        return PackedStrings.of_parts(_written(self._joined), _written(self._ends))
 
 
 def _written(file: tempfile.SpooledTemporaryFile[bytes]) -> bytes | mmap.mmap:
