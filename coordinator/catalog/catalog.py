@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.catalog.members import Members
     from superdl.coordinator.catalog.strings import PackedStrings
     from superdl.super_wire.labels import Labels
-
-__all__ = ["Catalog", "RecentIds", "check_once"]
 
 _AT_A_TIME = 8192
 _SHOWN = 5
@@ -112,7 +110,7 @@ class Catalog:
         """Build a catalog from samples in any order, sorted by key or like ``sorted_like``.
 
         ``prefix`` starts all keys. With ``members``, there is a key and a version
-        per object, and a label per member. Rows of ``fields`` are in the order of
+        per object, once and in byte order, and a label per member. Rows of ``fields`` are in the order of
         labels. ``where`` names the samples' list in an error.
 
         Raises:
@@ -124,24 +122,17 @@ class Catalog:
                 f"{len(classes)} class names have {names_bytes} bytes, more than {MAX_CLASS_NAMES_BYTES}: "
                 "if these are no classes, give labels as numbers in a key list"
             )
-        order = (keys if sorted_like is None else sorted_like).sort_order()
-        ordered = keys.reorder(order)
-        check_once(ordered, where or bucket)
-        named = tuple(classes), tuple(warnings), alias, prefix if alias else ""
-        parts = sorted(fields, key=lambda field: field.name)
+        own = Field(ids.MAIN_FIELD, keys, versions, members)
         if members is None:
-            in_order = tuple(field.in_order(order) for field in parts)
-            return cls(bucket, ordered, versions.reorder(order), labels[order], *named, None, in_order)
-        # Sorting moves the objects: update each member's place of its object.
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        members = replace(members, objects=place[members.objects])
-        order_of_members = members.sort_order()
-        members = members.reorder(order_of_members)
-        shared_keys = ordered.repeated(members.objects)
-        shared_versions = versions.reorder(order).repeated(members.objects)
-        in_order = tuple(field.in_order(order_of_members) for field in parts)
-        return cls(bucket, shared_keys, shared_versions, labels[order_of_members], *named, members, in_order)
+            order = (keys if sorted_like is None else sorted_like).sort_order()
+        else:
+            order = members.sort_order()
+        own = own.in_order(order)
+        if members is None:
+            check_once(own.keys, where or bucket)
+        in_order = tuple(field.in_order(order) for field in sorted(fields, key=lambda field: field.name))
+        named = tuple(classes), tuple(warnings), alias, prefix if alias else ""
+        return cls(bucket, own.keys, own.versions, labels[order], *named, own.members, in_order)
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -331,14 +322,10 @@ def _add_texts(digest: hashlib.blake2b, strings: PackedStrings, skipped: int) ->
     """Hash texts without their first ``skipped`` bytes: lengths and texts as two fields."""
     total = 0
     digest.update((8 * len(strings)).to_bytes(8, "little"))
-    for start in range(0, len(strings), _AT_A_TIME):
-        lengths = (strings.lengths(start, start + _AT_A_TIME) - np.uint64(skipped)).astype("<u8", copy=False)
+    for chunk in strings.chunks():
+        lengths = (np.diff(chunk.parts()[1]) - np.uint64(skipped)).astype("<u8", copy=False)
         digest.update(lengths.tobytes())
         total += int(lengths.sum())
     digest.update(total.to_bytes(8, "little"))
-    if strings.which is None and not skipped:
-        digest.update(strings.blob)
-        return
-    for start in range(0, len(strings), _AT_A_TIME):
-        chunk = strings.slice(start, start + _AT_A_TIME)
-        digest.update(b"".join([text[skipped:] for text in chunk] if skipped else chunk))
+    for chunk in strings.chunks():
+        digest.update(b"".join([text[skipped:] for text in chunk]) if skipped else chunk.parts()[0])

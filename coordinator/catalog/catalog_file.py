@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.labels import Labels
 
-__all__ = ["VERSION", "map_catalog", "write_catalog"]
-
 _ABOUT = b"superdl"
 # Of the format. Files of another version are refused.
 VERSION = 1
@@ -96,9 +94,9 @@ def map_catalog(path: Path) -> Catalog:
 def _part_columns(part: Field) -> dict[str, Any]:
     import pyarrow as pa
 
-    columns = {"key": part.keys.arrow(), "version": part.versions.arrow()}
+    columns = {"key": part.keys.array, "version": part.versions.array}
     if (members := part.members) is not None:
-        columns["member"] = members.names.arrow()
+        columns["member"] = members.names.array
         columns |= {"offset": pa.array(members.offsets), "length": pa.array(members.lengths)}
         if members.encodings.size:
             columns["encoding"] = pa.array(members.encodings)
@@ -107,15 +105,14 @@ def _part_columns(part: Field) -> dict[str, Any]:
 
 def _part_of(name: str, columns: dict[str, Any], row_encodings: list[str] | None) -> Field:
     """Return a part of the samples; ``row_encodings`` is ``None`` if it has no members."""
-    keys, versions = (PackedStrings.of(columns[_column(name, short)]) for short in ("key", "version"))
+    keys, versions = (PackedStrings(columns[_column(name, short)]) for short in ("key", "version"))
     if row_encodings is None:
         return Field(name, keys, versions, None)
-    names = PackedStrings.of(columns[_column(name, "member")])
+    names = PackedStrings(columns[_column(name, "member")])
     offsets, lengths = (columns[_column(name, short)].to_numpy() for short in ("offset", "length"))
     encodings = columns.get(_column(name, "encoding"))
     encodings = np.empty(0, dtype=np.uint8) if encodings is None else encodings.to_numpy()
-    objects = np.arange(len(keys)) if keys.which is None else keys.which
-    members = Members(objects, names, offsets, lengths, encodings, tuple(row_encodings))
+    members = Members(keys.array.indices.to_numpy(), names, offsets, lengths, encodings, tuple(row_encodings))
     return Field(name, keys, versions, members)
 
 

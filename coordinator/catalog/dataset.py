@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.catalog.state import Kept
     from superdl.super_wire.recipe import Recipe
 
-__all__ = ["Dataset", "Listing"]
-
 # Expected for a record without a fixed shape: a 500x400 image.
 _DEFAULT_RECORD_BYTES = 600_000
 

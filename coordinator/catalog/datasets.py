@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.catalog.catalog import Catalog
     from superdl.super_wire.recipe import Recipe
 
-__all__ = ["DatasetRegistry"]
-
 _log = logging.getLogger(__name__)
 
 _Found = TypeVar("_Found")

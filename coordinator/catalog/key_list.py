@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.catalog.listing import Tally
     from superdl.super_wire.labels import Labels
 
-__all__ = ["KEY_LIST_HELP", "MAX_KEY_LIST_BYTES", "KeyList", "read_key_list"]
-
 # Advice for sources whose folders do not determine the labels.
 KEY_LIST_HELP = (
     "give key_list the URL of a CSV, JSONL or Parquet file with the columns key (relative to the source) "

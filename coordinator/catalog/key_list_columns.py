@@ -20,24 +20,6 @@ if TYPE_CHECKING:
 
     Parts = dict[str, frozenset[str]]
 
-__all__ = [
-    "LABELS",
-    "MIXED",
-    "VARIES",
-    "BadRowError",
-    "Part",
-    "PartColumns",
-    "Rows",
-    "check_columns",
-    "check_rows",
-    "coded",
-    "is_text",
-    "kind_of",
-    "labelled_by",
-    "names_of",
-    "parts_of",
-]
-
 # Suffix of the name of a list whose length varies by row.
 VARIES = "[]"
 
@@ -120,6 +102,7 @@ def kind_of(name: str) -> Any:
 
 
 def other_fields(expected: Iterable[str]) -> str:
+    """Return the reason that a label has not the fields that are ``expected``."""
     named = ", ".join(filter(None, expected))[:200] or "none"
     return f"the label has other fields than those before it: {named}: all labels have the same"
 

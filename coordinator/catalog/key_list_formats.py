@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["FORMATS"]
-
 _T = TypeVar("_T")
 
 _MAX_LINE_BYTES = 2**18  # the longest possible label has 8192 numbers

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.labels import Labels
 
-__all__ = ["LabelColumn"]
-
 _NUMBERS_MAX = MAX_LABEL_BYTES // 8
 _MAX_NDIM = 8
 _MAX_NAME = 200  # bytes of a field's name

@@ -11,18 +11,14 @@ import numpy as np
 
 from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.key_list import KEY_LIST_HELP, KeyList, read_key_list
-from superdl.coordinator.catalog.listing import EXTENSIONS, Folder, Noted, Tally
+from superdl.coordinator.catalog.listing import EXTENSIONS, Noted, Tally
 from superdl.coordinator.catalog.listing_bucket import (
     ask_for_versions,
-    list_bucket,
+    list_samples,
     pinned,
     probe_bucket,
 )
-from superdl.coordinator.catalog.listing_file import (
-    list_directory,
-    probe_directory,
-    size_in_version,
-)
+from superdl.coordinator.catalog.listing_file import probe_directory, size_in_version
 from superdl.coordinator.catalog.members import Field, distinct
 from superdl.coordinator.catalog.source import Allowed, Source, parse_source
 from superdl.coordinator.catalog.strings import PackedStrings
@@ -34,9 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from superdl.coordinator.catalog.key_list_columns import Part
+    from superdl.coordinator.catalog.listing_bucket import Found
     from superdl.coordinator.catalog.members import Members
-
-__all__ = ["list_objects", "list_source"]
 
 _SHOWN = 5
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
@@ -86,9 +81,9 @@ def list_source(
     tally = Tally(progress, cancelled or threading.Event(), allowed)
     place = pinned(place)
     if not key_list:
-        folders = _list(place, tally, images_only=True, naming=naming)
+        found = list_samples(place, tally, images_only=True, digests=naming.versions == "digests")
         tally.found_all()
-        catalog = _by_folders(place, folders, naming, tally, classes)
+        catalog = _by_folders(place, found, naming, tally, classes)
     else:
         rows = read_key_list(key_list, tally, of_files=place.is_file or place.is_web, classes=classes)
         own, *fields = _fields(place, rows, naming, tally)
@@ -103,9 +98,9 @@ def list_source(
 def _fields(place: Source, rows: KeyList, naming: Naming, tally: Tally) -> list[Field]:
     """Return own objects and fields, with full keys, and versions looked up if needed."""
     parts = {"": rows.own, **rows.fields}
-    folders: list[Folder] | None = None
+    every: Found | None = None
     if any(part.versions is None for part in parts.values()) and not place.is_web:
-        folders = _list(place, tally, images_only=False, naming=naming)
+        every = list_samples(place, tally, images_only=False, digests=naming.versions == "digests")
     elif place.is_file:  # check that it exists, or functions would be the first to notice
         probe_directory(place.directory)
     elif not place.is_web or rows.own.versions is not None:
@@ -116,9 +111,9 @@ def _fields(place: Source, rows: KeyList, naming: Naming, tally: Tally) -> list[
         if versions is None:
             first, which = distinct(part.keys) if name else (None, None)  # keys of a field may repeat
             unique_keys = part.keys if first is None else part.keys.reorder(first)
-            listed = ask_for_versions(place, unique_keys, tally) if folders is None else folders
+            found = every or ask_for_versions(place, unique_keys, tally)
             tally.found_all()
-            versions = _look_up_versions(place, rows.url, unique_keys, listed)
+            versions = _look_up_versions(place, rows.url, unique_keys, found)
             versions = versions if which is None else versions.reorder(which)
         if part.members is not None and place.is_file:
             _check_ends(rows.url, part, part.members, versions)
@@ -133,59 +128,42 @@ def list_objects(
 ) -> tuple[PackedStrings, PackedStrings]:
     """Return keys and versions of all below a source, in any order; ``SourceError`` as in list_source()."""
     tally = Tally(lambda _: None, threading.Event())
-    folders = _list(pinned(parse_source(source)), tally, images_only=False, naming=naming)
+    place, digests = pinned(parse_source(source)), naming.versions == "digests"
+    found = list_samples(place, tally, images_only=False, digests=digests)
     for warning in tally.report(source):
         _log.warning("%s", warning)
-    return (
-        PackedStrings.concatenate([folder.keys for folder in folders]),
-        PackedStrings.concatenate([folder.versions for folder in folders]),
-    )
+    return found.keys, found.versions
 
 
-def _list(place: Source, tally: Tally, *, images_only: bool, naming: Naming) -> list[Folder]:
-    if place.is_file:
-        digests = naming.versions == "digests"
-        return list_directory(place.directory, tally, images_only=images_only, digests=digests)
-    return list_bucket(place, tally, images_only=images_only)
-
-
-def _by_folders(
-    place: Source, found: list[Folder], naming: Naming, tally: Tally, classes: Sequence[str]
-) -> Catalog:
+def _by_folders(place: Source, found: Found, naming: Naming, tally: Tally, classes: Sequence[str]) -> Catalog:
     label_of = {name: label for label, name in enumerate(classes)}
-    folders = sorted((folder for folder in found if folder.name), key=lambda folder: folder.name)
-    for folder in folders:
-        if not (len(folder.keys) or folder.name in label_of or is_hidden(folder.name)):
-            tally.note(Noted.EMPTY_TOO if classes else Noted.EMPTY, folder.name)
-    for key in (key.decode() for folder in found if not folder.name for key in folder.keys):
-        # ImageFolder ignores images in the root, too.
-        tally.note(Noted.NAMELESS if key.startswith("/", len(place.prefix)) else Noted.LOOSE, key)
-    folders = [folder for folder in folders if len(folder.keys)]
-    if not folders:
-        raise _no_samples(place, sum(len(folder.keys) for folder in found), tally)
-    names = [folder.name for folder in folders]
+    counts = np.bincount(found.folders, minlength=len(found.names)).tolist()
+    images = {name: count for name, count in sorted(zip(found.names, counts, strict=True)) if count}
+    for name in found.names:
+        if name and not (name in images or name in label_of or is_hidden(name)):
+            tally.note(Noted.EMPTY_TOO if classes else Noted.EMPTY, name)
+    if not images:
+        raise _no_samples(place, tally)
     if label_of:
-        _check_classes(place, folders, label_of, tally)
-    elif _SPLITS.issuperset(map(str.lower, names)):
+        _check_classes(place, images, label_of, tally)
+    elif _SPLITS.issuperset(map(str.lower, images)):
         # Such names suggest that the source is one level too high.
-        for name in names:
+        for name in images:
             tally.note(Noted.SPLITS, name)
-    classes = classes or names
-    label_of = label_of or {name: label for label, name in enumerate(names)}
-    labels = np.repeat([label_of[name] for name in names], [len(folder.keys) for folder in folders])
-    keys = PackedStrings.concatenate([folder.keys for folder in folders])
-    versions = PackedStrings.concatenate([folder.versions for folder in folders])
-    columns = keys, versions, labels, classes, tally.report(place.url)
-    like = _as_image_folder(keys, place.prefix.encode(), names)
+    classes = classes or [*images]
+    label_of = label_of or {name: label for label, name in enumerate(images)}
+    labels = np.array([label_of.get(name, 0) for name in found.names])[found.folders]
+    columns = found.keys, found.versions, labels, classes, tally.report(place.url)
+    like = _as_image_folder(found.keys, place.prefix.encode(), [*images])
     return Catalog.build(place.bucket, *columns, alias=naming.alias, prefix=place.prefix, sorted_like=like)
 
 
-def _no_samples(place: Source, images: int, tally: Tally) -> SourceError:
+def _no_samples(place: Source, tally: Tally) -> SourceError:
     left_out = "".join(f"; {line}" for line in map(tally.noted, Noted) if line)
-    if images:
+    if tally.count:
         return SourceError(
-            f"{place.url} holds {images} images and no class folders, so their labels are unknown: put each "
-            f"image into a folder named after its class, or {KEY_LIST_HELP}{left_out}"
+            f"{place.url} holds {tally.count} images and no class folders, so their labels are unknown: put "
+            f"each image into a folder named after its class, or {KEY_LIST_HELP}{left_out}"
         )
     return SourceEmptyError(
         f"{place.url} holds no image ({', '.join(EXTENSIONS)}); for objects of other names, "
@@ -194,45 +172,45 @@ def _no_samples(place: Source, images: int, tally: Tally) -> SourceError:
 
 
 def _check_classes(
-    place: Source, folders: Sequence[Folder], label_of: Mapping[str, int], tally: Tally
+    place: Source, images: Mapping[str, int], label_of: Mapping[str, int], tally: Tally
 ) -> None:
     """Refuse folders that match no given class, and note classes without a folder."""
-    if others := [folder for folder in folders if folder.name not in label_of]:
-        names = ", ".join(f"{folder.name!r} ({len(folder.keys):,} images)" for folder in others[:_SHOWN])
+    if others := [name for name in images if name not in label_of]:
+        names = ", ".join(f"{name!r} ({images[name]:,} images)" for name in others[:_SHOWN])
         raise SourceError(
             f"{place.url}: {len(others)} of its folders are none of the {len(label_of)} classes that were "
             f"given: {names}{', ...' if len(others) > _SHOWN else ''}: correct classes=, or move them away"
         )
-    for name in label_of.keys() - {folder.name for folder in folders}:
+    for name in label_of.keys() - images.keys():
         tally.note(Noted.UNSEEN, name)
 
 
 def _as_image_folder(keys: PackedStrings, prefix: bytes, classes: Sequence[str]) -> PackedStrings | None:
     """Return strings that sort like ImageFolder's files, by class, folder, name; ``None`` if keys do."""
     # Bytewise, keys sort "hot dog/" before "hot/", and files in "a/b/" before "a/c.jpg".
-    has_folders = bytes(keys.blob).count(b"/") > len(keys) * (prefix.count(b"/") + 1)
+    joined, ends = keys.parts()
+    has_folders = bytes(joined).count(b"/") > len(keys) * (prefix.count(b"/") + 1)
     between = any(
         following.startswith(name) and following[len(name)] < "/" for name, following in pairwise(classes)
     )
     # Without either, keys already sort like an ImageFolder's files.
     if not (has_folders or between):
         return None
-    blob = np.frombuffer(keys.blob, dtype=np.uint8).copy()
+    blob = np.frombuffer(joined, dtype=np.uint8).copy()
     slashes = np.flatnonzero(blob == ord("/"))
-    first = slashes[np.searchsorted(slashes, keys.offsets[:-1].astype(np.int64) + len(prefix))]
-    last = slashes[np.searchsorted(slashes, keys.offsets[1:].astype(np.int64)) - 1]
+    first = slashes[np.searchsorted(slashes, ends[:-1].astype(np.int64) + len(prefix))]
+    last = slashes[np.searchsorted(slashes, ends[1:].astype(np.int64)) - 1]
     is_nested = first != last
     # 0 sorts before every character of a name; files of a class come before its folders.
     blob[first], blob[last] = is_nested, 0
     blob[first[is_nested]] = 1
-    return PackedStrings(blob.tobytes(), keys.offsets)
+    return PackedStrings.of_parts(blob, ends)
 
 
-def _look_up_versions(place: Source, url: str, keys: PackedStrings, found: list[Folder]) -> PackedStrings:
+def _look_up_versions(place: Source, url: str, keys: PackedStrings, found: Found) -> PackedStrings:
     prefix = place.prefix.encode()
     full_keys = keys.behind(prefix)
-    listed = PackedStrings.concatenate([folder.keys for folder in found])
-    all_keys = PackedStrings.concatenate([full_keys, listed])
+    all_keys = PackedStrings.concatenate([full_keys, found.keys])
     order = all_keys.sort_order()
     # Both hold a key once, and the sort is stable: a listed key directly follows its row.
     is_pair = all_keys.reorder(order).equals_next()
@@ -245,7 +223,7 @@ def _look_up_versions(place: Source, url: str, keys: PackedStrings, found: list[
             f"key_list {url}: {len(missing)} of its {len(keys)} keys are not in {place.url} "
             f"(keys are relative to it): {names}{', ...' if len(missing) > _SHOWN else ''}"
         )
-    return PackedStrings.concatenate([folder.versions for folder in found]).reorder(places)
+    return found.versions.reorder(places)
 
 
 def _check_ends(url: str, rows: Part, members: Members, versions: PackedStrings) -> None:

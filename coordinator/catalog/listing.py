@@ -5,36 +5,22 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from superdl.coordinator.catalog.source import Allowed
-from superdl.coordinator.catalog.strings import PackedStrings, PackedStringsBuilder
 from superdl.super_wire.redaction import shown
 from superdl.super_wire.source_url import is_hidden
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable
 
-__all__ = [
-    "EXTENSIONS",
-    "Folder",
-    "FolderBuilder",
-    "ListingCancelledError",
-    "Noted",
-    "Tally",
-    "escaped",
-    "is_image",
-    "is_sample",
-    "list_folders",
-]
+_Item = TypeVar("_Item")
 
 _EXTENSIONS = ".jpg .jpeg .png .ppm .bmp .pgm .tif .tiff .webp .avif .jp2 .j2k"
 # The extensions of torchvision's ImageFolder, regardless of case.
 EXTENSIONS = tuple(_EXTENSIONS.split())
 
-_REPORT_EVERY = 500
 _SHOWN = 5  # names, in a message
 
 
@@ -82,17 +68,6 @@ def escaped(name: str) -> str:
     return shown(name.encode(errors="surrogateescape").decode(errors="backslashreplace"))
 
 
-@dataclass(frozen=True, slots=True)
-class Folder:
-    """The contents of one first-level folder of a source, in any order."""
-
-    # Empty for files in the source's root.
-    name: str
-    # Full object keys.
-    keys: PackedStrings
-    versions: PackedStrings
-
-
 class Tally:
     """Counts what a listing finds, and collects remarks for its warnings.
 
@@ -112,15 +87,15 @@ class Tally:
         self._progress = progress
         self._cancelled = cancelled
         self._lock = threading.Lock()
-        self._count = self._reached = 0
+        self.count = self._reached = 0
         self._noted: Counter[Noted] = Counter()
         self._names: defaultdict[Noted, set[str]] = defaultdict(set)
 
     def add(self, count: int) -> None:
         """Count more samples; ``ListingCancelledError`` if cancelled, ``SourceError`` if too many."""
         with self._lock:
-            self._count += count
-        self.reach(self._count)
+            self.count += count
+        self.reach(self.count)
 
     def reach(self, count: int) -> None:
         """Report ``count`` samples so far, without adding them; raise like :meth:`add`."""
@@ -161,47 +136,15 @@ class Tally:
             raise ListingCancelledError("the listing was cancelled")
 
 
-class FolderBuilder:
-    """Collects one folder's samples, and packs and counts them in groups of ``every``."""
-
-    def __init__(self, name: str, tally: Tally, *, every: int = _REPORT_EVERY) -> None:
-        self._name = name
-        self._tally = tally
-        self._every = every
-        self._keys = PackedStringsBuilder()
-        self._versions = PackedStringsBuilder()
-        self._latest: list[tuple[bytes, bytes]] = []
-
-    def append(self, key: bytes, version: bytes) -> None:
-        """Add one sample."""
-        self._latest.append((key, version))
-        if len(self._latest) == self._every:
-            self._pack()
-
-    def build(self) -> Folder:
-        """Return the folder with everything added."""
-        self._pack()
-        return Folder(self._name, self._keys.build(), self._versions.build())
-
-    def _pack(self) -> None:
-        self._keys.extend(PackedStrings.pack(key for key, _ in self._latest))
-        self._versions.extend(PackedStrings.pack(version for _, version in self._latest))
-        # Once per group, so that threads rarely wait for the tally's lock.
-        self._tally.add(len(self._latest))
-        self._latest.clear()
-
-
-def list_folders(
-    work: Callable[[str], Folder], names: Sequence[str], tally: Tally, *, threads: int
-) -> list[Folder]:
-    """Run ``work`` for every folder on threads. The first failure ends all and is raised."""
+def on_threads(work: Callable[[_Item], None], items: Iterable[_Item], tally: Tally, *, threads: int) -> None:
+    """Run ``work`` for every item on threads. The first failure ends all and is raised."""
     with ThreadPoolExecutor(threads, thread_name_prefix="super-list") as pool:
-        futures = [pool.submit(work, name) for name in names]
+        futures = [pool.submit(work, item) for item in items]
         failed = True
         try:
             failed = any(future.exception() for future in wait(futures, return_when=FIRST_EXCEPTION).done)
         finally:
-            if failed:  # also by an interrupt: leaving the pool would wait for every folder
+            if failed:  # also by an interrupt: leaving the pool would wait for every item
                 tally.abandoned.set()
                 pool.shutdown(wait=False, cancel_futures=True)
     failures = [future.exception() for future in futures if not future.cancelled()]
@@ -209,4 +152,3 @@ def list_folders(
     reasons = sorted(filter(None, failures), key=lambda failure: isinstance(failure, ListingCancelledError))
     if reasons:
         raise reasons[0]
-    return [future.result() for future in futures]

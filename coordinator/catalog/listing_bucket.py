@@ -1,12 +1,19 @@
-"""Lists buckets of every kind: first their folders, then each on a thread of its own."""
+"""Lists sources of every kind: first their folders, then each on a thread of its own."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
 
-from superdl.coordinator.catalog.listing import Folder, FolderBuilder, Noted, Tally, is_sample, list_folders
+import numpy as np
+
+from superdl.coordinator.catalog.listing import Noted, Tally, is_sample, on_threads
+from superdl.coordinator.catalog.listing_file import Tree
 from superdl.coordinator.catalog.source import Source
-from superdl.super_wire.errors import SourceError
+from superdl.coordinator.catalog.strings import PackedStrings, PackedStringsBuilder
+from superdl.super_wire.errors import SourceError, SourceForbiddenError
 from superdl.super_wire.objects import (
     Span,
     open_bucket,
@@ -15,77 +22,140 @@ from superdl.super_wire.objects import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable
     from typing import BinaryIO
 
-    from superdl.coordinator.catalog.strings import PackedStrings
-    from superdl.super_wire.objects import Page
+    from numpy.typing import NDArray
 
-__all__ = [
-    "ask_for_versions",
-    "bucket_region",
-    "download",
-    "list_bucket",
-    "pinned",
-    "probe_bucket",
-]
+    from superdl.super_wire.objects import Bucket, Page
+    from superdl.super_wire.objects.base import Listed
 
 _THREADS = 16
 _ASKED_AT_A_TIME = 200
 _CHUNK_BYTES = 2**26
 
 
+class Found(NamedTuple):
+    """The samples of a source, in any order."""
+
+    # Full object keys.
+    keys: PackedStrings
+    versions: PackedStrings
+    # Names of the first-level folders, even those without a sample; empty for the source's root.
+    names: tuple[str, ...]
+    # Each sample's folder, by its place in names.
+    folders: NDArray[np.uint32]
+
+
+class _Finds:
+    """Collects samples as they are found, from any threads."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally, self._lock = tally, threading.Lock()
+        self._keys, self._versions = PackedStringsBuilder(), PackedStringsBuilder()
+        self._places: dict[str, int] = {}
+        self._folders = [np.empty(0, dtype=np.uint32)]
+
+    def add(self, folder: str, samples: list[tuple[bytes, bytes]]) -> None:
+        """Add samples of a folder, and count them."""
+        keys = PackedStrings.pack(key for key, _ in samples)
+        versions = PackedStrings.pack(version for _, version in samples)
+        with self._lock:
+            place = self._places.setdefault(folder, len(self._places))
+            self._keys.extend(keys)
+            self._versions.extend(versions)
+            self._folders.append(np.full(len(samples), place, dtype=np.uint32))
+        self._tally.add(len(samples))
+
+    def take(self, page: Page, source: Source, folder: str | None = None, *, images_only: bool) -> None:
+        """Add the samples of a page, all of one ``folder`` or each of its own."""
+        self._tally.check()
+        below = len(source.prefix)
+        groups: Iterable[tuple[str, Iterable[Listed]]] = [(folder or "", page.objects)]
+        if folder is None:
+            groups = groupby(page.objects, lambda item: _folder_of(item.key[below:]))
+        for name, objects in groups:
+            listed = [
+                item
+                for item in objects
+                if is_sample(item.key, source.prefix, self._tally, images_only=images_only)
+                and _is_utf8(item.key, self._tally)
+            ]
+            if name or not images_only:
+                self.add(name, [(item.key.encode(), _version_of(item, source)) for item in listed])
+                continue
+            # ImageFolder ignores images in the root, too.
+            for item in listed:
+                what = Noted.NAMELESS if item.key.startswith("/", below) else Noted.LOOSE
+                self._tally.note(what, item.key)
+            self._tally.add(len(listed))
+
+    def all(self) -> Found:
+        """Return everything added. Afterwards, nothing may be added."""
+        folders = np.concatenate(self._folders)
+        return Found(self._keys.build(), self._versions.build(), tuple(self._places), folders)
+
+
 def pinned(source: Source) -> Source:
-    """Replace a source's branch or tag by its commit; raise like :func:`list_bucket`."""
+    """Replace a source's branch or tag by its commit; raise like :func:`list_samples`."""
     with source_failures(source.url):
         return Source(pinned_bucket(source.bucket), source.prefix)
 
 
-def list_bucket(source: Source, tally: Tally, *, images_only: bool) -> list[Folder]:
-    """List all images, or objects, below the prefix: a :class:`Folder` per
-    first-level one, and one for the rest.
+def list_samples(source: Source, tally: Tally, *, images_only: bool, digests: bool = False) -> Found:
+    """List the images in the class folders of a source, or all objects.
+
+    Args:
+        source: what to list.
+        tally: counts the samples, and images in the source's root, which are none.
+        images_only: skip objects without an image's extension.
+        digests: read every file of a directory, for versions by content
+            (:func:`superdl.super_wire.ids.digest_version`).
 
     Raises:
         ConfigError: the package that reads this kind of bucket is not installed.
-        SourceError: the bucket does not exist or may not be listed, there are no
-            credentials, or no answer.
+        SourceError: the source does not exist (``SourceNotFoundError``) or may not be
+            listed, or a link in it not followed (``SourceForbiddenError``), there are no
+            credentials, or no answer. The message names what failed.
         ListingCancelledError: the listing was cancelled.
     """
+    finds = _Finds(tally)
     with source_failures(source.url):
-        bucket = open_bucket(source.bucket, tally.allowed.http_hosts)
+        bucket: Tree | Bucket
+        turns: AbstractContextManager[object] = nullcontext()
+        if source.is_file:
+            bucket = Tree(source.directory, tally, images_only=images_only, digests=digests)
+            turns = bucket.turns
+        else:
+            bucket = open_bucket(source.bucket, tally.allowed.http_hosts)
 
-        def folder(prefix: str) -> Folder:
-            builder = FolderBuilder(prefix[len(source.prefix) : -1], tally)
-            for page in bucket.pages(prefix):
-                # One page at a time: more threads would be no faster, and starve the interpreter.
-                with bucket.page_lock:
-                    for _, key, version in _samples(page, source, tally, images_only=images_only):
-                        builder.append(key, version)
-            return builder.build()
-
-        def name_of(key: str) -> str:
-            return key[len(source.prefix) :].rpartition("/")[0].partition("/")[0]
+        def list_folder(prefix: str) -> None:
+            with turns:
+                for page in bucket.pages(prefix):
+                    # One page at a time: more threads would be no faster, and starve the interpreter.
+                    with bucket.page_lock:
+                        finds.take(page, source, prefix[len(source.prefix) : -1], images_only=images_only)
 
         prefixes: list[str] = []
-        builders: dict[str, FolderBuilder] = {}
         for page in bucket.pages(source.prefix, folders=bucket.lists_folders):
+            finds.take(page, source, images_only=images_only)
             prefixes += [name for name in page.folders if _is_utf8(name, tally)]
-            names = {name_of(item.key) for item in page.objects} - builders.keys()
-            builders |= {name: FolderBuilder(name, tally) for name in names}
-            for name, key, version in _samples(page, source, tally, images_only=images_only):
-                builders[name_of(name)].append(key, version)
-        folders = list_folders(folder, prefixes, tally, threads=_THREADS)
-    return [*(builder.build() for builder in builders.values()), *folders]
+        for prefix in prefixes:
+            finds.add(prefix[len(source.prefix) : -1], [])
+        on_threads(list_folder, prefixes, tally, threads=_THREADS)
+    # Only now are all forbidden links known. Nothing that ImageFolder would find may be left out silently.
+    if forbidden := tally.noted(Noted.FORBIDDEN):
+        raise SourceForbiddenError(
+            f"{source.url}: {forbidden}. Put the files themselves in their place, or have the "
+            "operator of coordinator and functions set SUPER_FILE_ROOTS to the source and the "
+            "directories that its links lead to"
+        )
+    return finds.all()
 
 
-def _samples(
-    page: Page, source: Source, tally: Tally, *, images_only: bool
-) -> Iterator[tuple[str, bytes, bytes]]:
-    """Yield the names of a page's samples, as text and as bytes, and their versions."""
-    tally.check()
-    for key, version, *_ in page.objects:
-        if is_sample(key, source.prefix, tally, images_only=images_only) and _is_utf8(key, tally):
-            yield key, key.encode(), _checked(version, f"{source.bucket}/{key}")
+def _folder_of(path: str) -> str:
+    """Return the first-level folder of a path below the source; empty if it lies in the root."""
+    return path.rpartition("/")[0].partition("/")[0]
 
 
 def _is_utf8(name: str, tally: Tally) -> bool:
@@ -97,30 +167,30 @@ def _is_utf8(name: str, tally: Tally) -> bool:
     return True
 
 
-def ask_for_versions(source: Source, keys: PackedStrings, tally: Tally) -> list[Folder]:
+def ask_for_versions(source: Source, keys: PackedStrings, tally: Tally) -> Found:
     """Return the keys of a source that cannot be listed with their versions, by a request each.
 
-    Keys are relative to the source. Raises like :func:`list_bucket`.
+    Keys are relative to the source. Raises like :func:`list_samples`.
     """
+    finds = _Finds(tally)
     with source_failures(source.url):
         bucket = open_bucket(source.bucket, tally.allowed.http_hosts)
 
-    def some(begin: str) -> Folder:
-        builder = FolderBuilder("", tally, every=_ASKED_AT_A_TIME)
-        for key in keys.slice(int(begin), min(int(begin) + _ASKED_AT_A_TIME, len(keys))):
+    def ask(begin: int) -> None:
+        samples = []
+        for key in keys.take(range(begin, min(begin + _ASKED_AT_A_TIME, len(keys)))):
             tally.check()
             full_key = f"{source.prefix}{key.decode()}"
             with source_failures(f"{source.bucket}/{full_key}"):
-                builder.append(full_key.encode(), bucket.head(full_key)[0].encode())
-        return builder.build()
+                samples.append((full_key.encode(), bucket.head(full_key)[0].encode()))
+        finds.add("", samples)
 
-    return list_folders(
-        some, [str(begin) for begin in range(0, len(keys), _ASKED_AT_A_TIME)], tally, threads=_THREADS
-    )
+    on_threads(ask, range(0, len(keys), _ASKED_AT_A_TIME), tally, threads=_THREADS)
+    return finds.all()
 
 
 def probe_bucket(source: Source, key: bytes, tally: Tally) -> None:
-    """Check that a source may be listed, or has a key if it is a web server; raise like list_bucket()."""
+    """Check that a source may be listed, or has a key if it is a web server; raise like list_samples()."""
     with source_failures(source.url):
         bucket = open_bucket(source.bucket, tally.allowed.http_hosts)
         if source.is_web:
@@ -132,7 +202,7 @@ def probe_bucket(source: Source, key: bytes, tally: Tally) -> None:
 def download(
     bucket: str, key: str, what: str, check_size: Callable[[int], None], stream: BinaryIO, tally: Tally
 ) -> None:
-    """Write an object, in messages ``what``, to a stream; raise like list_bucket(), or check_size()."""
+    """Write an object, in messages ``what``, to a stream; raise like list_samples(), or check_size()."""
 
     def check(size_bytes: int) -> None:
         check_size(size_bytes)
@@ -164,10 +234,10 @@ def bucket_region(bucket: str) -> str:
         return open_s3(bucket).region()
 
 
-def _checked(version: str, url: str) -> bytes:
-    if not version:
+def _version_of(item: Listed, source: Source) -> bytes:
+    if not item.version:
         raise SourceError(
-            f"{url}: the object store gives no ETag, by which SUPER tells versions of an object apart: name "
-            "the samples in a key_list with a version column"
+            f"{source.bucket}/{item.key}: the object store gives no ETag, by which SUPER tells versions of "
+            "an object apart: name the samples in a key_list with a version column"
         )
-    return version.encode()
+    return item.version.encode()

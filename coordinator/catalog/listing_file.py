@@ -1,4 +1,4 @@
-"""Lists a directory: every image below it, folder by folder, on threads."""
+"""Walks a directory: pages of the files below it, like those of a bucket."""
 
 from __future__ import annotations
 
@@ -9,28 +9,21 @@ import re
 import stat
 import threading
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from superdl.coordinator.catalog.listing import (
-    Folder,
-    FolderBuilder,
-    Noted,
-    Tally,
-    escaped,
-    is_image,
-    list_folders,
-)
+from superdl.coordinator.catalog.listing import Noted, Tally, escaped, is_image
 from superdl.super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
 from superdl.super_wire.ids import ID_BYTES, digest_version
+from superdl.super_wire.objects.base import Listed, Page
 from superdl.super_wire.objects.directory import file_version
 from superdl.super_wire.source_url import is_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["list_directory", "probe_directory", "size_in_version"]
-
 _BLOCK_BYTES = 2**20
+_PAGE_FILES = 500
 _THREADS = 8
 # On a local disk, threads only compete for the interpreter: one alone takes half the time. If _SOME entries
 # take longer than _WORTH_THREADS_S each, as on a network filesystem, all threads run.
@@ -48,37 +41,8 @@ def size_in_version(version: bytes) -> int:
     return int(match[1]) if match else 2**63 - 1
 
 
-def list_directory(directory: str, tally: Tally, *, images_only: bool, digests: bool = False) -> list[Folder]:
-    """List all below a directory: a :class:`Folder` per first-level folder, and one for the rest.
-
-    Args:
-        directory: an absolute real path.
-        tally: counts the samples.
-        images_only: skip files without an image's extension.
-        digests: read every file, for versions by content
-            (:func:`superdl.super_wire.ids.digest_version`).
-
-    Raises:
-        SourceError: the directory does not exist (``SourceNotFoundError``), or one may not
-            be read or a link not followed (``SourceForbiddenError``). The message names it.
-        ListingCancelledError: the listing was cancelled.
-    """
-    walk = _Walk(directory, tally, images_only=images_only, digests=digests)
-    loose = walk.builder("")
-    names = []
-    for entry in walk.entries(_Directory(directory, "", ()), top=True):
-        if entry.is_directory:
-            names.append(entry.key)
-        else:
-            walk.add(entry, loose)
-    folders = list_folders(walk.folder, names, tally, threads=_THREADS)
-    # Only now are all forbidden links known, so the error can count them.
-    walk.check_links()
-    return [loose.build(), *folders]
-
-
 def probe_directory(directory: str) -> None:
-    """Check that a directory exists and may be read; raise like :func:`list_directory`."""
+    """Check that a directory exists and may be read; raise like :meth:`Tree.pages`."""
     try:
         os.scandir(directory).close()
     except OSError as error:
@@ -110,8 +74,18 @@ class _Found(NamedTuple):
         return self.entry.is_dir(follow_symlinks=False)
 
 
-class _Walk:
-    """Walks one source. Several threads may walk folders at once."""
+class Tree:
+    """A directory whose links are followed. Several threads may walk folders at once.
+
+    Args:
+        root: an absolute real path.
+        tally: notes what is left out, and limits where links may lead.
+        images_only: skip files without an image's extension.
+        digests: read every file, for versions by content.
+    """
+
+    lists_folders = True
+    page_lock = nullcontext()
 
     def __init__(self, root: str, tally: Tally, *, images_only: bool, digests: bool) -> None:
         self._root = root
@@ -121,28 +95,35 @@ class _Walk:
         self._images_only = images_only
         self._linked = 0
         self._alone = not digests  # reading files is always worth threads
-        self._turns = threading.Semaphore(1 if self._alone else _THREADS)
+        # Held while a folder is walked: threads wait while one alone is faster.
+        self.turns = threading.Semaphore(1 if self._alone else _THREADS)
         self._seen, self._since_s = 0, time.monotonic()
 
-    def builder(self, name: str) -> FolderBuilder:
-        # If files are read, each counts as progress.
-        return FolderBuilder(name, self._tally, **({"every": 1} if self._digests else {}))
+    def pages(self, prefix: str, *, folders: bool = False) -> Iterator[Page]:
+        """Yield the files below a folder; with ``folders``, those in the root, and its folders.
 
-    def folder(self, name: str) -> Folder:
-        builder = self.builder(name)
-        pending = [_Directory(os.path.realpath(f"{self._root}/{name}"), name, (self._root,))]
-        # The other threads wait here while one alone is faster.
-        with self._turns:
-            while pending:
-                here = pending.pop()
-                self._tally.check()
-                trail = (*here.trail, here.path)
-                for entry in self.entries(here):
-                    if entry.is_directory:
-                        pending.append(_Directory(entry.real, entry.key, trail))
-                    else:
-                        self.add(entry, builder)
-        return builder.build()
+        Raises:
+            SourceError: the root does not exist (``SourceNotFoundError``), or a directory
+                may not be read (``SourceForbiddenError``). The message names it.
+        """
+        # If files are read, each counts as progress.
+        page_files, name = 1 if self._digests else _PAGE_FILES, prefix[:-1]
+        trail = () if folders else (self._root,)
+        pending = [_Directory(os.path.realpath(f"{self._root}/{name}"), name, trail)]
+        while pending:
+            here, files, names = pending.pop(), list[Listed](), list[str]()
+            self._tally.check()
+            for entry in self._entries(here, top=folders):
+                if not entry.is_directory:
+                    files += self._listed(entry)
+                elif folders:
+                    names.append(f"{entry.key}/")
+                else:
+                    pending.append(_Directory(entry.real, entry.key, (*here.trail, here.path)))
+                if len(files) == page_files:
+                    yield Page(files)
+                    files = []
+            yield Page(files, names)
 
     def _pace(self) -> None:
         """Let the other threads start once a slow file system keeps this one waiting."""
@@ -153,10 +134,10 @@ class _Walk:
             now_s = time.monotonic()
             if now_s - self._since_s > _SOME * _WORTH_THREADS_S:
                 self._alone = False
-                self._turns.release(_THREADS - 1)
+                self.turns.release(_THREADS - 1)
             self._seen, self._since_s = 0, now_s
 
-    def entries(self, here: _Directory, *, top: bool = False) -> Iterator[_Found]:
+    def _entries(self, here: _Directory, *, top: bool) -> Iterator[_Found]:
         """Yield the entries of a directory, without links that cannot be followed."""
         try:
             descriptor = os.open(here.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -178,20 +159,21 @@ class _Walk:
             if not isinstance(error, FileNotFoundError):
                 _raise(error, here.path)
 
-    def add(self, found: _Found, folder: FolderBuilder) -> None:
+    def _listed(self, found: _Found) -> list[Listed]:
+        """Return a file with its version; nothing if it is no sample, or vanished."""
         if self._images_only and not is_image(found.key):
-            return
+            return []
         try:
             status = found.linked or found.entry.stat(follow_symlinks=False)
             if not stat.S_ISREG(status.st_mode):
-                self.note(Noted.NO_FILES, found.path)
-                return
+                self._note(Noted.NO_FILES, found.path)
+                return []
             version = self._digest(found) if self._digests else file_version(status)
         except FileNotFoundError:
-            return  # it vanished since the directory was read
+            return []
         except OSError as error:
             _raise(error, found.path)
-        folder.append(found.key.encode(), version.encode())
+        return [Listed(found.key, version, status.st_size)]
 
     def _digest(self, found: _Found) -> str:
         with open(os.open(found.real, _FILE_FLAGS), "rb") as file:  # noqa: PTH123  # a descriptor
@@ -202,20 +184,10 @@ class _Walk:
                 digest.update(block)
             return digest_version(file.tell(), digest.digest())
 
-    def note(self, what: Noted, path: str) -> None:
+    def _note(self, what: Noted, path: str) -> None:
         # Key lists name what they mean.
         if self._images_only or what is Noted.NOT_UTF8:
             self._tally.note(what, path)
-
-    def check_links(self) -> None:
-        """Refuse a source with forbidden links, unless a key list determines the samples."""
-        # Nothing that ImageFolder would find may be left out silently.
-        if forbidden := self._tally.noted(Noted.FORBIDDEN):
-            raise SourceForbiddenError(
-                f"file://{self._root}: {forbidden}. Put the files themselves in their place, or have the "
-                "operator of coordinator and functions set SUPER_FILE_ROOTS to the source and the "
-                "directories that its links lead to"
-            )
 
     def _passes_over(self, entry: os.DirEntry[str], path: str) -> bool:
         """Return whether to skip an entry for its name: it cannot be a key, or it is hidden."""
@@ -224,7 +196,7 @@ class _Walk:
             return False
         # Report only what users may miss: images, and folders that may hold some.
         if is_image(entry.name) or not entry.is_file(follow_symlinks=False):
-            self.note(Noted.HIDDEN if is_utf8 else Noted.NOT_UTF8, path)
+            self._note(Noted.HIDDEN if is_utf8 else Noted.NOT_UTF8, path)
         return True
 
     def _found(self, entry: os.DirEntry[str], here: _Directory, path: str, key: str) -> _Found | None:
@@ -236,7 +208,7 @@ class _Walk:
         if resolved is None or not resolved.is_directory:
             return resolved
         if resolved.real in (*here.trail, here.path):
-            self.note(Noted.CIRCLES, path)
+            self._note(Noted.CIRCLES, path)
             return None
         self._linked += (
             resolved.linked is not None
@@ -252,7 +224,7 @@ class _Walk:
         """Return a link's target, or ``None`` if there is nothing that may be read."""
         real = os.path.realpath(path)
         if not self._tally.allowed.may_lead(real, self._root):
-            self.note(Noted.FORBIDDEN, path)
+            self._note(Noted.FORBIDDEN, path)
             return None
         linked = None
         try:
@@ -261,12 +233,12 @@ class _Walk:
             if error.errno not in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}:
                 _raise(error, path)
         if linked is None or stat.S_ISLNK(linked.st_mode):  # realpath leaves a link of a circle
-            self.note(Noted.NOWHERE, path)
+            self._note(Noted.NOWHERE, path)
             return None
         target = _Found(key, path, real, entry, linked)
         if real != self._root and not real.startswith(self._below):
             # Report directories, not each file in them.
-            self.note(Noted.LEADING_OUT, real if target.is_directory else real.rpartition("/")[0])
+            self._note(Noted.LEADING_OUT, real if target.is_directory else real.rpartition("/")[0])
         return target
 
 

@@ -24,8 +24,6 @@ from superdl.super_wire.ids import Naming
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["list_apart"]
-
 _TELL_S = 0.5
 _PACKING = "packing"
 

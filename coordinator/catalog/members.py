@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.catalog.strings import PackedStrings
 
-__all__ = ["Field", "Members", "distinct", "narrowed"]
-
 
 def narrowed(numbers: NDArray[Any]) -> NDArray[Any]:
     """Return a copy in the smallest unsigned dtype that fits; in the same dtype if negative."""

@@ -9,8 +9,6 @@ from pathlib import Path
 from superdl.super_wire.errors import ConfigError, SourceError, SourceForbiddenError
 from superdl.super_wire.source_url import WEB_BUCKET, file_url, join_url, split_url
 
-__all__ = ["Allowed", "LongListingError", "Source", "parse_roots", "parse_source"]
-
 _DESCRIPTORS = Path("/proc/self/fd")
 
 

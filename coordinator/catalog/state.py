@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.catalog.catalog import Catalog
 
-__all__ = ["CatalogState", "Kept", "open_state"]
-
 _log = logging.getLogger(__name__)
 
 _CATALOG, _IDS, _ENTRY, _UNFINISHED = ".arrow", ".ids", ".json", ".unfinished"

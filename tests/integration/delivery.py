@@ -38,6 +38,13 @@ def collect(loader):
     return delivered
 
 
+def epoch_of(source, recipe, address, *, batch_size=4, **how):
+    """One shuffled epoch over a source, collected; ``how`` are further arguments of the dataset."""
+    dataset = SuperDataset(source, recipe, **how)
+    with SuperSampler(dataset, batch_size=batch_size, shuffle=True, coordinator=address) as sampler:
+        return collect(DataLoader(dataset, sampler=sampler, batch_size=None))
+
+
 def assert_exactly_once(delivered, expected):
     """Every expected image came once, with its label and its exact pixels, and nothing else did."""
     assert Counter(pixels for pixels, _ in delivered) == Counter(dict.fromkeys(expected, 1))

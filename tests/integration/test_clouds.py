@@ -5,33 +5,23 @@ from __future__ import annotations
 import sys
 
 import pytest
-from torch.utils.data import DataLoader
 
 from superdl.coordinator.catalog import list_source
-from superdl.lambda_prefetch.handler import open_source
-from superdl.lambda_prefetch.settings import FunctionSettings
-from superdl.lambda_prefetch.sources import SampleFailedError, read_object
-from superdl.sampler import SuperSampler
-from superdl.super_dataset import Recipe, SuperDataset
+from superdl.super_dataset import Recipe
 from superdl.super_wire.errors import ConfigError, SourceError, SourceForbiddenError, SourceNotFoundError
 from superdl.super_wire.objects import Span
 from superdl.super_wire.request import Outcome
 from tests.fixtures.clouds import cloud_server, etag_of
 from tests.fixtures.images import SIDE, expected_pixels, write_images
 from tests.fixtures.stack import Stack
-from tests.integration.delivery import assert_exactly_once, collect
+from tests.integration.delivery import assert_exactly_once, epoch_of
+from tests.integration.fetching import LIMIT, assert_spans, failure, read, unread
 
 __all__ = ["cloud_server"]
 
 pytest.importorskip("obstore")
 BUCKETS = ("gs://pets", "az://pets")
 each_bucket = pytest.mark.parametrize("bucket", BUCKETS)
-LIMIT = 1000
-
-
-def read(bucket, key, version, span=None, reserve=lambda _: None):
-    source = open_source(bucket, FunctionSettings())
-    return read_object(source, key, version, limit_bytes=LIMIT, reserve=reserve, span=span)
 
 
 @each_bucket
@@ -41,10 +31,8 @@ def test_a_whole_epoch(cloud_server, bucket, tmp_path):
         cloud_server.objects[f"train/{path.relative_to(images)}"] = path.read_bytes()
     cloud_server.objects["training/x/no.jpg"] = b"beside the prefix"
     with Stack() as stack:
-        dataset = SuperDataset(f"{bucket}/train", Recipe.image(resize=SIDE, crop=SIDE))
-        with SuperSampler(dataset, batch_size=4, shuffle=True, coordinator=stack.address) as sampler:
-            loader = DataLoader(dataset, sampler=sampler, batch_size=None)
-            assert_exactly_once(collect(loader), expected_pixels(images, resize=SIDE, crop=SIDE))
+        delivered = epoch_of(f"{bucket}/train", Recipe.image(resize=SIDE, crop=SIDE), stack.address)
+        assert_exactly_once(delivered, expected_pixels(images, resize=SIDE, crop=SIDE))
 
 
 @each_bucket
@@ -58,14 +46,11 @@ def test_pages_and_odd_keys_are_listed_and_read_whole_and_in_spans(cloud_server,
     left_out = [words.rpartition(": ")[2] for words in catalog.warnings]
     assert left_out == ["t/.h/1.jpg, t/c/._1.jpg", "t/loose.jpg", "none"]
     for key, version in zip(catalog.keys, catalog.versions, strict=True):
-        body, asked = cloud_server.objects[key.decode()], []
+        body = cloud_server.objects[key.decode()]
         place = bucket, key.decode(), version.decode()
         assert version.decode() == etag_of(body)
-        assert read(*place, reserve=asked.append) == body
-        for span in (Span(0, 3), Span(2, 9), Span(5, 500), Span(-4, 0), Span(-500, 0)):
-            found = span.within(len(body))
-            assert read(*place, span, asked.append) == body[found.begin : found.end]
-            assert asked[-1] == found.size_bytes
+        assert read(*place) == body
+        assert_spans(place, body)
 
 
 @each_bucket
@@ -74,24 +59,22 @@ def test_what_a_function_cannot_read_has_an_outcome_and_a_remedy(cloud_server, b
     variable = "GOOGLE_APPLICATION" if bucket.startswith("gs") else "AZURE_STORAGE_ACCOUNT_KEY"
     one = etag_of(b"one")
 
-    def failure(key, version, span=None, statuses=()):
+    def refused(*place, statuses=()):
         cloud_server.statuses[:] = statuses
         cloud_server.asked.clear()
-        with pytest.raises(SampleFailedError) as caught:
-            read(bucket, key, version, span, lambda _: pytest.fail("its bytes were to be read"))
-        return caught.value.outcome, caught.value.why
+        return failure(bucket, *place, reserve=unread)
 
-    assert failure("gone.jpg", one)[0] is Outcome.MISSING
-    assert failure("1.jpg", "another")[0] is Outcome.CHANGED
-    assert failure("1.jpg", one, Span(3, 9))[0] is Outcome.CHANGED
-    assert failure("big", etag_of(cloud_server.objects["big"]))[0] is Outcome.TOMBSTONE
+    assert refused("gone.jpg", one)[0] is Outcome.MISSING
+    assert refused("1.jpg", "another")[0] is Outcome.CHANGED
+    assert refused("1.jpg", one, Span(3, 9))[0] is Outcome.CHANGED
+    assert refused("big", etag_of(cloud_server.objects["big"]))[0] is Outcome.TOMBSTONE
     for status in (401, 403):
-        outcome, why = failure("1.jpg", one, statuses=[status])
+        outcome, why = refused("1.jpg", one, statuses=[status])
         assert outcome is Outcome.REFUSED
         assert str(status) in why
         assert variable in why
     for status in (429, 503):
-        outcome, why = failure("1.jpg", one, statuses=[status] * 9)
+        outcome, why = refused("1.jpg", one, statuses=[status] * 9)
         assert (outcome, len(cloud_server.asked)) == (Outcome.UNAVAILABLE, 3)
         assert str(status) in why
         cloud_server.statuses[:] = [status, status]  # it passes

@@ -7,15 +7,10 @@ import logging
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
-from torch.utils.data import DataLoader
 
 from superdl.coordinator.catalog import list_source
-from superdl.lambda_prefetch.handler import open_source
-from superdl.lambda_prefetch.settings import FunctionSettings
-from superdl.lambda_prefetch.sources import SampleFailedError, read_object
 from superdl.main import main
-from superdl.sampler import SuperSampler
-from superdl.super_dataset import Recipe, SuperDataset
+from superdl.super_dataset import Recipe
 from superdl.super_wire.errors import ConfigError, SourceError, SourceForbiddenError, SourceNotFoundError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.objects import ObjectError, Span
@@ -24,19 +19,14 @@ from superdl.super_wire.request import Outcome
 from tests.fixtures.images import CLASSES, SIDE, expected_pixels, write_images
 from tests.fixtures.stack import Stack
 from tests.fixtures.web import TOKEN, hub_server, oid_of
-from tests.integration.delivery import assert_exactly_once, collect
+from tests.integration.delivery import assert_exactly_once, epoch_of
+from tests.integration.fetching import LIMIT, assert_spans, failure, read, unread
 
 __all__ = ["hub_server"]
 
 HUB = "hf://datasets/us/pets"
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
-LIMIT = 1000
 LARGE = b"large" * 100
-
-
-def read(bucket, key, version, span=None, reserve=lambda _: None):
-    source = open_source(bucket, FunctionSettings())
-    return read_object(source, key, version, limit_bytes=LIMIT, reserve=reserve, span=span)
 
 
 def ids_of(catalog):
@@ -52,10 +42,8 @@ def test_a_whole_epoch_of_class_folders_in_a_private_dataset(hub_server, tmp_pat
     hub_server.commit({"README.md": b"pets", "training/x/1.jpg": b"beside", "train/notes.txt": b"-", **files})
     hub_server.refusal = 401, "RepoNotFound"
     with Stack(environment={"SUPER_LOG_LEVEL": "DEBUG"}) as stack:
-        dataset = SuperDataset(f"{HUB}/train", RECIPE)
-        with SuperSampler(dataset, batch_size=4, shuffle=True, coordinator=stack.address) as sampler:
-            loader = DataLoader(dataset, sampler=sampler, batch_size=None)
-            assert_exactly_once(collect(loader), expected_pixels(images, resize=SIDE, crop=SIDE))
+        delivered = epoch_of(f"{HUB}/train", RECIPE, stack.address)
+        assert_exactly_once(delivered, expected_pixels(images, resize=SIDE, crop=SIDE))
         log = stack.log.read_text()
     assert TOKEN not in log
     assert "signature=" not in log
@@ -83,10 +71,8 @@ def test_an_epoch_of_parquet_asks_the_hub_once_for_each_file(hub_server, tmp_pat
     indexed = hub_server.counts()["resolve"]
     assert indexed == len(files)
     with Stack(environment={"SUPER_FETCH_THREADS": "1"}) as stack:
-        dataset = SuperDataset(f"{bucket}/data", RECIPE, key_list=key_list)
-        with SuperSampler(dataset, batch_size=8, shuffle=True, coordinator=stack.address) as sampler:
-            loader = DataLoader(dataset, sampler=sampler, batch_size=None)
-            assert_exactly_once(collect(loader), expected_pixels(images, resize=SIDE, crop=SIDE))
+        delivered = epoch_of(f"{bucket}/data", RECIPE, stack.address, batch_size=8, key_list=key_list)
+        assert_exactly_once(delivered, expected_pixels(images, resize=SIDE, crop=SIDE))
     # By the function; the rest, footers and row groups, is the CDN's.
     assert hub_server.counts()["resolve"] - indexed == len(files)
     assert len(hub_server.fetched) > 2 * len(files)
@@ -109,9 +95,9 @@ def test_files_keep_their_ids_over_commits_and_none_is_taken_for_another(hub_ser
     place = "train/a/2.jpg", oid_of(LARGE)
     assert read(before.bucket, *place) == LARGE  # the commit that was listed
     for bucket in (after.bucket, HUB):
-        with pytest.raises(SampleFailedError, match="the catalog lists") as caught:
-            read(bucket, *place)
-        assert caught.value.outcome is Outcome.CHANGED
+        outcome, why = failure(bucket, *place)
+        assert outcome is Outcome.CHANGED
+        assert "the catalog lists" in why
     hub_server.branches["v1"] = first
     for revision, commit in (("v1", first), (first, first), ("main", second)):
         assert list_source(f"{HUB}@{revision}/train").bucket == f"{HUB}@{commit}"
@@ -129,13 +115,10 @@ def test_a_file_that_changes_while_it_is_read_is_no_other_version(hub_server):
 
 @pytest.mark.parametrize("body", [b"small", LARGE])
 def test_files_are_read_whole_and_in_spans_at_the_hub_and_at_its_cdn(hub_server, body):
-    key, asked = "t/ö#%20+?& a.jpg", []
+    key = "t/ö#%20+?& a.jpg"
     bucket = f"{HUB}@{hub_server.commit({key: body})}"
-    assert read(bucket, key, oid_of(body), None, asked.append) == body
-    for span in (Span(0, 3), Span(2, 4), Span(1, 5000), Span(-4, 0), Span(-5000, 0)):
-        found = span.within(len(body))
-        assert read(bucket, key, oid_of(body), span, asked.append) == body[found.begin : found.end]
-        assert asked[-1] == found.size_bytes
+    assert read(bucket, key, oid_of(body)) == body
+    assert_spans((bucket, key, oid_of(body)), body)
     hub_server.signature = "second"  # the addresses that are remembered have come to their end
     assert read(bucket, key, oid_of(body)) == body
 
@@ -145,30 +128,29 @@ def test_what_a_function_cannot_read_has_an_outcome_and_a_remedy(hub_server, mon
     bucket = f"{HUB}@{hub_server.commit({'1.jpg': b'one', 'big': b'x' * (LIMIT + 1), '2.jpg': LARGE})}"
     one = oid_of(b"one")
 
-    def failure(key, version, span=None):
-        with pytest.raises(SampleFailedError) as caught:
-            read(bucket, key, version, span, lambda _: pytest.fail("its bytes were to be read"))
-        assert TOKEN not in str(caught.value)
-        return caught.value.outcome, caught.value.why
+    def refused(*place):
+        outcome, why = failure(bucket, *place, reserve=unread)
+        assert TOKEN not in why
+        return outcome, why
 
-    assert failure("gone.jpg", one)[0] is Outcome.MISSING
-    assert failure("1.jpg", oid_of(b"another"))[0] is Outcome.CHANGED
-    assert failure("1.jpg", one, Span(3, 9))[0] is Outcome.CHANGED
-    assert failure("big", oid_of(b"x" * (LIMIT + 1)))[0] is Outcome.TOMBSTONE
-    assert failure("../../../../api/whoami-v2", one) == (
+    assert refused("gone.jpg", one)[0] is Outcome.MISSING
+    assert refused("1.jpg", oid_of(b"another"))[0] is Outcome.CHANGED
+    assert refused("1.jpg", one, Span(3, 9))[0] is Outcome.CHANGED
+    assert refused("big", oid_of(b"x" * (LIMIT + 1)))[0] is Outcome.TOMBSTONE
+    assert refused("../../../../api/whoami-v2", one) == (
         Outcome.REFUSED,
         "its key is no path: it has an empty part, '.' or '..'",
     )
     for status in (429, 503):
         hub_server.asked.clear()
         hub_server.statuses[:] = [status] * 3
-        outcome, why = failure("0.jpg", one)
+        outcome, why = refused("0.jpg", one)
         assert (outcome, len(hub_server.asked)) == (Outcome.UNAVAILABLE, 3)
         assert str(status) in why
         hub_server.statuses[:] = [status] * 2  # it passes
-        assert failure("0.jpg", one)[0] is Outcome.MISSING
+        assert refused("0.jpg", one)[0] is Outcome.MISSING
     hub_server._cdn.close()
-    outcome, why = failure("2.jpg", oid_of(LARGE))
+    outcome, why = refused("2.jpg", oid_of(LARGE))
     assert outcome is Outcome.UNAVAILABLE
     assert hub_server.cdn.removeprefix("http://") in why
     assert "signature=" not in why
@@ -178,7 +160,7 @@ def test_what_a_function_cannot_read_has_an_outcome_and_a_remedy(hub_server, mon
         ((401, "RepoNotFound"), "give HF_TOKEN"),
     ):
         hub_server.refusal = refusal
-        outcome, why = failure("1.jpg", one)
+        outcome, why = refused("1.jpg", one)
         assert outcome is Outcome.REFUSED
         assert f"{refusal[0]}" in why
         assert f"{refusal[1]} Ask nicely.\\x1b[2J" in why

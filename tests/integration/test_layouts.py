@@ -32,8 +32,6 @@ ROW = re.compile(
 ROWS = [found.groupdict() for found in ROW.finditer(PAGE.read_text(encoding="utf-8"))]
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 
-Images = dict[str, tuple[bytes, int]]
-
 
 def write(directory, files):
     for name, content in files.items():

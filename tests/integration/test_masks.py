@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import tarfile
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
-from pyarrow import parquet
 from torch.utils.data import DataLoader
 
 from superdl import Recipe, SuperDataset, SuperSampler
 from superdl.main import main
 from superdl.sampler.embedded.embedded import release_all
 from superdl.super_wire.errors import BadSampleError, SourceError
+from tests.coordinator.catalog.key_lists import written
 from tests.fixtures.stack import Stack
 from tests.fixtures.web import web_server
 from tests.integration.resuming import settled_stats
@@ -54,23 +52,13 @@ def scenes(tmp_path):
     return directory
 
 
-def loose(scenes, name):
-    """A key list of images and masks that are objects, in a format."""
+def loose(scenes, extension):
+    """A key list of images and masks that are objects."""
     rows = [
         {"key": f"images/{number:02d}.png", "label": number, "mask.key": f"masks/{number:02d}.png"}
         for number in range(COUNT)
     ]
-    path = scenes.parent / name
-    if name.endswith(".parquet"):
-        parquet.write_table(pa.Table.from_pylist(rows), path)
-    elif name.endswith(".csv"):
-        with path.open("w", newline="") as stream:
-            writer = csv.DictWriter(stream, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path.as_uri()
+    return written(scenes.parent, extension, rows).as_uri()
 
 
 def tarred(scenes, *, apart=False):
@@ -126,9 +114,9 @@ def assert_batches(batches, scenes):
     assert sorted(seen) == list(range(COUNT))
 
 
-@pytest.mark.parametrize("name", ["list.jsonl", "list.csv", "list.parquet"])
-def test_masks_beside_images(scenes, name, shared_stack):
-    dataset = SuperDataset(scenes, RECIPE, key_list=loose(scenes, name))
+@pytest.mark.parametrize("extension", ["jsonl", "csv", "parquet"])
+def test_masks_beside_images(scenes, extension, shared_stack):
+    dataset = SuperDataset(scenes, RECIPE, key_list=loose(scenes, extension))
     with SuperSampler(dataset, batch_size=5, shuffle=True, coordinator=shared_stack.address) as sampler:
         assert_batches(DataLoader(dataset, sampler=sampler, batch_size=None), scenes)
         assert settled_stats(sampler).samples_produced == COUNT
@@ -138,7 +126,7 @@ def test_random_steps_move_image_and_mask_alike(scenes, shared_stack):
     still = [step for step in CROPS if "interpolation" not in step]
     mask = Recipe([{"op": "mask"}, {"op": "random_resized_crop", "size": [12, 18]}, *still], augment_seed=9)
     recipe = Recipe.fields(image=Recipe(CROPS, augment_seed=9), mask=mask)
-    dataset = SuperDataset(scenes, recipe, key_list=loose(scenes, "list.jsonl"), return_info=True)
+    dataset = SuperDataset(scenes, recipe, key_list=loose(scenes, "jsonl"), return_info=True)
     with SuperSampler(dataset, batch_size=4, shuffle=True, coordinator=shared_stack.address) as sampler:
         epochs = [list(DataLoader(dataset, sampler=sampler, batch_size=None)) for _ in range(2)]
     seen = set()
@@ -152,7 +140,7 @@ def test_crops_of_unequal_sizes_are_refused(scenes, shared_stack):
     crop = {"op": "random_crop", "size": 8}
     mask = Recipe([{"op": "mask"}, {"op": "resize", "size": 12}, crop])
     recipe = Recipe.fields(image=Recipe([crop]), mask=mask)
-    dataset = SuperDataset(scenes, recipe, key_list=loose(scenes, "list.jsonl"))
+    dataset = SuperDataset(scenes, recipe, key_list=loose(scenes, "jsonl"))
     with (
         SuperSampler(dataset, batch_size=1, shuffle=True, coordinator=shared_stack.address) as sampler,
         pytest.raises(BadSampleError, match="its field .* would cut another part out of its"),
@@ -186,7 +174,7 @@ def test_pairs_in_tars_come_back_out_of_the_store(scenes, apart, tmp_path, monke
 
 
 def test_what_is_wrong_with_a_mask_is_the_samples_failure(scenes, shared_stack):
-    key_list = loose(scenes, "list.jsonl")
+    key_list = loose(scenes, "jsonl")
     Image.open(scenes / "masks" / "03.png").convert("RGB").save(scenes / "masks" / "03.png")
     dataset = SuperDataset(scenes, RECIPE, key_list=key_list, on_bad_sample="skip", return_info=True)
     with SuperSampler(dataset, batch_size=COUNT, shuffle=False, coordinator=shared_stack.address) as sampler:
@@ -237,7 +225,7 @@ def test_lists_whose_fields_cannot_be(scenes, shared_stack):
 
 def test_pairs_in_a_bucket_take_one_get_for_neighbours(scenes, object_store):
     directory, key_list = tarred(scenes)
-    lists = {"pairs": key_list, "scenes": loose(scenes, "list.jsonl")}
+    lists = {"pairs": key_list, "scenes": loose(scenes, "jsonl")}
     directory.rename(object_store.directory / "pairs")
     scenes = scenes.rename(object_store.directory / "scenes")
     requests = {}
@@ -254,7 +242,7 @@ def test_pairs_in_a_bucket_take_one_get_for_neighbours(scenes, object_store):
 @pytest.mark.parametrize("invocation", ["RequestResponse", "Event"])
 def test_masks_through_lambda(scenes, invocation, object_store, lambda_service, valkey):
     lambda_service.concurrency = 2
-    key_list = loose(scenes, "list.jsonl")
+    key_list = loose(scenes, "jsonl")
     scenes = scenes.rename(object_store.directory / "scenes")
     arguments = ("--executor", "lambda", "--lambda-invocation", invocation, "--lambda-warm", "2")
     with Stack(arguments=arguments, cache=valkey.url) as stack:
@@ -268,7 +256,7 @@ def test_masks_through_lambda(scenes, invocation, object_store, lambda_service, 
 def test_masks_on_a_web_server(scenes, web_server):
     for path in scenes.rglob("*.png"):
         web_server.files[f"set/{path.relative_to(scenes)}"] = path.read_bytes()
-    key_list = loose(scenes, "list.csv")
+    key_list = loose(scenes, "csv")
     with Stack() as stack:
         dataset = SuperDataset(f"{web_server.url}/set", RECIPE, key_list=key_list)
         with SuperSampler(dataset, batch_size=5, shuffle=True, coordinator=stack.address) as sampler:

@@ -11,48 +11,27 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from torch.utils.data import DataLoader
 
 from superdl.coordinator.catalog import list_source
 from superdl.coordinator.server.settings import Settings, allowed_to_listings, executor_context
 from superdl.lambda_prefetch.handler import open_source
 from superdl.lambda_prefetch.settings import FunctionSettings
-from superdl.lambda_prefetch.sources import SampleFailedError, read_object
+from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.main import main
-from superdl.sampler import SuperSampler
-from superdl.super_dataset import Recipe, SuperDataset
+from superdl.super_dataset import Recipe
 from superdl.super_wire.errors import ConfigError, SourceError, SourceForbiddenError, SourceNotFoundError
 from superdl.super_wire.objects import Span, web
 from superdl.super_wire.request import Outcome
 from tests.fixtures.images import CLASSES, SIDE, expected_pixels, write_images
-from tests.fixtures.stack import Stack
 from tests.fixtures.web import DATE, WebServer, web_server
-from tests.integration.delivery import assert_exactly_once, collect
+from tests.integration.delivery import assert_exactly_once, epoch_of
+from tests.integration.fetching import LIMIT, assert_spans, failure, read
 from tests.superdl.index.shards import mds_of
 
 __all__ = ["web_server"]
 
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
-LIMIT = 1000
 METADATA = "http://169.254.169.254/latest/meta-data/"
-
-
-def read(bucket, key, version, span=None, *, hosts=None):
-    source = open_source(bucket, FunctionSettings(http_hosts=hosts))
-    return read_object(source, key, version, limit_bytes=LIMIT, reserve=lambda _: None, span=span)
-
-
-def failure(*place, hosts=None):
-    with pytest.raises(SampleFailedError) as caught:
-        read(*place, hosts=hosts)
-    return caught.value.outcome, caught.value.why
-
-
-def epoch(source, key_list):
-    with Stack() as stack:
-        dataset = SuperDataset(source, RECIPE, key_list=key_list)
-        with SuperSampler(dataset, batch_size=4, shuffle=True, coordinator=stack.address) as sampler:
-            return collect(DataLoader(dataset, sampler=sampler, batch_size=None))
 
 
 @pytest.fixture
@@ -64,7 +43,7 @@ def elsewhere():
     server.close()
 
 
-def test_an_epoch_of_files_that_a_list_on_the_server_names(web_server, tmp_path):
+def test_an_epoch_of_files_that_a_list_on_the_server_names(web_server, shared_stack, tmp_path):
     images = write_images(tmp_path / "photos", 8)
     rows = ["key,label"]
     for path in sorted(images.glob("*/*.jpg")):
@@ -72,11 +51,12 @@ def test_an_epoch_of_files_that_a_list_on_the_server_names(web_server, tmp_path)
         web_server.files[f"my photos/{key}"] = path.read_bytes()
         rows.append(f"{key},{CLASSES.index(path.parent.name)}")
     web_server.files["lists/a b.csv"] = "\n".join(rows).encode()
-    found = epoch(f"{web_server.url}/my%20photos/", f"{web_server.url}/lists/a%20b.csv")
+    source, key_list = f"{web_server.url}/my%20photos/", f"{web_server.url}/lists/a%20b.csv"
+    found = epoch_of(source, RECIPE, shared_stack.address, key_list=key_list)
     assert_exactly_once(found, expected_pixels(images, resize=SIDE, crop=SIDE))
 
 
-def test_an_epoch_of_shards_as_webdataset_writes_them(web_server, tmp_path):
+def test_an_epoch_of_shards_as_webdataset_writes_them(web_server, shared_stack, tmp_path):
     images = write_images(tmp_path / "photos", 12)
     paths = sorted(images.glob("*/*.jpg"))
     for number in range(3):
@@ -92,7 +72,7 @@ def test_an_epoch_of_shards_as_webdataset_writes_them(web_server, tmp_path):
     key_list = str(tmp_path / "train.jsonl")
     names = [f"{web_server.url}/shards/train-{number:06d}.tar" for number in range(3)]
     assert main(["index", *names, "-o", key_list]) == 0
-    found = epoch(f"{web_server.url}/shards", key_list)
+    found = epoch_of(f"{web_server.url}/shards", RECIPE, shared_stack.address, key_list=key_list)
     assert_exactly_once(found, expected_pixels(images, resize=SIDE, crop=SIDE))
     assert main(["index", names[0], f"{names[1]}.gone", "-o", key_list, "--force"]) == 1
     assert main(["index", names[0], f"{web_server.url}/x.tar", "-o", key_list, "--force"]) == 2
@@ -126,9 +106,7 @@ def test_the_version_of_a_file_and_its_spans(web_server, tmp_path, validators, v
     assert list(catalog.versions) == [version]
     place = web_server.url, "t/1.jpg", version.decode()
     assert read(*place) == b"012345"
-    for span in (Span(0, 3), Span(2, 9), Span(-4, 0), Span(-9, 0)):
-        found = span.within(6)
-        assert read(*place, span) == b"012345"[found.begin : found.end]
+    assert_spans(place, b"012345")
     assert failure(*place, Span(6, 9))[0] is Outcome.CHANGED
     web_server.validators = lambda _: {"ETag": '"v2"', "Last-Modified": "Wed, 25 Nov 2026 10:00:00 GMT"}
     assert failure(*place)[0] is Outcome.CHANGED

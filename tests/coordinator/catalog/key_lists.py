@@ -1,4 +1,4 @@
-"""Writes key lists of every format, and reads them as the lister does."""
+"""Writes key lists of every format, and reads them as the lister does; makes files of sources."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ from superdl.coordinator.catalog.listing import Tally
 
 def read(path, *, of_files=True, progress=lambda _: None):
     return read_key_list(str(path), Tally(progress, threading.Event()), of_files=of_files)
+
+
+def make(directory, *names):
+    """Make files of one byte, and the folders that they need."""
+    for name in names:
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
 
 
 def write_csv(path, rows):

@@ -11,17 +11,15 @@ from superdl.coordinator.catalog import list_source
 from superdl.coordinator.catalog.source import Allowed, parse_roots
 from superdl.coordinator.server.settings import Settings, allowed_to_listings, executor_context
 from superdl.super_wire.errors import ConfigError, SourceError, SourceForbiddenError
+from tests.coordinator.catalog.key_lists import make
 
 
 @pytest.fixture
 def places(tmp_path):
     """An allowed directory with a source and a key list, and the same beside it, which is not."""
     for name in ("data", "data-private"):
-        place = tmp_path / name
-        for kind in ("cat", "dog"):
-            (place / "pets" / kind).mkdir(parents=True)
-            (place / "pets" / kind / "1.jpg").write_bytes(b"x")
-        (place / "labels.csv").write_text("key,label\ncat/1.jpg,0\n")
+        make(tmp_path / name, "pets/cat/1.jpg", "pets/dog/1.jpg")
+        (tmp_path / name / "labels.csv").write_text("key,label\ncat/1.jpg,0\n")
     return tmp_path
 
 

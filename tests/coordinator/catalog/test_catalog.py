@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 
@@ -71,21 +69,9 @@ def test_any_change_gives_another_fingerprint(change):
     assert catalog_of(**same | change).fingerprint != catalog_of(**same).fingerprint
 
 
-def test_the_fingerprint_is_the_same_in_every_process():
-    program = (
-        "import numpy as np; from superdl.coordinator.catalog import Catalog, PackedStrings; "
-        "p = PackedStrings.pack([b'b', b'a']); "
-        "print(Catalog.build('s3://b', p, p, np.array([1, 0]), ('x', 'y')).fingerprint.hex())"
-    )
-    printed = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=ROOT, env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True, timeout=60,
-        ).stdout.strip()
-        for seed in ("0", "1")
-    }  # fmt: skip
+def test_the_fingerprint_is_what_earlier_versions_computed():
     packed = PackedStrings.pack([b"a", b"b"])
-    here = Catalog.build("s3://b", packed, packed, np.array([0, 1]), ("x", "y")).fingerprint.hex()
+    here = Catalog.build("s3://b", packed, packed, np.array([0, 1]), ("x", "y")).fingerprint
     # By hand, once: each field with its length before it.
     fields = [
         b"s3://b",
@@ -96,7 +82,7 @@ def test_the_fingerprint_is_the_same_in_every_process():
         b"y",
     ]
     by_hand = hashlib.blake2b(b"".join(len(f).to_bytes(8, "little") + f for f in fields), digest_size=16)
-    assert printed == {here} == {by_hand.hexdigest()}
+    assert here == by_hand.digest()
 
 
 def test_ids_of_many_samples_are_packed():

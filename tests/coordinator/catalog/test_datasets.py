@@ -32,16 +32,6 @@ class Clock:
         return self.now_s
 
 
-@pytest.fixture
-def source(tmp_path):
-    """A directory of two classes with three files each; listing does not look into them."""
-    for name in ("cat", "dog"):
-        (tmp_path / "source" / name).mkdir(parents=True)
-        for number in range(3):
-            (tmp_path / "source" / name / f"{number}.jpg").write_bytes(b"x" * (number + 1))
-    return tmp_path / "source"
-
-
 @contextlib.asynccontextmanager
 async def registry(max_age_s=300.0, clock=None, **options):
     made = DatasetRegistry(max_age_s=max_age_s, clock=clock or Clock(), **options)

@@ -11,7 +11,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from superdl.coordinator.catalog import list_source
-from superdl.coordinator.catalog.listing import Tally, list_folders
+from superdl.coordinator.catalog.listing import Tally, on_threads
 from superdl.coordinator.catalog.source import Allowed, parse_source
 from superdl.super_wire.errors import (
     ConfigError,
@@ -20,14 +20,7 @@ from superdl.super_wire.errors import (
     SourceForbiddenError,
     SourceNotFoundError,
 )
-
-
-def make(directory, *names):
-    for name in names:
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"x")
-
+from tests.coordinator.catalog.key_lists import make
 
 ANY = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0\1"), min_size=1, max_size=6)
 # "-" comes before "/", so the order of classes is not that of the keys.
@@ -166,7 +159,7 @@ def test_the_first_failure_ends_the_others():
             tally.check()
 
     with pytest.raises(SourceForbiddenError, match="bad"):
-        list_folders(work, ["endless", "bad", *("more",) * 50], tally, threads=2)
+        on_threads(work, ["endless", "bad", *("more",) * 50], tally, threads=2)
 
 
 @pytest.mark.parametrize(
@@ -178,41 +171,21 @@ def test_the_first_failure_ends_the_others():
         ("s3://b/train", "s3://b", "train/"),
         ("s3://b/train/", "s3://b", "train/"),
         ("s3://b/a//b/ä b%20?x=1#y//", "s3://b", "a//b/ä b%20?x=1#y//"),
-        ("S3://b/train", "s3://b", "train/"),
-        ("s3://my.bucket-1/x", "s3://my.bucket-1", "x/"),
+        ("S3://my.bucket-1/x", "s3://my.bucket-1", "x/"),
+        ("file://{}", "file://{}", ""),
+        ("FILE://localhost{}", "file://{}", ""),
+        ("{}/", "file://{}", ""),
+        ("{}/a/../link", "file://{}/real", ""),
+        ("link/a%20b c", "file://{}/real/a%20b c", ""),
     ],
 )
-def test_s3(url, bucket, prefix):
-    source = parse_source(url)
-    assert (source.bucket, source.prefix) == (bucket, prefix)
-    assert not source.is_file
-    assert parse_source(source.url) == source
-
-
-@pytest.mark.parametrize("form", ["file://{}", "FILE://{}", "file://localhost{}", "{}", "{}/", "{}/../train"])
-def test_directories_by_their_absolute_real_path(tmp_path, form):
-    (tmp_path / "train").mkdir()
-    source = parse_source(form.format(tmp_path / "train"))
-    assert source.bucket == f"file://{(tmp_path / 'train').resolve()}"
-    assert source.prefix == ""
-    assert source.is_file
-    assert source.directory == str((tmp_path / "train").resolve())
-    assert parse_source(source.url) == source
-
-
-def test_a_link_and_what_it_links_to_are_one_source(tmp_path):
+def test_a_source_has_one_canonical_form(tmp_path, monkeypatch, url, bucket, prefix):
+    monkeypatch.chdir(tmp_path)  # below which relative paths are
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
-    assert parse_source(f"file://{tmp_path}/link") == parse_source(f"file://{tmp_path}/real")
-
-
-def test_a_relative_path_is_below_the_working_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert parse_source("data/train").directory == str(tmp_path.resolve() / "data/train")
-
-
-def test_paths_are_taken_as_they_stand(tmp_path):
-    assert parse_source(f"file://{tmp_path}/a%20b c").directory.endswith("/a%20b c")
+    source = parse_source(url.format(tmp_path))
+    assert (source.bucket, source.prefix) == (bucket.format(tmp_path.resolve()), prefix)
+    assert parse_source(source.url) == source
 
 
 def test_a_directory_whose_name_is_not_utf8(tmp_path):

@@ -16,33 +16,30 @@ import pytest
 
 from superdl.coordinator.catalog import list_objects, list_source
 from superdl.coordinator.catalog.listing import Tally
-from superdl.coordinator.catalog.listing_file import list_directory, probe_directory
-from superdl.coordinator.catalog.source import Allowed
+from superdl.coordinator.catalog.listing_bucket import list_samples
+from superdl.coordinator.catalog.listing_file import probe_directory
+from superdl.coordinator.catalog.source import Allowed, parse_source
 from superdl.lambda_prefetch.sources import read_object
 from superdl.super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
 from superdl.super_wire.objects.directory import Directory, file_version
+from tests.coordinator.catalog.key_lists import make
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def make(directory, *names):
-    """Files with one byte each, and the folders that they need."""
-    for name in names:
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"x")
 
 
 CONFINED = Allowed(own_functions=False)
 
 
-def listed(directory, *, images_only=True, allowed=Allowed(), warnings=None):  # noqa: B008  # frozen
+def listed(directory, *, allowed=Allowed(), warnings=None):  # noqa: B008  # frozen
     """Keys below ``directory`` by folder, sorted."""
     tally = Tally(lambda _: None, threading.Event(), allowed)
-    folders = list_directory(os.path.realpath(directory), tally, images_only=images_only)
+    found = list_samples(parse_source(str(directory)), tally, images_only=True)
     if warnings is not None:
         warnings += tally.report("source")
-    return {folder.name: sorted(key.decode() for key in folder.keys) for folder in folders}
+    keys = {name: [] for name in found.names}
+    for place, key in zip(found.folders, found.keys, strict=True):
+        keys[found.names[place]].append(key.decode())
+    return {name: sorted(names) for name, names in keys.items()}
 
 
 def plant(random, top):

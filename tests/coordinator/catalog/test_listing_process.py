@@ -16,17 +16,15 @@ from superdl.coordinator.catalog.source import Allowed
 from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceForbiddenError
 from superdl.super_wire.ids import Naming
 from superdl.super_wire.recipe import Recipe
+from tests.coordinator.catalog.key_lists import make
 
 RECIPE = Recipe.image(resize=8, crop=8)
 
 
 @pytest.fixture
 def source(tmp_path):
-    for name in ("cat", "dog", "empty"):
-        (tmp_path / "source" / name).mkdir(parents=True)
-    for number in range(40):
-        (tmp_path / "source" / ("cat", "dog")[number % 2] / f"{number}.jpg").write_bytes(b"x" * number)
-    (tmp_path / "source" / "loose.jpg").write_bytes(b"x")
+    make(tmp_path / "source", "loose.jpg", *(f"{('cat', 'dog')[n % 2]}/{n}.jpg" for n in range(40)))
+    (tmp_path / "source" / "empty").mkdir()
     return tmp_path / "source"
 
 

@@ -103,18 +103,6 @@ def test_versions_are_those_of_the_files_and_any_change_is_another_fingerprint(t
     assert len(found) == 5
 
 
-def test_shared_keys_and_versions_are_held_once(tmp_path):
-    count = 20_000
-    head = "key,version,member,offset,length,label\n"
-    text = "".join(
-        f"shard-{n // 1000:05d}.tar,{n // 1000:032x},{n:08d}.jpg,{n % 1000 * 10},9,{n % 7}\n"
-        for n in range(count)
-    )
-    members = lists(tmp_path, head + text).members
-    assert (members.offsets.itemsize, members.lengths.itemsize, members.objects.itemsize) == (2, 1, 1)
-    assert members.encodings.size == 0
-
-
 HEAD = "key,member,offset,length,label\n"
 BAD = {
     "no length": ("key,member,offset,label\n", "line 1: .* member, offset and length come together"),

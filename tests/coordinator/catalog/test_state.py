@@ -28,15 +28,6 @@ DAYS_S = 86_400.0
 
 
 @pytest.fixture
-def source(tmp_path):
-    for name in ("cat", "dog"):
-        (tmp_path / "source" / name).mkdir(parents=True)
-        for number in range(3):
-            (tmp_path / "source" / name / f"{number}.jpg").write_bytes(b"x")
-    return tmp_path / "source"
-
-
-@pytest.fixture
 def state(tmp_path):
     return CatalogState(tmp_path / "state")
 

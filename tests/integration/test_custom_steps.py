@@ -1,0 +1,145 @@
+"""Custom steps of a user's: texts become token ids, and pairs become images with masks and boxes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from superdl import Recipe, SuperDataset, SuperLoader, SuperSampler
+from tests.fixtures.stack import Stack
+
+STEPS = '''
+import numpy as np
+from superdl.lambda_prefetch import custom_step
+
+@custom_step("1")
+def tokenize(array, *, vocabulary):
+    """One number for each word: its length, modulo the vocabulary."""
+    words = array.tobytes().decode().split()
+    return np.array([len(word) % vocabulary for word in words], dtype=np.int32)
+
+@custom_step("1")
+def pair(array, *, width):
+    """The image left of its mask; boxes around what the mask shows, as (left, top, right, bottom)."""
+    mask = array[:, width:, 0]
+    boxes = []
+    for value in np.unique(mask[mask > 0]):
+        rows, columns = np.nonzero(mask == value)
+        boxes.append((columns.min(), rows.min(), columns.max() + 1, rows.max() + 1))
+    boxes = np.array(boxes, dtype=np.float32).reshape(-1, 4)
+    return {"image": array[:, :width], "mask": mask, "boxes": boxes}
+'''
+TOKENS = {
+    "op": "custom",
+    "name": "steps_of_tests:tokenize@1",
+    "params": {"vocabulary": 100},
+    "input": "bytes",
+}
+TEXTS = {f"{number:02d}.txt": " ".join("x" * (1 + at) for at in range(number)) for number in range(20)}
+SIDE, COUNT = 24, 22
+PAIRS = {"op": "custom", "name": "steps_of_tests:pair@1", "params": {"width": SIDE}}
+COLUMNS = {"pixel_values": "image", "labels": "mask", "boxes": "boxes", "class": "labels"}
+
+
+@pytest.fixture(scope="module")
+def step_stack(temporary):
+    """A stack with a store, whose functions may import the steps."""
+    (temporary / "steps_of_tests.py").write_text(STEPS)
+    environment = {
+        "PYTHONPATH": str(temporary),
+        "SUPER_STEP_MODULES": "steps_of_tests",
+        "SUPER_STORE": str(temporary / "store"),
+    }
+    with Stack(arguments=("--slots", "2"), environment=environment) as running:
+        yield running
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """The directory of the texts, one of them empty, and the key list; labels are the numbers of words."""
+    directory = tmp_path / "texts"
+    directory.mkdir()
+    for name, text in TEXTS.items():
+        (directory / name).write_text(text)
+    key_list = tmp_path / "texts.csv"
+    key_list.write_text("key,label\n" + "".join(f"{name},{len(TEXTS[name].split())}\n" for name in TEXTS))
+    return directory, key_list
+
+
+def padded(item):
+    """A collate function of the user's."""
+    return torch.nn.utils.rnn.pad_sequence(list(item[0]), batch_first=True, padding_value=-1), item[1]
+
+
+def padded_in_the_worker(tokens, labels, info):
+    """The same as a transform."""
+    return padded((tokens, labels))
+
+
+def test_texts_come_as_lists_or_padded(step_stack, texts):
+    directory, key_list = texts
+    plain = SuperDataset(directory, Recipe([TOKENS]), key_list=key_list)
+    transformed = SuperDataset(directory, Recipe([TOKENS]), key_list=key_list, transform=padded_in_the_worker)
+    for dataset, collate in ((plain, None), (plain, padded), (transformed, None)):
+        with SuperSampler(dataset, batch_size=6, shuffle=True, coordinator=step_stack.address) as sampler:
+            loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2, collate_fn=collate)
+            seen = []
+            for tokens, lengths in loader:
+                seen += lengths.tolist()
+                assert isinstance(tokens, list) == (dataset is plain and collate is None)
+                for row, length in zip(tokens, lengths.tolist(), strict=True):
+                    assert (row[length:] == -1).all()
+                    assert row.dtype == torch.int32
+                    assert row[:length].tolist() == list(range(1, length + 1))
+        assert sorted(seen) == list(range(20))
+
+
+def write_pairs(directory):
+    """Images beside their masks in PNGs, as sets of pairs come; what they hold, in the order of keys."""
+    rng = np.random.default_rng(3)
+    pairs = []
+    (directory / "all").mkdir(parents=True)
+    for number in range(COUNT):
+        coarse = Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8))
+        image = np.array(coarse.resize((SIDE, SIDE), Image.Resampling.BICUBIC))
+        mask = np.zeros((SIDE, SIDE), dtype=np.uint8)
+        for value in range(1, 1 + number % 4):
+            top, left = rng.integers(0, SIDE // 2, 2)
+            mask[top : top + 5 * value, left : left + 4] = value
+        both = np.concatenate([image, np.repeat(mask[..., None], 3, axis=2)], axis=1)
+        Image.fromarray(both).save(directory / "all" / f"{number:03d}.png")
+        pairs.append((image, mask))
+    return pairs
+
+
+def assert_epoch(loader, pairs):
+    """One epoch, in the order of keys; how many samples were read out of packs."""
+    at = straight = 0
+    for batch, info in loader:
+        straight += info.straight
+        assert list(batch) == list(COLUMNS)
+        for row, pixels in enumerate(batch["pixel_values"]):
+            image, mask = pairs[at]
+            assert np.array_equal(pixels.movedim(0, -1).numpy(), image)
+            assert np.array_equal(batch["labels"][row].numpy(), mask)
+            boxes = batch["boxes"][row]
+            assert len(boxes) == len(np.unique(mask[mask > 0]))
+            assert all(mask[int(top), int(left) : int(right)].any() for left, top, right, _ in boxes)
+            at += 1
+    assert at == COUNT
+    return straight
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_images_with_masks_and_boxes(step_stack, tmp_path):
+    pairs = write_pairs(tmp_path)
+    dataset = SuperDataset(tmp_path, Recipe([PAIRS]), columns=COLUMNS, return_info=True)
+    with SuperSampler(dataset, batch_size=5, shuffle=False, coordinator=step_stack.address) as sampler:
+        assert_epoch(SuperLoader(dataset, sampler), pairs)
+        workers = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2)
+        # When the places in packs are known is the coordinator's affair; an epoch takes a moment.
+        assert any(assert_epoch(workers, pairs) for _ in range(50)), "nothing was read out of packs"
