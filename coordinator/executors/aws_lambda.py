@@ -1,8 +1,4 @@
-"""The ``lambda`` executor: functions in environments of AWS Lambda, invoked by boto3 in threads.
-
-An invocation waits for its answer (``RequestResponse``), or its outcome comes
-through the cache (``Event``).
-"""
+"""The ``lambda`` executor: functions in environments of AWS Lambda, invoked by boto3 in threads."""
 
 from __future__ import annotations
 
@@ -17,26 +13,24 @@ from superdl.coordinator.executors.base import (
     ConnectionLostError,
     Executor,
     ExecutorError,
-    FunctionLostError,
     FunctionTimedOutError,
     Scaling,
     ThrottledError,
     setting,
 )
-from superdl.coordinator.executors.lambda_answers import read_outcome, read_reply, read_warm_reply
+from superdl.coordinator.executors.lambda_answers import read_reply, read_warm_reply
 from superdl.coordinator.executors.messages import FunctionClock, warm_event
 from superdl.super_wire.cancelling import CallingThreads
-from superdl.super_wire.errors import CacheError, ConfigError
+from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import installed_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from superdl.coordinator.cache.streams import OutcomeReader
     from superdl.coordinator.executors.base import ExecutorContext
     from superdl.coordinator.executors.lambda_client import Reply
     from superdl.coordinator.executors.messages import Warmed
-    from superdl.super_wire.request import Answer, PrefetchRequest, PrefetchResult
+    from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
 __all__ = ["LambdaExecutor", "LambdaSettings"]
 
@@ -48,8 +42,6 @@ _WARM_TIMEOUT_S = 60.0
 _WARM_ATTEMPTS = 30
 _THROTTLED_PAUSE_S = 1.0
 _READ_MARGIN_S = 30.0  # the engine gives up on an answer before its connection does
-# Events sent concurrently. At about 20 ms each, AWS gets 1,600 requests a second.
-_EVENT_CALLS = 32
 
 _Read = TypeVar("_Read")
 
@@ -63,9 +55,6 @@ class LambdaSettings:
     )
     lambda_region: str = setting("", "its AWS region, if it is not the environment's")
     lambda_endpoint_url: str = setting("", "where Lambda's API is, if it is not AWS")
-    lambda_invocation: str = setting(
-        "RequestResponse", "RequestResponse (default) or Event", choices=("RequestResponse", "Event")
-    )
     lambda_concurrency: int = setting(100, "invocations at once, at most (100)", low=1, high=10_000)
     lambda_warm: int = setting(8, "functions to start before the first batch (8)", low=0, high=1000)
 
@@ -83,19 +72,13 @@ class LambdaExecutor(Executor):
         # boto3 is slow to import, and reading settings does not need it.
         from superdl.coordinator.executors.lambda_client import LambdaClient, Target
 
-        self._outcomes = context.outcomes if self.answers_by_stream(settings) else None
-        at_once = settings.lambda_concurrency
-        self.scaling = Scaling(
-            at_once, burst=min(_BURST, at_once), per_s=_PER_S, backlog=0, queues=self._outcomes is not None
-        )
+        self._calls = at_once = settings.lambda_concurrency
+        self.scaling = Scaling(at_once, burst=min(_BURST, at_once), per_s=_PER_S, backlog=0)
         self._cache = context.cache
-        # With events, a thread is busy only until Lambda returns 202: few suffice for many functions.
-        self._calls = at_once if self._outcomes is None else min(_EVENT_CALLS, at_once)
         self._warm = min(max(1, settings.lambda_warm), self._calls)
         self.fingerprint = ""
         self._clock = FunctionClock()
         self._was_throttled = False
-        self._is_trying_stream, self._reaches_stream = False, False
         self._client = LambdaClient(
             Target(settings.lambda_function, settings.lambda_region, settings.lambda_endpoint_url),
             connections=self._calls,
@@ -104,11 +87,6 @@ class LambdaExecutor(Executor):
         self.target = self._client.target
         self.region = self.target.region
         self._threads = CallingThreads(self._calls, "super-lambda")
-
-    @classmethod
-    def answers_by_stream(cls, settings: LambdaSettings) -> bool:
-        """Return whether Lambda only accepts the event."""
-        return settings.lambda_invocation == "Event"
 
     async def start(self) -> None:
         """Start environments, each with its connection to the cache, and check that they match.
@@ -147,10 +125,11 @@ class LambdaExecutor(Executor):
             golden=self.fingerprint,
             function_version=installed_version(),
         )
-        if self._outcomes is None:
-            result = await self._answer(request, timeout_s)
-        else:
-            result = await self._outcome(request, self._outcomes, timeout_s)
+
+        def read(reply: Reply, ran_s: float) -> PrefetchResult:
+            return read_reply(reply, self.target, request.request_id, ran_s)
+
+        result = await self._call(request.to_json().encode(), read, timeout_s)
         self._clock.told(result.clock_s)
         return result
 
@@ -158,71 +137,6 @@ class LambdaExecutor(Executor):
         """Close without waiting for threads. AWS ends the invocations in progress."""
         self._threads.close(ExecutorError("the executor is closed"))
         self._client.close()
-
-    async def _answer(self, request: PrefetchRequest, timeout_s: float) -> PrefetchResult:
-        def read(reply: Reply, ran_s: float) -> PrefetchResult:
-            return read_reply(reply, self.target, request.request_id, ran_s)
-
-        return await self._call(request.to_json().encode(), read, timeout_s)
-
-    async def _outcome(
-        self, request: PrefetchRequest, outcomes: OutcomeReader, timeout_s: float
-    ) -> PrefetchResult:
-        """Run a request by an event. Its outcome comes through the cache."""
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + timeout_s
-        event_request = replace(request, answer_to=outcomes.stream)
-        with outcomes.expecting(event_request.request_id) as outcome:
-            # The first invocations wait for both answer and outcome, one at a time,
-            # so that a function that may not append to the stream is reported.
-            if not (self._reaches_stream or self._is_trying_stream):
-                return await self._try_stream(event_request, outcome, until_s, timeout_s)
-            await self._call(
-                event_request.to_json().encode(), lambda _reply, _ran_s: None, timeout_s, "Event"
-            )
-            taken_s = loop.time()
-            try:
-                # Lambda queues excess events, retries them after 1, 2, 4 ... seconds and
-                # drops them; a crash, too, is only noticed when the time has passed.
-                async with asyncio.timeout_at(until_s):
-                    answer = await outcome
-            except TimeoutError:
-                raise FunctionLostError(
-                    f"no outcome of {self.target} came through the cache within {timeout_s:.1f} s: it "
-                    "crashed, could not reach the cache, or Lambda dropped the event; see its log and its "
-                    "metrics Errors and AsyncEventsDropped"
-                ) from None
-            except CacheError as error:
-                lost = ConnectionLostError(str(error))
-                lost.ran_s = loop.time() - taken_s  # an upper bound
-                raise lost from error
-        # Lambda reports no bill for events: the function's own time counts, without
-        # its environment's start.
-        return read_outcome(answer, self.target)
-
-    async def _try_stream(
-        self, request: PrefetchRequest, outcome: asyncio.Future[Answer], until_s: float, timeout_s: float
-    ) -> PrefetchResult:
-        """Run a request by a waiting call, to learn what keeps outcomes from being appended."""
-        self._is_trying_stream = True
-        try:
-            result = await self._answer(request, timeout_s)
-            try:
-                async with asyncio.timeout_at(until_s):
-                    await outcome
-            except TimeoutError:
-                error = FunctionTimedOutError(
-                    f"{self.target} answered, and no outcome of it is in the cache at {self._cache}: see "
-                    "that this address leads functions and the coordinator to the same cache"
-                )
-                error.ran_s = result.billed_us / 1e6
-                raise error from None
-            except CacheError as error:
-                raise ConnectionLostError(str(error)) from error
-            self._reaches_stream = True
-        finally:
-            self._is_trying_stream = False
-        return result
 
     async def _warm_one(self) -> Warmed:
         payload = json.dumps(warm_event(self._cache)).encode()
@@ -251,7 +165,6 @@ class LambdaExecutor(Executor):
         payload: bytes,
         read: Callable[[Reply, float], _Read],
         timeout_s: float,
-        kind: str = "RequestResponse",
     ) -> _Read:
         began_s = 0.0
 
@@ -259,9 +172,9 @@ class LambdaExecutor(Executor):
             nonlocal began_s
             began_s = time.monotonic()
             try:
-                reply = self._client.invoke(payload, kind)
+                reply = self._client.invoke(payload)
             except (ConnectionLostError, FunctionTimedOutError) as error:  # it may have run that long
-                error.ran_s = time.monotonic() - began_s if kind == "RequestResponse" else 0.0
+                error.ran_s = time.monotonic() - began_s
                 raise
             return read(reply, time.monotonic() - began_s)
 

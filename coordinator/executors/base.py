@@ -20,7 +20,6 @@ from superdl.super_wire.redaction import shown
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from superdl.coordinator.cache.streams import OutcomeReader
     from superdl.super_wire import coordinator_pb2 as pb
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
@@ -33,7 +32,6 @@ __all__ = [
     "ExecutorContext",
     "ExecutorError",
     "FunctionCrashedError",
-    "FunctionLostError",
     "FunctionRaisedError",
     "FunctionTimedOutError",
     "PayloadTooLargeError",
@@ -81,12 +79,6 @@ class FunctionTimedOutError(ExecutorError):
     kind = FailureKind.TIMED_OUT
 
 
-class FunctionLostError(ExecutorError):
-    """The request was sent, but no answer came: whether a function ran is unknown."""
-
-    kind = FailureKind.LOST
-
-
 class FunctionRaisedError(ExecutorError):
     """The function raised; the message has the error's type and text."""
 
@@ -114,8 +106,6 @@ class Scaling:
     per_s: float
     # More that may wait for a free function.
     backlog: int
-    # Excess requests are not refused: they start late, or are dropped silently.
-    queues: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +118,6 @@ class ExecutorContext:
     request_timeout_s: float = 60.0
     # Variables for functions on this machine, with the coordinator's permissions.
     environment: Mapping[str, str] = field(default_factory=dict)
-    # Delivers answers through the cache.
-    outcomes: OutcomeReader | None = None
     # For files of functions on this machine; created when needed.
     scratch: Path | None = None
     # Those that call in (called_in.Workers), and those that only restore and save.
@@ -182,11 +170,6 @@ class Executor(Protocol):
     files_remedy: ClassVar[str] = "put the images into a bucket and name it as s3://bucket/prefix"
 
     def __init__(self, settings: Any, context: ExecutorContext) -> None: ...
-
-    @classmethod
-    def answers_by_stream(cls, settings: Any) -> bool:  # noqa: ARG003  # others look at their settings
-        """Return whether its answers come through the cache instead of by return."""
-        return False
 
     @classmethod
     def sees_store(cls, settings: Any, address: str) -> bool:  # noqa: ARG003  # others look at their settings

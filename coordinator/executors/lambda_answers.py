@@ -21,16 +21,14 @@ from superdl.coordinator.executors.messages import read_object, read_result, rea
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import installed_version
 from superdl.super_wire.redaction import clean_text
-from superdl.super_wire.request import PrefetchFailure
 
 if TYPE_CHECKING:
     from superdl.coordinator.executors.lambda_client import Reply, Target
     from superdl.coordinator.executors.messages import Warmed
-    from superdl.super_wire.request import Answer, PrefetchResult
+    from superdl.super_wire.request import PrefetchResult
 
-__all__ = ["from_function", "read_outcome", "read_reply", "read_warm_reply"]
+__all__ = ["from_function", "read_reply", "read_warm_reply"]
 
-_MAX_RUN_US = 900_000_000  # a Lambda function runs for at most 15 minutes
 _OUT_OF_TIME = re.compile(r"Task timed out after [\d.]+ seconds")
 _KILLED = re.compile(r"signal: \w+|Runtime exited")
 
@@ -104,26 +102,6 @@ def read_reply(reply: Reply, target: Target, request_id: str, ran_s: float) -> P
     # AWS bills an environment's start, too, which no answer reports: a cold start
     # counts as long as the call took, an upper bound.
     return replace(result, billed_us=_billed_us(ran_s * 1e6 if result.cold_start else result.duration_us))
-
-
-def read_outcome(answer: Answer, target: Target) -> PrefetchResult:
-    """Read an outcome from the cache; add the bill for the function's time. Raises as read_reply()."""
-    if answer.duration_us > _MAX_RUN_US:
-        raise FunctionRaisedError(
-            f"{target} says that it ran for {answer.duration_us} us, which no function may"
-        )
-    billed_us = _billed_us(answer.duration_us)
-    try:
-        if isinstance(answer, PrefetchFailure):
-            # In the form of the Invoke API, which from_function() reads.
-            payload = json.dumps({"errorType": answer.error, "errorMessage": answer.message}).encode()
-            raise from_function(payload, target)
-        if mismatch := _mismatch(answer.function_version, target):
-            raise FunctionRaisedError(mismatch)
-    except ExecutorError as error:
-        error.ran_s = billed_us / 1e6
-        raise
-    return replace(answer, billed_us=billed_us)
 
 
 def _billed_us(duration_us: float) -> int:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LambdaClient", "Reply", "Target"]
 
-# Lambda's limit by invocation type.
-_MAX_REQUEST_BYTES = {"RequestResponse": 6 * 2**20, "Event": 2**20}
+# Lambda's own limit.
+_MAX_REQUEST_BYTES = 6 * 2**20
 
 _CONNECT_TIMEOUT_S = 5
 _NAME = re.compile(
@@ -163,21 +163,20 @@ class LambdaClient:
         except exceptions.BotoCoreError as error:
             raise from_botocore(error, self.target) from error
 
-    def invoke(self, payload: bytes, kind: str = "RequestResponse") -> Reply:
-        """Invoke the function, and wait for its answer unless ``kind`` is ``Event``.
+    def invoke(self, payload: bytes) -> Reply:
+        """Invoke the function, and wait for its answer.
 
         Raises any :class:`ExecutorError`; of the function's own errors, see
         :attr:`Reply.function_error`.
         """
-        most = _MAX_REQUEST_BYTES[kind]
-        if len(payload) > most:
+        if len(payload) > _MAX_REQUEST_BYTES:
             error = PayloadTooLargeError(
-                f"a request of {len(payload):,} bytes is more than Lambda takes ({most:,} for {kind}): lower "
-                "request_samples"
+                f"a request of {len(payload):,} bytes is more than Lambda takes ({_MAX_REQUEST_BYTES:,}): "
+                "lower request_samples"
             )
             error.refused = True
             raise error
-        arguments = {"FunctionName": self.target.function, "InvocationType": kind, "Payload": payload}
+        arguments = {"FunctionName": self.target.function, "Payload": payload}
         answer = self._mapped(lambda: self._client.invoke(**arguments))
         # Reading the body can fail like the call itself.
         return Reply(self._mapped(answer["Payload"].read), str(answer.get("FunctionError", "")))

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from superdl.coordinator.cache.cache import Cache, LockHeldError
-from superdl.coordinator.cache.streams import OutcomeReader, ReportReader
+from superdl.coordinator.cache.streams import ReportReader
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.catalog.state import CatalogState, open_state
 from superdl.coordinator.core import CoreSettings, ExecutorFacts, TeamsChanged
@@ -142,17 +142,12 @@ async def _start(
     stack.push_async_callback(cache.close)
     stack.push_async_callback(_at_the_end, cache.release_lock, "the lock was not released and will expire")
     executors = executor_classes(settings.executors)
-    outcomes = (
-        OutcomeReader(cache.streams)
-        if any(executor.answers_by_stream(settings) for executor in executors)
-        else None
-    )
     state = open_state(settings.state, settings.store_choice.address, os.environ)
     scratch = state.directory / _SHARDS if state.directory is not None else None
     doors = Doors(settings, tokens, stack, run_ended)
     datasets, keeper = await _with_store(settings, state, stack)
     await doors.open_to_workers(keeper.address, lambda: keeper.store_id)
-    context = replace(executor_context(settings, outcomes), workers=doors.workers, savers=doors.savers)
+    context = replace(executor_context(settings), workers=doors.workers, savers=doors.savers)
     decoding = replace(context, scratch=scratch)  # those that only restore and save keep no shards
     manager = ExecutorManager(
         [partial(executor, settings, decoding) for executor in executors],
@@ -160,8 +155,6 @@ async def _start(
     )
     stack.push_async_callback(manager.close)
     info = await warm_and_take_over(manager, cache, doors.workers, decoder)
-    if outcomes is not None:
-        await outcomes.begin()
     await manager.agree(partial(agree_on_fingerprint, cache))
     core_settings = replace(
         _core_settings(settings, info, _seen(facts, doors.workers), await cache.spent_usd()),
@@ -202,7 +195,6 @@ async def _start(
         info=info,
         fingerprint=manager.fingerprint,
         cache_bytes=settings.cache_bytes,
-        outcomes=outcomes,
     )
     stack.push_async_callback(_at_the_end, upkeep.keep_spent, "what is spent was not written down")
     # Functions may start for longer than a lock lasts, and others' memory must count at once.
@@ -221,8 +213,6 @@ async def _start(
     }
     if settings.metrics_emf:
         steps["emf"] = EmfLines(engine, settings.owner).write, EMF_PAUSE_S
-    if outcomes is not None:
-        steps["outcomes"] = outcomes.read_once, 0.0
     return engine, steps
 
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping
 
-    from superdl.coordinator.cache.streams import OutcomeReader
     from superdl.coordinator.executors.base import Executor
 
 __all__ = ["Settings", "add_arguments", "allowed_to_listings", "executor_context", "load_settings"]
@@ -251,7 +250,7 @@ def allowed_to_listings(settings: Settings) -> Allowed:
     )
 
 
-def executor_context(settings: Settings, outcomes: OutcomeReader | None = None) -> ExecutorContext:
+def executor_context(settings: Settings) -> ExecutorContext:
     """Return the executors' context. Functions on this machine may do what we may."""
     environment = {"SUPER_INSECURE": "1"} if settings.insecure else {}
     roots = allowed_to_listings(settings).link_roots
@@ -264,6 +263,5 @@ def executor_context(settings: Settings, outcomes: OutcomeReader | None = None) 
         function=settings.function,
         request_timeout_s=settings.request_timeout_s,
         environment=environment,
-        outcomes=outcomes,
         sockets=str(Path(path).parent) if (path := socket_path(settings.listen)) else "",
     )

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from superdl.coordinator.cache.cache import Cache
-from superdl.coordinator.cache.streams import OutcomeReader, ReportReader
+from superdl.coordinator.cache.streams import ReportReader
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import CoreSettings
 from superdl.coordinator.server.engine import Engine
@@ -102,10 +102,9 @@ async def garbled_cache(valkey):
             [ScriptedExecutor(garbler.address)],
             DatasetRegistry(max_age_s=1.0),
         )
-        reports, outcomes = ReportReader(cache.streams, engine.post_all), OutcomeReader(cache.streams)
+        reports = ReportReader(cache.streams, engine.post_all)
         await reports.follow("job")
-        await outcomes.begin()
-        upkeep = Upkeep(cache, engine, reports, info=info, fingerprint="aa", outcomes=outcomes)
+        upkeep = Upkeep(cache, engine, reports, info=info, fingerprint="aa")
         tombstone = Tombstone("k", "r", "m", permanent=False)
         uses = {
             "info": cache.info,
@@ -118,7 +117,6 @@ async def garbled_cache(valkey):
             "streams": lambda: cache.streams.begin(STREAM),
             "upkeep": upkeep.once,
             "reports": reports.read_once,
-            "outcomes": outcomes.read_once,
             "follow": lambda: reports.follow(f"job{len(reports.jobs)}"),
         }
         try:
@@ -146,7 +144,6 @@ def servers():
 async def test_a_garbled_reply_is_a_lost_connection_at_most(servers, group, monkeypatch):
     """Those of a group at the same time, since each waits again and again for a reply that does not come."""
     monkeypatch.setattr("superdl.coordinator.cache.streams._REPORTS_BLOCK_MS", 1)
-    monkeypatch.setattr("superdl.coordinator.cache.streams._OUTCOMES_BLOCK_MS", 1)
     monkeypatch.setattr("superdl.coordinator.cache.nodes._TIMEOUT_S", 0.5)
     monkeypatch.setattr("superdl.super_wire.cache.commands._GRACE_S", 0.1)
 

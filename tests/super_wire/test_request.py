@@ -10,18 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.keys import checked_outcome_stream, outcome_stream
 from superdl.super_wire.request import (
     MAX_SAMPLES_PER_REQUEST,
     MEMBER_ENCODINGS,
     Limits,
     Outcome,
-    PrefetchFailure,
     PrefetchRequest,
     PrefetchResult,
     RequestKind,
 )
-from superdl.super_wire.stream_entries import MAX_OUTCOME_BYTES, pack_outcome, read_outcome
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 COUNT = st.integers(0, 2**63 - 1)
@@ -41,9 +38,8 @@ def requests(draw):
     name, bucket, recipe, cache, golden, version = (draw(TEXT) for _ in range(6))
     expires_at = draw(st.floats(0, allow_nan=False, allow_infinity=False))
     limits = draw(st.builds(Limits, COUNT, COUNT))
-    answer_to = draw(st.just("") | HEX_ID.map(outcome_stream))
     kind, *placed = draw(places(len(keys)))
-    rest = (kind, limits, answer_to, golden, version, *placed)
+    rest = (kind, limits, golden, version, *placed)
     prefix = draw(TEXT)
     named = draw(st.sampled_from([("", ""), ("pets", ""), ("pets", prefix)]))
     samples = (tuple(f"{named[1]}{key}" for key in keys), versions, ids)
@@ -114,7 +110,6 @@ OF_MEMBERS = replace(
     member_lengths=(9, 9),
     encodings=("", "deflate"),
 )
-FAILURE = PrefetchFailure("r1", "v1", "ConfigError", "the steps are unknown", 12, 1769)
 
 
 @given(requests())
@@ -140,15 +135,15 @@ def test_results_round_trip(result):
 def test_golden_json():
     """Functions and coordinators of one request version understand each other."""
     assert REQUEST.to_json() == (
-        '{"super_request":4,"request_id":"r","bucket":"s3://b","recipe":"{}","epoch":0,"cache":"redis://h:1",'
+        '{"super_request":5,"request_id":"r","bucket":"s3://b","recipe":"{}","epoch":0,"cache":"redis://h:1",'
         '"expires_at":1.5,"keys":["k","l"],"versions":["v","w"],'
         '"ids":["00000000000000000000000000000000","ffffffffffffffffffffffffffffffff"],"kind":"decode",'
-        '"limits":{"object_bytes":268435456,"image_pixels":178956970},"answer_to":"",'
+        '"limits":{"object_bytes":268435456,"image_pixels":178956970},'
         '"golden":"","function_version":"","store":"","packs":[],"pack_of":[],"offsets":[],"lengths":[],'
         '"alias":"","prefix":""}'
     )
     assert json.dumps(RESULT.to_mapping()) == (
-        '{"super_result": 4, "request_id": "r", "function_version": "1", "cold_start": true, '
+        '{"super_result": 5, "request_id": "r", "function_version": "1", "cold_start": true, '
         '"outcomes": ["cached", "missing"], "fetch_us": [1, 2], "decode_us": [3, 4], "push_us": [5, 6], '
         '"source_bytes": [7, 8], "record_bytes": [9, 0], "messages": {"1": "gone"}, "duration_us": 10, '
         '"billed_us": 0, "memory_mb": 0, "clock_s": 0.0, "pack": "", "offsets": [], "lengths": [], '
@@ -156,10 +151,6 @@ def test_golden_json():
     )
 
 
-STREAMS = [
-    *("super:lock", "super:o1:", f"super:r1:{'0a' * 16}", f"super:o1:{'0a' * 17}", f"super:o1:{'0A' * 16}"),
-    *(f"super:o1:{'0a' * 16}\n", f"super:o1:{{{'0a' * 15}}}", f"xsuper:o1:{'0a' * 16}"),
-]
 BAD = {
     "request": (
         REQUEST,
@@ -178,7 +169,6 @@ BAD = {
                 {"object_bytes": -1, "image_pixels": 1},
             ],
             "super_request": [None, 1, "2"],
-            "answer_to": STREAMS,
             "alias": [None, 5, "my/pets", "größe", "p" * 65],
             "prefix": [None, "k"],
             "kind": [None, 1, "", "steal", ["decode"], "restore", "save", "decode_to_store"],
@@ -277,25 +267,3 @@ def test_foreign_texts_can_be_encoded(text, read):
     result = json.loads(json.dumps(RESULT.to_mapping() | {"messages": {"1": text}, "store_trouble": text}))
     assert PrefetchResult.from_mapping(result).messages == {"1": read}
     assert PrefetchResult.from_mapping(result).store_trouble == read
-    failure = replace(FAILURE, error=text, message=text)
-    assert PrefetchFailure.from_mapping(failure.to_mapping()) == replace(FAILURE, error=read, message=read)
-
-
-@pytest.mark.parametrize("answer", [RESULT, FAILURE], ids=["result", "failure"])
-def test_outcomes_travel_by_a_stream(answer):
-    assert read_outcome({b"r": pack_outcome(answer)}) == answer
-    assert checked_outcome_stream(outcome_stream("0a" * 16)) == b"super:o1:" + b"0a" * 16
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        *({}, {b"x": b"{}"}),
-        *({b"r": data} for data in (b"", b"\xff\xfe", b"[" * 100_000, b"[]", b"{}", b'{"super_failure":2}')),
-        *({b"r": data} for data in (b'{"super_failure":4}', b" " * (MAX_OUTCOME_BYTES + 1))),
-    ],
-)
-def test_other_entries_are_no_outcomes(entry):
-    with pytest.raises(ConfigError) as caught:
-        read_outcome(entry)
-    assert len(str(caught.value)) < 300

@@ -102,57 +102,6 @@ def test_what_expires_as_soon_as_it_is_asked_for_is_bounded_and_names_the_clocks
     assert "clocks of the function and of the coordinator differ" in driver.tombstones[0].messages[0]
 
 
-LOST = FailureKind.LOST
-LATE_S = 2.5
-CAPACITY = 16
-
-
-def queueing(*, size=64, batches=16, **settings):
-    """A driver over an executor that queues, with requests of four samples in flight."""
-    driver = Driver(size=size, capacity=CAPACITY, request_samples=4, backoff_max_s=1.0, **settings)
-    driver.step(ExecutorResized(CAPACITY, queues=True))
-    driver.open(batch_size=4, shuffle=False)
-    driver.ask(0, batches)
-    return driver
-
-
-def limit(driver):
-    return driver.state.fleet.executors[0].concurrency.limit(driver.now_s)
-
-
-def attempts(driver):
-    return driver.state.set_of(driver.key()).attempts.tolist()
-
-
-def test_the_first_silence_is_no_samples_fault_and_lowers_the_concurrency():
-    driver = queueing()
-    lost = driver.requests[0]
-    driver.fail(lost, LOST)
-    assert limit(driver) == CAPACITY // 2
-    assert not any(attempts(driver))
-    while driver.requests:
-        driver.answer(driver.requests[0])
-        driver.wait(0.2)
-    assert driver.in_state(SampleState.RESIDENT) == list(range(64))
-    counters = driver.core.job("job").counters
-    assert counters.invocations == CAPACITY + 1  # asked for again together, not one by one
-
-
-def test_silence_among_late_functions_is_excused_a_few_times_more():
-    driver = queueing(attempts=1)
-    for _ in range(5):
-        late, *lost = list(driver.requests)
-        driver.answer(late, after_s=LATE_S)
-        for request in lost:
-            driver.fail(request, LOST)
-        assert not driver.tombstones
-        driver.ask(0, 16)  # a sign of life
-        driver.wait(10.0)
-        if len(driver.requests) < 2:
-            break
-    assert limit(driver) <= 2
-
-
 def told(driver, fault):
     """The record that was asked for is as it should be, or not."""
     chosen = driver.read_backs.pop()

@@ -202,10 +202,3 @@ def out_of_memory_once(event, context):
         except MemoryError:  # where there is a cgroup, the kernel does what follows
             os.kill(os.getpid(), signal.SIGKILL)
     return handler.handler(event, context)
-
-
-def answering_elsewhere(event, context):
-    """The real function, whose outcomes never reach the stream that the coordinator follows."""
-    from superdl.lambda_prefetch import handler
-
-    return handler.handler({**event, "answer_to": ""} if "answer_to" in event else event, context)

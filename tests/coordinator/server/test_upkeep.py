@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 
 from superdl.coordinator.cache.cache import Cache
-from superdl.coordinator.cache.streams import OutcomeReader, ReportReader
+from superdl.coordinator.cache.streams import ReportReader
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import CacheEvicted, CacheReset, CoreSettings
 from superdl.coordinator.server import upkeep as upkeep_module
 from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.server.upkeep import Upkeep, agree_on_fingerprint
 from superdl.super_wire.cache import key_slot
-from superdl.super_wire.errors import CacheError
 from superdl.super_wire.keys import LOCK_KEY, RECORD_PREFIX, cache_key
 from superdl.super_wire.record import HEADER_BYTES, pack
 from tests.coordinator.running import ScriptedExecutor, missed, running
@@ -60,9 +59,7 @@ async def kept_at(address):
     )
     reports = ReportReader(cache.streams, engine.post_all)
     try:
-        yield Upkeep(
-            cache, engine, reports, info=info, fingerprint="aa", outcomes=OutcomeReader(cache.streams)
-        )
+        yield Upkeep(cache, engine, reports, info=info, fingerprint="aa")
     finally:
         await engine.close()
         await cache.close()
@@ -153,35 +150,6 @@ async def test_the_load_is_that_of_the_busiest_node_since_the_last_measure(valke
         assert load.busiest_share > 0.05  # an idle one has a hundredth
         await upkeep.once()
         assert upkeep._engine.cache_load.evicted_keys == evicted_keys
-
-
-async def test_who_waits_for_an_outcome_of_a_cache_that_was_emptied_is_told(valkey):
-    async with kept_at(valkey.unix_url) as upkeep:
-        await upkeep.once()
-        outcomes = upkeep._outcomes
-        with outcomes.expecting("r") as outcome:
-            await asyncio.to_thread(valkey.restart_empty)
-            with valkey.client() as client:  # a function that ended meanwhile has made it anew
-                client.xadd(outcomes.stream, {"r": "{}"})
-            await upkeep.once()
-            with pytest.raises(CacheError, match="lost the stream"):
-                await outcome
-
-
-async def test_who_waits_for_an_outcome_is_told_of_a_node_of_a_cluster_that_was_replaced(valkey_cluster):
-    async with kept_at(valkey_cluster.url) as upkeep:
-        outcomes = upkeep._outcomes
-        await outcomes.begin()
-        await upkeep.once()
-        node = valkey_cluster.node_of(outcomes.stream.encode())
-        with outcomes.expecting("r") as outcome:
-            await asyncio.to_thread(node.restart_empty)
-            await asyncio.to_thread(valkey_cluster.wait_until_ready)
-            with node.client() as client:  # as after a fail-over: it is there, and lacks the last entries
-                client.xadd(outcomes.stream, {"x": ""})
-            await upkeep.once()
-            with pytest.raises(CacheError, match="lost the stream"):
-                await asyncio.wait_for(outcome, 5.0)
 
 
 @pytest.mark.slow
