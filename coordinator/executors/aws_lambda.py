@@ -5,45 +5,38 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
+import re
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from superdl.coordinator.executors.base import (
-    ConnectionLostError,
-    Executor,
-    ExecutorError,
-    FunctionTimedOutError,
-    Scaling,
-    ThrottledError,
-    setting,
-)
-from superdl.coordinator.executors.lambda_answers import read_reply, read_warm_reply
-from superdl.coordinator.executors.messages import FunctionClock, warm_event
+from superdl.coordinator.core import FailureKind
+from superdl.coordinator.executors.base import Executor, ExecutorError, Scaling, setting
+from superdl.coordinator.executors.messages import read_object, read_result, shown_start
 from superdl.super_wire.cancelling import CallingThreads
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import installed_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from superdl.coordinator.executors.base import ExecutorContext
-    from superdl.coordinator.executors.lambda_client import Reply
-    from superdl.coordinator.executors.messages import Warmed
+    from superdl.coordinator.executors.lambda_client import Reply, Target
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
-__all__ = ["LambdaExecutor", "LambdaSettings"]
+__all__ = ["FunctionClock", "LambdaExecutor", "LambdaSettings", "Warmed", "read_reply"]
 
 _log = logging.getLogger(__name__)
 
 _BURST = 1000
 _PER_S = 100.0  # AWS adds 1,000 environments in 10 seconds
+_WARM_VERSION = 1
 _WARM_TIMEOUT_S = 60.0
 _WARM_ATTEMPTS = 30
 _THROTTLED_PAUSE_S = 1.0
 _READ_MARGIN_S = 30.0  # the engine gives up on an answer before its connection does
-
-_Read = TypeVar("_Read")
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+# Smaller differences of clocks may be an answer's travel time; a request lasts far longer.
+_SAME_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +67,7 @@ class LambdaExecutor(Executor):
 
         self._calls = at_once = settings.lambda_concurrency
         self.scaling = Scaling(at_once, burst=min(_BURST, at_once), per_s=_PER_S, backlog=0)
-        self._cache = context.cache
+        self._warm_event = json.dumps({"super_warm": _WARM_VERSION, "cache": context.cache}).encode()
         self._warm = min(max(1, settings.lambda_warm), self._calls)
         self.fingerprint = ""
         self._clock = FunctionClock()
@@ -101,7 +94,7 @@ class LambdaExecutor(Executor):
         fatal = [failure for failure in failures if not warmed or not isinstance(failure, ExecutorError)]
         if fatal:
             # Prefer an error that says more than throttling.
-            error = next((error for error in fatal if not isinstance(error, ThrottledError)), fatal[0])
+            error = next((error for error in fatal if not _is_throttled(error)), fatal[0])
             if isinstance(error, ExecutorError) and error.wrong_settings:
                 raise ConfigError(str(error)) from error
             raise error
@@ -125,11 +118,8 @@ class LambdaExecutor(Executor):
             golden=self.fingerprint,
             function_version=installed_version(),
         )
-
-        def read(reply: Reply, ran_s: float) -> PrefetchResult:
-            return read_reply(reply, self.target, request.request_id, ran_s)
-
-        result = await self._call(request.to_json().encode(), read, timeout_s)
+        reply = await self._call(request.to_json().encode(), timeout_s)
+        result = read_reply(reply, self.target, request.request_id)
         self._clock.told(result.clock_s)
         return result
 
@@ -139,17 +129,12 @@ class LambdaExecutor(Executor):
         self._client.close()
 
     async def _warm_one(self) -> Warmed:
-        payload = json.dumps(warm_event(self._cache)).encode()
-
-        def read(reply: Reply, _ran_s: float) -> Warmed:
-            return read_warm_reply(reply, self.target, self._cache)
-
         attempts = 1
         while True:
             try:
-                warmed = await self._call(payload, read, _WARM_TIMEOUT_S)
-            except ThrottledError as error:
-                if attempts == _WARM_ATTEMPTS:
+                warmed = Warmed.of(await self._call(self._warm_event, _WARM_TIMEOUT_S), self.target)
+            except ExecutorError as error:
+                if not _is_throttled(error) or attempts == _WARM_ATTEMPTS:
                     raise
                 if not self._was_throttled:
                     _log.warning("warming waits: %s", error)
@@ -160,23 +145,13 @@ class LambdaExecutor(Executor):
             attempts += 1
             await asyncio.sleep(_THROTTLED_PAUSE_S)
 
-    async def _call(
-        self,
-        payload: bytes,
-        read: Callable[[Reply, float], _Read],
-        timeout_s: float,
-    ) -> _Read:
+    async def _call(self, payload: bytes, timeout_s: float) -> Reply:
         began_s = 0.0
 
-        def call() -> _Read:
+        def call() -> Reply:
             nonlocal began_s
             began_s = time.monotonic()
-            try:
-                reply = self._client.invoke(payload)
-            except (ConnectionLostError, FunctionTimedOutError) as error:  # it may have run that long
-                error.ran_s = time.monotonic() - began_s
-                raise
-            return read(reply, time.monotonic() - began_s)
+            return self._client.invoke(payload)
 
         try:
             async with asyncio.timeout(timeout_s):
@@ -185,11 +160,88 @@ class LambdaExecutor(Executor):
             # The call never got a thread, so nothing was sent.
             if not began_s:
                 msg = f"none of {self._calls} threads was free within {timeout_s} s"
-                raise ThrottledError(msg) from None
-            error = FunctionTimedOutError(f"{self.target} did not answer within {timeout_s:.1f} s")
-            error.ran_s = time.monotonic() - began_s
-            raise error from None
+                raise ExecutorError(msg, FailureKind.THROTTLED) from None
+            words = f"{self.target} did not answer within {timeout_s:.1f} s"
+            ran_s = time.monotonic() - began_s
+            raise ExecutorError(words, FailureKind.TIMED_OUT, ran_s=ran_s) from None
         except RuntimeError as error:  # no thread is available
-            raise ThrottledError(
-                f"{error}: raise the limit on processes, or lower lambda_concurrency"
-            ) from error
+            words = f"{error}: raise the limit on processes, or lower lambda_concurrency"
+            raise ExecutorError(words, FailureKind.THROTTLED) from error
+
+
+def _is_throttled(error: BaseException) -> bool:
+    return isinstance(error, ExecutorError) and error.kind is FailureKind.THROTTLED
+
+
+class Warmed(NamedTuple):
+    """A function's answer to a warm event. ``clock_s`` is 0 if it reported no time."""
+
+    fingerprint: str
+    clock_s: float = 0.0
+
+    @classmethod
+    def of(cls, reply: Reply, target: Target) -> Warmed:
+        """Read a reply; ``ExecutorError``: it is not SUPER's function. ``ConfigError``: another version."""
+        answer = read_object(reply.payload, str(target))
+        version, digest, clock_s = map(answer.get, ("function_version", "golden", "clock_s"))
+        if not isinstance(version, str) or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+            shown = shown_start(json.dumps(answer))
+            raise ExecutorError(f"{target} answered a warm event with {shown}: deploy SUPER's function there")
+        if words := _mismatch(version, target):
+            raise ConfigError(words)
+        return cls(digest, clock_s if isinstance(clock_s, float) and math.isfinite(clock_s) else 0.0)
+
+
+def read_reply(reply: Reply, target: Target, request_id: str) -> PrefetchResult:
+    """Read the answer to a prefetch request; add its bill.
+
+    ``ExecutorError``: this is no result of the request, or it is another version of SUPER.
+    """
+    try:
+        result = read_result(reply.payload, request_id, str(target))
+    except ExecutorError as error:
+        error.ran_s = reply.ran_s  # billed all the same
+        raise
+    if words := _mismatch(result.function_version, target):
+        raise ExecutorError(words, FailureKind.RAISED, ran_s=reply.ran_s)
+    # AWS bills whole milliseconds, and an environment's start, too, which no answer
+    # reports: a cold start counts as long as the call took, an upper bound.
+    took_us = reply.ran_s * 1e6 if result.cold_start else result.duration_us
+    return replace(result, billed_us=math.ceil(took_us / 1000) * 1000)
+
+
+def _mismatch(version: str, target: Target) -> str:
+    """Return why the function does not match this coordinator; empty if it does."""
+    if version == installed_version():
+        return ""
+    return (
+        f"{target} is SUPER {version[:80]}, the coordinator is SUPER {installed_version()}: deploy the "
+        f"function of {installed_version()}, or start a coordinator of {version[:80]}"
+    )
+
+
+class FunctionClock:
+    """Difference between the clock of functions on other machines and this machine's."""
+
+    def __init__(self) -> None:
+        # A request carries the time until which it is useful, on the functions'
+        # clock. On ours, if that is seconds off, all would have expired on arrival.
+        self.ahead_s = 0.0
+
+    def told(self, clock_s: float) -> None:
+        """Note the function's clock, Unix time, of an answer that just arrived; 0 for none."""
+        if not clock_s:
+            return
+        ahead_s = clock_s - time.time()
+        if abs(ahead_s - self.ahead_s) < _SAME_S:
+            return
+        self.ahead_s = ahead_s if abs(ahead_s) >= _SAME_S else 0.0
+        if self.ahead_s:
+            _log.warning(
+                "this machine's clock is %.0f s %s that of the functions: requests carry their time; set "
+                "the clock right (NTP), since AWS refuses calls that are 5 minutes off",
+                abs(ahead_s),
+                "behind" if ahead_s > 0 else "ahead of",
+            )
+        else:
+            _log.info("this machine's clock is that of the functions again")

@@ -27,16 +27,10 @@ __all__ = [
     "MAX_KIND",
     "MAX_WORDS",
     "SHIPPED_PRICES",
-    "ConnectionLostError",
     "Executor",
     "ExecutorContext",
     "ExecutorError",
-    "FunctionCrashedError",
-    "FunctionRaisedError",
-    "FunctionTimedOutError",
-    "PayloadTooLargeError",
     "Scaling",
-    "ThrottledError",
     "check_settings",
     "executor_class",
     "executor_classes",
@@ -52,49 +46,30 @@ SHIPPED_PRICES = Path(__file__).with_name("prices.toml")
 
 
 class ExecutorError(SuperError):
-    """A request could not be carried out, or functions could not be started."""
+    """A request could not be carried out, or functions could not be started.
 
-    kind: ClassVar = FailureKind.UNAVAILABLE
-    # Seconds that a function ran for the request, which is billed; 0 if none ran, or if unknown.
-    ran_s: float = 0.0
-    # No function was invoked, so the invocation is not billed either.
-    refused: bool = False
-    # Only other settings can help.
-    wrong_settings: bool = False
+    Args:
+        kind: how it failed. ``CRASHED``: the request may or may not have been carried out.
+            ``RAISED``: the message has the function's error, or the request or its answer
+            is too large. ``THROTTLED``: no function was free in time.
+        ran_s: seconds that a function ran for the request, which is billed; an upper bound
+            if a connection broke, 0 if none ran, or if unknown.
+        refused: no function was invoked, so the invocation is not billed either.
+        wrong_settings: only other settings can help.
+    """
 
-
-class ConnectionLostError(ExecutorError):
-    """The answer's connection broke, by no request's fault; ``ran_s`` is an upper bound."""
-
-
-class FunctionCrashedError(ExecutorError):
-    """The function's process is gone. The request may or may not have been carried out."""
-
-    kind = FailureKind.CRASHED
-
-
-class FunctionTimedOutError(ExecutorError):
-    """The function did not answer within its time limit, and was ended."""
-
-    kind = FailureKind.TIMED_OUT
-
-
-class FunctionRaisedError(ExecutorError):
-    """The function raised; the message has the error's type and text."""
-
-    kind = FailureKind.RAISED
-
-
-class PayloadTooLargeError(ExecutorError):
-    """The request or its result has too many bytes: request fewer samples at once."""
-
-    kind = FailureKind.RAISED
-
-
-class ThrottledError(ExecutorError):
-    """No function was free in time; the request was not started."""
-
-    kind = FailureKind.THROTTLED
+    def __init__(
+        self,
+        message: str,
+        kind: FailureKind = FailureKind.UNAVAILABLE,
+        *,
+        ran_s: float = 0.0,
+        refused: bool = False,
+        wrong_settings: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.kind, self.ran_s, self.refused = kind, ran_s, refused
+        self.wrong_settings = wrong_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +119,12 @@ class Executor(Protocol):
 
     # Digest of some images as all its functions decode them; empty before start().
     fingerprint: str
+
+    # Reason that it takes no requests now; empty while it runs.
+    absence: str = ""
+
+    # If false, it serves the store alone.
+    decodes: bool = True
 
     # Settings that clients may see; fields of the protocol's message ``Coordinating``.
     told: ClassVar[tuple[str, ...]] = ()

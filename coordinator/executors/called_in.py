@@ -11,17 +11,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from superdl.coordinator.executors.base import (
-    MAX_KIND,
-    ConnectionLostError,
-    ExecutorError,
-    FunctionCrashedError,
-    FunctionRaisedError,
-    FunctionTimedOutError,
-    PayloadTooLargeError,
-    ThrottledError,
-    one_line,
-)
+from superdl.coordinator.core import FailureKind
+from superdl.coordinator.executors.base import MAX_KIND, ExecutorError, one_line
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.cancelling import HeldTasks
 from superdl.super_wire.errors import ConfigError
@@ -41,12 +32,12 @@ _MAX_WORKERS = 4096
 _ABSENCE = "no worker has called in: start some with superdl worker"
 # Extra time for an answer: the worker ends overdue requests itself.
 _MARGIN_S = 10.0
-_KINDS: dict[str, type[ExecutorError]] = {
-    "crashed": FunctionCrashedError,
-    "timed_out": FunctionTimedOutError,
-    "raised": FunctionRaisedError,
-    "too_large": PayloadTooLargeError,
-    "busy": ThrottledError,
+_KINDS = {
+    "crashed": FailureKind.CRASHED,
+    "timed_out": FailureKind.TIMED_OUT,
+    "raised": FailureKind.RAISED,
+    "too_large": FailureKind.RAISED,
+    "busy": FailureKind.THROTTLED,
 }
 
 
@@ -207,7 +198,7 @@ class Workers:
                 answer = await answered
         except TimeoutError:
             words = f"the worker {worker.name} did not answer within {timeout_s + _MARGIN_S:g} s"
-            raise FunctionTimedOutError(words) from None
+            raise ExecutorError(words, FailureKind.TIMED_OUT) from None
         finally:
             # The caller has given up, so the worker can stop.
             if not answered.done() or answered.cancelled():
@@ -217,9 +208,11 @@ class Workers:
         if answer.HasField("result"):
             return bytes(answer.result)
         failure = answer.failure
-        error = _KINDS.get(failure.kind, ExecutorError)(f"{worker.name}: {one_line(failure.message)}")
-        error.ran_s = failure.ran_s if 0 <= failure.ran_s < math.inf else 0.0
-        raise error
+        raise ExecutorError(
+            f"{worker.name}: {one_line(failure.message)}",
+            _KINDS.get(failure.kind, FailureKind.UNAVAILABLE),
+            ran_s=failure.ran_s if 0 <= failure.ran_s < math.inf else 0.0,
+        )
 
     def close(self) -> None:
         """End all streams. Workers may call in again, with any decoder."""
@@ -303,7 +296,7 @@ class Workers:
             self._all.discard(worker)
             lost = [answered for answered in worker.calls.values() if not answered.done()]
             for answered in lost:
-                answered.set_exception(ConnectionLostError(f"the worker {worker.name} is gone"))
+                answered.set_exception(ExecutorError(f"the worker {worker.name} is gone"))
             _log.info("the worker %s disconnected with %d requests unanswered", worker.name, len(lost))
             worker.outgoing.put_nowait(None)
         if not self._all:
@@ -331,7 +324,7 @@ class Workers:
                 raise
         busy = f"all {self.slots} slots of {len(self._all)} workers were busy"
         who = busy if self.slots else self._absence
-        raise ThrottledError(f"{who} for {timeout_s:g} s")
+        raise ExecutorError(f"{who} for {timeout_s:g} s", FailureKind.THROTTLED)
 
     def _takes(self, worker: ConnectedWorker, *, of_store: bool) -> bool:
         is_free = worker.free and not worker.is_draining and not worker.waits and worker in self._all

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from superdl.coordinator.core import FailureKind
 from superdl.coordinator.executors.base import (
     MAX_KIND,
     Executor,
-    FunctionRaisedError,
+    ExecutorError,
     Scaling,
     one_line,
     setting,
 )
-from superdl.coordinator.executors.messages import read_object, read_result
+from superdl.coordinator.executors.messages import read_result
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.errors import ConfigError, ProtocolMismatchError, SuperError
@@ -115,10 +116,11 @@ class WorkersExecutor(Executor):
             return theirs.to_json().encode()
 
         answer = await self._workers.run(made, timeout_s, of_store=of_store)
-        result = read_result(read_object(answer, "a worker"), request.request_id, "a worker")
+        result = read_result(answer, request.request_id, "a worker")
         messages, samples = result.messages, len(result.outcomes)
         if len(messages) > samples:
-            raise FunctionRaisedError(f"a worker answered {len(messages)} messages for {samples} samples")
+            words = f"a worker answered {len(messages)} messages for {samples} samples"
+            raise ExecutorError(words, FailureKind.RAISED)
         return replace(result, messages={place: one_line(words) for place, words in messages.items()})
 
     async def close(self) -> None:

@@ -176,7 +176,7 @@ async def _start(
     stack.push_async_callback(watch.end)
 
     def facts_of(dataset: Dataset) -> DatasetFacts:
-        keeps_shards = all(executor.made.keeps_shards for executor in manager.decoding)
+        keeps_shards = all(executor.keeps_shards for executor in manager.decoding)
         return dataset.facts(known_absent=info.keys == 0, keeps_shards=keeps_shards)
 
     service = CoordinatorService(

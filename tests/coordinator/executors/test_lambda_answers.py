@@ -11,23 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from superdl.coordinator.core import FailureKind
+from superdl.coordinator.executors.aws_lambda import FunctionClock, Warmed, read_reply
 from superdl.coordinator.executors.base import (
     ExecutorError,
-    FunctionCrashedError,
-    FunctionRaisedError,
-    FunctionTimedOutError,
-    PayloadTooLargeError,
 )
-from superdl.coordinator.executors.lambda_answers import (
-    from_function,
-    read_reply,
-    read_warm_reply,
-)
-from superdl.coordinator.executors.lambda_client import Reply, Target
-from superdl.coordinator.executors.messages import FunctionClock, read_object, read_warmed
+from superdl.coordinator.executors.lambda_client import Reply, Target, from_function
+from superdl.coordinator.executors.messages import read_object
 from superdl.super_wire.protocol import installed_version
 from superdl.super_wire.request import Outcome
-from tests.coordinator.executors.asking import TIMEOUT_S
+from tests.coordinator.executors.asking import TIMEOUT_S, failing
 from tests.coordinator.executors.lambda_running import executor_for, handler_of, request_for_objects, using
 
 TARGET = Target("super-prefetch", "us-east-1")
@@ -48,40 +41,40 @@ def said(kind, words):
 @pytest.mark.parametrize(
     ("payload", "kind"),
     [
-        (said("Sandbox.Timedout", "x"), FunctionTimedOutError),
+        (said("Sandbox.Timedout", "x"), FailureKind.TIMED_OUT),
         # As Lambda said it for years, and still does in places.
-        (b'{"errorMessage": "2026 Task timed out after 3.00 seconds"}', FunctionTimedOutError),
-        (said("Runtime.ExitError", "x Error: Runtime exited with error"), FunctionCrashedError),
-        (said("Runtime.OutOfMemory", "x"), FunctionCrashedError),
-        (said("Extension.Crash", "x"), FunctionCrashedError),
-        (said("Runtime.Unknown", "x Error: signal: segmentation fault"), FunctionCrashedError),
-        (said("Function.ResponseSizeTooLarge", "x"), PayloadTooLargeError),
-        (said("Runtime.ImportModuleError", "Unable to import module"), FunctionRaisedError),
-        (b"[" * 200_000, FunctionRaisedError),
-        (b"x" * 6_000_000, FunctionRaisedError),
-        (said("E" * 6_000_000, "w" * 6_000_000), FunctionRaisedError),
-        (said("Odd\udfff", "no \ud800 name"), FunctionRaisedError),
+        (b'{"errorMessage": "2026 Task timed out after 3.00 seconds"}', FailureKind.TIMED_OUT),
+        (said("Runtime.ExitError", "x Error: Runtime exited with error"), FailureKind.CRASHED),
+        (said("Runtime.OutOfMemory", "x"), FailureKind.CRASHED),
+        (said("Extension.Crash", "x"), FailureKind.CRASHED),
+        (said("Runtime.Unknown", "x Error: signal: segmentation fault"), FailureKind.CRASHED),
+        (said("Function.ResponseSizeTooLarge", "x"), FailureKind.RAISED),
+        (said("Runtime.ImportModuleError", "Unable to import module"), FailureKind.RAISED),
+        (b"[" * 200_000, FailureKind.RAISED),
+        (b"x" * 6_000_000, FailureKind.RAISED),
+        (said("E" * 6_000_000, "w" * 6_000_000), FailureKind.RAISED),
+        (said("Odd\udfff", "no \ud800 name"), FailureKind.RAISED),
     ],
 )
 def test_errors_of_functions(payload, kind):
-    error = from_function(payload, TARGET)
-    assert type(error) is kind
+    error = from_function(payload, TARGET, 0.25)
+    assert (error.kind, error.ran_s) == (kind, 0.25)
     assert str(error).startswith("the function super-prefetch (us-east-1) ")
     assert len(str(error)) < MAX_CHARACTERS
     assert str(error).encode()
 
 
-@given(PAYLOADS, st.sampled_from(["", "Unhandled"]))
-def test_any_answer_is_an_error_of_ours_or_a_result(payload, function_error):
-    reply = Reply(payload, function_error)
-    for read in (
-        lambda: read_reply(reply, TARGET, "r", 0.25),
-        lambda: read_warm_reply(reply, TARGET, "redis://cache:6379"),
+@given(PAYLOADS)
+def test_any_answer_is_an_error_of_ours_or_a_result(payload):
+    reply = Reply(payload, 0.25)
+    for read, ran_s in (
+        (lambda: read_reply(reply, TARGET, "r"), 0.25),
+        (lambda: Warmed.of(reply, TARGET), 0.0),
     ):
         with pytest.raises(ExecutorError) as told:
             read()
-        assert len(str(told.value)) < MAX_CHARACTERS
-        assert told.value.ran_s in {0.0, 0.25}
+        assert (len(str(told.value)) < MAX_CHARACTERS, told.value.ran_s) == (True, ran_s)
+    assert len(str(from_function(payload, TARGET, 0.25))) < MAX_CHARACTERS
 
 
 def test_a_function_is_named_without_a_password():
@@ -91,14 +84,17 @@ def test_a_function_is_named_without_a_password():
 WARM = {"function_version": installed_version(), "golden": "a" * 32, "clock_s": 12.5}
 
 
+def warmed(**changes):
+    return Warmed.of(Reply(json.dumps({**WARM, **changes}).encode(), 0.0), TARGET)
+
+
 def test_a_warm_answer_tells_version_fingerprint_and_clock():
-    warmed = read_warmed(WARM, "it", "")
-    assert (warmed.function_version, warmed.fingerprint, warmed.clock_s) == (*WARM.values(),)
+    assert warmed() == (WARM["golden"], WARM["clock_s"])
     for clock_s in (float("nan"), float("inf"), "12", None):
-        assert read_warmed({**WARM, "clock_s": clock_s}, "it", "").clock_s == 0.0
+        assert warmed(clock_s=clock_s).clock_s == 0.0
     for wrong in ({"golden": "x"}, {"golden": None}, {"function_version": 1}):
-        with pytest.raises(ExecutorError, match="it answered a warm event with .*: install SUPER there"):
-            read_warmed({**WARM, **wrong}, "it", "install SUPER there")
+        with pytest.raises(ExecutorError, match="answered a warm event with .*: deploy SUPER's function"):
+            warmed(**wrong)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +106,7 @@ def test_a_warm_answer_tells_version_fingerprint_and_clock():
     ],
 )
 def test_what_is_no_answer_of_ours_is_refused(text, reason):
-    with pytest.raises(FunctionRaisedError, match=reason):
+    with failing(FailureKind.RAISED, match=reason):
         read_object(text, "it")
 
 
