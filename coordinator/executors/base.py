@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from superdl.coordinator.core import FailureKind, Prices
 from superdl.super_wire.errors import ConfigError, SuperError
-from superdl.super_wire.executors import EXECUTORS
+from superdl.super_wire.executors import EXECUTORS, RunsOn
 from superdl.super_wire.redaction import shown
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ __all__ = [
     "executor_class",
     "executor_classes",
     "one_line",
+    "sees_store",
     "setting",
     "shipped_prices_of",
 ]
@@ -95,9 +96,8 @@ class ExecutorContext:
     environment: Mapping[str, str] = field(default_factory=dict)
     # For files of functions on this machine; created when needed.
     scratch: Path | None = None
-    # Those that call in (called_in.Workers), and those that only restore and save.
+    # Those that call in (called_in.Workers): that decode, or for the store alone, that restore and save.
     workers: Any = None
-    savers: Any = None
     # Directory of the coordinator's unix socket; empty if it listens on a port.
     sockets: str = ""
 
@@ -144,18 +144,10 @@ class Executor(Protocol):
     # Its functions keep shards in the context's scratch; set once it has started.
     keeps_shards: bool = False
 
-    # Its functions may read this machine's files as another user.
-    files_by_others: ClassVar[bool] = False
-
     # Advice for functions that cannot see a directory.
     files_remedy: ClassVar[str] = "put the images into a bucket and name it as s3://bucket/prefix"
 
     def __init__(self, settings: Any, context: ExecutorContext) -> None: ...
-
-    @classmethod
-    def sees_store(cls, settings: Any, address: str) -> bool:  # noqa: ARG003  # others look at their settings
-        """Return whether its functions reach the store at ``address``; always, if a bucket."""
-        return address.startswith("s3://")
 
     async def start(self) -> None:
         """Prepare to invoke, within a bounded time; ``ExecutorError``: no function could be started."""
@@ -180,6 +172,11 @@ def executor_class(name: str) -> type[Executor]:
 def executor_classes(names: Iterable[str]) -> list[type[Executor]]:
     """Return the classes of several executors, in their order."""
     return [executor_class(name) for name in names]
+
+
+def sees_store(executor: str, address: str) -> bool:
+    """Return whether an executor's functions reach the store at ``address``: a bucket, or in this host."""
+    return EXECUTORS[executor].runs_on is RunsOn.THIS_HOST or address.startswith("s3://")
 
 
 def shipped_prices_of(executor: str) -> Prices:

@@ -51,6 +51,8 @@ class ConnectedWorker:
         self.ahead_s = hello.clock_s - time.time()
         self.free = hello.slots
         self.outgoing: asyncio.Queue[pb.ToWorker | None] = asyncio.Queue()
+        # Nothing more is sent to it.
+        self.has_ended = asyncio.Event()
         self.calls: dict[int, asyncio.Future[pb.WorkerAnswer]] = {}
         self.is_draining, self.cpu_s = False, 0.0
         self.failures = dict.fromkeys(FAILURES, 0)
@@ -84,7 +86,7 @@ class Workers:
         decodes: bool = True,
     ) -> None:
         self.silence_s, self._absence, self.patience_s = silence_s, absence, patience_s
-        self._decodes = decodes
+        self.decodes = decodes
         self._store = ""
         self._store_id: Callable[[], str] = str
         self._all: set[ConnectedWorker] = set()
@@ -227,7 +229,7 @@ class Workers:
 
     def _take_up(self, worker: ConnectedWorker) -> None:
         """Give a worker requests if it has the decoder in use; else let it wait."""
-        worker.waits = self._decodes and worker.fingerprint != self.fingerprint
+        worker.waits = self.decodes and worker.fingerprint != self.fingerprint
         if not worker.waits:
             self._came.set()
             self._hand_over(worker)
@@ -237,13 +239,13 @@ class Workers:
         if len(self._all) >= _MAX_WORKERS:
             raise ConfigError(f"this coordinator has its {_MAX_WORKERS} workers")
         others = self.fingerprint or hello.fingerprint
-        if self._decodes and self.patience_s is None and hello.fingerprint != others:
+        if self.decodes and self.patience_s is None and hello.fingerprint != others:
             raise ConfigError(
                 f"this worker decodes as {one_line(hello.fingerprint, MAX_KIND)}, the others as {others}: "
                 "install the same versions of SUPER and Pillow everywhere"
             )
         store = self._store, self._store_id()
-        if not self._decodes and store[1] and (hello.store, hello.store_id) != store:
+        if not self.decodes and store[1] and (hello.store, hello.store_id) != store:
             raise ConfigError(
                 f"this worker does not see the store {self._store}: mount it there, and start the worker "
                 f"with --store {self._store} (SUPER_STORE)"

@@ -129,8 +129,9 @@ class ExecutorManager:
         executor = self.executors[number]
         try:
             if executor in self._closed:
+                fresh = self._make(number, executor.absence)
                 self._closed.discard(executor)
-                executor = self.executors[number] = self._make(number, executor.absence)
+                executor = self.executors[number] = fresh
             await executor.start()
         except SuperError as error:
             await self._close(executor, str(error))

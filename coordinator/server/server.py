@@ -18,7 +18,7 @@ from superdl.coordinator.cache.streams import ReportReader
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.catalog.state import CatalogState, open_state
 from superdl.coordinator.core import CoreSettings, ExecutorFacts, TeamsChanged
-from superdl.coordinator.executors.base import executor_classes, shipped_prices_of
+from superdl.coordinator.executors.base import executor_classes, sees_store, shipped_prices_of
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.executors.workers import WorkersExecutor
@@ -147,11 +147,12 @@ async def _start(
     doors = Doors(settings, tokens, stack, run_ended)
     datasets, keeper = await _with_store(settings, state, stack)
     await doors.open_to_workers(keeper.address, lambda: keeper.store_id)
-    context = replace(executor_context(settings), workers=doors.workers, savers=doors.savers)
-    decoding = replace(context, scratch=scratch)  # those that only restore and save keep no shards
+    # Those that only restore and save keep no shards.
+    saving = replace(executor_context(settings), workers=doors.savers)
+    decoding = replace(saving, workers=doors.workers, scratch=scratch)
     manager = ExecutorManager(
         [partial(executor, settings, decoding) for executor in executors],
-        [partial(executor, given, context) for executor, given in settings.store_only],
+        [partial(executor, given, saving) for executor, given in settings.store_only],
     )
     stack.push_async_callback(manager.close)
     info = await warm_and_take_over(manager, cache, doors.workers, decoder)
@@ -261,10 +262,9 @@ def _facts(settings: Settings) -> tuple[ExecutorFacts, ...]:
         from superdl.coordinator.executors.price_table import load_prices
 
         prices_of = load_prices(settings.prices).of
-    classes = executor_classes(settings.executors)
     facts = [
-        ExecutorFacts(cls.name, prices_of(cls.name), sees_store=cls.sees_store(settings, store))
-        for cls in classes
+        ExecutorFacts(name, prices_of(name), sees_store=sees_store(name, store))
+        for name in settings.executors
     ]
     for executor, _ in settings.store_only:  # their machines' hours are already counted
         of_its_work = replace(prices_of(executor.name), hour=0.0, coordinator_hour=0.0)
