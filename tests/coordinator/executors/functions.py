@@ -109,14 +109,6 @@ def of_no_version(event, _context):
     return {"statusCode": 200, "body": "hello"}
 
 
-def decoding_otherwise(event, _context):
-    """As the real handler does when the request wants other pixels than it makes."""
-    if "super_warm" in event:
-        return warmed(golden="b" * 32)
-    assert event["golden"] == "b" * 32, f"wanted {event['golden']}"
-    return result(PrefetchRequest.from_mapping(event))
-
-
 def answering_twice(event, context):
     if "super_warm" in event:  # from now on its slot writes each answer twice
         _write_also(lambda number, kind, answer: b" ".join((number, kind, answer)))
