@@ -175,7 +175,7 @@ def executor_classes(names: Iterable[str]) -> list[type[Executor]]:
 
 
 def sees_store(executor: str, address: str) -> bool:
-    """Return whether an executor's functions reach the store at ``address``: a bucket, or in this host."""
+    """Return whether an executor's functions reach the store at ``address``: a bucket, or on this host."""
     return EXECUTORS[executor].runs_on is RunsOn.THIS_HOST or address.startswith("s3://")
 
 
