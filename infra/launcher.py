@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import json
 import logging
 import os
@@ -23,25 +22,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from superdl.coordinator.embedded import cache_configuration, server_binary
+from superdl.coordinator.embedded import server_binary, start_server, start_tied
 from superdl.super_wire.cache import Credentials
 from superdl.super_wire.errors import ConfigError, SuperError
 from superdl.super_wire.host import available_memory_bytes, usable_cores
 from superdl.super_wire.user_text import parse_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["Run", "main", "run_of"]
 
 _log = logging.getLogger("infra.launcher")
 
-_DATA_GROUP = "data_group"
 _CONFIG, _FAILURE = Path("/opt/ml/input/config"), Path("/opt/ml/output/failure")  # SageMaker's
 _PORTS = "50051,50052,29500"
 _PYTHON = (sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m")
 _SIGNAL = 128
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +66,26 @@ class Run:
 
 def run_of(arguments: Sequence[str], environment: Mapping[str, str], config: Path = _CONFIG) -> Run:
     """Return the run of the options, else of SageMaker's variables or files in ``config``."""
+    data, training, current = _sagemaker_hosts(environment, config)
     if "--" in arguments:
         at = list(arguments).index("--")
-        options, command = _parser().parse_args(arguments[:at]), list(arguments[at + 1 :])
+        parser = argparse.ArgumentParser(prog="python -m infra.launcher", allow_abbrev=False)
+        parser.add_argument("--data-hosts", default="", help="hosts that preprocess, with commas between")
+        parser.add_argument("--training-hosts", default="", help="hosts that train")
+        parser.add_argument("--host", default="", help="this one (the system's name for it)")
+        options, command = parser.parse_args(arguments[:at]), list(arguments[at + 1 :])
+        if options.training_hosts:
+            named = options.data_hosts, options.training_hosts
+            data, training = (tuple(filter(None, text.split(","))) for text in named)
+            current = options.host or socket.gethostname()
     else:  # hyper-parameters, all of them the script's except its name
         words = list(arguments) or _words(_read(config / "hyperparameters.json"))
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         parser.add_argument("--train-script", default="")
         known, script_arguments = parser.parse_known_args(words)
-        options, command = _parser().parse_args([]), [known.train_script, *script_arguments]
+        command = [known.train_script, *script_arguments]
     if not "".join(command[:1]):
         raise ConfigError("no training script: name it by the hyper-parameter train-script, or after --")
-    if options.training_hosts:
-        named = options.data_hosts, options.training_hosts
-        data, training = (tuple(filter(None, text.split(","))) for text in named)
-        current = options.host or socket.gethostname()
-    else:
-        data, training, current = _sagemaker_hosts(environment, config)
     if current not in (*data, *training) or not training:
         raise ConfigError(
             f"this host is {current!r}, data hosts are {list(data)}, training hosts {list(training)}: one at "
@@ -96,23 +96,15 @@ def run_of(arguments: Sequence[str], environment: Mapping[str, str], config: Pat
     return Run(data, training, current, max(1, int(gpus)) if gpus else 0, name, tuple(command), ports)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m infra.launcher", allow_abbrev=False)
-    parser.add_argument("--data-hosts", default="", help="hosts that preprocess, with commas between")
-    parser.add_argument("--training-hosts", default="", help="hosts that train")
-    parser.add_argument("--host", default="", help="this one (the system's name for it)")
-    return parser
-
-
 def _sagemaker_hosts(
     environment: Mapping[str, str], config: Path
 ) -> tuple[tuple[str, ...], tuple[str, ...], str]:
     resources = _read(config / "resourceconfig.json")
     hosts = json.loads(environment["SM_HOSTS"]) if "SM_HOSTS" in environment else resources.get("hosts", [])
-    groups_json = environment.get("SM_INSTANCE_GROUPS_DICT")
-    groups = json.loads(groups_json).values() if groups_json else resources.get("instance_groups") or ()
+    groups_json = environment.get("SM_INSTANCE_GROUPS_DICT") or "{}"
+    groups = json.loads(groups_json).values() or resources.get("instance_groups") or ()
     preprocessing = {
-        host for group in groups if group["instance_group_name"] == _DATA_GROUP for host in group["hosts"]
+        host for group in groups if group["instance_group_name"] == "data_group" for host in group["hosts"]
     }
     hosts = sorted(hosts, key=lambda host: (len(host), host))  # algo-2 before algo-10
     data = tuple(host for host in hosts if host in preprocessing)
@@ -135,38 +127,39 @@ def _words(parameters: Mapping[str, str]) -> list[str]:
     return words
 
 
-def _preprocess(run: Run, directory: Path) -> int:
+def _preprocess(run: Run) -> int:
     """Run a CPU host's part; return the exit code in the coordinator's goodbye."""
     with contextlib.ExitStack() as stack:
-        coordinator = _start_services(run, directory, stack) if run.current == run.leader else None
+        coordinator = _start_services(run, stack) if run.current == run.leader else None
+        worker = (*_PYTHON, "superdl.lambda_prefetch.worker")
         options = ("--coordinator", run.coordinator, "--name", run.current)
-        code = _start([*_PYTHON, "superdl.lambda_prefetch.worker", *options], stack).wait()
+        code = _held(start_tied([*worker, *options], signal.SIGTERM), stack).wait()
         if coordinator is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 coordinator.wait(20.0)  # it says goodbye to late workers
         return code if code >= 0 else _SIGNAL - code
 
 
-def _train(run: Run, directory: Path) -> int:
+def _train(run: Run) -> int:
     """Run a GPU host's part; return training's exit code."""
     is_first = run.current == run.training_hosts[0]
-    options = {
-        "--nnodes": str(len(run.training_hosts)),
-        "--nproc-per-node": str(run.ranks) if run.ranks else "auto",
-        "--rdzv-backend": "c10d",
-        "--rdzv-endpoint": f"{run.training_hosts[0]}:{run.ports[2]}",
-        "--rdzv-conf": f"is_host={int(is_first)}",
-        "--rdzv-id": run.name,
-        "--local-addr": socket.gethostbyname(run.current),
-    }
+    options = (
+        f"--nnodes={len(run.training_hosts)}",
+        f"--nproc-per-node={run.ranks or 'auto'}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={run.training_hosts[0]}:{run.ports[2]}",
+        f"--rdzv-conf=is_host={int(is_first)}",
+        f"--rdzv-id={run.name}",
+        f"--local-addr={socket.gethostbyname(run.current)}",
+    )
     script = ("-m", "--", *run.command[1:]) if run.command[0] == "-m" else ("--", *run.command)
     with contextlib.ExitStack() as stack:
         if run.coordinator:
             os.environ["SUPER_COORDINATOR"] = run.coordinator
             os.environ.setdefault("SUPER_CONNECT_TIMEOUT_S", "600")
             if run.current == run.leader:
-                _start_services(run, directory, stack)
-        code = _torchrun([*(word for option in options.items() for word in option), *script])
+                _start_services(run, stack)
+        code = _torchrun([*options, *script])
         # Each failed host reports at once; a success is reported by the first host alone.
         if run.data_hosts and (code or is_first):
             from superdl.sampler.rpc.client import FIRST_CONTACT, Client
@@ -196,47 +189,42 @@ def _torchrun(words: Sequence[str]) -> int:
     return 0
 
 
-def _start_services(run: Run, directory: Path, stack: contextlib.ExitStack) -> subprocess.Popen[bytes]:
+def _start_services(run: Run, stack: contextlib.ExitStack) -> subprocess.Popen[bytes]:
     """Start a cache, unless ``SUPER_CACHE`` is set, and the coordinator; return the latter."""
     address, cache = socket.gethostbyname(run.current), os.environ.get("SUPER_CACHE", "")
     if not cache:
-        _start(_cache_command(address, run.ports[1], directory), stack)
+        _start_cache(address, run.ports[1], stack)
         scheme = "rediss" if os.environ.get("SUPER_TLS_CERT") else "redis"
         cache = f"{scheme}://{run.leader}:{run.ports[1]}"
-    options = {
-        "--listen": f"{address}:{run.ports[0]}",
-        "--cache": cache,
-        "--executor": "workers" if run.data_hosts else "local",
+    options = (
+        f"--listen={address}:{run.ports[0]}",
+        f"--cache={cache}",
+        f"--executor={'workers' if run.data_hosts else 'local'}",
         # Leave a core to each training process.
-        "--slots": str(max(1, usable_cores() - run.ranks)),
-        "--owner": f"launcher-{run.name}",
-    }
-    words = [word for option in options.items() for word in option]
-    return _start([*_PYTHON, "superdl.coordinator", *words, "--ends-with-run"], stack)
+        f"--slots={max(1, usable_cores() - run.ranks)}",
+        f"--owner=launcher-{run.name}",
+        "--ends-with-run",
+    )
+    return _held(start_tied([*_PYTHON, "superdl.coordinator", *options], signal.SIGTERM), stack)
 
 
-def _cache_command(address: str, port: int, directory: Path) -> list[str]:
-    """Return a cache server's command, with TLS and password like the coordinator's."""
+def _start_cache(address: str, port: int, stack: contextlib.ExitStack) -> None:
+    """Start a cache server, with TLS and password like the coordinator's."""
     cert, key = (os.environ.get(name, "") for name in ("SUPER_TLS_CERT", "SUPER_TLS_KEY"))
     server = shutil.which("valkey-server") or shutil.which("redis-server") if cert else server_binary()
     if server is None:
         raise ConfigError("a cache with TLS needs valkey-server or redis-server here, or SUPER_CACHE")
     files = (f'tls-cert-file "{cert}"', f'tls-key-file "{key}"', "tls-auth-clients no")
-    listens = ["port 0", f"tls-port {port}", *files] if cert else [f"port {port}"]
-    requested_bytes = parse_bytes(os.environ.get("SUPER_CACHE_BYTES") or "0", "SUPER_CACHE_BYTES")
-    file, credentials = directory / "cache.conf", Credentials.from_environment(os.environ)
-    # The file has the password's digest: nobody else may read it.
-    file.touch(mode=0o600)
-    listens = [f"bind {address}", "protected-mode no", *listens]
-    memory_bytes = requested_bytes or available_memory_bytes() // 2
-    file.write_text(cache_configuration(listens, directory, memory_bytes, credentials), encoding="utf-8")
-    return [server, str(file)]
+    ports = ("port 0", f"tls-port {port}", *files) if cert else (f"port {port}",)
+    listens = (f"bind {address}", "protected-mode no", *ports)
+    cache_bytes = parse_bytes(os.environ.get("SUPER_CACHE_BYTES") or "0", "SUPER_CACHE_BYTES")
+    cache_bytes = cache_bytes or available_memory_bytes() // 2
+    directory, credentials = Path(tempfile.gettempdir()), Credentials.from_environment(os.environ)
+    _held(start_server(server, listens, directory, cache_bytes, credentials), stack)
 
 
-def _start(command: Sequence[str], stack: contextlib.ExitStack) -> subprocess.Popen[bytes]:
-    """Start a process that ends with the stack or with this process."""
-    prctl = ctypes.CDLL(None).prctl
-    process = subprocess.Popen(command, preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM))  # noqa: PLW1509  # one thread
+def _held(process: subprocess.Popen[bytes], stack: contextlib.ExitStack) -> subprocess.Popen[bytes]:
+    """End a process with the stack."""
     # The stack calls these in reverse order.
     stack.callback(process.wait)
     stack.callback(process.terminate)
@@ -247,17 +235,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Do this host's part; return training's exit code, or 2 for a wrong setting."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="launcher: %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_SIGNAL + signal.SIGTERM))
-    with tempfile.TemporaryDirectory(prefix="super-l-", ignore_cleanup_errors=True) as directory:
-        try:
-            run = run_of(sys.argv[1:] if arguments is None else arguments, os.environ)
-            part: Callable[[Run, Path], int] = _train if run.current in run.training_hosts else _preprocess
-            return part(run, Path(directory))
-        except SuperError as error:
-            sys.stderr.write(f"infra.launcher: {error}\n")
-            # SageMaker shows this file's text as the reason of the failure.
-            if _FAILURE.parent.is_dir():
-                _FAILURE.write_text(f"{error}\n", encoding="utf-8")
-            return 2 if isinstance(error, ConfigError) else 1
+    try:
+        run = run_of(sys.argv[1:] if arguments is None else arguments, os.environ)
+        return _train(run) if run.current in run.training_hosts else _preprocess(run)
+    except SuperError as error:
+        sys.stderr.write(f"infra.launcher: {error}\n")
+        # SageMaker shows this file's text as the reason of the failure.
+        if _FAILURE.parent.is_dir():
+            _FAILURE.write_text(f"{error}\n", encoding="utf-8")
+        return 2 if isinstance(error, ConfigError) else 1
 
 
 if __name__ == "__main__":

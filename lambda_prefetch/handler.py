@@ -7,8 +7,7 @@ import gc
 import os
 import reprlib
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from superdl.lambda_prefetch.decode import set_pillows_bounds
 from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
@@ -20,26 +19,17 @@ from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.lambda_prefetch.telemetry import telemetry
 from superdl.lambda_prefetch.transfers import restore, save
 from superdl.lambda_prefetch.transforms import Program
-from superdl.super_wire.cache import Command, ErrorReply, exchange
-from superdl.super_wire.errors import CacheError, ConfigError, SuperError
+from superdl.super_wire.errors import ConfigError, SuperError
 from superdl.super_wire.ids import FieldColumns, sample_ids
-from superdl.super_wire.keys import checked_outcome_stream
 from superdl.super_wire.objects import ObjectError, open_bucket
 from superdl.super_wire.protocol import installed_version
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.redaction import clean_text, keep_secrets_out_of_logs
-from superdl.super_wire.request import PrefetchFailure, PrefetchRequest, PrefetchResult, RequestKind, is_row
+from superdl.super_wire.request import PrefetchRequest, PrefetchResult, RequestKind, is_row
 from superdl.super_wire.store import PackMeta, collection_of
-from superdl.super_wire.stream_entries import (
-    MAX_OUTCOME_BYTES,
-    OUTCOME_FIELD,
-    OUTCOME_STREAM_MAXLEN,
-    pack_outcome,
-)
 
 if TYPE_CHECKING:
     from superdl.super_wire.objects import Bucket
-    from superdl.super_wire.request import Answer
 
 __all__ = ["WARM_VERSION", "handler", "open_source"]
 
@@ -48,8 +38,6 @@ WARM_VERSION = 1
 _ANSWER_MARGIN_S = 2.0  # before the function's own time limit, to finish running work and to answer
 
 _MAX_MESSAGE = 2000
-_MAX_ID = 256
-_REPLY_TIMEOUT_S = 5.0
 
 _own_fingerprint = functools.cache(decoder_fingerprint)
 _seen_processes: set[int] = set()  # those that have answered: a fork starts cold again
@@ -71,7 +59,7 @@ def handler(event: object, context: Any) -> dict[str, Any]:
 
     Raises:
         ConfigError: the request as a whole is invalid, or the function's settings forbid it.
-        CacheError: a warm event's cache refuses, or the cache did not take a request's answer.
+        CacheError: a warm event's cache refuses.
     """
     try:
         return _answer(event, context)
@@ -97,75 +85,7 @@ def _answer(event: object, context: Any) -> dict[str, Any]:
         keep_secrets_out_of_logs()
     if "super_warm" in event:
         return _warm(event, settings, cold_start=cold_start)
-    reply_to = _ReplyTo.of_event(event)
-    try:
-        result = _prefetch(event, context, settings, cold_start=cold_start, begun_ns=begun_ns)
-    except Exception as error:
-        if reply_to is not None:
-            # At once: the coordinator waits for the stream, not for this call.
-            failure = PrefetchFailure(
-                reply_to.request_id,
-                installed_version(),
-                error=type(error).__name__,
-                message=str(error)[:_MAX_MESSAGE],
-                duration_us=(time.perf_counter_ns() - begun_ns) // 1000,
-                memory_mb=_memory_mb(context),
-            )
-            try:
-                reply_to.send(failure, settings)
-            except CacheError as unsent:  # it must not hide the error itself
-                error.add_note(f"The failure could not be reported: {unsent}")
-        raise
-    if reply_to is not None:
-        reply_to.send(result, settings)
-    return result.to_mapping()
-
-
-@dataclass(frozen=True, slots=True)
-class _ReplyTo:
-    """The stream in the cache for the answer to a request whose return value no caller awaits."""
-
-    request_id: str
-    cache: str
-    stream: bytes
-
-    @classmethod
-    def of_event(cls, event: dict[str, Any]) -> Self | None:
-        """Read from a perhaps faulty event; ``None`` if its answer is only returned."""
-        stream = event.get("answer_to", "")
-        if stream == "":
-            return None
-        request_id, cache = event.get("request_id"), event.get("cache")
-        if not all(isinstance(text, str) for text in (stream, request_id, cache)):
-            raise ConfigError(
-                "a request with answer_to names request_id, cache and answer_to, each as a text"
-            )
-        return cls(str(request_id)[:_MAX_ID], str(cache), checked_outcome_stream(stream))
-
-    def send(self, answer: Answer, settings: FunctionSettings) -> None:
-        """Append an answer; :class:`CacheError` if that fails and the answer is lost."""
-        packed = pack_outcome(answer)
-        if len(packed) > MAX_OUTCOME_BYTES:
-            raise CacheError(
-                f"the answer has {len(packed):,} bytes, more than the {MAX_OUTCOME_BYTES:,} that are read"
-            )
-        # The coordinator creates the stream, with an expiry: nothing would delete one made here. After
-        # an unknown outcome the append is retried; duplicates are dropped.
-        bound = (b"NOMKSTREAM", b"MAXLEN", b"~", b"%d" % OUTCOME_STREAM_MAXLEN)
-        command = Command.of(self.stream, b"XADD", self.stream, *bound, b"*", OUTCOME_FIELD, packed)
-        with cache_connections(self.cache, settings) as nodes:
-            (reply,) = exchange(nodes, [command], timeout_s=_REPLY_TIMEOUT_S)
-        if isinstance(reply, CacheError):
-            raise reply
-        if reply is None:
-            raise CacheError(
-                f"the cache at {self.cache} has no stream for the outcome of request {self.request_id}: it "
-                "was emptied, or the coordinator that asked has been gone for long"
-            )
-        if isinstance(reply, ErrorReply):
-            raise CacheError(
-                f"the cache at {self.cache} refuses the outcome of request {self.request_id}: {reply.text}"
-            )
+    return _prefetch(event, context, settings, cold_start=cold_start, begun_ns=begun_ns).to_mapping()
 
 
 def _warm(event: dict[str, Any], settings: FunctionSettings, *, cold_start: bool) -> dict[str, Any]:

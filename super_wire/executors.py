@@ -47,7 +47,7 @@ EXECUTORS = {
             f"{_HERE}.aws_lambda:LambdaExecutor",
             RunsOn.SERVICE,
             "Lambda",
-            chosen_by=("lambda_function", "lambda_region", "lambda_endpoint_url", "lambda_invocation"),
+            chosen_by=("lambda_function", "lambda_region", "lambda_endpoint_url"),
         ),
     )
 }

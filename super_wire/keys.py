@@ -1,10 +1,7 @@
-"""Names in the cache: keys of records, and the streams for reports and outcomes."""
+"""Names in the cache: keys of records, and the streams for reports."""
 
 from __future__ import annotations
 
-import re
-
-from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import ID_BYTES
 
 # Prefix of records; the 32 hex digits of the sample id follow. All names are ASCII below super:,
@@ -13,8 +10,6 @@ RECORD_PREFIX = b"super:r1:"
 # Read reports of a job, whose id follows. The hash tag keeps the streams of all jobs at
 # one node, where the coordinator waits on all of them by one command.
 REPORT_PREFIX = b"super:n1:{reports}:"
-# Prefix of outcome streams, for functions that do not return their result; a run id follows.
-OUTCOME_PREFIX = b"super:o1:"
 # The lock by which one coordinator owns a cache.
 LOCK_KEY = b"super:lock"
 # Fingerprint of the decoder in the functions that filled this cache.
@@ -23,7 +18,6 @@ FINGERPRINT_KEY = b"super:golden"
 SPENT_KEY = b"super:spent"
 # The history of this cache's closed or abandoned jobs: a ``JobStatsList``.
 HISTORY_KEY = b"super:history"
-_RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def cache_key(sample_id: bytes) -> bytes:
@@ -41,16 +35,3 @@ def cache_keys(ids: bytes) -> list[bytes]:
 def report_stream(job: str) -> bytes:
     """Return the stream of a job's read reports."""
     return REPORT_PREFIX + job.encode()
-
-
-def outcome_stream(run: str) -> str:
-    """Return the outcome stream of one coordinator's run; ``run`` is 32 random hex digits."""
-    return OUTCOME_PREFIX.decode() + run
-
-
-def checked_outcome_stream(name: str) -> bytes:
-    """Check a request's stream, which must be an outcome stream and nothing else in the cache."""
-    prefix = OUTCOME_PREFIX.decode()
-    if not name.startswith(prefix) or not _RUN_ID.fullmatch(name.removeprefix(prefix)):
-        raise ConfigError(f"answer_to is {prefix} and 32 hex digits; not {name[:80]!r}")
-    return name.encode()

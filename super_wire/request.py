@@ -7,7 +7,7 @@ import json
 import re
 import reprlib
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import (
@@ -19,12 +19,11 @@ from superdl.super_wire.ids import (
     id_bucket,
     shown_name,
 )
-from superdl.super_wire.keys import checked_outcome_stream
 from superdl.super_wire.message_fields import mapping_of, message_in
 from superdl.super_wire.redaction import clean_text
 
 # JSON, column by column, since that is what AWS Lambda's Invoke API transfers.
-REQUEST_VERSION = 4
+REQUEST_VERSION = 5
 MAX_SAMPLES_PER_REQUEST = 4096
 
 # Encodings of a member: stored as is, or a raw deflate stream, as in zip archives.
@@ -117,7 +116,6 @@ class PrefetchRequest:
     ids: tuple[str, ...]
     kind: RequestKind = RequestKind.DECODE
     limits: Limits = field(default_factory=Limits)
-    answer_to: str = ""  # the stream in the cache for the result; empty if the caller waits for it
     # The decoder's required fingerprint, empty if the caller has checked it; of a save, its records'.
     golden: str = ""
     function_version: str = ""  # required; empty if the caller has checked it
@@ -187,8 +185,6 @@ class PrefetchRequest:
             )
         if not all(map(_HEX_ID.fullmatch, request.ids)):
             raise ConfigError(f"a sample id has {2 * ID_BYTES} lower-case hex digits")
-        if request.answer_to:
-            checked_outcome_stream(request.answer_to)
         _check_places(request)
         _check_parts(request)
         checked_naming(request.alias or None, None, "in a prefetch request, ")
@@ -266,31 +262,6 @@ class PrefetchResult:
                 result, messages=messages, function_version=version, pack=pack, store_trouble=trouble
             )
         return result
-
-
-@dataclass(frozen=True, slots=True)
-class PrefetchFailure:
-    """An invocation that failed as a whole, as its function reports it in the cache."""
-
-    request_id: str
-    function_version: str
-    error: str  # the type's name
-    message: str
-    duration_us: int = 0  # the function's own measurement
-    memory_mb: int = 0
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return it as a mapping of JSON values."""
-        return {"super_failure": REQUEST_VERSION, **mapping_of(self)}
-
-    @classmethod
-    def from_mapping(cls, answer: dict[str, Any]) -> PrefetchFailure:
-        """Check and convert parsed JSON; ``ConfigError`` names what is wrong."""
-        failure = message_in(cls, answer, "failure", "the coordinator", version=REQUEST_VERSION)
-        return replace(failure, error=clean_text(failure.error), message=clean_text(failure.message))
-
-
-Answer: TypeAlias = "PrefetchResult | PrefetchFailure"
 
 
 def _check_places(request: PrefetchRequest) -> None:

@@ -1,17 +1,13 @@
-"""Entries of streams in the cache: readers' reports, and results that no caller waits for."""
+"""Entries of streams in the cache: readers' reports."""
 
 from __future__ import annotations
 
-import json
-import reprlib
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.keys import report_stream
-from superdl.super_wire.request import Answer, PrefetchFailure, PrefetchResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,11 +20,6 @@ _MAX_NUMBER = 2**63
 _NUMBERS_FIELD = b"r"
 # More than the largest batch that the coordinator plans could need.
 _FIELD_BYTES_MAX = {_NUMBERS_FIELD: 256, b"m": 2**22, b"c": 2**22}
-OUTCOME_FIELD = b"r"
-# Bound of a stream, passed with every XADD: more than may be in flight.
-OUTCOME_STREAM_MAXLEN = 16_384
-# The longest entry that is read; 4,096 long messages have half of that.
-MAX_OUTCOME_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,26 +76,3 @@ class ReadReport:
 
 
 _NUMBERS = tuple(entry.name for entry in fields(ReadReport) if entry.type == "int")
-
-
-def pack_outcome(answer: Answer) -> bytes:
-    """Return the value of an entry's only field."""
-    return json.dumps(answer.to_mapping(), separators=(",", ":")).encode()
-
-
-def read_outcome(entry: Mapping[bytes, bytes]) -> Answer:
-    """Parse an entry of a stream; ``ConfigError`` names what is wrong."""
-    packed = entry.get(OUTCOME_FIELD)
-    if packed is None:
-        raise ConfigError(f"an outcome lacks the field {OUTCOME_FIELD.decode()!r}")
-    if len(packed) > MAX_OUTCOME_BYTES:
-        raise ConfigError(
-            f"an outcome of {len(packed):,} bytes is over the {MAX_OUTCOME_BYTES:,} that are read"
-        )
-    try:
-        mapping = json.loads(packed)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"an outcome is JSON; not {reprlib.repr(packed)}") from error
-    if isinstance(mapping, dict) and "super_failure" in mapping:
-        return PrefetchFailure.from_mapping(mapping)
-    return PrefetchResult.from_mapping(mapping)

@@ -1,11 +1,10 @@
-"""Cache streams that others append to and the coordinator empties: read reports and outcomes."""
+"""Cache streams of read reports, which readers append to and the coordinator empties."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import os
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,16 +13,14 @@ import numpy as np
 from superdl.coordinator.cache.nodes import string
 from superdl.coordinator.core import BatchRead
 from superdl.super_wire.cache import ProtocolDoubtError
-from superdl.super_wire.errors import CacheError, ConfigError
-from superdl.super_wire.keys import REPORT_PREFIX, outcome_stream, report_stream
-from superdl.super_wire.redaction import counted
-from superdl.super_wire.stream_entries import ReadReport, read_outcome
+from superdl.super_wire.errors import CacheError
+from superdl.super_wire.keys import REPORT_PREFIX, report_stream
+from superdl.super_wire.stream_entries import ReadReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from superdl.coordinator.cache.nodes import CacheNodes, Words
-    from superdl.super_wire.request import Answer
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +31,6 @@ _PIPELINE_KEYS = 1000
 _ENTRY_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 _LAST_MS = 2**62  # of the 2**64 possible in an id: no clock gets there
 
-_OUTCOMES_BLOCK_MS, _OUTCOMES, _OUTCOMES_PAUSE_S = 1000, 16, 0.005
 # A fifth of a second, so that the reports of a newly opened job are read soon.
 _REPORTS_BLOCK_MS, _REPORTS = 200, 512
 _REPORTS_PAUSE_S, _PAUSE_PER_STREAM_S = 0.01, 1e-5
@@ -124,85 +120,6 @@ class _Taken(NamedTuple):
         all_words = [[*map(string, words or [])] for _, words in entries]  # None for a deleted entry
         fields = [dict(zip(words[::2], words[1::2], strict=True)) for words in all_words]
         return cls(string(stream), numbers, fields)
-
-
-class OutcomeReader:
-    """Delivers outcomes that no call returns to waiting callers; for one event loop.
-
-    An outcome may arrive twice, late or never.
-
-    Attributes:
-        stream: its name, which each request carries.
-        unreadable: number of entries that could not be parsed.
-        unawaited: number of outcomes without a waiting caller: duplicates and late ones.
-    """
-
-    def __init__(self, streams: Streams) -> None:
-        self._streams = streams
-        # Each run of a coordinator has its own stream, with an unguessable name.
-        self.stream = outcome_stream(os.urandom(16).hex())
-        self._key = self.stream.encode()
-        self._waiting: dict[str, asyncio.Future[Answer]] = {}
-        self.unreadable = 0
-        self.unawaited = 0
-
-    async def begin(self) -> None:
-        """Create the stream; ``CacheError`` if the cache does not answer or refuses."""
-        # It outlives its coordinator for longer than a function may run. Else a
-        # late function would create the stream again, and it would never expire.
-        await self._streams.begin(self._key)
-
-    @contextlib.contextmanager
-    def expecting(self, request_id: str) -> Iterator[asyncio.Future[Answer]]:
-        """Yield a future for a request's outcome, or ``CacheError`` if lost; enter before sending."""
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting[request_id] = future
-        try:
-            yield future
-        finally:
-            # A retry may have replaced this future.
-            if self._waiting.get(request_id) is future:
-                del self._waiting[request_id]
-            future.cancel()
-
-    async def keep(self) -> None:
-        """Keep the stream from expiring, or create it again; raise like :meth:`begin`."""
-        (is_there,) = await self._streams.keep([self._key])
-        if not is_there:
-            await self.begin()  # first, so that requests from now on find it
-            self.lost()
-
-    def lost(self) -> None:
-        """Fail all pending futures: the contents of the stream are lost."""
-        waiting, self._waiting = self._waiting, {}
-        if waiting:
-            lost = counted(len(waiting), "request")
-            _log.warning("what became of %s may be lost: it is asked for again", lost)
-        for future in waiting.values():
-            if not future.done():
-                future.set_exception(CacheError("the cache lost the stream of outcomes"))
-
-    async def read_once(self) -> None:
-        """Wait up to a second for outcomes and deliver them; raise like :meth:`begin`."""
-        for _, entries in await self._streams.take([self._key], block_ms=_OUTCOMES_BLOCK_MS, count=_OUTCOMES):
-            for entry in entries:
-                self._take(entry)
-            await asyncio.sleep(_OUTCOMES_PAUSE_S)
-
-    def _take(self, entry: dict[bytes, bytes]) -> None:
-        try:
-            answer = read_outcome(entry)
-        # Anyone with a function's credentials can append: count, log and skip what is unreadable.
-        except ConfigError as error:
-            self.unreadable += 1
-            _log.warning("an outcome in the cache is skipped: %s", error)
-            return
-        # Pop it, so that a duplicate counts as unawaited.
-        future = self._waiting.pop(answer.request_id, None)
-        if future is None or future.done():
-            self.unawaited += 1
-        else:
-            future.set_result(answer)
 
 
 class ReportReader:

@@ -181,8 +181,6 @@ class Pace:
 _HALVING_PAUSE_S = 1.0  # refusals that come together halve the limit once
 _RAISE_SHARE = 0.02
 _WARM_S = 300.0  # after this, unused environments are gone
-# Lambda begins an event within milliseconds, or retries after 1, 2, 4 ... seconds.
-_LATE_S = 2.0
 
 _FAILURES = 3  # in a row, before an executor is set aside
 _FIRST_PAUSE_S = 0.5  # the first pause; each further one is twice as long
@@ -206,13 +204,11 @@ class Concurrency:
         self._peak_since_s = 0.0
         self._limit = math.inf
         self._halved_s = -math.inf
-        self._queues = False
-        self._crowded_s = -math.inf
         self._throttled = LastMinute()
 
     def resize(self, to: ExecutorResized, now: float) -> None:
         """Adopt the executor's new capacity."""
-        self.capacity, self._queues, self._per_s = to.capacity, to.queues, to.per_s
+        self.capacity, self._per_s = to.capacity, to.per_s
         self._backlog = to.capacity if to.backlog is None else to.backlog
         self._burst = float(to.capacity if to.burst is None else min(to.burst, to.capacity))
         self._tokens, self._filled_s = self._burst, now
@@ -261,23 +257,6 @@ class Concurrency:
     def throttled_lately(self, now: float) -> int:
         """Return how often it was throttled in the last minute."""
         return round(self._throttled.total(now))
-
-    def begun(self, late_s: float, in_flight: int, now: float) -> None:
-        """Record the delay of a warm function's start after its request."""
-        # An executor that queues early requests (Lambda's asynchronous invocations)
-        # never refuses: there, a function that begins late counts as throttling.
-        if self._queues and late_s > _LATE_S:
-            self._crowded_s = now
-            self.throttled(in_flight, now)
-
-    def lost(self, in_flight: int, now: float) -> None:
-        """Record an unanswered request: too many before it may have had it dropped."""
-        if self._queues:
-            self.throttled(in_flight, now)
-
-    def was_crowded(self, since_s: float) -> bool:
-        """Return whether functions began late after ``since_s``: requests may have been dropped."""
-        return self._crowded_s >= since_s
 
     def succeeded(self) -> None:
         """Record an answer."""

@@ -184,7 +184,6 @@ class FailureKind(enum.Enum):
 
     CRASHED = "the function's process ended"
     TIMED_OUT = "the function did not answer in time"
-    LOST = "no answer came back"
     RAISED = "the function raised"
     THROTTLED = "the executor takes no more requests now"
     UNAVAILABLE = "the executor could not be reached"
@@ -258,8 +257,6 @@ class ExecutorResized(Event):
     # More that may wait there for a free function, so that none idles between two;
     # None: as many as capacity.
     backlog: int | None = None
-    # Requests that come too soon are not refused: they start late, or are silently dropped.
-    queues: bool = False
     executor: int = 0
 
 

@@ -105,9 +105,6 @@ class ExecutorState:
             latency = self.latency_of(restore=kind is RequestKind.RESTORE)
             latency.observe(event.outcomes.size, took_s, event.duration_us / 1e6)
             self.concurrency.succeeded()
-        # A cold start says nothing about queues.
-        if not event.cold_start:
-            self.concurrency.begun(took_s - event.duration_us / 1e6, self.in_flight, now)
         if worked:
             self.breaker.worked()
         elif event.outcomes.size and _EXECUTOR_FAULTS[event.outcomes].all():
@@ -118,8 +115,6 @@ class ExecutorState:
         """Learn from a failed request."""
         if event.kind is FailureKind.THROTTLED:
             self.concurrency.throttled(self.in_flight, now)
-        elif event.kind is FailureKind.LOST:
-            self.concurrency.lost(self.in_flight, now)
         blame = self.breaker.refused if event.kind in NEVER_RUN else self.breaker.failed
         blame(reason, made_s, now)
 

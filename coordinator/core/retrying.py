@@ -40,7 +40,6 @@ _EXPIRED_EARLY = (
     "; it answered so after {:.1f} s of the {:.0f} s that the request lasts: the clocks of the function and "
     "of the coordinator differ, or the function's own time limit is too short for anything"
 )
-_UNANSWERED_MAX = 5  # most unanswered requests before a sample is suspected, while functions begin late
 _OUTAGES_PER_WARNING = 8
 _GOLDEN = (5**0.5 - 1) / 2  # fractions of its multiples are spread evenly
 
@@ -142,20 +141,7 @@ def retry_failed(
         _wait(state, request, request.order.indices[left], 0.0, now)
         return
     messages = dict.fromkeys(left.tolist(), request.ending)
-    if kind is FailureKind.LOST:
-        unsuspected = _unsuspected(state, request, left)
-        try_again(state, request, left[unsuspected], messages, now, counts=False, alone=False)
-        left = left[~unsuspected]
     try_again(state, request, left, messages, now, counts=not never_run, alone=not never_run)
-
-
-def _unsuspected(state: State, request: Request, offsets: NDArray[np.intp]) -> Bools:
-    # Either the executor dropped the request, or a sample crashed its function. The first time neither is
-    # blamed, nor a few more times while functions begin late, which precedes dropping.
-    executor = state.fleet.executors[request.order.executor]
-    bound = _UNANSWERED_MAX if executor.concurrency.was_crowded(request.made_s) else 1
-    unanswered = state.set_of(request.order.samples).unanswered
-    return count_again(unanswered, request.order.indices[offsets]) <= bound
 
 
 def try_again(

@@ -119,8 +119,6 @@ class SampleSet:
         self._by_pack: tuple[Ints, NDArray[np.uint32]] | None = None
         self._moved = 0
         self._doubted: Bools | None = None
-        # Unanswered requests, for the few samples that had any.
-        self.unanswered: Counter[int] = Counter()
         # Failures of a sample that were blamed on the executor.
         self.blamed_on_executor: Counter[int] = Counter()
         # How often in a row the source failed to provide a sample; not empty since
@@ -245,7 +243,7 @@ class SampleSet:
 
     def clear_failures(self, indices: Ints) -> None:
         """Clear the failure counts of these samples, whose outcome is known."""
-        for counts in (self.unanswered, self.blamed_on_executor, self.unavailable):
+        for counts in (self.blamed_on_executor, self.unavailable):
             if counts:
                 for index in indices.tolist():
                     counts.pop(index, None)

@@ -8,6 +8,6 @@ see its connection close starts all again.
 
 from __future__ import annotations
 
-from superdl.coordinator.embedded.cache_server import cache_configuration, server_binary
+from superdl.coordinator.embedded.cache_server import server_binary, start_server, start_tied
 
-__all__ = ["cache_configuration", "server_binary"]
+__all__ = ["server_binary", "start_server", "start_tied"]

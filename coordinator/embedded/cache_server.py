@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["cache_configuration", "server_binary", "start_on_socket"]
+__all__ = ["server_binary", "start_on_socket", "start_server", "start_tied"]
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -41,13 +41,31 @@ def server_binary() -> str:
     return path
 
 
-def cache_configuration(
-    listens: Sequence[str], directory: Path, cache_bytes: int, credentials: Credentials
-) -> str:
-    """Return the configuration of a server in ``directory``; ``listens`` are the
-    lines with its addresses.
+def start_tied(
+    command: Sequence[str], ended_by: signal.Signals, *, stdin: int | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a process to which the kernel sends ``ended_by`` when the calling thread ends.
 
-    ``ConfigError``: the user name has a space or a control character.
+    Call this from the main thread, while no other thread runs Python.
+    """
+    parent, prctl = os.getpid(), ctypes.CDLL(None).prctl
+
+    def tie_to_parent() -> None:
+        prctl(_PR_SET_PDEATHSIG, ended_by)
+        if os.getppid() != parent:  # it ended before the call above
+            os._exit(1)
+
+    return subprocess.Popen(command, stdin=stdin, preexec_fn=tie_to_parent)  # noqa: PLW1509
+
+
+def start_server(
+    server: str, listens: Sequence[str], directory: Path, cache_bytes: int, credentials: Credentials
+) -> subprocess.Popen[bytes]:
+    """Start the program ``server`` in ``directory``; ``listens`` are the
+    configuration's lines with its addresses.
+
+    Call it as :func:`start_tied`. ``ConfigError``: the user name has a space or a
+    control character. ``OSError``: there is no such program.
     """
     lines = [
         *listens,
@@ -68,32 +86,25 @@ def cache_configuration(
             lines.append("user default off")
         digest = hashlib.sha256(credentials.password.encode()).hexdigest()  # hex needs no quoting
         lines.append(f"user {user} on #{digest} ~* &* +@all")
-    return "\n".join([*lines, ""])
+    process = start_tied([server, "-"], signal.SIGKILL, stdin=subprocess.PIPE)
+    # By standard input, because everyone on the host may read command lines.
+    if process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError), process.stdin:  # its exit code says more
+            process.stdin.write("\n".join([*lines, ""]).encode())
+    return process
 
 
 def start_on_socket(path: Path, cache_bytes: int) -> subprocess.Popen[bytes]:
     """Start a server on a unix socket of this user's, or raise :class:`EmbeddedError`.
 
-    Call this from the main thread, while no other thread runs Python: the kernel
-    kills the server when the calling thread ends.
+    Call it as :func:`start_server`.
     """
     # Clients send these to every cache, so this one must accept them too.
     username, password = (os.environ.get(f"SUPER_CACHE_{name}", "") for name in ("USERNAME", "PASSWORD"))
     listens = ("port 0", f'unixsocket "{path}"', "unixsocketperm 700")
-    command, parent, prctl = [server_binary(), "-"], os.getpid(), ctypes.CDLL(None).prctl
-
-    def tie_to_parent() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before the call above
-            os._exit(1)
-
     try:
-        text = cache_configuration(listens, path.parent, cache_bytes, Credentials(username, password))
-        server = subprocess.Popen(command, stdin=subprocess.PIPE, preexec_fn=tie_to_parent)  # noqa: PLW1509
+        return start_server(
+            server_binary(), listens, path.parent, cache_bytes, Credentials(username, password)
+        )
     except (ConfigError, OSError) as error:
         raise EmbeddedError(f"the cache server could not be started: {error}") from error
-    # By standard input, because everyone on the host may read command lines.
-    if server.stdin is not None:
-        with contextlib.suppress(BrokenPipeError), server.stdin:  # its exit code says more
-            server.stdin.write(text.encode())
-    return server

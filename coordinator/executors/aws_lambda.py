@@ -1,57 +1,42 @@
-"""The ``lambda`` executor: functions in environments of AWS Lambda, invoked by boto3 in threads.
-
-An invocation waits for its answer (``RequestResponse``), or its outcome comes
-through the cache (``Event``).
-"""
+"""The ``lambda`` executor: functions in environments of AWS Lambda, invoked by boto3 in threads."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
+import math
+import re
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from superdl.coordinator.executors.base import (
-    ConnectionLostError,
-    Executor,
-    ExecutorError,
-    FunctionLostError,
-    FunctionTimedOutError,
-    Scaling,
-    ThrottledError,
-    setting,
-)
-from superdl.coordinator.executors.lambda_answers import read_outcome, read_reply, read_warm_reply
-from superdl.coordinator.executors.messages import FunctionClock, warm_event
+from superdl.coordinator.core import FailureKind
+from superdl.coordinator.executors.base import Executor, ExecutorError, Scaling, setting
+from superdl.coordinator.executors.messages import read_object, read_result, shown_start
 from superdl.super_wire.cancelling import CallingThreads
-from superdl.super_wire.errors import CacheError, ConfigError
+from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import installed_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from superdl.coordinator.cache.streams import OutcomeReader
     from superdl.coordinator.executors.base import ExecutorContext
-    from superdl.coordinator.executors.lambda_client import Reply
-    from superdl.coordinator.executors.messages import Warmed
-    from superdl.super_wire.request import Answer, PrefetchRequest, PrefetchResult
+    from superdl.coordinator.executors.lambda_client import Reply, Target
+    from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
-__all__ = ["LambdaExecutor", "LambdaSettings"]
+__all__ = ["FunctionClock", "LambdaExecutor", "LambdaSettings", "Warmed", "read_reply"]
 
 _log = logging.getLogger(__name__)
 
 _BURST = 1000
 _PER_S = 100.0  # AWS adds 1,000 environments in 10 seconds
+_WARM_VERSION = 1
 _WARM_TIMEOUT_S = 60.0
 _WARM_ATTEMPTS = 30
 _THROTTLED_PAUSE_S = 1.0
 _READ_MARGIN_S = 30.0  # the engine gives up on an answer before its connection does
-# Events sent concurrently. At about 20 ms each, AWS gets 1,600 requests a second.
-_EVENT_CALLS = 32
-
-_Read = TypeVar("_Read")
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+# Smaller differences of clocks may be an answer's travel time; a request lasts far longer.
+_SAME_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -63,9 +48,6 @@ class LambdaSettings:
     )
     lambda_region: str = setting("", "its AWS region, if it is not the environment's")
     lambda_endpoint_url: str = setting("", "where Lambda's API is, if it is not AWS")
-    lambda_invocation: str = setting(
-        "RequestResponse", "RequestResponse (default) or Event", choices=("RequestResponse", "Event")
-    )
     lambda_concurrency: int = setting(100, "invocations at once, at most (100)", low=1, high=10_000)
     lambda_warm: int = setting(8, "functions to start before the first batch (8)", low=0, high=1000)
 
@@ -83,19 +65,13 @@ class LambdaExecutor(Executor):
         # boto3 is slow to import, and reading settings does not need it.
         from superdl.coordinator.executors.lambda_client import LambdaClient, Target
 
-        self._outcomes = context.outcomes if self.answers_by_stream(settings) else None
-        at_once = settings.lambda_concurrency
-        self.scaling = Scaling(
-            at_once, burst=min(_BURST, at_once), per_s=_PER_S, backlog=0, queues=self._outcomes is not None
-        )
-        self._cache = context.cache
-        # With events, a thread is busy only until Lambda returns 202: few suffice for many functions.
-        self._calls = at_once if self._outcomes is None else min(_EVENT_CALLS, at_once)
+        self._calls = at_once = settings.lambda_concurrency
+        self.scaling = Scaling(at_once, burst=min(_BURST, at_once), per_s=_PER_S, backlog=0)
+        self._warm_event = json.dumps({"super_warm": _WARM_VERSION, "cache": context.cache}).encode()
         self._warm = min(max(1, settings.lambda_warm), self._calls)
         self.fingerprint = ""
         self._clock = FunctionClock()
         self._was_throttled = False
-        self._is_trying_stream, self._reaches_stream = False, False
         self._client = LambdaClient(
             Target(settings.lambda_function, settings.lambda_region, settings.lambda_endpoint_url),
             connections=self._calls,
@@ -104,11 +80,6 @@ class LambdaExecutor(Executor):
         self.target = self._client.target
         self.region = self.target.region
         self._threads = CallingThreads(self._calls, "super-lambda")
-
-    @classmethod
-    def answers_by_stream(cls, settings: LambdaSettings) -> bool:
-        """Return whether Lambda only accepts the event."""
-        return settings.lambda_invocation == "Event"
 
     async def start(self) -> None:
         """Start environments, each with its connection to the cache, and check that they match.
@@ -123,7 +94,7 @@ class LambdaExecutor(Executor):
         fatal = [failure for failure in failures if not warmed or not isinstance(failure, ExecutorError)]
         if fatal:
             # Prefer an error that says more than throttling.
-            error = next((error for error in fatal if not isinstance(error, ThrottledError)), fatal[0])
+            error = next((error for error in fatal if not _is_throttled(error)), fatal[0])
             if isinstance(error, ExecutorError) and error.wrong_settings:
                 raise ConfigError(str(error)) from error
             raise error
@@ -147,10 +118,8 @@ class LambdaExecutor(Executor):
             golden=self.fingerprint,
             function_version=installed_version(),
         )
-        if self._outcomes is None:
-            result = await self._answer(request, timeout_s)
-        else:
-            result = await self._outcome(request, self._outcomes, timeout_s)
+        reply = await self._call(request.to_json().encode(), timeout_s)
+        result = read_reply(reply, self.target, request.request_id)
         self._clock.told(result.clock_s)
         return result
 
@@ -159,83 +128,13 @@ class LambdaExecutor(Executor):
         self._threads.close(ExecutorError("the executor is closed"))
         self._client.close()
 
-    async def _answer(self, request: PrefetchRequest, timeout_s: float) -> PrefetchResult:
-        def read(reply: Reply, ran_s: float) -> PrefetchResult:
-            return read_reply(reply, self.target, request.request_id, ran_s)
-
-        return await self._call(request.to_json().encode(), read, timeout_s)
-
-    async def _outcome(
-        self, request: PrefetchRequest, outcomes: OutcomeReader, timeout_s: float
-    ) -> PrefetchResult:
-        """Run a request by an event. Its outcome comes through the cache."""
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + timeout_s
-        event_request = replace(request, answer_to=outcomes.stream)
-        with outcomes.expecting(event_request.request_id) as outcome:
-            # The first invocations wait for both answer and outcome, one at a time,
-            # so that a function that may not append to the stream is reported.
-            if not (self._reaches_stream or self._is_trying_stream):
-                return await self._try_stream(event_request, outcome, until_s, timeout_s)
-            await self._call(
-                event_request.to_json().encode(), lambda _reply, _ran_s: None, timeout_s, "Event"
-            )
-            taken_s = loop.time()
-            try:
-                # Lambda queues excess events, retries them after 1, 2, 4 ... seconds and
-                # drops them; a crash, too, is only noticed when the time has passed.
-                async with asyncio.timeout_at(until_s):
-                    answer = await outcome
-            except TimeoutError:
-                raise FunctionLostError(
-                    f"no outcome of {self.target} came through the cache within {timeout_s:.1f} s: it "
-                    "crashed, could not reach the cache, or Lambda dropped the event; see its log and its "
-                    "metrics Errors and AsyncEventsDropped"
-                ) from None
-            except CacheError as error:
-                lost = ConnectionLostError(str(error))
-                lost.ran_s = loop.time() - taken_s  # an upper bound
-                raise lost from error
-        # Lambda reports no bill for events: the function's own time counts, without
-        # its environment's start.
-        return read_outcome(answer, self.target)
-
-    async def _try_stream(
-        self, request: PrefetchRequest, outcome: asyncio.Future[Answer], until_s: float, timeout_s: float
-    ) -> PrefetchResult:
-        """Run a request by a waiting call, to learn what keeps outcomes from being appended."""
-        self._is_trying_stream = True
-        try:
-            result = await self._answer(request, timeout_s)
-            try:
-                async with asyncio.timeout_at(until_s):
-                    await outcome
-            except TimeoutError:
-                error = FunctionTimedOutError(
-                    f"{self.target} answered, and no outcome of it is in the cache at {self._cache}: see "
-                    "that this address leads functions and the coordinator to the same cache"
-                )
-                error.ran_s = result.billed_us / 1e6
-                raise error from None
-            except CacheError as error:
-                raise ConnectionLostError(str(error)) from error
-            self._reaches_stream = True
-        finally:
-            self._is_trying_stream = False
-        return result
-
     async def _warm_one(self) -> Warmed:
-        payload = json.dumps(warm_event(self._cache)).encode()
-
-        def read(reply: Reply, _ran_s: float) -> Warmed:
-            return read_warm_reply(reply, self.target, self._cache)
-
         attempts = 1
         while True:
             try:
-                warmed = await self._call(payload, read, _WARM_TIMEOUT_S)
-            except ThrottledError as error:
-                if attempts == _WARM_ATTEMPTS:
+                warmed = Warmed.of(await self._call(self._warm_event, _WARM_TIMEOUT_S), self.target)
+            except ExecutorError as error:
+                if not _is_throttled(error) or attempts == _WARM_ATTEMPTS:
                     raise
                 if not self._was_throttled:
                     _log.warning("warming waits: %s", error)
@@ -246,24 +145,13 @@ class LambdaExecutor(Executor):
             attempts += 1
             await asyncio.sleep(_THROTTLED_PAUSE_S)
 
-    async def _call(
-        self,
-        payload: bytes,
-        read: Callable[[Reply, float], _Read],
-        timeout_s: float,
-        kind: str = "RequestResponse",
-    ) -> _Read:
+    async def _call(self, payload: bytes, timeout_s: float) -> Reply:
         began_s = 0.0
 
-        def call() -> _Read:
+        def call() -> Reply:
             nonlocal began_s
             began_s = time.monotonic()
-            try:
-                reply = self._client.invoke(payload, kind)
-            except (ConnectionLostError, FunctionTimedOutError) as error:  # it may have run that long
-                error.ran_s = time.monotonic() - began_s if kind == "RequestResponse" else 0.0
-                raise
-            return read(reply, time.monotonic() - began_s)
+            return self._client.invoke(payload)
 
         try:
             async with asyncio.timeout(timeout_s):
@@ -272,11 +160,88 @@ class LambdaExecutor(Executor):
             # The call never got a thread, so nothing was sent.
             if not began_s:
                 msg = f"none of {self._calls} threads was free within {timeout_s} s"
-                raise ThrottledError(msg) from None
-            error = FunctionTimedOutError(f"{self.target} did not answer within {timeout_s:.1f} s")
-            error.ran_s = time.monotonic() - began_s
-            raise error from None
+                raise ExecutorError(msg, FailureKind.THROTTLED) from None
+            words = f"{self.target} did not answer within {timeout_s:.1f} s"
+            ran_s = time.monotonic() - began_s
+            raise ExecutorError(words, FailureKind.TIMED_OUT, ran_s=ran_s) from None
         except RuntimeError as error:  # no thread is available
-            raise ThrottledError(
-                f"{error}: raise the limit on processes, or lower lambda_concurrency"
-            ) from error
+            words = f"{error}: raise the limit on processes, or lower lambda_concurrency"
+            raise ExecutorError(words, FailureKind.THROTTLED) from error
+
+
+def _is_throttled(error: BaseException) -> bool:
+    return isinstance(error, ExecutorError) and error.kind is FailureKind.THROTTLED
+
+
+class Warmed(NamedTuple):
+    """A function's answer to a warm event. ``clock_s`` is 0 if it reported no time."""
+
+    fingerprint: str
+    clock_s: float = 0.0
+
+    @classmethod
+    def of(cls, reply: Reply, target: Target) -> Warmed:
+        """Read a reply; ``ExecutorError``: it is not SUPER's function. ``ConfigError``: another version."""
+        answer = read_object(reply.payload, str(target))
+        version, digest, clock_s = map(answer.get, ("function_version", "golden", "clock_s"))
+        if not isinstance(version, str) or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+            shown = shown_start(json.dumps(answer))
+            raise ExecutorError(f"{target} answered a warm event with {shown}: deploy SUPER's function there")
+        if words := _mismatch(version, target):
+            raise ConfigError(words)
+        return cls(digest, clock_s if isinstance(clock_s, float) and math.isfinite(clock_s) else 0.0)
+
+
+def read_reply(reply: Reply, target: Target, request_id: str) -> PrefetchResult:
+    """Read the answer to a prefetch request; add its bill.
+
+    ``ExecutorError``: this is no result of the request, or it is another version of SUPER.
+    """
+    try:
+        result = read_result(reply.payload, request_id, str(target))
+    except ExecutorError as error:
+        error.ran_s = reply.ran_s  # billed all the same
+        raise
+    if words := _mismatch(result.function_version, target):
+        raise ExecutorError(words, FailureKind.RAISED, ran_s=reply.ran_s)
+    # AWS bills whole milliseconds, and an environment's start, too, which no answer
+    # reports: a cold start counts as long as the call took, an upper bound.
+    took_us = reply.ran_s * 1e6 if result.cold_start else result.duration_us
+    return replace(result, billed_us=math.ceil(took_us / 1000) * 1000)
+
+
+def _mismatch(version: str, target: Target) -> str:
+    """Return why the function does not match this coordinator; empty if it does."""
+    if version == installed_version():
+        return ""
+    return (
+        f"{target} is SUPER {version[:80]}, the coordinator is SUPER {installed_version()}: deploy the "
+        f"function of {installed_version()}, or start a coordinator of {version[:80]}"
+    )
+
+
+class FunctionClock:
+    """Difference between the clock of functions on other machines and this machine's."""
+
+    def __init__(self) -> None:
+        # A request carries the time until which it is useful, on the functions'
+        # clock. On ours, if that is seconds off, all would have expired on arrival.
+        self.ahead_s = 0.0
+
+    def told(self, clock_s: float) -> None:
+        """Note the function's clock, Unix time, of an answer that just arrived; 0 for none."""
+        if not clock_s:
+            return
+        ahead_s = clock_s - time.time()
+        if abs(ahead_s - self.ahead_s) < _SAME_S:
+            return
+        self.ahead_s = ahead_s if abs(ahead_s) >= _SAME_S else 0.0
+        if self.ahead_s:
+            _log.warning(
+                "this machine's clock is %.0f s %s that of the functions: requests carry their time; set "
+                "the clock right (NTP), since AWS refuses calls that are 5 minutes off",
+                abs(ahead_s),
+                "behind" if ahead_s > 0 else "ahead of",
+            )
+        else:
+            _log.info("this machine's clock is that of the functions again")

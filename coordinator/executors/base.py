@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from superdl.coordinator.core import FailureKind, Prices
 from superdl.super_wire.errors import ConfigError, SuperError
-from superdl.super_wire.executors import EXECUTORS
+from superdl.super_wire.executors import EXECUTORS, RunsOn
 from superdl.super_wire.redaction import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from superdl.coordinator.cache.streams import OutcomeReader
     from superdl.super_wire import coordinator_pb2 as pb
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
@@ -28,21 +27,15 @@ __all__ = [
     "MAX_KIND",
     "MAX_WORDS",
     "SHIPPED_PRICES",
-    "ConnectionLostError",
     "Executor",
     "ExecutorContext",
     "ExecutorError",
-    "FunctionCrashedError",
-    "FunctionLostError",
-    "FunctionRaisedError",
-    "FunctionTimedOutError",
-    "PayloadTooLargeError",
     "Scaling",
-    "ThrottledError",
     "check_settings",
     "executor_class",
     "executor_classes",
     "one_line",
+    "sees_store",
     "setting",
     "shipped_prices_of",
 ]
@@ -54,55 +47,30 @@ SHIPPED_PRICES = Path(__file__).with_name("prices.toml")
 
 
 class ExecutorError(SuperError):
-    """A request could not be carried out, or functions could not be started."""
+    """A request could not be carried out, or functions could not be started.
 
-    kind: ClassVar = FailureKind.UNAVAILABLE
-    # Seconds that a function ran for the request, which is billed; 0 if none ran, or if unknown.
-    ran_s: float = 0.0
-    # No function was invoked, so the invocation is not billed either.
-    refused: bool = False
-    # Only other settings can help.
-    wrong_settings: bool = False
+    Args:
+        kind: how it failed. ``CRASHED``: the request may or may not have been carried out.
+            ``RAISED``: the message has the function's error, or the request or its answer
+            is too large. ``THROTTLED``: no function was free in time.
+        ran_s: seconds that a function ran for the request, which is billed; an upper bound
+            if a connection broke, 0 if none ran, or if unknown.
+        refused: no function was invoked, so the invocation is not billed either.
+        wrong_settings: only other settings can help.
+    """
 
-
-class ConnectionLostError(ExecutorError):
-    """The answer's connection broke, by no request's fault; ``ran_s`` is an upper bound."""
-
-
-class FunctionCrashedError(ExecutorError):
-    """The function's process is gone. The request may or may not have been carried out."""
-
-    kind = FailureKind.CRASHED
-
-
-class FunctionTimedOutError(ExecutorError):
-    """The function did not answer within its time limit, and was ended."""
-
-    kind = FailureKind.TIMED_OUT
-
-
-class FunctionLostError(ExecutorError):
-    """The request was sent, but no answer came: whether a function ran is unknown."""
-
-    kind = FailureKind.LOST
-
-
-class FunctionRaisedError(ExecutorError):
-    """The function raised; the message has the error's type and text."""
-
-    kind = FailureKind.RAISED
-
-
-class PayloadTooLargeError(ExecutorError):
-    """The request or its result has too many bytes: request fewer samples at once."""
-
-    kind = FailureKind.RAISED
-
-
-class ThrottledError(ExecutorError):
-    """No function was free in time; the request was not started."""
-
-    kind = FailureKind.THROTTLED
+    def __init__(
+        self,
+        message: str,
+        kind: FailureKind = FailureKind.UNAVAILABLE,
+        *,
+        ran_s: float = 0.0,
+        refused: bool = False,
+        wrong_settings: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.kind, self.ran_s, self.refused = kind, ran_s, refused
+        self.wrong_settings = wrong_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +82,6 @@ class Scaling:
     per_s: float
     # More that may wait for a free function.
     backlog: int
-    # Excess requests are not refused: they start late, or are dropped silently.
-    queues: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +94,10 @@ class ExecutorContext:
     request_timeout_s: float = 60.0
     # Variables for functions on this machine, with the coordinator's permissions.
     environment: Mapping[str, str] = field(default_factory=dict)
-    # Delivers answers through the cache.
-    outcomes: OutcomeReader | None = None
     # For files of functions on this machine; created when needed.
     scratch: Path | None = None
-    # Those that call in (called_in.Workers), and those that only restore and save.
+    # Those that call in (called_in.Workers): that decode, or for the store alone, that restore and save.
     workers: Any = None
-    savers: Any = None
     # Directory of the coordinator's unix socket; empty if it listens on a port.
     sockets: str = ""
 
@@ -157,6 +120,12 @@ class Executor(Protocol):
     # Digest of some images as all its functions decode them; empty before start().
     fingerprint: str
 
+    # Reason that it takes no requests now; empty while it runs.
+    absence: str = ""
+
+    # If false, it serves the store alone.
+    decodes: bool = True
+
     # Settings that clients may see; fields of the protocol's message ``Coordinating``.
     told: ClassVar[tuple[str, ...]] = ()
 
@@ -175,23 +144,10 @@ class Executor(Protocol):
     # Its functions keep shards in the context's scratch; set once it has started.
     keeps_shards: bool = False
 
-    # Its functions may read this machine's files as another user.
-    files_by_others: ClassVar[bool] = False
-
     # Advice for functions that cannot see a directory.
     files_remedy: ClassVar[str] = "put the images into a bucket and name it as s3://bucket/prefix"
 
     def __init__(self, settings: Any, context: ExecutorContext) -> None: ...
-
-    @classmethod
-    def answers_by_stream(cls, settings: Any) -> bool:  # noqa: ARG003  # others look at their settings
-        """Return whether its answers come through the cache instead of by return."""
-        return False
-
-    @classmethod
-    def sees_store(cls, settings: Any, address: str) -> bool:  # noqa: ARG003  # others look at their settings
-        """Return whether its functions reach the store at ``address``; always, if a bucket."""
-        return address.startswith("s3://")
 
     async def start(self) -> None:
         """Prepare to invoke, within a bounded time; ``ExecutorError``: no function could be started."""
@@ -216,6 +172,11 @@ def executor_class(name: str) -> type[Executor]:
 def executor_classes(names: Iterable[str]) -> list[type[Executor]]:
     """Return the classes of several executors, in their order."""
     return [executor_class(name) for name in names]
+
+
+def sees_store(executor: str, address: str) -> bool:
+    """Return whether an executor's functions reach the store at ``address``: a bucket, or on this host."""
+    return EXECUTORS[executor].runs_on is RunsOn.THIS_HOST or address.startswith("s3://")
 
 
 def shipped_prices_of(executor: str) -> Prices:

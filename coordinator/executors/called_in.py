@@ -11,17 +11,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from superdl.coordinator.executors.base import (
-    MAX_KIND,
-    ConnectionLostError,
-    ExecutorError,
-    FunctionCrashedError,
-    FunctionRaisedError,
-    FunctionTimedOutError,
-    PayloadTooLargeError,
-    ThrottledError,
-    one_line,
-)
+from superdl.coordinator.core import FailureKind
+from superdl.coordinator.executors.base import MAX_KIND, ExecutorError, one_line
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.cancelling import HeldTasks
 from superdl.super_wire.errors import ConfigError
@@ -41,12 +32,12 @@ _MAX_WORKERS = 4096
 _ABSENCE = "no worker has called in: start some with superdl worker"
 # Extra time for an answer: the worker ends overdue requests itself.
 _MARGIN_S = 10.0
-_KINDS: dict[str, type[ExecutorError]] = {
-    "crashed": FunctionCrashedError,
-    "timed_out": FunctionTimedOutError,
-    "raised": FunctionRaisedError,
-    "too_large": PayloadTooLargeError,
-    "busy": ThrottledError,
+_KINDS = {
+    "crashed": FailureKind.CRASHED,
+    "timed_out": FailureKind.TIMED_OUT,
+    "raised": FailureKind.RAISED,
+    "too_large": FailureKind.RAISED,
+    "busy": FailureKind.THROTTLED,
 }
 
 
@@ -60,6 +51,8 @@ class ConnectedWorker:
         self.ahead_s = hello.clock_s - time.time()
         self.free = hello.slots
         self.outgoing: asyncio.Queue[pb.ToWorker | None] = asyncio.Queue()
+        # Nothing more is sent to it.
+        self.has_ended = asyncio.Event()
         self.calls: dict[int, asyncio.Future[pb.WorkerAnswer]] = {}
         self.is_draining, self.cpu_s = False, 0.0
         self.failures = dict.fromkeys(FAILURES, 0)
@@ -93,7 +86,7 @@ class Workers:
         decodes: bool = True,
     ) -> None:
         self.silence_s, self._absence, self.patience_s = silence_s, absence, patience_s
-        self._decodes = decodes
+        self.decodes = decodes
         self._store = ""
         self._store_id: Callable[[], str] = str
         self._all: set[ConnectedWorker] = set()
@@ -207,7 +200,7 @@ class Workers:
                 answer = await answered
         except TimeoutError:
             words = f"the worker {worker.name} did not answer within {timeout_s + _MARGIN_S:g} s"
-            raise FunctionTimedOutError(words) from None
+            raise ExecutorError(words, FailureKind.TIMED_OUT) from None
         finally:
             # The caller has given up, so the worker can stop.
             if not answered.done() or answered.cancelled():
@@ -217,9 +210,11 @@ class Workers:
         if answer.HasField("result"):
             return bytes(answer.result)
         failure = answer.failure
-        error = _KINDS.get(failure.kind, ExecutorError)(f"{worker.name}: {one_line(failure.message)}")
-        error.ran_s = failure.ran_s if 0 <= failure.ran_s < math.inf else 0.0
-        raise error
+        raise ExecutorError(
+            f"{worker.name}: {one_line(failure.message)}",
+            _KINDS.get(failure.kind, FailureKind.UNAVAILABLE),
+            ran_s=failure.ran_s if 0 <= failure.ran_s < math.inf else 0.0,
+        )
 
     def close(self) -> None:
         """End all streams. Workers may call in again, with any decoder."""
@@ -234,7 +229,7 @@ class Workers:
 
     def _take_up(self, worker: ConnectedWorker) -> None:
         """Give a worker requests if it has the decoder in use; else let it wait."""
-        worker.waits = self._decodes and worker.fingerprint != self.fingerprint
+        worker.waits = self.decodes and worker.fingerprint != self.fingerprint
         if not worker.waits:
             self._came.set()
             self._hand_over(worker)
@@ -244,13 +239,13 @@ class Workers:
         if len(self._all) >= _MAX_WORKERS:
             raise ConfigError(f"this coordinator has its {_MAX_WORKERS} workers")
         others = self.fingerprint or hello.fingerprint
-        if self._decodes and self.patience_s is None and hello.fingerprint != others:
+        if self.decodes and self.patience_s is None and hello.fingerprint != others:
             raise ConfigError(
                 f"this worker decodes as {one_line(hello.fingerprint, MAX_KIND)}, the others as {others}: "
                 "install the same versions of SUPER and Pillow everywhere"
             )
         store = self._store, self._store_id()
-        if not self._decodes and store[1] and (hello.store, hello.store_id) != store:
+        if not self.decodes and store[1] and (hello.store, hello.store_id) != store:
             raise ConfigError(
                 f"this worker does not see the store {self._store}: mount it there, and start the worker "
                 f"with --store {self._store} (SUPER_STORE)"
@@ -303,7 +298,7 @@ class Workers:
             self._all.discard(worker)
             lost = [answered for answered in worker.calls.values() if not answered.done()]
             for answered in lost:
-                answered.set_exception(ConnectionLostError(f"the worker {worker.name} is gone"))
+                answered.set_exception(ExecutorError(f"the worker {worker.name} is gone"))
             _log.info("the worker %s disconnected with %d requests unanswered", worker.name, len(lost))
             worker.outgoing.put_nowait(None)
         if not self._all:
@@ -331,7 +326,7 @@ class Workers:
                 raise
         busy = f"all {self.slots} slots of {len(self._all)} workers were busy"
         who = busy if self.slots else self._absence
-        raise ThrottledError(f"{who} for {timeout_s:g} s")
+        raise ExecutorError(f"{who} for {timeout_s:g} s", FailureKind.THROTTLED)
 
     def _takes(self, worker: ConnectedWorker, *, of_store: bool) -> bool:
         is_free = worker.free and not worker.is_draining and not worker.waits and worker in self._all

@@ -19,8 +19,8 @@ import numpy as np
 
 from superdl.coordinator.catalog.listing_bucket import bucket_region
 from superdl.coordinator.catalog.source import parse_source
-from superdl.coordinator.core import ExecutorsIneligible
-from superdl.coordinator.executors.base import ExecutorError, FunctionRaisedError, FunctionTimedOutError
+from superdl.coordinator.core import ExecutorsIneligible, FailureKind
+from superdl.coordinator.executors.base import ExecutorError
 from superdl.coordinator.executors.messages import request_for
 from superdl.super_wire.cancelling import CallingThreads, cancel_and_wait
 from superdl.super_wire.errors import CacheError, ConfigError, SourceError, SourceForbiddenError, SuperError
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.catalog.dataset import Dataset
     from superdl.coordinator.core import Event
-    from superdl.coordinator.executors.manager import ManagedExecutor
+    from superdl.coordinator.executors.base import Executor
     from superdl.super_wire.request import PrefetchResult
 
 __all__ = ["Eligibility"]
@@ -77,14 +77,13 @@ class Eligibility:
 
     def __init__(
         self,
-        executors: Sequence[ManagedExecutor],
+        executors: Sequence[Executor],
         cache: str,
         *,
         audit: Callable[[bytes], Awaitable[NDArray[np.int64]]] | None = None,
         region_of: Callable[[str], str] = bucket_region,
     ) -> None:
         self.executors = executors
-        self._decoding = [executor for executor in executors if executor.decodes]  # with the same numbers
         self._cache = cache
         self._audit = audit
         self._region_of = region_of
@@ -94,13 +93,18 @@ class Eligibility:
         self._reported: dict[bytes, frozenset[int]] = {}
         self._clock = asyncio.get_running_loop().time
 
+    @property
+    def _decoding(self) -> list[Executor]:
+        # With the same numbers. A restart makes another executor.
+        return [executor for executor in self.executors if executor.decodes]
+
     def check_source(self, source: str) -> None:
         """Raise :class:`ConfigError` for a directory of this machine, if all functions run elsewhere."""
         if all(executor.remote and parse_source(source).is_file for executor in self._decoding):
             first = self._decoding[0]
             raise ConfigError(
                 f"{source} is a directory of the coordinator's machine, and the functions of the executor "
-                f"{first.name} run on others, which do not see it: {first.made.files_remedy}, or take the "
+                f"{first.name} run on others, which do not see it: {first.files_remedy}, or take the "
                 "local executor. (A key_list may be a file: the coordinator reads it.)"
             )
 
@@ -137,7 +141,7 @@ class Eligibility:
             if number not in able:
                 reason = (
                     f"left out: its functions do not see {dataset.listing.source}, which is a directory of "
-                    f"the coordinator's machine: {executor.made.files_remedy}"
+                    f"the coordinator's machine: {executor.files_remedy}"
                 )
             elif trial.failure:
                 reason = f"left out: {trial.failure}"
@@ -221,18 +225,18 @@ class Eligibility:
     async def _try(self, trial: _Trial, dataset: Dataset, number: int) -> None:
         executor, source = self._decoding[number], dataset.listing.source
         trial.again_at_s = self._clock() + _AGAIN_S
-        lines = [await self._other_region(dataset, executor.made.region)]
+        lines = [await self._other_region(dataset, executor.region)]
         try:
             try:
                 lines.append(await _try_once(executor, dataset, self._cache))
-            except SuperError as error:  # it may have been temporary
+            except (CacheError, ConfigError, SourceError) as error:  # it may have been temporary
                 _log.info("a preflight has failed, it is made again: %s", error)
                 await asyncio.sleep(_PAUSE_S)
                 lines.append(await _try_once(executor, dataset, self._cache))
             trial.again_at_s = math.inf
-        # Throttling or a silent store may pass: only a warning.
-        except _InconclusiveError as error:
-            lines.append(str(error))
+        # No function looked at the dataset: throttling or a silent store may pass.
+        except ExecutorError as error:
+            lines.append(f"it was not tried, since no function took the request: {error}")
         except SuperError as error:
             _log.warning("the executor %s is left out for %s: %s", executor.name, source, error)
             trial.failure, trial.passed = error, False
@@ -277,12 +281,8 @@ class Eligibility:
         return bool((lengths > 0).any())
 
 
-class _InconclusiveError(Exception):
-    """No function looked at the dataset: nothing is known about it."""
-
-
-async def _try_once(executor: ManagedExecutor, dataset: Dataset, cache: str) -> str:
-    """Try to produce a few samples; return a warning, or nothing; _InconclusiveError if none took them."""
+async def _try_once(executor: Executor, dataset: Dataset, cache: str) -> str:
+    """Try to produce a few samples; return a warning, or nothing; ``ExecutorError`` if no function ran."""
     source, samples = dataset.listing.source, _spread(dataset, _SAMPLES)
     request = request_for(
         dataset,
@@ -294,16 +294,15 @@ async def _try_once(executor: ManagedExecutor, dataset: Dataset, cache: str) -> 
     )
     try:
         result = await executor.invoke(request, timeout_s=_EXPIRES_S + _ANSWER_S)
-    except FunctionRaisedError as error:
-        _check_rights(str(error), cache)  # a function that may not append its outcome raises
-        raise ConfigError(f"functions refuse what {source} asks of them: {error}") from error
-    except FunctionTimedOutError as error:
+    except ExecutorError as error:
+        if error.kind is FailureKind.RAISED:
+            raise ConfigError(f"functions refuse what {source} asks of them: {error}") from error
+        if error.kind is not FailureKind.TIMED_OUT:
+            raise
         return (
             f"functions did not answer for {counted(samples.size, 'sample')} tried: {error}; a function "
             "in a VPC reaches S3 by a gateway endpoint, which leads to its own region's buckets, or by NAT"
         )
-    except ExecutorError as error:
-        raise _InconclusiveError(f"it was not tried, since no function took the request: {error}") from error
     return _judged(result, source, cache)
 
 

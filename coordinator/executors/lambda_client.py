@@ -2,111 +2,152 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import boto3
 from botocore import exceptions
 from botocore.config import Config
 
-from superdl.coordinator.executors.base import (
-    MAX_KIND,
-    MAX_WORDS,
-    ConnectionLostError,
-    ExecutorError,
-    FunctionRaisedError,
-    FunctionTimedOutError,
-    PayloadTooLargeError,
-    ThrottledError,
-)
+from superdl.coordinator.core import FailureKind
+from superdl.coordinator.executors.base import MAX_KIND, MAX_WORDS, ExecutorError
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.redaction import text_without_credentials
+from superdl.super_wire.redaction import clean_text, text_without_credentials
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable
 
-__all__ = ["LambdaClient", "Reply", "Target"]
+__all__ = ["LambdaClient", "Reply", "Target", "from_botocore", "from_function"]
 
-# Lambda's limit by invocation type.
-_MAX_REQUEST_BYTES = {"RequestResponse": 6 * 2**20, "Event": 2**20}
+# Lambda's own limit.
+_MAX_REQUEST_BYTES = 6 * 2**20
 
 _CONNECT_TIMEOUT_S = 5
 _NAME = re.compile(
     r"(?:arn:aws[a-zA-Z-]*:lambda:(?P<region>[a-z0-9-]+):)?(?:\d{12}:)?(?:function:)?"
     r"[a-zA-Z0-9_.-]+(?::(?:\$LATEST(?:\.PUBLISHED)?|[a-zA-Z0-9_-]+))?"
 )
-
-_NO_CREDENTIALS = (
-    exceptions.NoCredentialsError,
-    exceptions.PartialCredentialsError,
-    exceptions.CredentialRetrievalError,
-    exceptions.ProfileNotFound,
-    exceptions.TokenRetrievalError,
-    exceptions.SSOError,
-)
-_NEVER_REACHED = (
-    exceptions.ConnectTimeoutError,
-    exceptions.EndpointConnectionError,
-    exceptions.ProxyConnectionError,
-    exceptions.SSLError,
-)
+_OUT_OF_TIME = re.compile(r"Task timed out after [\d.]+ seconds")
+_KILLED = re.compile(r"signal: \w+|Runtime exited")
 
 
-@dataclass(frozen=True, slots=True)
-class _Refusal:
+class _Failure(NamedTuple):
+    # Error codes and status codes of the Invoke API, types of functions' errors, classes of botocore.
     codes: str
     says: str
-    kind: type[ExecutorError] = ExecutorError
+    kind: FailureKind = FailureKind.UNAVAILABLE
     refused: bool = False
     wrong_settings: bool = False
+    # The function may have run as long as the call took.
+    may_have_run: bool = False
 
 
-_REFUSALS = (
-    _Refusal(
+_TIMED_OUT = _Failure(
+    "Sandbox.Timedout",
+    "{target} ran out of its own time limit ({words}): raise its timeout, or lower request_samples",
+    FailureKind.TIMED_OUT,
+)
+_CRASH = _Failure(
+    "Extension.Crash Runtime.ExitError Sandbox.Failure", "{target} crashed ({words})", FailureKind.CRASHED
+)
+_OUT_OF_MEMORY = _Failure(
+    "Runtime.OutOfMemory", "{target} crashed ({words}); its memory may be too small", FailureKind.CRASHED
+)
+_RAISED = _Failure("", "{target} raised {words}", FailureKind.RAISED)
+_OF_CALLS = (
+    # Reported by the Invoke API.
+    _Failure(
         "429 TooManyRequestsException EC2ThrottledException RequestLimitExceeded Throttling "
         "ThrottlingException",
         "{target} is throttled ({words}): lower lambda_concurrency, raise the function's reserved "
         "concurrency where it has one, or ask AWS for a higher quota in this region",
-        ThrottledError,
+        FailureKind.THROTTLED,
     ),
-    _Refusal(
+    _Failure(
         "413 RequestTooLargeException SerializedRequestEntityTooLargeException",
         "{target} takes no request this large ({words}): lower request_samples",
-        PayloadTooLargeError,
+        FailureKind.RAISED,
         refused=True,
     ),
-    _Refusal(
+    _Failure(
         "InvalidRequestContentException UnsupportedMediaTypeException",
         "{target} was not invoked, the request is refused ({words})",
-        FunctionRaisedError,
+        FailureKind.RAISED,
         refused=True,
     ),
-    _Refusal(
+    _Failure(
         "ResourceNotFoundException",
         "{target} does not exist ({words}): deploy it, or correct lambda_function and lambda_region "
         "(SUPER_LAMBDA_FUNCTION, SUPER_LAMBDA_REGION)",
         wrong_settings=True,
     ),
-    _Refusal(
+    _Failure(
         "AccessDenied AccessDeniedException",
         "the coordinator may not invoke {target} ({words}): grant its credentials lambda:InvokeFunction on "
         "this function",
     ),
-    _Refusal(
+    _Failure(
         "ExpiredToken ExpiredTokenException IncompleteSignature IncompleteSignatureException "
         "InvalidClientTokenId InvalidSignatureException MissingAuthenticationToken "
         "MissingAuthenticationTokenException SignatureDoesNotMatch UnrecognizedClientException",
         "{target} cannot be invoked, AWS does not accept the coordinator's credentials ({words}): renew "
         "them, and see that lambda_region is the function's and that this machine's clock is right",
     ),
-    _Refusal(
+    _Failure(
         "CodeArtifactUserPendingException ENINotReadyException ResourceConflictException "
         "ResourceNotReadyException SnapStartNotReadyException",
         "{target} is not ready yet ({words}): wait until its state is Active",
     ),
+    # Raised by boto3.
+    _Failure(
+        "NoCredentialsError PartialCredentialsError CredentialRetrievalError ProfileNotFound "
+        "TokenRetrievalError SSOError",
+        "{target} cannot be invoked: the coordinator has no usable AWS credentials ({words}): set "
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE where it runs, or give its machine a "
+        "role",
+        wrong_settings=True,
+    ),
+    _Failure(
+        "ConnectTimeoutError EndpointConnectionError ProxyConnectionError SSLError",
+        "{target} cannot be reached ({words}): check lambda_region, lambda_endpoint_url, the network; a "
+        "VPC without NAT needs an interface endpoint for Lambda",
+    ),
+    _Failure("ReadTimeoutError", "{target} did not answer in time", FailureKind.TIMED_OUT, may_have_run=True),
+    # The request may have arrived: unlike the errors above, these say nothing about it.
+    _Failure(
+        "ConnectionError HTTPClientError",
+        "the connection to {target} broke before it had answered: {words}",
+        may_have_run=True,
+    ),
 )
+_OF_FUNCTIONS = (
+    _TIMED_OUT,
+    _CRASH,
+    _OUT_OF_MEMORY,
+    _Failure(
+        "Runtime.ImportModuleError Runtime.HandlerNotFound Runtime.UserCodeSyntaxError",
+        "{target} does not start ({words}): build its package for its architecture and Python "
+        "(make lambda-zip), with the handler superdl.lambda_prefetch.handler.handler",
+        FailureKind.RAISED,
+    ),
+    _Failure(
+        "Function.ResponseSizeTooLarge",
+        "{target} answered more than Lambda carries ({words}): lower request_samples",
+        FailureKind.RAISED,
+    ),
+    _Failure(
+        "CacheError CacheUnreachableError WrongPasswordError",
+        "{target} cannot use the cache ({words}): see that it is in the cache's VPC, that the security "
+        "groups let it in, and its own SUPER_CACHE_* settings",
+        FailureKind.RAISED,
+    ),
+)
+_BY_CODE = {code: failure for failure in _OF_CALLS for code in failure.codes.split()}
+_BY_TYPE = {code: failure for failure in _OF_FUNCTIONS for code in failure.codes.split()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +163,11 @@ class Target:
         return f"the function {self.function}{f' ({place})' if place else ''}"
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """An answer of the Invoke API; ``function_error`` is empty unless the function failed."""
+class Reply(NamedTuple):
+    """A function's answer, and the seconds that the call took."""
 
     payload: bytes
-    function_error: str = ""
+    ran_s: float
 
 
 class LambdaClient:
@@ -163,34 +203,30 @@ class LambdaClient:
         except exceptions.BotoCoreError as error:
             raise from_botocore(error, self.target) from error
 
-    def invoke(self, payload: bytes, kind: str = "RequestResponse") -> Reply:
-        """Invoke the function, and wait for its answer unless ``kind`` is ``Event``.
-
-        Raises any :class:`ExecutorError`; of the function's own errors, see
-        :attr:`Reply.function_error`.
-        """
-        most = _MAX_REQUEST_BYTES[kind]
-        if len(payload) > most:
-            error = PayloadTooLargeError(
-                f"a request of {len(payload):,} bytes is more than Lambda takes ({most:,} for {kind}): lower "
-                "request_samples"
+    def invoke(self, payload: bytes) -> Reply:
+        """Invoke the function, and wait for its answer; raise an :class:`ExecutorError` if it failed."""
+        if len(payload) > _MAX_REQUEST_BYTES:
+            raise ExecutorError(
+                f"a request of {len(payload):,} bytes is more than Lambda takes ({_MAX_REQUEST_BYTES:,}): "
+                "lower request_samples",
+                FailureKind.RAISED,
+                refused=True,
             )
-            error.refused = True
-            raise error
-        arguments = {"FunctionName": self.target.function, "InvocationType": kind, "Payload": payload}
-        answer = self._mapped(lambda: self._client.invoke(**arguments))
-        # Reading the body can fail like the call itself.
-        return Reply(self._mapped(answer["Payload"].read), str(answer.get("FunctionError", "")))
+        began_s = time.monotonic()
+        try:
+            answer = self._client.invoke(FunctionName=self.target.function, Payload=payload)
+            # Reading the body can fail like the call itself.
+            body = answer["Payload"].read()
+        except Exception as error:  # botocore's parser can raise anything
+            raise from_botocore(error, self.target, time.monotonic() - began_s) from error
+        ran_s = time.monotonic() - began_s
+        if answer.get("FunctionError"):
+            raise from_function(body, self.target, ran_s)
+        return Reply(body, ran_s)
 
     def close(self) -> None:
         """Close the idle connections."""
         self._client.close()
-
-    def _mapped(self, call: Callable[[], Any]) -> Any:
-        try:
-            return call()
-        except Exception as error:  # its parser can raise anything
-            raise from_botocore(error, self.target) from error
 
 
 def _session_and_region(target: Target) -> tuple[Any, str]:
@@ -219,40 +255,59 @@ def _session_and_region(target: Target) -> tuple[Any, str]:
     return session, region
 
 
-def from_botocore(error: Exception, target: Target) -> ExecutorError:
-    """Turn botocore's error for an invocation into an executor's error."""
-    if isinstance(error, exceptions.ClientError):
-        return _from_answer(dict(error.response), str(error), target)
-    if isinstance(error, exceptions.ReadTimeoutError):
-        return FunctionTimedOutError(f"{target} did not answer in time")
-    words = text_without_credentials(str(error))[:MAX_WORDS]
-    if isinstance(error, _NO_CREDENTIALS):
-        failed = ExecutorError(
-            f"{target} cannot be invoked: the coordinator has no usable AWS credentials ({words}): set "
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE where it runs, or give its machine a "
-            "role"
-        )
-        failed.wrong_settings = True
-        return failed
-    if isinstance(error, _NEVER_REACHED):
-        return ExecutorError(
-            f"{target} cannot be reached ({words}): check lambda_region, lambda_endpoint_url, the network; a "
-            "VPC without NAT needs an interface endpoint for Lambda"
-        )
-    # The request may have arrived: unlike the errors above, these say nothing about it.
-    if isinstance(error, (exceptions.ConnectionError, exceptions.HTTPClientError)):
-        return ConnectionLostError(f"the connection to {target} broke before it had answered: {words}")
-    return ExecutorError(f"{target} could not be invoked: {type(error).__name__}: {words}")
-
-
-def _from_answer(answer: dict[str, Any], text: str, target: Target) -> ExecutorError:
+def from_botocore(error: Exception, target: Target, took_s: float = 0.0) -> ExecutorError:
+    """Turn botocore's error, of a call that took ``took_s`` seconds, into an executor's error."""
+    if not isinstance(error, exceptions.ClientError):
+        words = text_without_credentials(str(error))[:MAX_WORDS]
+        otherwise = f"{target} could not be invoked: {type(error).__name__}: {words}"
+        return _error((cls.__name__ for cls in type(error).__mro__), words, target, took_s, otherwise)
+    answer: dict[str, Any] = dict(error.response)
     details, status = answer.get("Error", {}), answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     code = str(details.get("Code", ""))[:MAX_KIND]
     words = str(answer.get("Reason", ""))[:MAX_KIND]  # of throttling
-    words = words or f"{code}: {str(details.get('Message', '') or text)[:MAX_WORDS]}"
-    for refusal in _REFUSALS:
-        if {code, str(status)} & set(refusal.codes.split()):
-            failed = refusal.kind(refusal.says.format(target=target, words=words))
-            failed.refused, failed.wrong_settings = refusal.refused, refusal.wrong_settings
-            return failed
-    return ExecutorError(f"{target} could not be invoked ({words})")
+    words = words or f"{code}: {str(details.get('Message', '') or error)[:MAX_WORDS]}"
+    return _error((code, str(status)), words, target, took_s, f"{target} could not be invoked ({words})")
+
+
+def _error(codes: Iterable[str], words: str, target: Target, took_s: float, otherwise: str) -> ExecutorError:
+    failure = next((_BY_CODE[code] for code in codes if code in _BY_CODE), None)
+    if failure is None:
+        return ExecutorError(otherwise)
+    return ExecutorError(
+        failure.says.format(target=target, words=words),
+        failure.kind,
+        ran_s=took_s if failure.may_have_run else 0.0,
+        refused=failure.refused,
+        wrong_settings=failure.wrong_settings,
+    )
+
+
+def from_function(payload: bytes, target: Target, ran_s: float) -> ExecutorError:
+    """Turn an answer with ``X-Amz-Function-Error`` into an error; a call that raised is billed, too."""
+    kind, message = _type_and_message(payload)
+    failure = _BY_TYPE.get(kind, _RAISED)
+    if _OUT_OF_TIME.search(message):
+        failure = _TIMED_OUT
+    elif kind.startswith("Runtime.") and _KILLED.search(message):
+        failure = _CRASH
+    if failure is _CRASH and "killed" in message:
+        failure = _OUT_OF_MEMORY
+    words = failure.says.format(target=target, words=f"{kind}: {message}" if kind else message)
+    return ExecutorError(words, failure.kind, ran_s=ran_s)
+
+
+def _type_and_message(payload: bytes) -> tuple[str, str]:
+    """Return type and message of a function's error, whatever was received."""
+    try:
+        error: Any = json.loads(payload)
+    except (ValueError, RecursionError):
+        error = None
+    kind, words = (
+        clean_text(text[:most])
+        if isinstance(error, dict) and isinstance(text := error.get(name), str)
+        else ""
+        for name, most in (("errorType", MAX_KIND), ("errorMessage", MAX_WORDS))
+    )
+    if kind or words:
+        return kind, words
+    return "", f"what is no error of Lambda's: {payload[:MAX_WORDS].decode(errors='replace')!r}"

@@ -69,7 +69,6 @@ class LocalExecutor(WorkersExecutor):
 
     name = "local"
     remote = False
-    files_by_others = False
     first_look: ClassVar = {"slots": 1}
 
     def __init__(self, settings: LocalSettings, context: ExecutorContext) -> None:
@@ -88,11 +87,6 @@ class LocalExecutor(WorkersExecutor):
         self._keeper: asyncio.Task[None] | None = None
         self._closing, self._ended = asyncio.Event(), asyncio.Event()
         self._failure = ""
-
-    @classmethod
-    def sees_store(cls, settings: LocalSettings, address: str) -> bool:  # noqa: ARG003  # it reaches both kinds
-        """Return true: its functions see what this machine sees."""
-        return True
 
     async def start(self) -> None:
         """Start the worker and wait for its first slot; ``ExecutorError`` if it can run nothing in time."""

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core import Event
     from superdl.coordinator.executors.base import Executor
-    from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
-__all__ = ["ExecutorManager", "ManagedExecutor"]
+__all__ = ["ExecutorManager"]
 
 _log = logging.getLogger(__name__)
 
@@ -31,81 +30,31 @@ _CLOSE_S = 8.0
 _NONE = Scaling(0, burst=0, per_s=math.inf, backlog=0)
 
 
-class ManagedExecutor:
-    """One executor, running or not; usable like an :class:`Executor`.
-
-    ``make`` makes it, for each attempt to start it; ``made`` is the latest. Unless
-    it ``decodes``, it serves the store alone.
-    """
-
-    def __init__(self, make: Callable[[], Executor], *, decodes: bool = True) -> None:
-        self._make = make
-        self.decodes = decodes
-        self.made = make()  # raises at once for wrong settings
-        self._is_closed = False
-        self.name, self.remote = self.made.name, self.made.remote
-        # Reason that it is absent; empty while it runs.
-        self.absence = "it has not been started"
-
-    @property
-    def scaling(self) -> Scaling:
-        """Return the number of requests it accepts at once: none while absent."""
-        return _NONE if self.absence else self.made.scaling
-
-    async def start(self) -> None:
-        """Start it, or raise :class:`SuperError`; it accepts requests once ``absence`` is cleared."""
-        try:
-            if self._is_closed:
-                self.made, self._is_closed = self._make(), False
-            await self.made.start()
-        except SuperError as error:
-            await self.close(str(error))
-            raise
-        except Exception as error:
-            words = f"its start failed unexpectedly ({type(error).__name__}: {error})"
-            _log.exception("the executor %s: %s", self.name, words)
-            await self.close(words)
-            raise ExecutorError(words) from error
-
-    async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
-        """Carry out one request; see :class:`superdl.coordinator.executors.base.Executor`."""
-        if self.absence:
-            error = ExecutorError(f"the executor {self.name} is not there: {self.absence}")
-            error.refused = True
-            raise error
-        return await self.made.invoke(request, timeout_s=timeout_s)
-
-    async def close(self, reason: str = "the coordinator ends") -> None:
-        """End the executor, once and within a bounded time. The next start makes another one."""
-        self.absence = reason
-        if self._is_closed:
-            return
-        self._is_closed = True
-        try:
-            async with asyncio.timeout(_CLOSE_S):
-                await self.made.close()
-        except TimeoutError:
-            _log.error("the executor %s did not end within %g s: it is left to itself", self.name, _CLOSE_S)
-        except Exception:  # noqa: BLE001  # logged: the others must end too
-            _log.exception("the executor %s did not end well", self.name)
-
-
 class ExecutorManager:
     """All executors, the cheapest first, then those for the store alone;
     ``ConfigError``: a wrong setting.
+
+    Attributes:
+        executors: the latest made by each maker; a restart replaces its entry.
+        fingerprint: of the decoder shared by all running executors.
     """
 
     def __init__(
         self, makers: Sequence[Callable[[], Executor]], store_only: Sequence[Callable[[], Executor]] = ()
     ) -> None:
-        # With the same numbers as among all.
-        self.decoding = tuple(ManagedExecutor(make) for make in makers)
-        self.executors = (*self.decoding, *(ManagedExecutor(make, decodes=False) for make in store_only))
-        # Decoder fingerprint shared by all running executors.
+        self._makers, self._decoding = (*makers, *store_only), len(makers)
+        numbers = range(len(self._makers))
+        self.executors = [self._make(number, "it has not been started") for number in numbers]
         self.fingerprint = ""
+        self._closed: set[Executor] = set()
         self._told: dict[int, Scaling] = {}
         self._starting: list[asyncio.Task[None]] = []
         self._keeping: list[asyncio.Task[None]] = []
+
+    @property
+    def decoding(self) -> Sequence[Executor]:
+        """Return the executors that are not for the store alone; their numbers are those among all."""
+        return self.executors[: self._decoding]
 
     @property
     def remote(self) -> bool:
@@ -114,9 +63,9 @@ class ExecutorManager:
 
     async def start(self) -> None:
         """Start all, hardly waiting for others than the first; ``SuperError``: all failed."""
-        self._starting = [asyncio.create_task(executor.start()) for executor in self.executors]
+        self._starting = [asyncio.create_task(self._start(number)) for number in range(len(self.executors))]
         # A start never waits for those that serve the store alone.
-        starting = self._starting[: len(self.decoding)]
+        starting = self._starting[: self._decoding]
         pending = set(starting)
         # Wait until one has started, or all have failed.
         while pending and all(task.exception() for task in set(starting) - pending):
@@ -132,28 +81,29 @@ class ExecutorManager:
         ``agree`` raises ``ConfigError`` to reject one. ``SuperError``: no executor is left.
         """
         failures = []
-        for executor, starting in zip(self.executors, self._starting, strict=True):
+        for number, starting in enumerate(self._starting):
             # If it is still starting, _keep() goes on with this attempt.
             again: asyncio.Task[None] | None = starting
             if starting.done():
                 again = None
                 try:
                     starting.result()
-                    await self._admit(executor, agree)
+                    await self._admit(number, agree)
                     continue
                 except SuperError as error:
-                    failures += [error] if executor.decodes else []
-                    _log.warning("the executor %s is left out for now: %s", executor.name, error)
+                    failures += [error] if number < self._decoding else []
+                    name = self.executors[number].name
+                    _log.warning("the executor %s is left out for now: %s", name, error)
             # The failure of a single executor ends the coordinator, so there is nothing to retry.
             if len(self.executors) > 1:
-                self._keeping.append(asyncio.create_task(self._keep(executor, agree, again)))
+                self._keeping.append(asyncio.create_task(self._keep(number, agree, again)))
         if not self.fingerprint:
             raise self._none_left(*failures)
 
     def tell_changes(self, post_event: Callable[[Event], None]) -> None:
         """Report executors whose number of accepted requests has changed to the core."""
         for number, executor in enumerate(self.executors):
-            scaling = executor.scaling
+            scaling = _NONE if executor.absence else executor.scaling
             if scaling != self._told.get(number):
                 self._told[number] = scaling
                 post_event(ExecutorResized(**asdict(scaling), executor=number))
@@ -161,42 +111,78 @@ class ExecutorManager:
     async def close(self) -> None:
         """End all."""
         await cancel_and_wait(*self._keeping, *self._starting)
-        await asyncio.gather(*(executor.close() for executor in self.executors))
+        await asyncio.gather(*(self._close(executor, "the coordinator ends") for executor in self.executors))
 
     def _none_left(self, *failures: BaseException | None) -> BaseException:
-        if len(self.decoding) == 1 and failures[0] is not None:
+        if self._decoding == 1 and failures[0] is not None:
             return failures[0]
         reasons = "; ".join(f"{executor.name}: {executor.absence}" for executor in self.decoding)
         return ExecutorError(f"none of the executors could be started: {reasons}")
 
-    async def _admit(self, executor: ManagedExecutor, agree: Callable[[str], Awaitable[object]]) -> None:
+    def _make(self, number: int, absence: str) -> Executor:
+        executor = self._makers[number]()
+        executor.absence, executor.decodes = absence, number < self._decoding
+        return executor
+
+    async def _start(self, number: int) -> None:
+        """Start an executor, or raise :class:`SuperError`; it accepts requests once it is admitted."""
+        executor = self.executors[number]
+        try:
+            if executor in self._closed:
+                fresh = self._make(number, executor.absence)
+                self._closed.discard(executor)
+                executor = self.executors[number] = fresh
+            await executor.start()
+        except SuperError as error:
+            await self._close(executor, str(error))
+            raise
+        except Exception as error:
+            words = f"its start failed unexpectedly ({type(error).__name__}: {error})"
+            _log.exception("the executor %s: %s", executor.name, words)
+            await self._close(executor, words)
+            raise ExecutorError(words) from error
+
+    async def _close(self, executor: Executor, reason: str) -> None:
+        """End an executor, once and within a bounded time. The next start makes another one."""
+        executor.absence = reason
+        if executor in self._closed:
+            return
+        self._closed.add(executor)
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await executor.close()
+        except TimeoutError:
+            words = "the executor %s did not end within %g s: it is left to itself"
+            _log.error(words, executor.name, _CLOSE_S)
+        except Exception:  # noqa: BLE001  # logged: the others must end too
+            _log.exception("the executor %s did not end well", executor.name)
+
+    async def _admit(self, number: int, agree: Callable[[str], Awaitable[object]]) -> None:
+        executor = self.executors[number]
         if executor.decodes:
             try:
-                await agree(executor.made.fingerprint)
+                await agree(executor.fingerprint)
             except SuperError as error:
-                await executor.close(str(error))
+                await self._close(executor, str(error))
                 raise
-            self.fingerprint = self.fingerprint or executor.made.fingerprint
+            self.fingerprint = self.fingerprint or executor.fingerprint
         executor.absence = ""
 
     async def _keep(
-        self,
-        executor: ManagedExecutor,
-        agree: Callable[[str], Awaitable[object]],
-        starting: asyncio.Task[None] | None,
+        self, number: int, agree: Callable[[str], Awaitable[object]], starting: asyncio.Task[None] | None
     ) -> None:
         """Retry a missing executor's start until it runs; ``starting``: an attempt in progress."""
-        pause_s = _FIRST_PAUSE_S
-        while executor.absence:
+        pause_s, name = _FIRST_PAUSE_S, self.executors[number].name
+        while self.executors[number].absence:
             if starting is None:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             try:
-                await (starting or executor.start())
-                await self._admit(executor, agree)
+                await (starting or self._start(number))
+                await self._admit(number, agree)
             except Exception as error:  # noqa: BLE001  # a bug is no reason to give it up forever
                 is_bug = not isinstance(error, SuperError)
                 words = "the executor %s is missing, and is tried again: %s"
-                _log.warning(words, executor.name, error, exc_info=is_bug)
+                _log.warning(words, name, error, exc_info=is_bug)
             starting = None
-        _log.info("the executor %s is there", executor.name)
+        _log.info("the executor %s is there", name)

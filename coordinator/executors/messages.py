@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import logging
-import math
-import re
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from superdl.coordinator.executors.base import ExecutorError, FunctionRaisedError
+from superdl.coordinator.core import FailureKind
+from superdl.coordinator.executors.base import ExecutorError
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.redaction import counted
 from superdl.super_wire.request import PrefetchRequest, PrefetchResult, RequestKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import numpy as np
     from numpy.typing import NDArray
 
@@ -25,30 +20,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NUMBER_MAX",
-    "FunctionClock",
     "RecordPlaces",
-    "Warmed",
     "fault_of_result",
     "gets_of",
     "read_object",
     "read_result",
-    "read_warmed",
     "request_for",
-    "warm_event",
+    "shown_start",
 ]
-
-_log = logging.getLogger(__name__)
 
 # Upper limit of numbers in an answer.
 NUMBER_MAX = 2**40
 
 _DIGITS_MAX = 10
 _HEX_DIGITS = 32
-_WARM_VERSION = 1
-_DIGEST = re.compile(r"[0-9a-f]{32}")
 _SHOWN = 120
-# Smaller differences of clocks may be an answer's travel time; a request lasts far longer.
-_SAME_S = 5.0
 
 
 class RecordPlaces(NamedTuple):
@@ -102,50 +88,25 @@ def request_for(
     )
 
 
-def warm_event(cache: str) -> dict[str, Any]:
-    """Return the event that prepares a function, connected to ``cache`` unless that is empty."""
-    return {"super_warm": _WARM_VERSION, "cache": cache}
-
-
-@dataclass(frozen=True, slots=True)
-class Warmed:
-    """A function's answer to a warm event. ``clock_s`` is 0 if it reported no time."""
-
-    function_version: str
-    fingerprint: str
-    clock_s: float = 0.0
-
-
 def read_object(text: str | bytes, who: str) -> dict[str, Any]:
-    """Parse the JSON object answered by ``who``; ``FunctionRaisedError`` if it is none."""
+    """Parse the JSON object answered by ``who``; ``ExecutorError`` if it is none."""
     try:
         answer = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise FunctionRaisedError(f"{who} answered {_shown(text)}, which is no JSON") from error
+        raise _unreadable(f"{who} answered {shown_start(text)}, which is no JSON") from error
     if not isinstance(answer, dict):
-        raise FunctionRaisedError(f"{who} answered {_shown(text)}, which is no result")
+        raise _unreadable(f"{who} answered {shown_start(text)}, which is no result")
     return answer
 
 
-def read_warmed(answer: Mapping[str, Any], who: str, remedy: str) -> Warmed:
-    """Read the answer to a warm event; ``ExecutorError``, with ``remedy``: it is not SUPER's function."""
-    version, digest = answer.get("function_version"), answer.get("golden")
-    if not isinstance(version, str) or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-        raise ExecutorError(f"{who} answered a warm event with {_shown(json.dumps(answer))}: {remedy}")
-    clock_s = answer.get("clock_s")
-    if not isinstance(clock_s, float) or not math.isfinite(clock_s):
-        clock_s = 0.0
-    return Warmed(version, digest, clock_s)
-
-
-def read_result(answer: dict[str, Any], request_id: str, who: str) -> PrefetchResult:
-    """Read the answer to a prefetch request; ``FunctionRaisedError`` if it is none, or of another."""
+def read_result(text: str | bytes, request_id: str, who: str) -> PrefetchResult:
+    """Read the answer to a prefetch request; ``ExecutorError`` if it is none, or of another."""
     try:
-        result = PrefetchResult.from_mapping(answer)
+        result = PrefetchResult.from_mapping(read_object(text, who))
     except ConfigError as error:
-        raise FunctionRaisedError(f"{who} answered what is no prefetch result: {error}") from error
+        raise _unreadable(f"{who} answered what is no prefetch result: {error}") from error
     if result.request_id != request_id:
-        raise FunctionRaisedError(
+        raise _unreadable(
             f"{who} was asked for request {request_id} and answered for {result.request_id[:80]!r}"
         )
     return result
@@ -173,33 +134,11 @@ def fault_of_result(result: PrefetchResult, samples: int) -> str:
     return ""
 
 
-def _shown(text: str | bytes) -> str:
+def _unreadable(words: str) -> ExecutorError:
+    return ExecutorError(words, FailureKind.RAISED)
+
+
+def shown_start(text: str | bytes) -> str:
+    """Return the start of an answer, for messages."""
     start = text[:_SHOWN]
     return repr(start if isinstance(start, str) else start.decode(errors="replace"))
-
-
-class FunctionClock:
-    """Difference between the clock of functions on other machines and this machine's."""
-
-    def __init__(self) -> None:
-        # A request carries the time until which it is useful, on the functions'
-        # clock. On ours, if that is seconds off, all would have expired on arrival.
-        self.ahead_s = 0.0
-
-    def told(self, clock_s: float) -> None:
-        """Note the function's clock, Unix time, of an answer that just arrived; 0 for none."""
-        if not clock_s:
-            return
-        ahead_s = clock_s - time.time()
-        if abs(ahead_s - self.ahead_s) < _SAME_S:
-            return
-        self.ahead_s = ahead_s if abs(ahead_s) >= _SAME_S else 0.0
-        if self.ahead_s:
-            _log.warning(
-                "this machine's clock is %.0f s %s that of the functions: requests carry their time; set "
-                "the clock right (NTP), since AWS refuses calls that are 5 minutes off",
-                abs(ahead_s),
-                "behind" if ahead_s > 0 else "ahead of",
-            )
-        else:
-            _log.info("this machine's clock is that of the functions again")

@@ -15,6 +15,7 @@ from superdl.super_wire.user_text import load_toml
 
 __all__ = ["Machine", "PriceTable", "load_prices"]
 
+# Sections whose units prices.toml explains; a file of a user's has no others.
 _PIECES = ("fargate", "endpoint", "nat_gateway", "address", "transfer", "storage")
 # Sections with a subsection per name.
 _KINDS = {"machine": "machines", "cache_node": "cache_nodes"}
@@ -57,43 +58,6 @@ class CacheNode:
 
 
 @dataclass(frozen=True, slots=True, config=_CONFIG)
-class Fargate:
-    """A container for an hour, by its vCPUs and its GB of memory."""
-
-    vcpu_hour: _Usd
-    gb_hour: _Usd
-
-
-@dataclass(frozen=True, slots=True, config=_CONFIG)
-class Gateway:
-    """An interface endpoint in one zone, or a NAT gateway: prices of an hour and a GB."""
-
-    hour: _Usd
-    gb: _Usd
-
-
-@dataclass(frozen=True, slots=True, config=_CONFIG)
-class Address:
-    """An hour of a public IPv4 address."""
-
-    hour: _Usd
-
-
-@dataclass(frozen=True, slots=True, config=_CONFIG)
-class Transfer:
-    """A GB between availability zones, both sides together."""
-
-    between_zones_gb: _Usd
-
-
-@dataclass(frozen=True, slots=True, config=_CONFIG)
-class Storage:
-    """A GB for a month in the object store."""
-
-    s3_gb_month: _Usd
-
-
-@dataclass(frozen=True, slots=True, config=_CONFIG)
 class PriceTable:
     """Prices in US dollars, and their sources."""
 
@@ -105,12 +69,12 @@ class PriceTable:
     by_executor: dict[str, Prices]
     machines: dict[str, Machine]
     cache_nodes: dict[str, CacheNode]
-    fargate: Fargate
-    endpoint: Gateway
-    nat_gateway: Gateway
-    address: Address
-    transfer: Transfer
-    storage: Storage
+    fargate: dict[str, _Usd]
+    endpoint: dict[str, _Usd]
+    nat_gateway: dict[str, _Usd]
+    address: dict[str, _Usd]
+    transfer: dict[str, _Usd]
+    storage: dict[str, _Usd]
 
     def of(self, executor: str) -> Prices:
         """Return the prices of an executor; zero for one that the table does not name."""
@@ -132,6 +96,8 @@ def load_prices(file: str | None = None) -> PriceTable:
         known = table.setdefault(section, {})
         if "hour" in entries:  # the coordinator's share is known only to a file with both
             known.pop("coordinator_hour", None)
+        if section in _PIECES and (unknown := entries.keys() - known.keys()):
+            raise ConfigError(f"{path}: {section} {min(unknown)}: there is no such unit; not {entries}")
         # A user's file may replace single fields of a machine or cache node.
         for name, value in entries.items():
             known[name] = known.get(name, {}) | value if isinstance(value, dict) else value

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from superdl.coordinator.core import FailureKind
 from superdl.coordinator.executors.base import (
     MAX_KIND,
     Executor,
-    FunctionRaisedError,
+    ExecutorError,
     Scaling,
     one_line,
     setting,
 )
-from superdl.coordinator.executors.messages import read_object, read_result
+from superdl.coordinator.executors.messages import read_result
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.errors import ConfigError, ProtocolMismatchError, SuperError
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.called_in import ConnectedWorker, Workers
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
-__all__ = ["StoreWorkersExecutor", "WorkServicer", "WorkersExecutor", "WorkersSettings"]
+__all__ = ["WorkServicer", "WorkersExecutor", "WorkersSettings"]
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +66,6 @@ class WorkersExecutor(Executor):
 
     name = "workers"
     region = ""
-    files_by_others = True
     files_remedy = (
         "set SUPER_SHARED_FILES=1 (--shared-files) if all workers see it at the same place, else "
         f"{Executor.files_remedy}"
@@ -99,7 +99,9 @@ class WorkersExecutor(Executor):
         return self._workers.fingerprint
 
     async def start(self) -> None:
-        """Wait for the first worker."""
+        """Wait for the first worker, unless those in use only restore and save: there may be none."""
+        if not self._workers.decodes:
+            return
         _log.info("waiting for the first worker to call in")
         await self._workers.first()
 
@@ -115,25 +117,16 @@ class WorkersExecutor(Executor):
             return theirs.to_json().encode()
 
         answer = await self._workers.run(made, timeout_s, of_store=of_store)
-        result = read_result(read_object(answer, "a worker"), request.request_id, "a worker")
+        result = read_result(answer, request.request_id, "a worker")
         messages, samples = result.messages, len(result.outcomes)
         if len(messages) > samples:
-            raise FunctionRaisedError(f"a worker answered {len(messages)} messages for {samples} samples")
+            words = f"a worker answered {len(messages)} messages for {samples} samples"
+            raise ExecutorError(words, FailureKind.RAISED)
         return replace(result, messages={place: one_line(words) for place, words in messages.items()})
 
     async def close(self) -> None:
         """End the workers' streams. They wait for the next coordinator, or exit."""
         self._workers.close()
-
-
-class StoreWorkersExecutor(WorkersExecutor):
-    """Restores and saves in workers that call in only for that. There may be none."""
-
-    def __init__(self, settings: WorkersSettings, context: ExecutorContext) -> None:
-        super().__init__(settings, replace(context, workers=context.savers))
-
-    async def start(self) -> None:
-        """Return at once: no worker is required."""
 
 
 class WorkServicer(pb_grpc.CoordinatorServicer):
@@ -173,15 +166,14 @@ class WorkServicer(pb_grpc.CoordinatorServicer):
                 grpc.StatusCode.INVALID_ARGUMENT, f"the worker's hello is malformed: {error!r}"
             )
             return
-        stream = _Stream(home, worker, context)
         # Never cancelled: gRPC would write to what the read leaves behind. It ends with the stream.
-        home.tasks.start(stream.hear(incoming))
+        home.tasks.start(_hear(home, worker, incoming, context))
         try:
             worker.say(welcome=pb.Welcome())
             while (message := await worker.outgoing.get()) is not None:
                 yield message
         finally:
-            stream.has_ended.set()
+            worker.has_ended.set()
             home.leave(worker)
 
 
@@ -208,48 +200,47 @@ def _home(message: pb.FromWorker, workers: Mapping[bool, Workers]) -> Workers:
     return home
 
 
-class _Stream:
-    def __init__(
-        self, home: Workers, worker: ConnectedWorker, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> None:
-        self._home, self._worker, self._context = home, worker, context
-        self.has_ended = asyncio.Event()
+async def _hear(
+    home: Workers,
+    worker: ConnectedWorker,
+    incoming: AsyncIterator[pb.FromWorker],
+    context: grpc.aio.ServicerContext[Any, Any],
+) -> None:
+    """Read messages until the stream ends; end it if the worker falls silent."""
 
-    async def hear(self, incoming: AsyncIterator[pb.FromWorker]) -> None:
-        """Read messages until the stream ends; end it if the worker falls silent."""
-        loop, home, worker = asyncio.get_running_loop(), self._home, self._worker
-        watch = loop.call_later(home.silence_s, self._give_up)
-        try:
-            async for message in incoming:
-                watch.cancel()
-                watch = loop.call_later(home.silence_s, self._give_up)
-                if message.HasField("answer"):
-                    home.answered(worker, message.answer)
-                elif message.HasField("heartbeat"):
-                    home.heard(worker, message.heartbeat)
-                    # The reply shows the worker that the coordinator is alive.
-                    worker.say(heartbeat=pb.Heartbeat())
-                elif message.HasField("draining"):
-                    worker.is_draining = True
-        except Exception as error:  # noqa: BLE001  # gRPC raises several types for an ended stream
-            _log.debug("the stream of the worker %s ended: %r", worker.name, error)
-        finally:
-            watch.cancel()
-            home.leave(worker)
-
-    def _give_up(self) -> None:
+    def give_up() -> None:
         words = "the worker %s has sent nothing for %g s and is dropped"
-        _log.warning(words, self._worker.name, self._home.silence_s)
-        self._home.leave(self._worker)
-        self._home.tasks.start(self._end())
+        _log.warning(words, worker.name, home.silence_s)
+        home.leave(worker)
+        home.tasks.start(_end(worker, context))
 
-    async def _end(self) -> None:
-        """End a stream with a message in flight, which nothing else would end."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_STUCK_S):
-                await self.has_ended.wait()
-                return
-        with contextlib.suppress(
-            grpc.aio.AbortError, grpc.aio.UsageError
-        ):  # the stream hears of it, or is over
-            await self._context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the worker was silent for too long")
+    loop = asyncio.get_running_loop()
+    watch = loop.call_later(home.silence_s, give_up)
+    try:
+        async for message in incoming:
+            watch.cancel()
+            watch = loop.call_later(home.silence_s, give_up)
+            if message.HasField("answer"):
+                home.answered(worker, message.answer)
+            elif message.HasField("heartbeat"):
+                home.heard(worker, message.heartbeat)
+                # The reply shows the worker that the coordinator is alive.
+                worker.say(heartbeat=pb.Heartbeat())
+            elif message.HasField("draining"):
+                worker.is_draining = True
+    except Exception as error:  # noqa: BLE001  # gRPC raises several types for an ended stream
+        _log.debug("the stream of the worker %s ended: %r", worker.name, error)
+    finally:
+        watch.cancel()
+        home.leave(worker)
+
+
+async def _end(worker: ConnectedWorker, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """End a stream with a message in flight, which nothing else would end."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_STUCK_S):
+            await worker.has_ended.wait()
+            return
+    # The stream hears of it, or is over.
+    with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError):
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the worker was silent for too long")

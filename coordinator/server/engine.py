@@ -32,7 +32,7 @@ from superdl.coordinator.core import (
     Warn,
     WriteTombstones,
 )
-from superdl.coordinator.executors.base import ExecutorError, FunctionRaisedError, one_line
+from superdl.coordinator.executors.base import ExecutorError, one_line
 from superdl.coordinator.executors.messages import NUMBER_MAX, fault_of_result, gets_of, request_for
 from superdl.coordinator.server.repeated_lines import warn_of_samples
 from superdl.coordinator.store.keeper import StoreKeeper
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.catalog.dataset import Dataset
     from superdl.coordinator.catalog.datasets import DatasetRegistry
     from superdl.coordinator.core import CoreSettings, SetKey
-    from superdl.coordinator.executors.manager import ManagedExecutor
+    from superdl.coordinator.executors.base import Executor
     from superdl.super_wire.request import PrefetchResult
 
 _log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Engine:
         self,
         settings: CoreSettings,
         cache: Cache,
-        executors: Sequence[ManagedExecutor],
+        executors: Sequence[Executor],
         datasets: DatasetRegistry,
         keeper: StoreKeeper | None = None,
         *,
@@ -224,6 +224,10 @@ class Engine:
                 self.post(RequestFailed(action.request_id, FailureKind.UNAVAILABLE, reason, refused=True))
                 return
             kind = RequestKind.DECODE
+        if executor.absence:
+            reason = f"the executor {executor.name} is not there: {executor.absence}"
+            self.post(RequestFailed(action.request_id, FailureKind.UNAVAILABLE, reason, refused=True))
+            return
         at = dataset.content, action.indices
         request = request_for(
             dataset,
@@ -278,10 +282,9 @@ class Engine:
         """Check an answer, which came over a network, and return it as an event."""
         fault = fault_of_result(result, action.indices.size)
         if fault:
-            error = FunctionRaisedError(fault)
             took_us = result.billed_us or result.duration_us
-            error.ran_s = took_us / 1e6 if 0 <= took_us <= NUMBER_MAX else 0.0  # billed all the same
-            raise error
+            ran_s = took_us / 1e6 if 0 <= took_us <= NUMBER_MAX else 0.0  # billed all the same
+            raise ExecutorError(fault, FailureKind.RAISED, ran_s=ran_s)
         memory_gb = result.memory_mb / 1024 or self._memory_gb
         bad = [place for place, outcome in enumerate(result.outcomes) if outcome == Outcome.TOMBSTONE]
         if bad:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
     from superdl.coordinator.core import ClosedJobs, Job
-    from superdl.coordinator.executors.manager import ManagedExecutor
+    from superdl.coordinator.executors.base import Executor
     from superdl.coordinator.server.engine import Engine
 
 _Row: TypeAlias = "tuple[str, tuple[str, ...], float]"
@@ -159,7 +159,7 @@ def _figures(account: Job | ClosedJobs) -> NDArray[np.float64]:
 class Metrics:
     """The collector of all figures for ``prometheus_client``; ``ConfigError`` without that extra."""
 
-    def __init__(self, engine: Engine, executors: Sequence[ManagedExecutor]) -> None:
+    def __init__(self, engine: Engine, executors: Sequence[Executor]) -> None:
         try:
             from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
         except ImportError as error:
@@ -253,10 +253,10 @@ class Metrics:
             yield from _fields(stats, ("executor",), name)
             yield "super_cold_starts_total", name, member.cold_starts
             yield "super_cold_start_seconds_total", name, member.cold_s
-            waiting = sum(worker.waits for worker in executor.made.connected)
-            yield "super_workers", (*name, "working"), len(executor.made.connected) - waiting
+            waiting = sum(worker.waits for worker in executor.connected)
+            yield "super_workers", (*name, "working"), len(executor.connected) - waiting
             yield "super_workers", (*name, "waiting"), waiting
-            for kind, count in executor.made.slot_failures.items():
+            for kind, count in executor.slot_failures.items():
                 yield "super_slot_failures_total", (*name, kind), count
 
     def _of_the_rest(self) -> Iterator[_Row]:

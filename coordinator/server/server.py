@@ -14,11 +14,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from superdl.coordinator.cache.cache import Cache, LockHeldError
-from superdl.coordinator.cache.streams import OutcomeReader, ReportReader
+from superdl.coordinator.cache.streams import ReportReader
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.catalog.state import CatalogState, open_state
 from superdl.coordinator.core import CoreSettings, ExecutorFacts, TeamsChanged
-from superdl.coordinator.executors.base import executor_classes, shipped_prices_of
+from superdl.coordinator.executors.base import executor_classes, sees_store, shipped_prices_of
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.executors.workers import WorkersExecutor
@@ -140,26 +140,20 @@ async def _start(
     stack.push_async_callback(cache.close)
     stack.push_async_callback(_at_the_end, cache.release_lock, "the lock was not released and will expire")
     executors = executor_classes(settings.executors)
-    outcomes = (
-        OutcomeReader(cache.streams)
-        if any(executor.answers_by_stream(settings) for executor in executors)
-        else None
-    )
     state = open_state(settings.state, settings.store_choice.address, os.environ)
     scratch = state.directory / _SHARDS if state.directory is not None else None
     doors = Doors(settings, tokens, stack, run_ended)
     datasets, keeper = await _with_store(settings, state, stack)
     await doors.open_to_workers(keeper.address, lambda: keeper.store_id)
-    context = replace(executor_context(settings, outcomes), workers=doors.workers, savers=doors.savers)
-    decoding = replace(context, scratch=scratch)  # those that only restore and save keep no shards
+    # Those that only restore and save keep no shards.
+    saving = replace(executor_context(settings), workers=doors.savers)
+    decoding = replace(saving, workers=doors.workers, scratch=scratch)
     manager = ExecutorManager(
         [partial(executor, settings, decoding) for executor in executors],
-        [partial(executor, given, context) for executor, given in settings.store_only],
+        [partial(executor, given, saving) for executor, given in settings.store_only],
     )
     stack.push_async_callback(manager.close)
     info = await warm_and_take_over(manager, cache, doors.workers, decoder)
-    if outcomes is not None:
-        await outcomes.begin()
     await manager.agree(partial(agree_on_fingerprint, cache))
     core_settings = replace(
         _core_settings(settings, info, _facts(settings, doors.workers), await cache.spent_usd()),
@@ -181,7 +175,7 @@ async def _start(
     stack.push_async_callback(watch.end)
 
     def facts_of(dataset: Dataset) -> DatasetFacts:
-        keeps_shards = all(executor.made.keeps_shards for executor in manager.decoding)
+        keeps_shards = all(executor.keeps_shards for executor in manager.decoding)
         return dataset.facts(known_absent=info.keys == 0, keeps_shards=keeps_shards)
 
     service = CoordinatorService(
@@ -200,7 +194,6 @@ async def _start(
         info=info,
         fingerprint=manager.fingerprint,
         cache_bytes=settings.cache_bytes,
-        outcomes=outcomes,
     )
     stack.push_async_callback(_at_the_end, upkeep.keep_spent, "what is spent was not written down")
     # Functions may start for longer than a lock lasts, and others' memory must count at once.
@@ -219,8 +212,6 @@ async def _start(
     }
     if settings.metrics_emf:
         steps["emf"] = EmfLines(engine, settings.owner).write, EMF_PAUSE_S
-    if outcomes is not None:
-        steps["outcomes"] = outcomes.read_once, 0.0
     return engine, steps
 
 
@@ -271,10 +262,9 @@ def _facts(settings: Settings, workers: Workers | None = None) -> tuple[Executor
 
         prices_of = load_prices(settings.prices).of
     facts = []
-    for cls in executor_classes(settings.executors):
-        all_see = cls is WorkersExecutor and workers is not None and workers.all_see_store
-        sees_store = all_see or cls.sees_store(settings, store)
-        facts.append(ExecutorFacts(cls.name, prices_of(cls.name), sees_store=sees_store))
+    for name in settings.executors:
+        all_see = name == WorkersExecutor.name and workers is not None and workers.all_see_store
+        facts.append(ExecutorFacts(name, prices_of(name), sees_store=all_see or sees_store(name, store)))
     for executor, _ in settings.store_only:  # their machines' hours are already counted
         of_its_work = replace(prices_of(executor.name), hour=0.0, coordinator_hour=0.0)
         facts.append(ExecutorFacts(executor.name, of_its_work, decodes=False))

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from superdl.coordinator.catalog.source import Allowed, parse_roots
 from superdl.coordinator.executors.aws_lambda import LambdaSettings
-from superdl.coordinator.executors.base import ExecutorContext, check_settings, executor_classes, setting
+from superdl.coordinator.executors.base import ExecutorContext, check_settings, sees_store, setting
 from superdl.coordinator.executors.local import LocalExecutor, LocalSettings
-from superdl.coordinator.executors.workers import StoreWorkersExecutor, WorkersSettings
+from superdl.coordinator.executors.workers import WorkersExecutor, WorkersSettings
 from superdl.coordinator.server.trust import TrustSettings, leaves_this_machine
 from superdl.coordinator.store.opening import AUTO, StoreChoice, chosen_store
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.executors import EXECUTORS, executor_names
+from superdl.super_wire.executors import EXECUTORS, RunsOn, executor_names
 from superdl.super_wire.protocol import socket_path
 from superdl.super_wire.request import MAX_SAMPLES_PER_REQUEST
 from superdl.super_wire.source_url import parse_http_hosts
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping
 
-    from superdl.coordinator.cache.streams import OutcomeReader
     from superdl.coordinator.executors.base import Executor
 
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
@@ -139,10 +138,10 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
             return []
         # A few local slots, and workers that call in for it.
         few = replace(self, slots=min(self.slots, _STORE_SLOTS))
-        return [(LocalExecutor, few), (StoreWorkersExecutor, self)]
+        return [(LocalExecutor, few), (WorkersExecutor, self)]
 
     def _is_seen(self, address: str) -> bool:
-        return any(executor.sees_store(self, address) for executor in executor_classes(self.executors))
+        return any(sees_store(executor, address) for executor in self.executors)
 
     @property
     def executors(self) -> tuple[str, ...]:
@@ -240,7 +239,8 @@ def allowed_to_listings(settings: Settings) -> Allowed:
     # Clients on other machines get no files and no web servers that this one
     # reaches, unless settings allow it.
     anywhere = not leaves_this_machine(settings.listen)
-    own = not any(executor.files_by_others for executor in executor_classes(settings.executors))
+    # Workers may read this machine's files as another user.
+    own = all(EXECUTORS[name].runs_on is not RunsOn.OTHER_HOSTS for name in settings.executors)
     return Allowed(
         None if anywhere and not roots else roots,
         settings.catalog_max_samples,
@@ -249,7 +249,7 @@ def allowed_to_listings(settings: Settings) -> Allowed:
     )
 
 
-def executor_context(settings: Settings, outcomes: OutcomeReader | None = None) -> ExecutorContext:
+def executor_context(settings: Settings) -> ExecutorContext:
     """Return the executors' context. Functions on this machine may do what we may."""
     environment = {"SUPER_INSECURE": "1"} if settings.insecure else {}
     roots = allowed_to_listings(settings).link_roots
@@ -262,6 +262,5 @@ def executor_context(settings: Settings, outcomes: OutcomeReader | None = None) 
         function=settings.function,
         request_timeout_s=settings.request_timeout_s,
         environment=environment,
-        outcomes=outcomes,
         sockets=str(Path(path).parent) if (path := socket_path(settings.listen)) else "",
     )

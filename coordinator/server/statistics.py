@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.catalog.dataset import Dataset
     from superdl.coordinator.core import Core, ExecutorState, Job, SetKey
-    from superdl.coordinator.executors.manager import ManagedExecutor
+    from superdl.coordinator.executors.base import Executor
     from superdl.coordinator.server.engine import Engine
     from superdl.coordinator.server.paging import Occurrence
     from superdl.coordinator.server.settings import Settings
@@ -39,7 +39,7 @@ def stats(
     engine: Engine,
     settings: Settings,
     jobs: Sequence[Job],
-    executors: Sequence[ManagedExecutor],
+    executors: Sequence[Executor],
     *,
     with_stalls: bool,
     history: Sequence[pb.JobStats],
@@ -57,7 +57,7 @@ def stats(
         history=history,
         teams=team_stats(core),
         warned=[pb.Warned(**warning._asdict()) for warning in warned_of()[1]],
-        workers=[worker for executor in executors for worker in executor.made.connected],
+        workers=[worker for executor in executors for worker in executor.connected],
     )
 
 
@@ -130,7 +130,7 @@ def cache_stats(engine: Engine) -> pb.CacheStats:
     )
 
 
-def executor_stats(core: Core, executors: Sequence[ManagedExecutor]) -> list[pb.ExecutorStats]:
+def executor_stats(core: Core, executors: Sequence[Executor]) -> list[pb.ExecutorStats]:
     """Return the statistics of executors, cheapest first."""
     return [
         pb.ExecutorStats(

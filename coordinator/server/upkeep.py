@@ -21,7 +21,7 @@ from superdl.super_wire.keys import FINGERPRINT_KEY
 if TYPE_CHECKING:
     from superdl.coordinator.cache.cache import Cache
     from superdl.coordinator.cache.info import CacheInfo
-    from superdl.coordinator.cache.streams import OutcomeReader, ReportReader
+    from superdl.coordinator.cache.streams import ReportReader
     from superdl.coordinator.cache.sweeping import Ids
     from superdl.coordinator.executors.called_in import Workers
     from superdl.coordinator.executors.manager import ExecutorManager
@@ -154,13 +154,11 @@ class Upkeep:
         info: CacheInfo,
         fingerprint: str,
         cache_bytes: int = 0,
-        outcomes: OutcomeReader | None = None,
     ) -> None:
         self._cache = cache
         self._engine = engine
         self._core = engine.core
         self._reports = reports
-        self._outcomes = outcomes
         self._sweep = Sweep(cache, self._known)
         self._clock = asyncio.get_running_loop().time
         self._settled_at_s = self._clock() + _SETTLED_S
@@ -185,8 +183,6 @@ class Upkeep:
             async with asyncio.timeout(_LOOK_TIMEOUT_S):
                 self._is_new |= await agree_on_fingerprint(self._cache, self._fingerprint)
                 await self._reports.keep(self._clock())
-                if self._outcomes is not None:
-                    await self._outcomes.keep()
                 info = await self._cache.info()  # last: what comes meanwhile would count as foreign
         except LockHeldError:
             raise
@@ -235,8 +231,6 @@ class Upkeep:
 
     def _lost(self, nodes: frozenset[str]) -> None:
         self._kept_usd = 0.0
-        if self._outcomes is not None:  # its node may be new, or lack the last entries
-            self._outcomes.lost()
         if self._nodes & nodes and len(nodes) > 1:
             _log.warning(
                 "%d of the cache's %d nodes are new, or one was emptied: what they held is looked for, and "

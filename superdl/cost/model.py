@@ -213,7 +213,7 @@ def _lambda_epoch(scenario: Scenario, prices: PriceTable, count: float) -> _Epoc
         produced=count,
         functions_usd=gb_s * units.gb_s + done / scenario.request_samples * units.invocation,
         gets_usd=done * units.source_request,
-        transfer_usd=(crossing * prices.transfer.between_zones_gb + priced_bytes) / _GB,
+        transfer_usd=(crossing * prices.transfer["between_zones_gb"] + priced_bytes) / _GB,
     )
     standing = _standing(scenario, prices, epoch.period.hours)
     return epoch._replace(period=epoch.period.plus(paid).plus(standing))
@@ -229,8 +229,8 @@ def _function_s(scenario: Scenario) -> float:
 
 def _standing(scenario: Scenario, prices: PriceTable, hours: float) -> Period:
     """Return the cost of cache and coordinator for ``hours``, used or not."""
-    task = _TASK_VCPUS * prices.fargate.vcpu_hour + _TASK_GB * prices.fargate.gb_hour
-    task += scenario.endpoints * prices.endpoint.hour
+    task = _TASK_VCPUS * prices.fargate["vcpu_hour"] + _TASK_GB * prices.fargate["gb_hour"]
+    task += scenario.endpoints * prices.endpoint["hour"]
     cache = scenario.cache_nodes * prices.cache_node(scenario.cache_node).hour
     return Period(cache_usd=cache * hours, coordinator_usd=task * hours)
 
@@ -270,5 +270,5 @@ def _converted(scenario: Scenario, prices: PriceTable) -> Bill:
     first = later._replace(period=replace(later.period, conversion_usd=usd))
     bill = _bill(scenario, _CONVERTED, first, later)
     # Storage is paid for a month, or for the duration of the jobs.
-    stored = set_bytes / _GB * prices.storage.s3_gb_month * max(1.0, bill.month.hours / MONTH_HOURS)
+    stored = set_bytes / _GB * prices.storage["s3_gb_month"] * max(1.0, bill.month.hours / MONTH_HOURS)
     return replace(bill, month=replace(bill.month, store_usd=stored))

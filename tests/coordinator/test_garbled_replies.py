@@ -100,7 +100,6 @@ async def garbled_cache(valkey):
             "streams": lambda: cache.streams.begin(STREAM),
             "upkeep": kept.upkeep.once,
             "reports": reports.read_once,
-            "outcomes": kept.outcomes.read_once,
             "follow": lambda: reports.follow(f"job{len(reports.jobs)}"),
         }
         yield garbler, uses, kept.engine
@@ -124,7 +123,6 @@ def servers():
 async def test_a_garbled_reply_is_a_lost_connection_at_most(servers, group, monkeypatch):
     """Those of a group at the same time, since each waits again and again for a reply that does not come."""
     monkeypatch.setattr("superdl.coordinator.cache.streams._REPORTS_BLOCK_MS", 1)
-    monkeypatch.setattr("superdl.coordinator.cache.streams._OUTCOMES_BLOCK_MS", 1)
     monkeypatch.setattr("superdl.coordinator.cache.nodes._TIMEOUT_S", 0.5)
     monkeypatch.setattr("superdl.super_wire.cache.commands._GRACE_S", 0.1)
 

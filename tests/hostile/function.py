@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from superdl.lambda_prefetch import fetching, push
-from superdl.lambda_prefetch import handler as handling
 from superdl.lambda_prefetch.handler import handler as real_handler
 
 FUNCTION = "tests.hostile.function:handler"
@@ -13,7 +12,6 @@ VARIABLE = "SUPER_TEST_FUNCTION_CACHE"
 _SILENCE_S = 2.0  # in place of 15 s and 20 s: what was lost is waited for as long
 
 for module, name in (
-    (handling, "_REPLY_TIMEOUT_S"),
     (push, "_TIMEOUT_S"),
     (fetching, "_MAX_SILENCE_S"),
 ):

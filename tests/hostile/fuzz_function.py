@@ -98,7 +98,7 @@ def _mutated_event(random):
     elif random.random() < 0.2:
         event = {"super_warm": 1, "cache": "" if random.random() < 0.5 else _CACHE}
     for _ in range(random.randrange(4)):
-        name = random.choice([*event, "super_warm", "answer_to", "super_request", "cache"])
+        name = random.choice([*event, "super_warm", "super_request", "cache"])
         held = event.get(name)
         how = random.randrange(4)
         if how == 0:

@@ -42,14 +42,12 @@ def test_prices_are_the_price_tables():
     coordinator = next(hour for piece, (hour, _) in pieces.items() if piece.startswith("coordinator"))
     assert cache + coordinator == pytest.approx(table["lambda"]["hour"])
     prices = load_prices()
-    trainer, address = prices.machine("g4dn.xlarge").hour, prices.address.hour
+    trainer, address = prices.machine("g4dn.xlarge").hour, prices.address["hour"]
     assert f"| trainer `g4dn.xlarge` | {trainer:g} per hour, {address:g} per hour for its address" in TEXT
-    gateway = prices.nat_gateway
-    assert (
-        f"| {gateway.hour:g} per hour ({gateway.hour * HOURS:.2f} per month), {gateway.gb:g} per GB |" in TEXT
-    )
-    assert f"between zones each GB costs {prices.transfer.between_zones_gb:g} USD" in TEXT
-    assert f"| {prices.endpoint.hour:g} per hour each, {prices.endpoint.gb:g} per GB |" in TEXT
+    hour, gb = prices.nat_gateway["hour"], prices.nat_gateway["gb"]
+    assert f"| {hour:g} per hour ({hour * HOURS:.2f} per month), {gb:g} per GB |" in TEXT
+    assert f"between zones each GB costs {prices.transfer['between_zones_gb']:g} USD" in TEXT
+    assert f"| {prices.endpoint['hour']:g} per hour each, {prices.endpoint['gb']:g} per GB |" in TEXT
     assert "endpoint.gb" in prices.verified
 
 

@@ -235,8 +235,6 @@ def test_one_coordinator_runs_confined_and_never_two(stack):
     assert secrets["SUPER_TLS_KEY"] == PARAMETERS["CoordinatorSecretArn"] + ":key::"
     assert secrets["SUPER_TOKEN"] == PARAMETERS["TokenSecretArn"] + ":accepted::"
     assert "SUPER_TLS_CLIENT_CA" not in secrets
-    (events,) = stack.of_type("AWS::Lambda::EventInvokeConfig").values()
-    assert (events["MaximumRetryAttempts"], events["MaximumEventAgeInSeconds"]) == (0, 60)
     stack = WorkedOut(Egress="public-ip")
     assert endpoints(stack) == ["s3", "secretsmanager"]
     address = stack.resources["Coordinator"]["NetworkConfiguration"]["AwsvpcConfiguration"]

@@ -1,6 +1,6 @@
 """The users of docs/reference.md, made as the page says: what each of them may not do in a real Valkey.
 
-What they may do is seen by whole epochs, in ``test_networks.py`` and ``test_lambda_events.py``.
+What they may do is seen by whole epochs, in ``test_networks.py`` and ``test_on_lambda.py``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from redis.retry import Retry
 
 from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials
 from superdl.super_wire.errors import CacheError
-from superdl.super_wire.keys import FINGERPRINT_KEY, LOCK_KEY, OUTCOME_PREFIX, RECORD_PREFIX, REPORT_PREFIX
+from superdl.super_wire.keys import FINGERPRINT_KEY, LOCK_KEY, RECORD_PREFIX, REPORT_PREFIX
 from tests.fixtures.valkey import Valkey
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference.md").read_text(encoding="utf-8")
@@ -23,7 +23,6 @@ LINES = re.findall(r"^ACL SETUSER (super-[a-z]+) .*$", PAGE, re.MULTILINE)
 
 RECORD = RECORD_PREFIX.decode() + "0" * 32
 REPORTS = REPORT_PREFIX.decode() + "job"
-OUTCOMES = OUTCOME_PREFIX.decode() + "0" * 32
 LOCK, GOLDEN = LOCK_KEY.decode(), FINGERPRINT_KEY.decode()
 
 # What nobody needs: other people's keys, everything at once, the server itself, code.
@@ -75,7 +74,7 @@ FORBIDDEN = {
             "APPEND " + RECORD + " x",
             "GETSET " + RECORD + " 1",
         ),
-        *("XADD " + RECORD + " * a b", "XADD " + OUTCOMES + " * a b", "GET " + REPORTS, "GET " + OUTCOMES),
+        *("XADD " + RECORD + " * a b", "GET " + REPORTS),
         *(
             "XREAD STREAMS " + REPORTS + " 0",
             "XRANGE " + REPORTS + " - +",
@@ -93,12 +92,7 @@ FORBIDDEN = {
             "SET " + GOLDEN + " x",
         ),
         *("SET " + REPORTS + " 1", "XADD " + REPORTS + " * a b", "XADD " + LOCK + " * a b"),
-        *(
-            "XREAD STREAMS " + OUTCOMES + " 0",
-            "XRANGE " + OUTCOMES + " - +",
-            "DEL " + OUTCOMES,
-            *A_COORDINATORS,
-        ),
+        *("GET " + REPORTS, "XREAD STREAMS " + REPORTS + " 0", "DEL " + REPORTS, *A_COORDINATORS),
     ),
     "super-coordinator": ("MGET " + RECORD, "GETDEL " + RECORD, "XTRIM " + REPORTS + " MAXLEN 0"),
 }
@@ -112,8 +106,7 @@ def server():
             for line in re.findall(r"^ACL SETUSER super-.*$", PAGE, re.MULTILINE):
                 client.execute_command(*line.split())
             client.mset({RECORD: b"r", LOCK: b"l", GOLDEN: b"g", "other": b"o"})
-            for stream in (REPORTS, OUTCOMES):
-                client.xadd(stream, {"a": "b"})
+            client.xadd(REPORTS, {"a": "b"})
             (line,) = re.findall(r"^ACL SETUSER default .*$", PAGE, re.MULTILINE)
             client.execute_command(*line.split())
         yield running

@@ -239,12 +239,11 @@ def test_pairs_in_a_bucket_take_one_get_for_neighbours(scenes, object_store):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("invocation", ["RequestResponse", "Event"])
-def test_masks_through_lambda(scenes, invocation, object_store, lambda_service, valkey):
+def test_masks_through_lambda(scenes, object_store, lambda_service, valkey):
     lambda_service.concurrency = 2
     key_list = loose(scenes, "jsonl")
     scenes = scenes.rename(object_store.directory / "scenes")
-    arguments = ("--executor", "lambda", "--lambda-invocation", invocation, "--lambda-warm", "2")
+    arguments = ("--executor", "lambda", "--lambda-warm", "2")
     with Stack(arguments=arguments, cache=valkey.url) as stack:
         dataset = SuperDataset("s3://scenes", RECIPE, key_list=key_list)
         with SuperSampler(dataset, batch_size=5, shuffle=True, coordinator=stack.address) as sampler:

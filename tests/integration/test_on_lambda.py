@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,26 @@ def test_a_function_of_another_version_is_not_read_from(stack, lambda_service, t
         lambda_service.deploy(handler="other.handler", environment=environment)
         with pytest.raises(BadSampleError, match="is SUPER 9.9.9, the coordinator is SUPER"):
             list(batches)
+
+
+@pytest.mark.slow
+def test_each_side_needs_no_more_rights_than_the_page_says(
+    lambda_service, photos, valkey, images, monkeypatch
+):
+    page = (ROOT / "docs" / "reference.md").read_text()
+    with valkey.client() as client:
+        for line in re.findall(r"^ACL SETUSER super-.*$", page, re.MULTILINE):
+            client.execute_command(*line.split())
+        client.execute_command(
+            "ACL", "SETUSER", "default", "resetkeys", "-@all", "+ping", "+hello", "+client"
+        )
+    lambda_service.concurrency = CONCURRENCY
+    user = {"SUPER_CACHE_PASSWORD": "SECRET"}
+    lambda_service.deploy(environment={**user, "SUPER_CACHE_USERNAME": "super-function"})
+    environment = {**user, "SUPER_CACHE_USERNAME": "super-coordinator"}
+    arguments = ("--executor", "lambda", *SMALL_STEPS)
+    with Stack(arguments=arguments, cache=valkey.url, environment=environment) as running:
+        monkeypatch.setenv("SUPER_CACHE_USERNAME", "super-reader")
+        monkeypatch.setenv("SUPER_CACHE_PASSWORD", "SECRET")
+        train(running, images, SOURCE)
+        assert "NOPERM" not in running.log.read_text()

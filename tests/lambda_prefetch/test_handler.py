@@ -15,12 +15,10 @@ import pytest
 from PIL import Image
 
 from superdl.lambda_prefetch.handler import handler
-from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError, RecipeError
-from superdl.super_wire.keys import outcome_stream
+from superdl.super_wire.errors import CacheUnreachableError, ConfigError, RecipeError
 from superdl.super_wire.objects.directory import Directory
 from superdl.super_wire.recipe import Recipe
-from superdl.super_wire.request import Limits, Outcome, PrefetchFailure, PrefetchResult
-from superdl.super_wire.stream_entries import read_outcome
+from superdl.super_wire.request import Limits, PrefetchResult
 from tests.lambda_prefetch.prefetching import (
     Context,
     array_of,
@@ -34,7 +32,6 @@ from tests.lambda_prefetch.prefetching import (
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD = [f"{n}.png" for n in range(5)]
-STREAM = outcome_stream("5e" * 16)
 
 
 def event_of(root, valkey, keys=GOOD, **changes):
@@ -186,71 +183,6 @@ def test_expiry_is_checked_before_each_sample(root, valkey, monkeypatch):
     assert "before it was begun" in result.messages["1"]
 
 
-def streamed(valkey, root, **changes):
-    """An event whose outcome goes to a stream, which has an entry that is none."""
-    with valkey.client() as client:
-        client.xadd(STREAM, {"x": ""})
-    return event_of(root, valkey, ["0.png", "none.png"], answer_to=STREAM, **changes)
-
-
-def outcomes(valkey):
-    with valkey.client() as client:
-        return [read_outcome(entry) for _, entry in client.xrange(STREAM) if b"x" not in entry]
-
-
-def lambda_context(memory="1769"):
-    context = Context()
-    context.memory_limit_in_mb = memory  # a text, as awslambdaric has it
-    return context
-
-
-def test_the_outcome_lies_in_the_stream_and_is_returned_too(valkey, root):
-    returned = handler(streamed(valkey, root), lambda_context())
-    (outcome,) = outcomes(valkey)
-    assert outcome == PrefetchResult.from_mapping(returned)
-    assert outcome.outcomes == (Outcome.CACHED, Outcome.MISSING)
-    assert outcome.memory_mb == 1769
-    assert outcome.duration_us > 0
-
-
-def test_a_request_that_cannot_be_meant_is_answered_and_raised(valkey, root):
-    event = streamed(valkey, root, recipe="{}")
-    with pytest.raises(RecipeError) as caught:
-        handler(event, lambda_context())
-    (outcome,) = outcomes(valkey)
-    assert isinstance(outcome, PrefetchFailure)
-    assert (outcome.request_id, outcome.memory_mb) == (event["request_id"], 1769)
-    assert (outcome.error, outcome.message) == ("RecipeError", str(caught.value))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"answer_to": "super:lock"}, {"answer_to": 5}, {"answer_to": None}, {"cache": 5}, {"request_id": None}],
-)
-def test_an_answer_goes_to_no_other_place(valkey, root, changes):
-    with pytest.raises(ConfigError, match="answer_to"):
-        handler(event_of(root, valkey, answer_to=STREAM) | changes, Context())
-    with valkey.client() as client:
-        assert client.keys() == []
-
-
-@pytest.mark.parametrize("stream", ["another kind", "gone"])
-def test_an_outcome_that_cannot_be_appended_is_an_error(valkey, root, stream):
-    with valkey.client() as client:
-        if stream == "another kind":
-            client.set(STREAM, "no stream")
-        with pytest.raises(CacheError, match="outcome of request test"):
-            handler(event_of(root, valkey, answer_to=STREAM), Context())
-        assert client.exists(STREAM) == (stream == "another kind")  # nobody would ever delete a new one
-
-
-def test_a_failure_that_cannot_be_reported_does_not_hide_the_error(valkey, tmp_path, root):
-    event = event_of(root, valkey, answer_to=STREAM, cache=f"unix://{tmp_path}/none.sock", recipe="{}")
-    with pytest.raises(RecipeError) as caught:
-        handler(event, Context())
-    assert "none.sock" in caught.value.__notes__[0]
-
-
 def test_a_request_whose_ids_the_function_does_not_derive_is_refused_whole(root, valkey):
     event = event_of(root, valkey)
     event["ids"][3] = "0" * 32
@@ -307,6 +239,8 @@ def test_a_function_that_is_not_the_one_that_is_wanted_writes_nothing(root, valk
     assert handler(event, Context())["outcomes"] == ("cached",) * 5
 
 
-@pytest.mark.parametrize(("limit", "memory_mb"), [(512, 512), (None, 0), ("plenty", 0)])
+@pytest.mark.parametrize(("limit", "memory_mb"), [(512, 512), ("1769", 1769), (None, 0), ("plenty", 0)])
 def test_a_result_has_the_memory_that_is_billed(root, valkey, limit, memory_mb):
-    assert handler(event_of(root, valkey), lambda_context(limit))["memory_mb"] == memory_mb
+    context = Context()
+    context.memory_limit_in_mb = limit  # awslambdaric has it as a text
+    assert handler(event_of(root, valkey), context)["memory_mb"] == memory_mb

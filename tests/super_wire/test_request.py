@@ -8,15 +8,12 @@ from dataclasses import fields, replace
 import pytest
 
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.keys import checked_outcome_stream, outcome_stream
 from superdl.super_wire.request import (
     MAX_SAMPLES_PER_REQUEST,
-    PrefetchFailure,
     PrefetchRequest,
     PrefetchResult,
     RequestKind,
 )
-from superdl.super_wire.stream_entries import MAX_OUTCOME_BYTES, pack_outcome, read_outcome
 
 REQUEST = PrefetchRequest(
     "r", "s3://b", "{}", 0, "redis://h:1", 1.5, ("k", "l"), ("v", "w"), ("0" * 32, "f" * 32)
@@ -42,7 +39,6 @@ OF_MEMBERS = replace(
     member_lengths=(9, 9),
     encodings=("", "deflate"),
 )
-FAILURE = PrefetchFailure("r1", "v1", "ConfigError", "the steps are unknown", 12, 1769)
 
 
 OF_FIELDS = replace(
@@ -60,7 +56,7 @@ NAMED = replace(REQUEST, alias="pets", prefix="pets/", keys=("pets/\u732b", "pet
 PACKED = replace(RESULT, pack="a.pack", offsets=(64, 2**63 - 1), lengths=(9, 0), source_requests=1)
 
 
-@pytest.mark.parametrize("form", [REQUEST, RESTORE, OF_MEMBERS, OF_FIELDS, NAMED, RESULT, PACKED, FAILURE])
+@pytest.mark.parametrize("form", [REQUEST, RESTORE, OF_MEMBERS, OF_FIELDS, NAMED, RESULT, PACKED])
 def test_each_form_travels(form):
     assert type(form).from_mapping(json.loads(json.dumps(form.to_mapping()))) == form
     assert type(form).from_mapping(form.to_mapping()) == form  # as an executor without JSON gives it
@@ -69,15 +65,15 @@ def test_each_form_travels(form):
 def test_golden_json():
     """Functions and coordinators of one request version understand each other."""
     assert REQUEST.to_json() == (
-        '{"super_request":4,"request_id":"r","bucket":"s3://b","recipe":"{}","epoch":0,"cache":"redis://h:1",'
+        '{"super_request":5,"request_id":"r","bucket":"s3://b","recipe":"{}","epoch":0,"cache":"redis://h:1",'
         '"expires_at":1.5,"keys":["k","l"],"versions":["v","w"],'
         '"ids":["00000000000000000000000000000000","ffffffffffffffffffffffffffffffff"],"kind":"decode",'
-        '"limits":{"object_bytes":268435456,"image_pixels":178956970},"answer_to":"",'
+        '"limits":{"object_bytes":268435456,"image_pixels":178956970},'
         '"golden":"","function_version":"","store":"","packs":[],"pack_of":[],"offsets":[],"lengths":[],'
         '"alias":"","prefix":""}'
     )
     assert json.dumps(RESULT.to_mapping()) == (
-        '{"super_result": 4, "request_id": "r", "function_version": "1", "cold_start": true, '
+        '{"super_result": 5, "request_id": "r", "function_version": "1", "cold_start": true, '
         '"outcomes": ["cached", "missing"], "fetch_us": [1, 2], "decode_us": [3, 4], "push_us": [5, 6], '
         '"source_bytes": [7, 8], "record_bytes": [9, 0], "messages": {"1": "gone"}, "duration_us": 10, '
         '"billed_us": 0, "memory_mb": 0, "clock_s": 0.0, "pack": "", "offsets": [], "lengths": [], '
@@ -85,10 +81,6 @@ def test_golden_json():
     )
 
 
-STREAMS = [
-    *("super:lock", "super:o1:", f"super:r1:{'0a' * 16}", f"super:o1:{'0a' * 17}", f"super:o1:{'0A' * 16}"),
-    *(f"super:o1:{'0a' * 16}\n", f"super:o1:{{{'0a' * 15}}}", f"xsuper:o1:{'0a' * 16}"),
-]
 OF_TYPE = {
     "str": [None, 1, b"s3://b", ["s3://b"]],
     "int": [-1, 1.0, True, "1", None, 2**63],
@@ -100,9 +92,9 @@ OF_TYPE = {
     "RequestKind": [None, 1, "", "steal", ["decode"]],
     "Limits": [None, {}, [], {"object_bytes": 1}, {"object_bytes": -1, "image_pixels": 1}],
 }
-VERSIONS = {f"super_{form}": [None, 1, "4"] for form in ("request", "result", "failure")}
+VERSIONS = {f"super_{form}": [None, 1, "4"] for form in ("request", "result")}
 BAD = [
-    (REQUEST, VERSIONS | {"keys": [["k"]], "versions": [["v"]], "answer_to": STREAMS, "prefix": ["k"]}),
+    (REQUEST, VERSIONS | {"keys": [["k"]], "versions": [["v"]], "prefix": ["k"]}),
     (REQUEST, {"alias": ["my/pets", "größe", "p" * 65], "kind": ["restore", "save", "decode_to_store"]}),
     (
         REQUEST,
@@ -117,10 +109,9 @@ BAD = [
     (RESULT, VERSIONS | {"outcomes": [["cached"], ["cached", "eaten"], ["cached", "CACHED"]]}),
     (RESULT, {"fetch_us": [[1]], "record_bytes": [[], [1, 2, 3]], "pack": ["a.pack"]}),
     (RESULT, {"offsets": [[64, 0]], "lengths": [[64, 0]]}),
-    (FAILURE, VERSIONS),
     *(
         (form, {field.name: OF_TYPE[field.type]})
-        for form in (RESTORE, OF_FIELDS, PACKED, FAILURE)
+        for form in (RESTORE, OF_FIELDS, PACKED)
         for field in fields(form)
     ),
 ]
@@ -165,25 +156,3 @@ def test_foreign_texts_can_be_encoded(text, read):
     result = json.loads(json.dumps(RESULT.to_mapping() | {"messages": {"1": text}, "store_trouble": text}))
     assert PrefetchResult.from_mapping(result).messages == {"1": read}
     assert PrefetchResult.from_mapping(result).store_trouble == read
-    failure = replace(FAILURE, error=text, message=text)
-    assert PrefetchFailure.from_mapping(failure.to_mapping()) == replace(FAILURE, error=read, message=read)
-
-
-@pytest.mark.parametrize("answer", [RESULT, FAILURE], ids=["result", "failure"])
-def test_outcomes_travel_by_a_stream(answer):
-    assert read_outcome({b"r": pack_outcome(answer)}) == answer
-    assert checked_outcome_stream(outcome_stream("0a" * 16)) == b"super:o1:" + b"0a" * 16
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        *({}, {b"x": b"{}"}),
-        *({b"r": data} for data in (b"", b"\xff\xfe", b"[" * 100_000, b"[]", b"{}", b'{"super_failure":2}')),
-        *({b"r": data} for data in (b'{"super_failure":4}', b" " * (MAX_OUTCOME_BYTES + 1))),
-    ],
-)
-def test_other_entries_are_no_outcomes(entry):
-    with pytest.raises(ConfigError) as caught:
-        read_outcome(entry)
-    assert len(str(caught.value)) < 300

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 
 import numpy as np
+import pytest
 from PIL import Image
 
+from superdl.coordinator.executors.base import ExecutorError
 from superdl.super_wire.ids import sample_ids, split_ids
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import unpack
@@ -49,3 +51,8 @@ def assert_cached(valkey, request, pixels):
     with valkey.client() as client:
         for n, one in enumerate(request.ids):
             assert np.array_equal(unpack(client.get(f"super:r1:{one}"))[1], pixels + n)
+
+
+def failing(kind, match=None):
+    """Expect an executor's error of this kind."""
+    return pytest.raises(ExecutorError, match=match, check=lambda error: error.kind is kind)

@@ -109,14 +109,6 @@ def of_no_version(event, _context):
     return {"statusCode": 200, "body": "hello"}
 
 
-def decoding_otherwise(event, _context):
-    """As the real handler does when the request wants other pixels than it makes."""
-    if "super_warm" in event:
-        return warmed(golden="b" * 32)
-    assert event["golden"] == "b" * 32, f"wanted {event['golden']}"
-    return result(PrefetchRequest.from_mapping(event))
-
-
 def answering_twice(event, context):
     if "super_warm" in event:  # from now on its slot writes each answer twice
         _write_also(lambda number, kind, answer: b" ".join((number, kind, answer)))
@@ -202,10 +194,3 @@ def out_of_memory_once(event, context):
         except MemoryError:  # where there is a cgroup, the kernel does what follows
             os.kill(os.getpid(), signal.SIGKILL)
     return handler.handler(event, context)
-
-
-def answering_elsewhere(event, context):
-    """The real function, whose outcomes never reach the stream that the coordinator follows."""
-    from superdl.lambda_prefetch import handler
-
-    return handler.handler({**event, "answer_to": ""} if "answer_to" in event else event, context)

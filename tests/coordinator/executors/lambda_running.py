@@ -13,11 +13,11 @@ from tests.coordinator.executors.asking import ask
 from tests.fixtures.images import write_images
 
 
-def executor_for(service, cache="", outcomes=None, request_timeout_s=60.0, **changes):
-    """Settings are named without ``lambda_``; where outcomes come by a stream, by events."""
-    facts = {"warm": 1, "endpoint_url": service.url, "invocation": "Event" if outcomes else "RequestResponse"}
+def executor_for(service, cache="", request_timeout_s=60.0, **changes):
+    """Settings are named without ``lambda_``."""
+    facts = {"warm": 1, "endpoint_url": service.url}
     settings = LambdaSettings(**{f"lambda_{name}": value for name, value in (facts | changes).items()})
-    context = ExecutorContext(cache, request_timeout_s=request_timeout_s, outcomes=outcomes)
+    context = ExecutorContext(cache, request_timeout_s=request_timeout_s)
     return LambdaExecutor(settings, context)
 
 

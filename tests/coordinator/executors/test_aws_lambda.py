@@ -9,17 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from superdl.coordinator.core import FailureKind
 from superdl.coordinator.executors import aws_lambda
-from superdl.coordinator.executors.base import (
-    ExecutorError,
-    FunctionRaisedError,
-    FunctionTimedOutError,
-    ThrottledError,
-)
+from superdl.coordinator.executors.base import ExecutorError
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.keys import cache_key
 from superdl.super_wire.protocol import installed_version
-from tests.coordinator.executors.asking import TIMEOUT_S, ask
+from tests.coordinator.executors.asking import TIMEOUT_S, ask, failing
 from tests.coordinator.executors.lambda_running import (
     executor_for,
     handler_of,
@@ -122,7 +118,7 @@ async def test_credentials_that_are_missing_or_unknown(lambda_service, monkeypat
 
 async def test_a_function_that_cannot_reach_the_cache(lambda_service):
     cache = f"redis://127.0.0.1:{free_port()}"
-    with pytest.raises(FunctionRaisedError, match=f"cannot use the cache at {cache} .*security groups"):
+    with failing(FailureKind.RAISED, match=f"cannot use the cache .*{cache}.*security groups"):
         await start_and_close(executor_for(lambda_service, cache))
 
 
@@ -140,7 +136,7 @@ async def test_a_function_that_cannot_reach_the_cache(lambda_service):
             "answered a warm event with .*hello.*: deploy SUPER's function there",
         ),
         ("disagreeing", ConfigError, "differently from one environment to the next .*deploy it again"),
-        ("nowhere", FunctionRaisedError, "does not start .*Runtime.HandlerNotFound.*make lambda-zip"),
+        ("nowhere", ExecutorError, "does not start .*Runtime.HandlerNotFound.*make lambda-zip"),
     ],
 )
 async def test_a_function_that_is_not_ours_is_refused(lambda_service, tmp_path, handler, kind, words):
@@ -159,7 +155,7 @@ async def test_throttled_warm_events_are_sent_again_for_a_while(lambda_service, 
     refused = lambda_service.refused
     assert caplog.text.count("warming waits: ") == 1
     lambda_service.throttle_next(1000, reason="ReservedFunctionConcurrentInvocationLimitExceeded")
-    with pytest.raises(ThrottledError, match="raise the function's reserved concurrency"):
+    with failing(FailureKind.THROTTLED, match="raise the function's reserved concurrency"):
         await start_and_close(executor_for(lambda_service))
     assert lambda_service.refused - refused == 30
 
@@ -173,7 +169,7 @@ async def test_never_more_at_once_than_is_set(lambda_service, tmp_path):
             asyncio.create_task(executor.invoke(ask(f"wait:{gate}"), timeout_s=TIMEOUT_S)) for _ in range(5)
         ]
         await asyncio.to_thread(lambda_service.wait_until, lambda: lambda_service.busy == 2)
-        with pytest.raises(ThrottledError, match="none of 2 threads was free within 0.05 s"):
+        with failing(FailureKind.THROTTLED, match="none of 2 threads was free within 0.05 s"):
             await executor.invoke(ask(), timeout_s=0.05)
         gate.touch()
         await asyncio.gather(*invoked)
@@ -187,11 +183,11 @@ async def test_an_answer_that_does_not_come_is_given_up(lambda_service, tmp_path
     async with using(
         executor_for(lambda_service, request_timeout_s=1.0 - aws_lambda._READ_MARGIN_S)
     ) as executor:
-        with pytest.raises(FunctionTimedOutError, match="did not answer within 0.2 s") as told:
+        with failing(FailureKind.TIMED_OUT, match="did not answer within 0.2 s") as told:
             await executor.invoke(ask("hang"), timeout_s=0.2)
         assert told.value.ran_s > 0
         # The connection's own limit comes first where that is shorter.
-        with pytest.raises(FunctionTimedOutError, match="did not answer in time") as told:
+        with failing(FailureKind.TIMED_OUT, match="did not answer in time") as told:
             await executor.invoke(ask("hang"), timeout_s=TIMEOUT_S)
         assert told.value.ran_s >= 1.0
 

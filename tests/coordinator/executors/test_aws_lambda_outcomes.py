@@ -1,23 +1,25 @@
-"""All ways in which an invocation on Lambda fails are told apart, with reason, remedy and bill."""
+"""Whatever functions and AWS answer is a result of the request, or an error with reason, remedy and bill."""
 
 from __future__ import annotations
 
+import json
+import logging
 import re
+import time
+from dataclasses import replace
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from superdl.coordinator.executors.base import (
-    ConnectionLostError,
-    ExecutorError,
-    FunctionCrashedError,
-    FunctionRaisedError,
-    FunctionTimedOutError,
-    PayloadTooLargeError,
-    ThrottledError,
-)
+from superdl.coordinator.core import FailureKind
+from superdl.coordinator.executors.aws_lambda import FunctionClock, Warmed, read_reply
+from superdl.coordinator.executors.base import ExecutorError
+from superdl.coordinator.executors.lambda_client import Reply, Target, from_function
 from superdl.super_wire.protocol import installed_version
-from tests.coordinator.executors.asking import TIMEOUT_S, ask
-from tests.coordinator.executors.lambda_running import executor_for, handler_of, using
+from superdl.super_wire.request import Outcome
+from tests.coordinator.executors.asking import TIMEOUT_S, ask, failing
+from tests.coordinator.executors.lambda_running import executor_for, handler_of, request_for_objects, using
 from tests.fixtures.lambda_answers import Answer
 
 MAX_MESSAGE = 1500
@@ -30,7 +32,7 @@ def service(lambda_service):
     return lambda_service
 
 
-async def failing(service, check, *requests):
+async def failing_all(service, check, *requests):
     """Makes requests one after the other, and hands each one's error to ``check``."""
     async with using(executor_for(service)) as executor:
         for request in requests:
@@ -42,20 +44,20 @@ async def failing(service, check, *requests):
 
 
 DOES = [
-    ("raise:no luck", FunctionRaisedError, "raised ValueError: no luck"),
-    ("raise:many words ", FunctionRaisedError, "raised ValueError: many words many words"),
-    ("not-json", FunctionRaisedError, "raised Runtime.MarshalError: Unable to marshal response"),
-    ("nonsense", FunctionRaisedError, "answered what is no prefetch result: .*deploy one version"),
-    ("list", FunctionRaisedError, r"answered '\[1\]', which is no result"),
-    ("for-another", FunctionRaisedError, "was asked for request for-another and answered for 'another'"),
+    ("raise:no luck", FailureKind.RAISED, "raised ValueError: no luck"),
+    ("raise:many words ", FailureKind.RAISED, "raised ValueError: many words many words"),
+    ("not-json", FailureKind.RAISED, "raised Runtime.MarshalError: Unable to marshal response"),
+    ("nonsense", FailureKind.RAISED, "answered what is no prefetch result: .*deploy one version"),
+    ("list", FailureKind.RAISED, r"answered '\[1\]', which is no result"),
+    ("for-another", FailureKind.RAISED, "was asked for request for-another and answered for 'another'"),
     (
         "other-version",
-        FunctionRaisedError,
+        FailureKind.RAISED,
         rf"is SUPER 9\.9\.9, the coordinator is SUPER {installed_version()}: deploy .* or start a coord",
     ),
-    ("exit:3", FunctionCrashedError, r"crashed \(Runtime.ExitError: .*exit status 3\)$"),
-    ("kill", FunctionCrashedError, "signal: killed.*; its memory may be too small"),
-    ("too-much", PayloadTooLargeError, "answered more than Lambda carries .*: lower request_samples"),
+    ("exit:3", FailureKind.CRASHED, r"crashed \(Runtime.ExitError: .*exit status 3\)$"),
+    ("kill", FailureKind.CRASHED, "signal: killed.*; its memory may be too small"),
+    ("too-much", FailureKind.RAISED, "answered more than Lambda carries .*: lower request_samples"),
 ]
 
 
@@ -65,52 +67,82 @@ async def test_what_the_function_does(service, subtests):
     def check(does, error):
         with subtests.test(does):
             kind, words = expected[does]
-            assert type(error) is kind
+            assert error.kind is kind
             assert re.search(words, str(error)), error
             assert str(error).count("the function super-prefetch (http://127.0.0.1:") == 1
             assert len(str(error)) < MAX_MESSAGE
             assert error.ran_s >= 0.001  # it ran, and that is billed
 
-    await failing(service, check, *map(ask, expected))
+    await failing_all(service, check, *map(ask, expected))
 
 
 async def test_a_function_that_runs_into_its_own_time_limit(service):
     service.deploy(timeout_s=0.5)
 
     def check(_does, error):
-        assert type(error) is FunctionTimedOutError
+        assert error.kind is FailureKind.TIMED_OUT
         assert re.search(r"own time limit .*timed out after 0\.50 seconds.*: raise its timeout", str(error))
         assert error.ran_s >= 0.5
 
-    await failing(service, check, ask("hang"))
+    await failing_all(service, check, ask("hang"))
 
 
 RESERVED = {"Reason": "ReservedFunctionConcurrentInvocationLimitExceeded"}
 CODES = [
-    (429, "TooManyRequestsException", {"Reason": "Concurrent"}, ThrottledError, "quota"),
-    (429, "TooManyRequestsException", RESERVED, ThrottledError, "raise the function's reserved concurrency"),
-    (502, "EC2ThrottledException", {}, ThrottledError, "EC2ThrottledException"),
-    (413, "RequestTooLargeException", {}, PayloadTooLargeError, "lower request_samples"),
-    (400, "InvalidRequestContentException", {}, FunctionRaisedError, "the request is refused"),
-    (404, "ResourceNotFoundException", {}, ExecutorError, "deploy it, or correct lambda_function and lambda"),
+    (429, "TooManyRequestsException", {"Reason": "Concurrent"}, FailureKind.THROTTLED, "quota"),
+    (
+        429,
+        "TooManyRequestsException",
+        RESERVED,
+        FailureKind.THROTTLED,
+        "raise the function's reserved concurrency",
+    ),
+    (502, "EC2ThrottledException", {}, FailureKind.THROTTLED, "EC2ThrottledException"),
+    (413, "RequestTooLargeException", {}, FailureKind.RAISED, "lower request_samples"),
+    (400, "InvalidRequestContentException", {}, FailureKind.RAISED, "the request is refused"),
+    (
+        404,
+        "ResourceNotFoundException",
+        {},
+        FailureKind.UNAVAILABLE,
+        "deploy it, or correct lambda_function and lambda",
+    ),
     (
         403,
         "AccessDeniedException",
         {},
-        ExecutorError,
+        FailureKind.UNAVAILABLE,
         "may not invoke .*: grant its .* lambda:InvokeFunction",
     ),
-    (403, "ExpiredTokenException", {}, ExecutorError, "does not accept the coordinator's .* renew them"),
-    (502, "KMSAccessDeniedException", {}, ExecutorError, "could not be invoked .KMSAccessDeniedException"),
+    (
+        403,
+        "ExpiredTokenException",
+        {},
+        FailureKind.UNAVAILABLE,
+        "does not accept the coordinator's .* renew them",
+    ),
+    (
+        502,
+        "KMSAccessDeniedException",
+        {},
+        FailureKind.UNAVAILABLE,
+        "could not be invoked .KMSAccessDeniedException",
+    ),
     (
         409,
         "ResourceConflictException",
         {},
-        ExecutorError,
+        FailureKind.UNAVAILABLE,
         "is not ready yet .*: wait until its state is Active",
     ),
-    (500, "ServiceException", {}, ExecutorError, "could not be invoked .ServiceException: an explanation"),
-    (503, "", {}, ExecutorError, "could not be invoked"),
+    (
+        500,
+        "ServiceException",
+        {},
+        FailureKind.UNAVAILABLE,
+        "could not be invoked .ServiceException: an explanation",
+    ),
+    (503, "", {}, FailureKind.UNAVAILABLE, "could not be invoked"),
 ]
 
 
@@ -119,9 +151,8 @@ async def test_what_the_invoke_api_answers(service, subtests):
         for number, (status, code, members, kind, words) in enumerate(CODES, start=1):
             with subtests.test(code, status=status, **members):
                 service.answer_next(Answer.error(status, code, "an explanation", **members))
-                with pytest.raises(kind, match=words) as told:
+                with failing(kind, match=words) as told:
                     await executor.invoke(ask(), timeout_s=TIMEOUT_S)
-                assert type(told.value) is kind
                 assert "the function super-prefetch" in str(told.value)
                 assert told.value.ran_s == 0.0  # nothing ran, nothing is billed
                 assert service.refused == number  # asked once: the core retries
@@ -146,7 +177,7 @@ async def test_what_a_proxy_may_answer_in_aws_s_place(service, subtests, status)
                     ExecutorError, match="the function super-prefetch .* could not be in"
                 ) as told:
                     await executor.invoke(ask(), timeout_s=TIMEOUT_S)
-                assert type(told.value) is ExecutorError
+                assert told.value.kind is FailureKind.UNAVAILABLE
                 assert len(str(told.value)) < MAX_MESSAGE
         await executor.invoke(ask(), timeout_s=TIMEOUT_S)
 
@@ -154,8 +185,8 @@ async def test_what_a_proxy_may_answer_in_aws_s_place(service, subtests, status)
 async def test_a_connection_that_breaks(service):
     async with using(executor_for(service)) as executor:
         service.hang_up_next()
-        with pytest.raises(
-            ConnectionLostError, match="the connection to .* broke before it had answered"
+        with failing(
+            FailureKind.UNAVAILABLE, match="the connection to .* broke before it had answered"
         ) as told:
             await executor.invoke(ask(), timeout_s=TIMEOUT_S)
         assert told.value.ran_s > 0  # as far as anybody knows
@@ -168,8 +199,110 @@ async def test_a_request_that_is_too_large_is_not_sent(service):
     async with using(executor_for(service)) as executor:
         begun = len(service.invocations)
         request = ask("large", keys=keys, versions=("é" * 200,) * 4000)
-        with pytest.raises(
-            PayloadTooLargeError, match=r"a request of 8,[0-9,]+ bytes is more than Lambda takes"
-        ):
+        with failing(FailureKind.RAISED, match=r"a request of 8,[0-9,]+ bytes is more than Lambda takes"):
             await executor.invoke(request, timeout_s=TIMEOUT_S)
         assert len(service.invocations) == begun
+
+
+TARGET = Target("super-prefetch", "us-east-1")
+MAX_CHARACTERS = 5000  # an escape takes up to ten
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+ERRORS = st.fixed_dictionaries({}, optional={"errorType": JSON, "errorMessage": JSON, "stackTrace": JSON})
+PAYLOADS = st.binary(max_size=200) | (JSON | ERRORS).map(lambda value: json.dumps(value).encode())
+
+
+def said(kind, words):
+    return json.dumps({"errorType": kind, "errorMessage": words}).encode()
+
+
+@pytest.mark.parametrize(
+    ("payload", "kind"),
+    [
+        (said("Sandbox.Timedout", "x"), FailureKind.TIMED_OUT),
+        # As Lambda said it for years, and still does in places.
+        (b'{"errorMessage": "2026 Task timed out after 3.00 seconds"}', FailureKind.TIMED_OUT),
+        (said("Runtime.OutOfMemory", "x"), FailureKind.CRASHED),
+        (said("Extension.Crash", "x"), FailureKind.CRASHED),
+        (said("Runtime.Unknown", "x Error: signal: segmentation fault"), FailureKind.CRASHED),
+        (said("Runtime.ImportModuleError", "Unable to import module"), FailureKind.RAISED),
+        (b"[" * 200_000, FailureKind.RAISED),
+        (b"x" * 6_000_000, FailureKind.RAISED),
+        (said("E" * 6_000_000, "w" * 6_000_000), FailureKind.RAISED),
+        (said("Odd\udfff", "no \ud800 name"), FailureKind.RAISED),
+    ],
+)
+def test_errors_of_functions(payload, kind):
+    error = from_function(payload, TARGET, 0.25)
+    assert (error.kind, error.ran_s) == (kind, 0.25)
+    assert str(error).startswith("the function super-prefetch (us-east-1) ")
+    assert len(str(error)) < MAX_CHARACTERS
+    assert str(error).encode()
+
+
+@given(PAYLOADS)
+@example(b"[" * 100_000)
+def test_any_answer_is_an_error_of_ours_or_a_result(payload):
+    reply = Reply(payload, 0.25)
+    for read, ran_s in (
+        (lambda: read_reply(reply, TARGET, "r"), 0.25),
+        (lambda: Warmed.of(reply, TARGET), 0.0),
+    ):
+        with pytest.raises(ExecutorError) as told:
+            read()
+        assert (len(str(told.value)) < MAX_CHARACTERS, told.value.ran_s) == (True, ran_s)
+    assert len(str(from_function(payload, TARGET, 0.25))) < MAX_CHARACTERS
+
+
+def test_a_function_is_named_without_a_password():
+    assert str(Target("f", "us-east-1", "http://u:hunter2@host:1")) == "the function f (http://***@host:1)"
+
+
+WARM = {"function_version": installed_version(), "golden": "a" * 32, "clock_s": 12.5}
+
+
+def warmed(**changes):
+    return Warmed.of(Reply(json.dumps({**WARM, **changes}).encode(), 0.0), TARGET)
+
+
+def test_a_warm_answer_tells_version_fingerprint_and_clock():
+    assert warmed() == (WARM["golden"], WARM["clock_s"])
+    for clock_s in (float("nan"), float("inf"), "12", None):
+        assert warmed(clock_s=clock_s).clock_s == 0.0
+    for wrong in ({"golden": "x"}, {"golden": None}, {"function_version": 1}):
+        with pytest.raises(ExecutorError, match="answered a warm event with .*: deploy SUPER's function"):
+            warmed(**wrong)
+
+
+@pytest.mark.parametrize(("ahead_s", "side"), [(100.0, "behind"), (-100.0, "ahead of")])
+async def test_a_function_with_another_clock_makes_the_samples(
+    lambda_service, object_store, valkey, caplog, ahead_s, side
+):
+    lambda_service.deploy(handler=handler_of("with_a_clock_ahead"), environment={"AHEAD_S": str(ahead_s)})
+    request = replace(request_for_objects(object_store, valkey.url, 2), expires_at=time.time() + 20.0)
+    expired = replace(request, request_id="late", expires_at=time.time() - 20.0)
+
+    async with using(executor_for(lambda_service, valkey.url)) as executor:
+        made, late = [await executor.invoke(one, timeout_s=TIMEOUT_S) for one in (request, expired)]
+    assert made.outcomes == (Outcome.CACHED,) * 2
+    assert late.outcomes == (Outcome.EXPIRED,) * 2
+    told = [record for record in caplog.records if "clock is 100 s" in record.getMessage()]
+    assert [record.levelno for record in told] == [logging.WARNING]
+    assert f"this machine's clock is 100 s {side} that of the functions" in told[0].getMessage()
+
+
+def test_small_differences_are_none_and_what_is_set_right_is_forgotten(caplog):
+    clock = FunctionClock()
+    for clock_s in (0.0, time.time() + 2.0, time.time() - 2.0):
+        clock.told(clock_s)
+        assert clock.ahead_s == 0.0
+    assert not caplog.records
+    clock.told(time.time() + 60.0)
+    clock.told(time.time() + 62.0)
+    assert 59.0 < clock.ahead_s < 61.0
+    clock.told(time.time())
+    assert clock.ahead_s == 0.0
+    assert len(caplog.records) == 1

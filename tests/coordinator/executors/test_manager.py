@@ -82,7 +82,6 @@ async def presence(manager):
 async def until_there(manager):
     while any(one.absence for one in manager.executors):  # noqa: ASYNC110  # nobody tells of it
         await asyncio.sleep(0)
-    return [one.scaling.capacity for one in manager.executors]
 
 
 async def test_one_that_does_not_start_is_left_out_and_started_later_whatever_it_fails_by(caplog):
@@ -91,13 +90,12 @@ async def test_one_that_does_not_start_is_left_out_and_started_later_whatever_it
 
     async with using([first, Startable("two"), third]) as manager:
         told = await presence(manager)
-        assert manager.executors[0].scaling.capacity == 0
-        with pytest.raises(ExecutorError, match="executor one is not there: asleep") as caught:
-            await manager.executors[0].invoke(None, timeout_s=1.0)
-        assert caught.value.refused
-        capacities = await until_there(manager)
+        events = []
+        manager.tell_changes(events.append)
+        await until_there(manager)
+        manager.tell_changes(events.append)
     assert told == ["asleep", "", "its start failed unexpectedly (OSError: no space)"]
-    assert capacities == [2, 2, 2]
+    assert [(event.executor, event.capacity) for event in events] == [(0, 0), (1, 2), (2, 0), (0, 2), (2, 2)]
     assert (first.starts, third.starts) == (3, 2)
     assert "the executor one is left out for now: asleep" in caplog.text
     assert "its start failed unexpectedly (KeyError: 'k')" in caplog.text

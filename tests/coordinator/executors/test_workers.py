@@ -10,18 +10,13 @@ from functools import partial
 import grpc
 import pytest
 
-from superdl.coordinator.executors.base import (
-    ConnectionLostError,
-    FunctionCrashedError,
-    FunctionRaisedError,
-    FunctionTimedOutError,
-    ThrottledError,
-)
+from superdl.coordinator.core import FailureKind
 from superdl.coordinator.executors.called_in import Workers
 from superdl.coordinator.server.doors import Reception
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.protocol import PROTOCOL_VERSION, installed_version
+from tests.coordinator.executors.asking import failing
 
 FINGERPRINT, OTHER = "a" * 32, "b" * 32
 SAME = {"protocol_version": PROTOCOL_VERSION, "version": installed_version(), "fingerprint": FINGERPRINT}
@@ -185,9 +180,9 @@ async def test_each_slot_gets_one_request_and_the_first_answer_to_it_counts(tmp_
 @pytest.mark.parametrize(
     ("failure", "error"),
     [
-        ("crashed", FunctionCrashedError),
-        ("raised", FunctionRaisedError),
-        ("timed_out", FunctionTimedOutError),
+        ("crashed", FailureKind.CRASHED),
+        ("raised", FailureKind.RAISED),
+        ("timed_out", FailureKind.TIMED_OUT),
     ],
 )
 async def test_what_became_of_a_request_is_told(tmp_path, failure, error):
@@ -196,7 +191,7 @@ async def test_what_became_of_a_request_is_told(tmp_path, failure, error):
         run = asyncio.create_task(workers.run(partial(plain, b"{}"), 30.0))
         told = pb.WorkerFailure(kind=failure, message="so\nbe it", ran_s=2.5)
         await stream.write(answer(await request_of(stream), failure=told))
-        with pytest.raises(error, match="gpu-7: so be it") as raised:
+        with failing(error, match="gpu-7: so be it") as raised:
             await run
         assert raised.value.ran_s == 2.5
 
@@ -209,9 +204,9 @@ async def test_one_that_vanishes_or_is_silent_loses_its_requests_and_others_get_
             await request_of(stream)
             if vanishes:
                 stream.cancel()
-            with pytest.raises(ConnectionLostError, match="is gone"):
+            with failing(FailureKind.UNAVAILABLE, match="is gone"):
                 await run
-        with pytest.raises(ThrottledError, match="no worker has called in"):
+        with failing(FailureKind.THROTTLED, match="no worker has called in"):
             await workers.run(partial(plain, b"{}"), 0.05)
         waiting = asyncio.create_task(workers.run(partial(plain, b"{}"), 30.0))
         stream = await call_in(stub)
@@ -228,7 +223,7 @@ async def test_one_that_drains_gets_nothing_more_and_answers_what_it_has(tmp_pat
         await stream.write(pb.FromWorker(heartbeat=pb.Heartbeat()))
         assert (await stream.read()).HasField("heartbeat")
         assert workers.slots == 0
-        with pytest.raises(ThrottledError):
+        with failing(FailureKind.THROTTLED):
             await workers.run(partial(plain, b"{}"), 0.05)
         await stream.write(answer(request, result=b"done"))
         assert await run == b"done"
@@ -258,5 +253,5 @@ async def test_one_that_reads_nothing_is_given_up_though_a_message_to_it_is_unde
         runs = [asyncio.create_task(workers.run(large, 30.0)) for _ in range(8)]
         async with asyncio.timeout(20):
             ended = await asyncio.gather(*runs, return_exceptions=True)
-        assert {type(error) for error in ended} == {ConnectionLostError}
+        assert {error.kind for error in ended} == {FailureKind.UNAVAILABLE}
         assert workers.slots == 0

@@ -8,14 +8,8 @@ import pytest
 
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.catalog.datasets import DatasetRegistry
-from superdl.coordinator.core import CacheReset, CoreSettings, FillUp
-from superdl.coordinator.executors.base import (
-    ConnectionLostError,
-    FunctionCrashedError,
-    FunctionRaisedError,
-    FunctionTimedOutError,
-    PayloadTooLargeError,
-)
+from superdl.coordinator.core import CacheReset, CoreSettings, FailureKind, FillUp
+from superdl.coordinator.executors.base import ExecutorError
 from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.store.keeper import StoreKeeper
 from superdl.super_wire import coordinator_pb2 as pb
@@ -52,10 +46,13 @@ async def ids_of(coordinator, job="job"):
 @pytest.mark.parametrize(
     ("error", "tombstone_says"),
     [
-        (FunctionCrashedError("killed by SIGSEGV"), "the function's process ended: killed by SIGSEGV"),
-        (FunctionTimedOutError("after 3 s"), "the function did not answer in time: after 3 s"),
-        (FunctionRaisedError("KeyError: x"), "the function raised: KeyError: x"),
-        (PayloadTooLargeError("7 MB"), "the function raised: 7 MB"),
+        (
+            ExecutorError("killed by SIGSEGV", FailureKind.CRASHED),
+            "the function's process ended: killed by SIGSEGV",
+        ),
+        (ExecutorError("after 3 s", FailureKind.TIMED_OUT), "the function did not answer in time: after 3 s"),
+        (ExecutorError("KeyError: x", FailureKind.RAISED), "the function raised: KeyError: x"),
+        (ExecutorError("7 MB", FailureKind.RAISED), "the function raised: 7 MB"),
         (ConfigError("another version"), "the function raised: another version"),
     ],
 )
@@ -214,19 +211,12 @@ async def test_gigabyte_seconds_are_those_that_are_billed(coordinator, source, t
     assert counters.gb_s == pytest.approx(gb_s * counters.invocations)
 
 
-def made(kind, **facts):
-    error = kind("once")
-    for name, value in facts.items():
-        setattr(error, name, value)
-    return error
-
-
 @pytest.mark.parametrize(
     ("error", "gb_s", "unbilled"),
     [
-        (made(FunctionRaisedError, ran_s=2.0), 2.0 * MEMORY_GB, 0),
-        (made(ConnectionLostError, ran_s=3.0), 3.0 * MEMORY_GB, 0),  # it may have run before
-        (made(PayloadTooLargeError, refused=True), 0.0, 1),  # before it was sent
+        (ExecutorError("once", FailureKind.RAISED, ran_s=2.0), 2.0 * MEMORY_GB, 0),
+        (ExecutorError("once", ran_s=3.0), 3.0 * MEMORY_GB, 0),  # it may have run before
+        (ExecutorError("once", FailureKind.RAISED, refused=True), 0.0, 1),  # before it was sent
     ],
 )
 @pytest.mark.coordinator(backoff_s=0.001, backoff_max_s=0.002)

@@ -26,8 +26,8 @@ from tests.coordinator.running import missed
 
 def metrics_of(coordinator):
     workers = [pb.WorkerStats(waits=False), pb.WorkerStats(waits=True), pb.WorkerStats(waits=True)]
-    made = SimpleNamespace(connected=workers, slot_failures={"crashed": 2})
-    return Metrics(coordinator.engine, [SimpleNamespace(absence="", made=made)])
+    executor = SimpleNamespace(absence="", connected=workers, slot_failures={"crashed": 2})
+    return Metrics(coordinator.engine, [executor])
 
 
 def parsed(text):

@@ -48,7 +48,6 @@ OTHERS = {
     "file_roots": ("/data:/more", "/data:/more"),
     "log_level": ("debug", "DEBUG"),
     "log_format": ("json", "json"),
-    "lambda_invocation": ("Event", "Event"),
     "function_memory_mb": ("512", 512),
 }
 """What cannot be any text or number of its type."""

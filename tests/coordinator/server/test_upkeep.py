@@ -15,14 +15,13 @@ import numpy as np
 import pytest
 
 from superdl.coordinator.cache.cache import Cache
-from superdl.coordinator.cache.streams import OutcomeReader, ReportReader
+from superdl.coordinator.cache.streams import ReportReader
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.core import CacheEvicted, CacheReset, CoreSettings, headroom_bytes
 from superdl.coordinator.server import upkeep as upkeep_module
 from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.server.upkeep import Upkeep, agree_on_fingerprint
 from superdl.super_wire.cache import key_slot
-from superdl.super_wire.errors import CacheError
 from superdl.super_wire.keys import LOCK_KEY, RECORD_PREFIX, cache_key
 from superdl.super_wire.record import HEADER_BYTES, pack
 from tests.coordinator.running import ScriptedExecutor, missed, running
@@ -56,7 +55,6 @@ class Kept(NamedTuple):
     cache: Cache
     engine: Engine
     reports: ReportReader
-    outcomes: OutcomeReader
 
 
 @contextlib.asynccontextmanager
@@ -65,11 +63,11 @@ async def kept_at(address):
     info = await cache.info()
     settings = CoreSettings(budget_bytes=info.budget(0))
     engine = Engine(settings, cache, [ScriptedExecutor(address)], DatasetRegistry(max_age_s=1.0))
-    reports, outcomes = ReportReader(cache.streams, engine.post_all), OutcomeReader(cache.streams)
-    upkeep = Upkeep(cache, engine, reports, info=info, fingerprint="aa", outcomes=outcomes)
+    reports = ReportReader(cache.streams, engine.post_all)
+    upkeep = Upkeep(cache, engine, reports, info=info, fingerprint="aa")
     try:
         await upkeep.once()
-        yield Kept(upkeep, cache, engine, reports, outcomes)
+        yield Kept(upkeep, cache, engine, reports)
     finally:
         await engine.close()
         await cache.close()
@@ -138,30 +136,6 @@ async def test_the_load_is_that_of_the_busiest_node_since_the_last_measure(valke
         assert load.busiest_share > 0.05  # an idle one has a hundredth
         await kept.upkeep.once()
         assert kept.engine.cache_load.evicted_keys == evicted_keys
-
-
-async def test_who_waits_for_an_outcome_of_a_cache_that_was_emptied_is_told(valkey):
-    async with kept_at(valkey.unix_url) as kept:
-        with kept.outcomes.expecting("r") as outcome:
-            await asyncio.to_thread(valkey.restart_empty)
-            with valkey.client() as client:  # a function that ended meanwhile has made it anew
-                client.xadd(kept.outcomes.stream, {"r": "{}"})
-            await kept.upkeep.once()
-            with pytest.raises(CacheError, match="lost the stream"):
-                await outcome
-
-
-async def test_who_waits_for_an_outcome_is_told_of_a_node_of_a_cluster_that_was_replaced(valkey_cluster):
-    async with kept_at(valkey_cluster.url) as kept:
-        node = valkey_cluster.node_of(kept.outcomes.stream.encode())
-        with kept.outcomes.expecting("r") as outcome:
-            await asyncio.to_thread(node.restart_empty)
-            await asyncio.to_thread(valkey_cluster.wait_until_ready)
-            with node.client() as client:  # as after a fail-over: it is there, and lacks the last entries
-                client.xadd(kept.outcomes.stream, {"x": ""})
-            await kept.upkeep.once()
-            with pytest.raises(CacheError, match="lost the stream"):
-                await asyncio.wait_for(outcome, 5.0)
 
 
 @pytest.mark.slow

@@ -74,7 +74,6 @@ def test_another_choice_is_another_coordinator():
         chosen(**base | {"SUPER_CACHE": "rediss://other:6379"}),
         chosen(**base | {"SUPER_EXECUTOR": "local,lambda"}),
         chosen(**base, SUPER_LAMBDA_FUNCTION="mine:live"),
-        chosen(**base, SUPER_LAMBDA_INVOCATION="Event"),
     ]
     assert len({RunDirectory.of_run("run", choice.variant).path for choice in choices}) == len(choices)
     assert RunDirectory.of_run("run", chosen().variant).path == RunDirectory.of_run("run").path
