@@ -18,7 +18,7 @@ from superdl.super_wire.executors import EXECUTORS, RunsOn
 from superdl.super_wire.redaction import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from superdl.super_wire import coordinator_pb2 as pb
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
@@ -96,6 +96,11 @@ class ExecutorContext:
     environment: Mapping[str, str] = field(default_factory=dict)
     # For files of functions on this machine; created when needed.
     scratch: Path | None = None
+    # Where the local executor notes its decoder's fingerprint for the next start, and the one to start with.
+    decoder_file: Path | None = None
+    decoder: str = ""
+    # Reports at once that an executor accepts another number of requests; else that shows within a second.
+    changed: Callable[[], None] = lambda: None
     # Those that call in (called_in.Workers): that decode, or for the store alone, that restore and save.
     workers: Any = None
     # Directory of the coordinator's unix socket; empty if it listens on a port.
@@ -148,6 +153,10 @@ class Executor(Protocol):
     files_remedy: ClassVar[str] = "put the images into a bucket and name it as s3://bucket/prefix"
 
     def __init__(self, settings: Any, context: ExecutorContext) -> None: ...
+
+    def successor(self, *, is_needed: bool) -> str:  # noqa: ARG002  # others have several decoders
+        """Return another decoder's fingerprint if it is time to switch to that; see ``Workers.successor``."""
+        return ""
 
     async def start(self) -> None:
         """Prepare to invoke, within a bounded time; ``ExecutorError``: no function could be started."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import glob
+import json
 import logging
 import os
 import platform
@@ -15,6 +16,7 @@ import tempfile
 import time
 from asyncio.subprocess import DEVNULL, Process
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import grpc
@@ -24,6 +26,7 @@ from superdl.coordinator.executors.called_in import Workers
 from superdl.coordinator.executors.workers import WorkersExecutor, WorkServicer
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.protocol import installed_version
 from superdl.super_wire.run_directory import temporary_directory
 
 if TYPE_CHECKING:
@@ -75,7 +78,11 @@ class LocalExecutor(WorkersExecutor):
         module, _, attribute = context.function.partition(":")
         if not module or not attribute:
             raise ConfigError(f"a function is named module:attribute; not {context.function!r}")
-        self._workers = Workers(absence="the worker is starting")
+        self._noted = _NotedDecoder(context.decoder_file, context.function)
+        expected = context.decoder or self._noted.read()
+        self._workers = Workers(absence="the worker is starting", patience_s=0.0 if expected else None)
+        if expected:
+            self._workers.use(expected)
         self._settings, self._context = settings, context
         self._environment = {
             name: value for name, value in os.environ.items() if not name.startswith(_NOT_PASSED_ON)
@@ -87,6 +94,7 @@ class LocalExecutor(WorkersExecutor):
         self._keeper: asyncio.Task[None] | None = None
         self._closing, self._ended = asyncio.Event(), asyncio.Event()
         self._failure = ""
+        self._first: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start the worker and wait for its first slot; ``ExecutorError`` if it can run nothing in time."""
@@ -94,7 +102,12 @@ class LocalExecutor(WorkersExecutor):
         self._directory = _private_directory(self._context.sockets)
         await self._listen()
         self._keeper = asyncio.create_task(self._keep(), name="local worker")
-        waiting = [asyncio.create_task(until) for until in (self._workers.first(), self._ended.wait())]
+        self._first = asyncio.create_task(self._wait_for_first(), name="first slot")
+        if self.fingerprint:
+            # The worker of an earlier start decoded so. What is stored can be read while this one
+            # starts, which takes half a second. If it decodes otherwise, the coordinator starts again.
+            return
+        waiting: list[asyncio.Task[Any]] = [self._first, asyncio.create_task(self._ended.wait())]
         try:
             timeout_s = self._settings.start_timeout_s
             await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -107,9 +120,19 @@ class LocalExecutor(WorkersExecutor):
             await self.close()
             raise ExecutorError(reason)
 
+    async def _wait_for_first(self) -> None:
+        await self._workers.first(may_switch=False)
+        self.absence = ""
+        self._context.changed()
+        await asyncio.to_thread(self._noted.write, self.fingerprint)
+
     async def close(self) -> None:
         """End the worker with its slots, by force if it takes too long."""
         self._closing.set()
+        if self._first is not None and not self._first.done():
+            self._first.cancel()
+            if self._failure or self.successor(is_needed=True):
+                await asyncio.to_thread(self._noted.write, "")
         if self._keeper is not None:
             if self._process is not None:
                 _signal(self._process.terminate)
@@ -161,6 +184,8 @@ class LocalExecutor(WorkersExecutor):
             if self._closing.is_set():
                 return
             self._failure = self._workers.refusal or ending
+            if self._first is not None and not self._first.done():
+                self.absence = self._failure
             _log.warning("the local worker is replaced: %s", self._failure)
             self._ended.set()
             # A worker that ran for a while is restarted without a long pause.
@@ -184,6 +209,33 @@ class LocalExecutor(WorkersExecutor):
         if self._closing.is_set():
             _signal(self._process.kill)
         return await self._process.wait()
+
+
+class _NotedDecoder:
+    """The decoder's fingerprint, in a file for the next start; of no other versions and no other function."""
+
+    def __init__(self, file: Path | None, function: str) -> None:
+        self._file = file
+        self._made_by = [installed_version(), platform.machine(), function]
+        with contextlib.suppress(PackageNotFoundError):
+            self._made_by.append(version("pillow"))
+
+    def read(self) -> str:
+        """Return the fingerprint; empty if there is none."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            noted = json.loads(self._file.read_bytes()) if self._file is not None else {}
+            return str(noted.get("decoder", "")) if noted.get("made_by") == self._made_by else ""
+        return ""
+
+    def write(self, decoder: str) -> None:
+        """Note a fingerprint, if the file can be written; empty: the next start waits for its worker."""
+        if self._file is not None:
+            unfinished = self._file.with_suffix(f".{os.getpid()}")
+            with contextlib.suppress(OSError):
+                self._file.parent.mkdir(exist_ok=True)
+                text = json.dumps({"made_by": self._made_by, "decoder": decoder})
+                unfinished.write_text(text, encoding="utf-8")
+                unfinished.replace(self._file)
 
 
 def _private_directory(beside: str) -> str:

@@ -98,6 +98,10 @@ class WorkersExecutor(Executor):
         """Return the workers' decoder fingerprint."""
         return self._workers.fingerprint
 
+    def successor(self, *, is_needed: bool) -> str:
+        """Return the decoder to switch to, once it is time; else empty."""
+        return self._workers.successor(is_needed=is_needed)
+
     async def start(self) -> None:
         """Wait for the first worker, unless those in use only restore and save: there may be none."""
         if not self._workers.decodes:

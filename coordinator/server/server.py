@@ -58,7 +58,7 @@ _RETRY_S = 0.2
 _GOODBYE_S = 5.0
 _DRAIN_MAX_S = 9.0  # less than the ten seconds after which service managers kill
 _CACHE_END_S = 2.0
-_SHARDS = "shards"
+_SHARDS, _DECODER = "shards", "decoder.json"
 
 _Steps: TypeAlias = "dict[str, tuple[Callable[[], Awaitable[None]], float]]"
 
@@ -141,13 +141,23 @@ async def _start(
     stack.push_async_callback(_at_the_end, cache.release_lock, "the lock was not released and will expire")
     executors = executor_classes(settings.executors)
     state = open_state(settings.state, settings.store_choice.address, os.environ)
-    scratch = state.directory / _SHARDS if state.directory is not None else None
+    scratch, decoder_file = (
+        (state.directory / name if state.directory is not None else None) for name in (_SHARDS, _DECODER)
+    )
+    changed = asyncio.Event()
     doors = Doors(settings, tokens, stack, run_ended)
     datasets, keeper = await _with_store(settings, state, stack)
     await doors.open_to_workers(keeper.address, lambda: keeper.store_id)
     # Those that only restore and save keep no shards.
     saving = replace(executor_context(settings), workers=doors.savers)
-    decoding = replace(saving, workers=doors.workers, scratch=scratch)
+    decoding = replace(
+        saving,
+        workers=doors.workers,
+        scratch=scratch,
+        decoder_file=decoder_file,
+        changed=changed.set,
+        decoder=decoder,
+    )
     manager = ExecutorManager(
         [partial(executor, settings, decoding) for executor in executors],
         [partial(executor, given, saving) for executor, given in settings.store_only],
@@ -204,8 +214,8 @@ async def _start(
     steps: _Steps = {
         "upkeep": (upkeep.once, _UPKEEP_S),
         "executors": (
-            partial(_follow, engine, eligibility, manager, watch, tokens, doors.workers),
-            _UPKEEP_S,
+            partial(_follow, engine, eligibility, manager, watch, tokens, changed),
+            0.0,
         ),
         "reports": (reports.read_once, 0.0),
         "history": (history.keep, HISTORY_PAUSE_S),
@@ -235,9 +245,15 @@ async def _follow(
     manager: ExecutorManager,
     watch: Watch,
     tokens: Tokens | None,
-    workers: Workers | None,
+    changed: asyncio.Event,
 ) -> None:
-    """Tell the core which executors come, go and resize, what new ones can do, and teams' limits."""
+    """Once a second, and when executors have ``changed``, tell the core which of them come, go and
+    resize, what new ones can do, and teams' limits.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_UPKEEP_S):
+            await changed.wait()
+    changed.clear()
     known = engine.core.state.datasets
     opened = [dataset for content, dataset in engine.datasets.opened.items() if content in known]
     # Eligibility first: the core must know it before the executors accept requests.
@@ -248,7 +264,7 @@ async def _follow(
     engine.keeper.step()
     watch.step()
     is_needed = bool(engine.core.jobs)
-    if workers is not None and (successor := workers.successor(is_needed=is_needed)):
+    if successor := manager.successor(is_needed=is_needed):
         if is_needed:
             _log.warning("no worker is left that decodes as open jobs began: they go on with another decoder")
         raise DecoderReplacedError(successor)

@@ -92,7 +92,8 @@ async def warm_and_take_over(
         await warming
     finally:
         await cancel_and_wait(warming)
-    if workers is not None and chooses and await _replace_decoder(cache, workers.fingerprint):
+    successor = workers.fingerprint if workers is not None and chooses else decoder
+    if successor and await _replace_decoder(cache, successor):
         info = await cache.info()
     return info
 

@@ -163,3 +163,28 @@ def test_a_place_that_cannot_be_had_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
         Scratch(tmp_path / "file")
+
+
+async def test_the_decoder_of_an_earlier_start_serves_until_the_worker_comes(tmp_path):
+    note, right = tmp_path / "decoder.json", ""
+    for spoil in (False, False, True):
+        if spoil:
+            note.write_text(note.read_text().replace(right, "0" * 32))
+        came = asyncio.Event()
+        context = ExecutorContext("", decoder_file=note, changed=came.set)
+        executor = LocalExecutor(LocalSettings(1), context)
+        try:
+            await executor.start()
+            if right:
+                assert executor.scaling.capacity == 0, "it has not waited for the worker"
+            if spoil:
+                await until(
+                    lambda executor=executor, right=right: executor.successor(is_needed=True) == right
+                )
+            else:
+                await asyncio.wait_for(came.wait(), TIMEOUT_S)
+                assert executor.scaling.capacity == 1
+                right = executor.fingerprint
+        finally:
+            await executor.close()
+        assert (right in note.read_text()) is not spoil, "after another decoder, the next start waits again"
