@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.server.server import Holders
 
-__all__ = ["add_arguments", "main", "parsed", "run", "serve_with"]
-
 _log = logging.getLogger(__name__)
 
 

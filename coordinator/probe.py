@@ -17,8 +17,6 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main", "probe"]
-
 _TIMEOUT_S = 3.0
 
 

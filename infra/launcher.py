@@ -31,8 +31,6 @@ from superdl.super_wire.user_text import parse_bytes
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Run", "main", "run_of"]
-
 _log = logging.getLogger("infra.launcher")
 
 _CONFIG, _FAILURE = Path("/opt/ml/input/config"), Path("/opt/ml/output/failure")  # SageMaker's

@@ -27,8 +27,6 @@ from infra import NO_REGION, TAG, session_in, stack_name
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Pair", "days_left", "main", "new_authority", "sign"]
-
 _NAME = "SUPER"
 _VALID_DAYS = 397
 _RENEW_DAYS = 30

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     # Makes boto3's client of a service.
     Client = Callable[[str], Any]
 
-__all__ = ["main"]
-
 _RECOVERY_DAYS = 7
 
 

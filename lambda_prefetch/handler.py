@@ -31,8 +31,6 @@ from superdl.super_wire.store import PackMeta, collection_of
 if TYPE_CHECKING:
     from superdl.super_wire.objects import Bucket
 
-__all__ = ["WARM_VERSION", "handler", "open_source"]
-
 WARM_VERSION = 1
 
 _ANSWER_MARGIN_S = 2.0  # before the function's own time limit, to finish running work and to answer

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from superdl.lambda_prefetch.settings import FunctionSettings
     from superdl.super_wire.request import PrefetchRequest
 
-__all__ = ["Invocation"]
-
 _MAX_MESSAGE = 2000  # characters; an error may quote input of any length
 _IN_CACHE = frozenset({Outcome.CACHED, Outcome.TOMBSTONE})
 

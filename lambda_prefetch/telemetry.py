@@ -16,8 +16,6 @@ from superdl.super_wire.request import Outcome
 if TYPE_CHECKING:
     from superdl.super_wire.request import PrefetchResult
 
-__all__ = ["Telemetry", "telemetry"]
-
 _SERVICE = "super-prefetch"
 
 

@@ -3,8 +3,6 @@
 ``light`` is the default: few, and the same each time. ``make test-full`` takes ``heavy``: many, and new.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

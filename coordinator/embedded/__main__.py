@@ -19,8 +19,6 @@ from superdl.super_wire.run_directory import RunDirectory
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main"]
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until no rank is left; return the exit code."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["server_binary", "start_on_socket", "start_server", "start_tied"]
-
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.run_directory import RunDirectory
 
-__all__ = ["Ranks"]
-
 _LOCK_PAUSE_S = 0.05
 _LOCK_WAIT_S = 5.0
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.lambda_client import Reply, Target
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
-__all__ = ["FunctionClock", "LambdaExecutor", "LambdaSettings", "Warmed", "read_reply"]
-
 _log = logging.getLogger(__name__)
 
 _BURST = 1000

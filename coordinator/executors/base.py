@@ -23,23 +23,6 @@ if TYPE_CHECKING:
     from superdl.super_wire import coordinator_pb2 as pb
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
-__all__ = [
-    "MAX_KIND",
-    "MAX_WORDS",
-    "SHIPPED_PRICES",
-    "Executor",
-    "ExecutorContext",
-    "ExecutorError",
-    "Scaling",
-    "check_settings",
-    "executor_class",
-    "executor_classes",
-    "one_line",
-    "sees_store",
-    "setting",
-    "shipped_prices_of",
-]
-
 # Maximum characters shown of a failure's kind and of its message, whatever its source.
 MAX_KIND, MAX_WORDS = 80, 600
 _SCAN = 4

@@ -21,8 +21,6 @@ from superdl.super_wire.store import is_bucket
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["FAILURES", "ConnectedWorker", "Workers"]
-
 _log = logging.getLogger(__name__)
 
 # Failures of slots: requests whose slot ended or was ended, and restarts of slots.

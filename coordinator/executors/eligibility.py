@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.base import Executor
     from superdl.super_wire.request import PrefetchResult
 
-__all__ = ["Eligibility"]
-
 _log = logging.getLogger(__name__)
 
 _REMEMBERED = 1000

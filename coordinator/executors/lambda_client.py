@@ -21,8 +21,6 @@ from superdl.super_wire.redaction import clean_text, text_without_credentials
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["LambdaClient", "Reply", "Target", "from_botocore", "from_function"]
-
 # Lambda's own limit.
 _MAX_REQUEST_BYTES = 6 * 2**20
 

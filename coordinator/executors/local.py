@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.executors.base import ExecutorContext
 
-__all__ = ["LocalExecutor", "LocalSettings", "Scratch"]
-
 _log = logging.getLogger(__name__)
 
 _MODULE = "superdl.lambda_prefetch.worker"

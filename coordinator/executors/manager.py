@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.core import Event
     from superdl.coordinator.executors.base import Executor
 
-__all__ = ["ExecutorManager"]
-
 _log = logging.getLogger(__name__)
 
 _GRACE_S = 5.0

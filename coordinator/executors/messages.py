@@ -18,17 +18,6 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.catalog.dataset import Dataset
 
-__all__ = [
-    "NUMBER_MAX",
-    "RecordPlaces",
-    "fault_of_result",
-    "gets_of",
-    "read_object",
-    "read_result",
-    "request_for",
-    "shown_start",
-]
-
 # Upper limit of numbers in an answer.
 NUMBER_MAX = 2**40
 

@@ -13,8 +13,6 @@ from superdl.coordinator.executors.base import SHIPPED_PRICES
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.user_text import load_toml
 
-__all__ = ["Machine", "PriceTable", "load_prices"]
-
 # Sections whose units prices.toml explains; a file of a user's has no others.
 _PIECES = ("fargate", "endpoint", "nat_gateway", "address", "transfer", "storage")
 # Sections with a subsection per name.

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.called_in import ConnectedWorker, Workers
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
-__all__ = ["WorkServicer", "WorkersExecutor", "WorkersSettings"]
-
 _log = logging.getLogger(__name__)
 
 _MAX_SLOTS = 1024

@@ -1,7 +1,5 @@
 """Sees that neither files nor folders import one another in a circle, not even lazily or for types."""
 
-from __future__ import annotations
-
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
 

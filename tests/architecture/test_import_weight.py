@@ -1,7 +1,5 @@
 """Sees, in fresh processes, that importing a package does not drag in what its users should not pay for."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sees that files stay short, say what they do and show their public names, and that none is a drawer."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Nothing that comes over a network becomes code: no unpickling, no evaluation, no module by its name."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

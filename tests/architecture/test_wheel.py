@@ -1,7 +1,5 @@
 """Builds the wheel and sees that it holds the packages, whole, and nothing else."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The benchmarks end to end, as small as they can be: the output has the structure that readers count on."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

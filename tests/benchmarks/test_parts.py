@@ -1,7 +1,5 @@
 """What benchmarks are made of: contenders, arms, reports, and rows with ratios of what belongs together."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import os

@@ -5,8 +5,6 @@ and fails on what it does not know; the two foreign images are made here, of Deb
 the file's internal network is a network namespace that S3 server and coordinator share.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

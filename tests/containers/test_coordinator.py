@@ -4,8 +4,6 @@ Sampler, readers and cache are this machine's; only the coordinator, with its lo
 container.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

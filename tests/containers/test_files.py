@@ -1,7 +1,5 @@
 """What the Dockerfiles and compose.yaml promise that can be read off them, without building anything."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

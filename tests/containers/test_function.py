@@ -3,8 +3,6 @@
 The Runtime API is this test's, with the paths that AWS documents; the S3 server and the cache are real.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import queue

@@ -4,8 +4,6 @@ No engine is needed: the Dockerfiles' commands run here. Each image is made once
 longer than five seconds; it is not marked slow, since nothing else notices what a lock lacks.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -4,8 +4,6 @@ The scripts are not here. Where ``SUPER_EXAMPLES`` names a folder with ``OWNER/R
 at the commits that the changes name, they are changed too.
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import inspect

@@ -1,7 +1,5 @@
 """The examples of other modalities train: embedded default, real files, real libraries, a small model."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

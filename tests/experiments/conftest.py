@@ -1,7 +1,5 @@
 """A small set of pictures in class folders, which runs of several tests train on."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.experiments.small_runs import write_colours

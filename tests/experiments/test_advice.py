@@ -1,7 +1,5 @@
 """Advice: what is foretold of a run, and which change it names."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """``superdl demo``: what real processes measure, what it says of that, and the lines at its end."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

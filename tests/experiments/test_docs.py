@@ -1,7 +1,5 @@
 """The pages: each study has a spec and commands that are some, and docs/runs.md has what a run writes."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields
 

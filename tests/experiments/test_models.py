@@ -1,7 +1,5 @@
 """Models: shapes, sizes and layouts that they take; and their pretrained weights."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

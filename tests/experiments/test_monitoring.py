@@ -1,7 +1,5 @@
 """The monitor over this very process: phases, files, its thread; processes sorted into groups."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -4,8 +4,6 @@ The hosts are processes in a network of the test's own, each with the name that 
 address that SUPER takes for one that strangers reach.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Where a run writes and on what it runs: places of a job, files, machine and commit."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import math

@@ -1,7 +1,5 @@
 """Specs: defaults, overrides, quick variants, and an error by name for all that is wrong."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

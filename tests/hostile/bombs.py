@@ -4,8 +4,6 @@
 by how many MiB the process grew.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """What the trials of a process share."""
 
-from __future__ import annotations
-
 import os
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The real function, which writes to the cache through the trial's proxy; a coordinator's ``--function``."""
 
-from __future__ import annotations
-
 import os
 
 from superdl.lambda_prefetch import fetching, push

@@ -4,8 +4,6 @@ A call makes one input from its random numbers, tries it, and raises where the o
 or late.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

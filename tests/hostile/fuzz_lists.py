@@ -3,8 +3,6 @@
 An input passes if it is taken as it should be, or refused by an error of SUPER's own.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io

@@ -7,8 +7,6 @@ Where samples lie in packs, it asks for those alone whose pack is gone, cut off 
 pointers to them.
 """
 
-from __future__ import annotations
-
 import itertools
 import tempfile
 from dataclasses import replace

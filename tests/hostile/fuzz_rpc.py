@@ -1,7 +1,5 @@
 """Fuzzers of a coordinator's RPCs by one who has a token: a real coordinator, begun at first use."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 

@@ -3,8 +3,6 @@
 An input passes if it is taken as it should be, or refused by an error of SUPER's own.
 """
 
-from __future__ import annotations
-
 from superdl.coordinator.server.tokens import Tokens
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.http_port import Page, refusal

@@ -3,8 +3,6 @@
 What other fuzzers make their inputs of is here too: odd texts, numbers and values, and changed bytes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

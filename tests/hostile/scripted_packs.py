@@ -1,7 +1,5 @@
 """Packs for the read path's fuzzer, whole or not, and a disk that fails now and then."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -5,8 +5,6 @@ tries it, and raises where the outcome is none that it may have. ``SUPER_TEST_FU
 and its inputs are new; ``SUPER_TEST_SEED`` has the one input to try.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """All links are spoilt and processes are killed: each sample once, in order, right, or a typed error."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.hostile.trial import Trial, draw

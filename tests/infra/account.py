@@ -1,7 +1,5 @@
 """Clients of moto's account, to which the fixture ``aws`` leads all of boto3."""
 
-from __future__ import annotations
-
 import functools
 import os
 

@@ -1,7 +1,5 @@
 """Fixtures of the infrastructure's tests: moto's AWS on loopback, where boto3 leads by itself."""
 
-from __future__ import annotations
-
 import pytest
 import requests
 from moto.server import ThreadedMotoServer

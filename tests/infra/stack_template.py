@@ -3,8 +3,6 @@
 A reference to something that these parameters leave out fails, as CloudFormation would.
 """
 
-from __future__ import annotations
-
 import re
 from ipaddress import IPv4Network
 from itertools import islice

@@ -1,7 +1,5 @@
 """The Helm chart, rendered by Helm's own engine: Kubernetes takes what it makes, and that starts."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """docs/deploy/aws.md counts what the template has, adds up, and names its parameters and outputs."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 

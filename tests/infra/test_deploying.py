@@ -4,8 +4,6 @@ SAM transforms the template here, and CloudFormation's functions are worked out 
 checks types and properties (``make lint``). What AWS then does is not tested.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re

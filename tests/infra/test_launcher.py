@@ -1,7 +1,5 @@
 """The launcher: hosts and scripts as SageMaker describes them, and whole runs on hosts of this machine."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

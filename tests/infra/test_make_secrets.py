@@ -1,7 +1,5 @@
 """Certificates and tokens get into Secrets Manager once, are renewed when due, and are good for TLS."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import ssl

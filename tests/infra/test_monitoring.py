@@ -1,7 +1,5 @@
 """Alert rules and dashboard: they ask for metrics that there are, and each rule fires at its fault alone."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

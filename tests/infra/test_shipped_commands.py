@@ -1,7 +1,5 @@
 """Programs that images, compose.yaml, chart and template run are there and take the words given to them."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import dataclasses

@@ -1,7 +1,5 @@
 """What a deleted stack leaves is deleted or listed; another stack's things stay."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The template and the code agree: variables, users of the cache, handler, probe, times, metrics, names."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import importlib

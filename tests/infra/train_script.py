@@ -4,8 +4,6 @@ and writes what it has seen.
 It is run by torchrun on each training host; ``--source`` and ``--output`` are directories.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

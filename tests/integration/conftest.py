@@ -1,7 +1,5 @@
 """What several integration tests need: short directories for unix sockets, and a stack that they share."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What integration tests collect and compare: which samples came, in which order, with which pixels."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 

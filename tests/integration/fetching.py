@@ -1,7 +1,5 @@
 """Reads objects of a source as a function does, with its outcome for what it cannot read."""
 
-from __future__ import annotations
-
 import pytest
 
 from superdl.lambda_prefetch.handler import open_source

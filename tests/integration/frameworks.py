@@ -1,7 +1,5 @@
 """What the tests of frameworks share: the code of docs/frameworks.md, and what batches are known by."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from itertools import chain

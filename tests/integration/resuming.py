@@ -1,7 +1,5 @@
 """What tests of stopping and resuming share: a run made anew from nothing but a source and a state."""
 
-from __future__ import annotations
-
 import json
 import time
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """SUPER inside Hugging Face Accelerate: docs/frameworks.md as it stands, what it refuses, and going on."""
 
-from __future__ import annotations
-
 import json
 from itertools import chain
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What scripts over a DataLoader do with transforms, ``collate_fn`` and single samples, done with SUPER."""
 
-from __future__ import annotations
-
 import operator
 import random
 

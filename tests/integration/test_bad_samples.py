@@ -1,7 +1,5 @@
 """Samples that nobody can decode, with every loader: all are named, and the epoch goes on without them."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import shutil

@@ -1,7 +1,5 @@
 """Starts that take long: on a host whose cores are taken, and of a job that comes before its coordinator."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

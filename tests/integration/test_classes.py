@@ -1,7 +1,5 @@
 """A set that lacks a class gets no other labels in silence: its user is warned, or gives the classes."""
 
-from __future__ import annotations
-
 import logging
 from itertools import islice
 

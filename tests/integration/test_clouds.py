@@ -1,7 +1,5 @@
 """Sources of other clouds than S3 give the same samples as a directory, page by page, or say what failed."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """Custom steps of a user's: texts become token ids, and pairs become images with masks and boxes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Ranks started by torchrun partition every epoch, and another number of them can go on in its middle."""
 
-from __future__ import annotations
-
 import json
 from itertools import islice
 

@@ -1,7 +1,5 @@
 """Epochs of some samples, by weights, or of each several times: through ranks, resuming and loaders."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections import Counter

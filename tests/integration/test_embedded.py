@@ -1,7 +1,5 @@
 """The embedded default as users meet it: nothing set up, nothing left after, whatever ends the trainer."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

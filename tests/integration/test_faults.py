@@ -1,7 +1,5 @@
 """Faults in mid-epoch: each sample comes once all the same, in plan order, right; or a typed error comes."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -1,7 +1,5 @@
 """A fault shows where people look, soon after the log has its first line of it, and in few lines."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

@@ -1,7 +1,5 @@
 """Workers that call in and misbehave: an epoch is exact, within bounds, and the log has a line of it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

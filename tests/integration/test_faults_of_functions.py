@@ -1,7 +1,5 @@
 """Functions that hang, raise, die, answer twice or are too few, in mid-epoch; each at a given call."""
 
-from __future__ import annotations
-
 import psutil
 import pytest
 

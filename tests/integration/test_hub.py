@@ -1,7 +1,5 @@
 """Datasets of the Hugging Face Hub give the same samples as a directory, each file in its very version."""
 
-from __future__ import annotations
-
 import logging
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Labels that are arrays or have named fields, from the key list to the trainer's tensors."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow as pa

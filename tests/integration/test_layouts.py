@@ -1,7 +1,5 @@
 """Every row of the table of layouts in docs/data.md works by its own line, out of a bucket or the Hub."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

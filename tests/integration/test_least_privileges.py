@@ -3,8 +3,6 @@
 What they may do is seen by whole epochs, in ``test_networks.py`` and ``test_on_lambda.py``.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """SUPER inside Lightning's Trainer: docs/frameworks.md as it stands, what it refuses, and going on."""
 
-from __future__ import annotations
-
 import json
 import sys
 from itertools import chain

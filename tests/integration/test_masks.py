@@ -1,7 +1,5 @@
 """Images with masks, as key lists name them: aligned dicts of the same bytes, wherever the parts lie."""
 
-from __future__ import annotations
-
 import json
 import os
 import tarfile

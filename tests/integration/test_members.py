@@ -1,7 +1,5 @@
 """Whole epochs over tar and Parquet files, where they are: the same pixels and labels, by few GETs, once."""
 
-from __future__ import annotations
-
 import json
 import os
 import tarfile

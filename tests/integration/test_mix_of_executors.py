@@ -2,8 +2,6 @@
 sample comes once, with the same bytes, whoever made it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Money, whole: what a run costs is told, and a cap ends production with an error that names it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

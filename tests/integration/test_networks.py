@@ -4,8 +4,6 @@ Each epoch delivers every sample once, with its pixels: while slots move, while 
 data is larger than the cache.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from functools import partial

@@ -1,7 +1,5 @@
 """Whole epochs with functions on Lambda: every sample comes once, whatever happens to the functions."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Workers that a Ray cluster places and starts again: an epoch is exact though a node dies in its middle."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

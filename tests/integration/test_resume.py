@@ -1,7 +1,5 @@
 """A run that was stopped anywhere goes on exactly: the same batches, in the same order, none twice."""
 
-from __future__ import annotations
-
 import gc
 import random
 from itertools import islice

@@ -1,7 +1,5 @@
 """Workers of another decoder: they wait while a job needs the one in use, and then take its place."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

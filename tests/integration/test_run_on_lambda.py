@@ -1,7 +1,5 @@
 """The main job through the Lambda executor, whole: ``superdl run``, an embedded coordinator, S3."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

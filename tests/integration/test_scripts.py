@@ -3,8 +3,6 @@
 What they say of datasets and loaders stands here as there; each comment names where.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

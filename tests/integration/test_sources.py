@@ -1,7 +1,5 @@
 """Whole epochs from every kind of source: S3 prefixes, key lists, directories with bad files."""
 
-from __future__ import annotations
-
 import pytest
 from torch.utils.data import DataLoader
 

@@ -1,7 +1,5 @@
 """A directory beside functions on Lambda, which do not see it: local processes save and restore for them."""
 
-from __future__ import annotations
-
 import shutil
 import time
 

@@ -1,7 +1,5 @@
 """A directory for the store, and workers that call in: those that see it keep what they decode."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

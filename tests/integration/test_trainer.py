@@ -1,7 +1,5 @@
 """SUPER inside Hugging Face's Trainer: docs/frameworks.md as it stands, its loss, and going on."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Epochs in the order of any torch sampler: its batches as it yields them, through states."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

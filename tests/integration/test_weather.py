@@ -1,7 +1,5 @@
 """A source that is throttled or away for a while holds training up; it ends nothing, and is named."""
 
-from __future__ import annotations
-
 import threading
 import time
 

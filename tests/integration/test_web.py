@@ -1,7 +1,5 @@
 """Samples on web servers, named by lists: whole epochs, versions, refusals, and servers that go unasked."""
 
-from __future__ import annotations
-
 import io
 import ssl
 import tarfile

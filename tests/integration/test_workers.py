@@ -1,7 +1,5 @@
 """DataLoader workers of every kind: the same samples, one connection, no grpc warning, nothing left."""
 
-from __future__ import annotations
-
 import os
 import threading
 from contextlib import contextmanager

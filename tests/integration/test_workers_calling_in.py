@@ -1,7 +1,5 @@
 """Workers call in: an epoch is exact whatever becomes of them, and of the coordinator that they call."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import threading

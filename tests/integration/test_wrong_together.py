@@ -3,8 +3,6 @@
 Everything is real: the embedded coordinator, functions in AWS's runtime, S3, the cache.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 

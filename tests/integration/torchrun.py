@@ -1,7 +1,5 @@
 """Starts ranks as users do, by torchrun, through the embedded default, and reads what they wrote."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

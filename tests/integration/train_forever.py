@@ -3,8 +3,6 @@
 Arguments: directory of images, number of workers.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 

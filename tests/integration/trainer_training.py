@@ -3,8 +3,6 @@
 ``python trainer_training.py JSON`` with the arguments of :func:`main`.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

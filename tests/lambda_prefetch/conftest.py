@@ -1,7 +1,5 @@
 """Fixtures of the function's tests: a real cache, and an S3 server on loopback with its credentials."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 

@@ -1,7 +1,5 @@
 """Makes images, prefetch requests and a Lambda context for tests, and reads records back as plain arrays."""
 
-from __future__ import annotations
-
 import io
 import json
 import time

@@ -1,7 +1,5 @@
 """Custom steps run only if the function's settings allow their module, in the version that is named."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What can be decoded becomes upright RGB, as independently decoded; the rest fails for good."""
 
-from __future__ import annotations
-
 import io
 import math
 import struct

@@ -1,7 +1,5 @@
 """The decoder's fingerprint is equal in every process and changes when a pixel would."""
 
-from __future__ import annotations
-
 import PIL
 import pytest
 from PIL import Image

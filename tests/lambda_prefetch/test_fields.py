@@ -1,7 +1,5 @@
 """Samples of several parts in the function, joined whatever they are made of; the first failure is told."""
 
-from __future__ import annotations
-
 import json
 import tarfile
 from dataclasses import replace

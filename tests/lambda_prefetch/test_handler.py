@@ -1,8 +1,6 @@
 """The whole function: real files in, records in a real cache out, an honest answer for each; or a typed
 refusal."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A function that is killed at any step of writing a pack leaves no part of one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Shipped steps on audio, text and video give what the libraries give, and refuse bombs and broken bytes."""
 
-from __future__ import annotations
-
 import io
 from fractions import Fraction
 

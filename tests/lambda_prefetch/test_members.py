@@ -1,7 +1,5 @@
 """Members are read where they lie: the right bytes, few GETs, each fault told of the member that it hits."""
 
-from __future__ import annotations
-
 import io
 import random
 import zipfile

@@ -1,7 +1,5 @@
 """Threads fetch and decode: each sample has one outcome, they stop together, memory keeps to its bound."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib

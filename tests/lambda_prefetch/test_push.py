@@ -4,8 +4,6 @@ The cache's password may come from Secrets Manager (moto's server): it follows a
 with the secret is said without a word of it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import queue

@@ -1,7 +1,5 @@
 """Rows of Parquet files: what pyarrow's own reading gives, by one GET for a column of a row group."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """FunctionSettings come from the environment when asked, and what cannot be meant is refused by name."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

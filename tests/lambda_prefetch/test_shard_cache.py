@@ -1,7 +1,5 @@
 """Blocks of shards are fetched once they are worth it, by one of all their readers, and within a bound."""
 
-from __future__ import annotations
-
 import os
 import random
 import threading

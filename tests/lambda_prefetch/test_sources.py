@@ -1,7 +1,5 @@
 """Objects and files are read in exactly the listed version, and files never from outside their directory."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """A pack holds what the cache acknowledged, byte for byte; what spoils a store spoils no sample."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

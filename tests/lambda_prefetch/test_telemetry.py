@@ -1,7 +1,5 @@
 """One structured line and one set of metrics per invocation, and nothing where they are turned down."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 Byte for byte, checked, and each says what is not there.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Steps give torchvision's own pixels on PIL images, chance by its law, and refuse what cannot be."""
 
-from __future__ import annotations
-
 import io
 import warnings
 

@@ -3,8 +3,6 @@
 ``superdl`` and the launcher parse it by their own parsers, and a spec is loaded with what the command sets.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """Commands of README and tutorial run: quick ones here, all of them in environments that these pages make."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What pages name is there: variables, options, subcommands, files. README quotes other pages' figures."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import re

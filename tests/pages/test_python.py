@@ -1,7 +1,5 @@
 """Python code of pages and docstrings runs: all in one embedded default, on a few images."""
 
-from __future__ import annotations
-
 import doctest
 import os
 import shutil

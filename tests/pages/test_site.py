@@ -1,7 +1,5 @@
 """The site of docs/ builds without a warning, its links work, and it loads nothing from elsewhere."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import os

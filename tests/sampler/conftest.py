@@ -1,7 +1,5 @@
 """A scripted coordinator in the test's own process, and a run of the embedded default."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.sampler.embedded_run import EmbeddedRun

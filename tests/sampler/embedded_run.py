@@ -1,7 +1,5 @@
 """A run of the embedded default for tests: short temporary directory, settings, a look at its processes."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

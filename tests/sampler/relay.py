@@ -1,7 +1,5 @@
 """A relay between samplers and a coordinator that counts how many connections are open at once."""
 
-from __future__ import annotations
-
 from tests.fixtures.cut_network import CutNetwork
 
 

@@ -1,7 +1,5 @@
 """Processes that end without closing their samplers: a goodbye from the one that made them, no waiting."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

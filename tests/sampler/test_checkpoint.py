@@ -1,7 +1,5 @@
 """States: small, of JSON, and refused with what differs where they belong to another plan."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rank, run id and job id: what ranks of one run agree on, and what others do not."""
 
-from __future__ import annotations
-
 import pytest
 import torch.distributed
 

@@ -1,7 +1,5 @@
 """Iterators are lazy, and states of samplers and iterators name a place and go on there, at once."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from itertools import islice

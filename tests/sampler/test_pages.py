@@ -1,7 +1,5 @@
 """The background thread: pages ahead of the trainer, errors where they belong, signs of life, an end."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref

@@ -1,7 +1,5 @@
 """Which batch goes next, and where an iteration stands after any part of it, for all orders."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

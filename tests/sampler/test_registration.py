@@ -1,7 +1,5 @@
 """What a coordinator is asked of a dataset without a job."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """``SuperSampler``: its arguments, what it tells and is told, and how it ends."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """Registering a dataset and opening a job: long listings, other versions, coordinators that forget."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

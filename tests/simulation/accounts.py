@@ -3,8 +3,6 @@
 Each remembers what one life of the coordinator was told: bills, places, and which executors are in doubt.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

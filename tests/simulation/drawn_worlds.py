@@ -1,7 +1,5 @@
 """The run of a seed: data, jobs, functions and faults drawn from it, the same whatever PYTHONHASHSEED."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What must hold of the core's memory after every event, and of each of its sets of samples."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

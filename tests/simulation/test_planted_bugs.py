@@ -1,7 +1,5 @@
 """The simulated world is worth something only if it catches bugs: here one is planted for each promise."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

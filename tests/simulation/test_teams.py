@@ -1,7 +1,5 @@
 """Two teams on one simulated coordinator: what each has of functions and memory where there is too little."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

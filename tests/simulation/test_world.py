@@ -3,8 +3,6 @@
 To replay one: ``python -m pytest tests/simulation/test_world.py -k seed-17``.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

@@ -1,7 +1,5 @@
 """Images and infos for the tests of augmentation."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Makes what coordinator and functions make: records in a cache, and the ``BatchRef`` s that name them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """``SuperDataset`` as its users meet it in one process: items, arguments, and what misuse is told."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

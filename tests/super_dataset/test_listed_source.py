@@ -1,7 +1,5 @@
 """What a dataset knows of its source, before a sampler and after, here and in copies."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

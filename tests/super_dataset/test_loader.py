@@ -1,7 +1,5 @@
 """``SuperLoader`` does what a DataLoader does, by threads, over a real cache, and ends without a wait."""
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """``SuperLoader`` without a sampler, called as a DataLoader is; and what it says beside one."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import os

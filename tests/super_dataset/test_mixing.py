@@ -1,7 +1,5 @@
 """The counts of a mix are exactly those of its proportions, however these are written."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

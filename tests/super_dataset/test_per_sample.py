@@ -1,7 +1,5 @@
 """``PerSample``: a sample's draws are the same wherever it is read, and nobody else's generator moves."""
 
-from __future__ import annotations
-
 import pickle
 import random
 from dataclasses import replace

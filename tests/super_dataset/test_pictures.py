@@ -1,7 +1,5 @@
 """Pipelines of torchvision: shortened ones give the same bits, and images behave as PIL's do."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

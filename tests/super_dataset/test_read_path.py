@@ -1,7 +1,5 @@
 """The read path against a model: thousands of random replies and no wrong byte; and nonsense is noticed."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A pipeline in two parts gives the pixels of the whole: torchvision's v1 and v2, and timm's if installed."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which transforms are taken for one image, which for a batch, and which are refused, by their signatures."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

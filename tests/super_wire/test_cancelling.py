@@ -1,7 +1,5 @@
 """Blocking calls beside an event loop: no more at once than is set, and nobody waits for them in the end."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

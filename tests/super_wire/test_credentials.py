@@ -1,7 +1,5 @@
 """Addresses and credentials of cache and coordinator: from the environment alone, and never repeated."""
 
-from __future__ import annotations
-
 import pytest
 
 from superdl.super_wire.cache import CacheAddress, Credentials

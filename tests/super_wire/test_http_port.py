@@ -1,7 +1,5 @@
 """The port for metrics and health: statuses, and bounds on strangers. Its TLS: worker/test_showing.py."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import http.client

@@ -1,7 +1,5 @@
 """Ids are equal for equal fields in every process, and differ for others; keys in the cache hold them."""
 
-from __future__ import annotations
-
 import hashlib
 from itertools import accumulate
 

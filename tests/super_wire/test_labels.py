@@ -1,7 +1,5 @@
 """Labels of any dtype travel as text and bytes, and other texts and bytes are refused."""
 
-from __future__ import annotations
-
 import pickle
 import random
 

@@ -1,7 +1,5 @@
 """Small messages travel: read reports, draws of an epoch, batches, errors."""
 
-from __future__ import annotations
-
 import pickle
 import zlib
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Equal meaning gives an equal digest, other meaning another, and recipes survive travelling."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

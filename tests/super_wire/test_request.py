@@ -1,7 +1,5 @@
 """Requests and results survive JSON; anything else that arrives is refused by a ConfigError."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields, replace
 

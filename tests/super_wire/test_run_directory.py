@@ -1,7 +1,5 @@
 """Where the ranks of a run meet: derived alike, private, short enough, locked."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

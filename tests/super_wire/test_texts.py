@@ -1,7 +1,5 @@
 """Texts of users are parsed alike everywhere, and texts for people hold no secret and steer no terminal."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """The command as people type it, in processes of its own."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

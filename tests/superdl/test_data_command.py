@@ -1,7 +1,5 @@
 """``superdl data``: what it makes, lists and refuses."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -3,8 +3,6 @@
 A spec's keys are options of ``run`` too, as services hand hyper-parameters on.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """Others' words in what commands print: none steers a terminal, turns text around, or goes on for pages."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Files and values that users write, of odd form: each ends in a typed error with file and place."""
 
-from __future__ import annotations
-
 import pytest
 
 from superdl.experiments.schema import load_yaml

@@ -1,7 +1,5 @@
 """``superdl warm``: what it refuses, and a coordinator that restarts or has a full store."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Sees that the package is the same whoever builds it, and holds what it should and nothing else."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import stat

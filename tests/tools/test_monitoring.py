@@ -1,7 +1,5 @@
 """docs/monitoring.md and what else follows from the list of metrics agrees with it."""
 
-from __future__ import annotations
-
 from tools import monitoring
 
 

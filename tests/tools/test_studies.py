@@ -1,7 +1,5 @@
 """The pages of the studies say what was measured, and the tool that writes them does."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The locks pin what pyproject.toml declares, by hash; the gRPC stubs go with the oldest grpcio."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from itertools import combinations

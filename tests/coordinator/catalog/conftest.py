@@ -1,7 +1,5 @@
 """Sources of a few files, in which listings do not look."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.coordinator.catalog.key_lists import make

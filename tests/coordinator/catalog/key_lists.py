@@ -1,7 +1,5 @@
 """Writes key lists of every format, and reads them as the lister does; makes files of sources."""
 
-from __future__ import annotations
-
 import csv
 import json
 import threading

@@ -1,7 +1,5 @@
 """Which files of its own machine a coordinator reads for a client, and how many samples it takes in."""
 
-from __future__ import annotations
-
 import os
 import re
 

@@ -1,7 +1,5 @@
 """A catalog is sorted by key bytes, fingerprints its content and gives the ids that super_wire gives."""
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 import tracemalloc

@@ -1,7 +1,5 @@
 """Registered datasets: who shares a listing, how its end is told, what is shared in memory."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import shutil

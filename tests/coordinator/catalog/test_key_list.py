@@ -1,7 +1,5 @@
 """Key lists of all formats say the same; what is wrong with one is named by file and line."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -1,7 +1,5 @@
 """Labels that are arrays or have named fields: all rows of one form, packed, and the same over the wire."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A source becomes a catalog: classes by folders or by key list, in an order that only the keys decide."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

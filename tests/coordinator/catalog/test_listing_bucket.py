@@ -1,7 +1,5 @@
 """Buckets are listed over HTTP from a real server: pages, folders, key lists, and every way to fail."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import threading

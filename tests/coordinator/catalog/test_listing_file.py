@@ -1,7 +1,5 @@
 """Directories are listed as they are: nested folders, links, odd names, and what may not be read."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

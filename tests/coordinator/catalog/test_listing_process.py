@@ -1,7 +1,5 @@
 """A long listing runs in a process of its own: the same catalog, the same errors, a sure end."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

@@ -1,7 +1,5 @@
 """Key lists of members: read in every format, joined with their objects, and refused by name and line."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings

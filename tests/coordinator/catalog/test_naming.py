@@ -1,7 +1,5 @@
 """Names in place of paths, digests in place of times: what travels keeps its ids, what differs does not."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

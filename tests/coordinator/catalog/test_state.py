@@ -3,8 +3,6 @@
 That a catalog in its file is the one that was found, whatever that holds, the fuzzers of key lists see.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource

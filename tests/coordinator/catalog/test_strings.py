@@ -1,7 +1,5 @@
 """Packed strings behave as the list that they were made of."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Drives a core by hand: events at chosen times, actions kept by kind, invariants checked each time."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from superdl.coordinator.core import EVERY_EPOCH, Core, CoreSettings, DatasetFacts, Plan, SetKey

@@ -1,7 +1,5 @@
 """Work that no reader waits for: saving what others decoded, last; filling as far as room and money go."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What people are told: the life of a batch, why it was late, thrash."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Which executor gets a request, how many at once, and how large: by price, latency and failures."""
 
-from __future__ import annotations
-
 import math
 import random
 

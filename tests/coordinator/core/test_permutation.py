@@ -1,7 +1,5 @@
 """The keyed permutation behind every order: a bijection of any size, its inverse, the same for ever."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Plans: each sample as often as drawn, the same batches on any ranks, true next uses; keyed orders."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import replace

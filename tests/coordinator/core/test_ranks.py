@@ -1,7 +1,5 @@
 """A rank: look-ahead, neighbours, pages, reports, misses, seeks, leases, epochs, and what is forgotten."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

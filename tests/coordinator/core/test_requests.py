@@ -1,7 +1,5 @@
 """Requests and samples: outcomes, retries within bounds, audits, reading back, footprints."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

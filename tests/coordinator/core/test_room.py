@@ -1,7 +1,5 @@
 """Room: the samples needed last are dropped, and no reader waits for room in vain."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Money and teams: jobs bear the costs of their samples, caps hold, shares and priorities decide turns."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from dataclasses import asdict

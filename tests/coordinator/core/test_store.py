@@ -1,7 +1,5 @@
 """Stored samples are restored, or pointed to if all readers see the store; if it fails, they are decoded."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Makes prefetch requests whose id tells a misbehaving function of the tests what to do."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

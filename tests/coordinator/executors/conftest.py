@@ -1,7 +1,5 @@
 """Fixtures of the executors' tests: a real cache, and misbehaving functions that workers can import."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

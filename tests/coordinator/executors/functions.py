@@ -1,7 +1,5 @@
 """Functions for slots and for the Lambda of the tests; the id of a request tells what to do."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

@@ -1,7 +1,5 @@
 """Makes a Lambda executor for the Lambda service of the tests, and runs it around a coroutine."""
 
-from __future__ import annotations
-
 import contextlib
 
 import boto3

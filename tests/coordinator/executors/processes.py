@@ -1,7 +1,5 @@
 """Whether other processes live, and waiting for what they do."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 

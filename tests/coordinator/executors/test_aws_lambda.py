@@ -1,7 +1,5 @@
 """The Lambda executor against the Lambda service of the tests: it starts, prefetches, bills and ends."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Whatever functions and AWS answer is a result of the request, or an error with reason, remedy and bill."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """What functions elsewhere cannot do is told before a job opens; one executor that can is enough."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

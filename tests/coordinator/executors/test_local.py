@@ -1,7 +1,5 @@
 """The local executor with real processes: its worker runs the real function, and is replaced if it ends."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Executors are started together, left out where they do not start or decode otherwise, and started anew."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

@@ -1,7 +1,5 @@
 """Price tables: the built-in one names where it comes from, a user's replaces what it names."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Workers as the coordinator sees them: what they do wrong costs the requests that they had, and no more."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -1,7 +1,5 @@
 """The heavy augmentation: the same bytes for one seed, others for another, and images that stay images."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from hashlib import sha256

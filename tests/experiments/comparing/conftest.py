@@ -1,7 +1,5 @@
 """A console whose words can be read, and runs that start their own services."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

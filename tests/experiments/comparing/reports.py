@@ -1,7 +1,5 @@
 """Reports of runs by their figures, without the runs."""
 
-from __future__ import annotations
-
 
 def one_pass(
     *,

@@ -1,7 +1,5 @@
 """Arms and trials as whole specs, runs made elsewhere, and processes that are ended."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

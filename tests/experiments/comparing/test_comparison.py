@@ -1,7 +1,5 @@
 """Whole comparisons: real runs in processes of their own, what they leave, and how they end."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

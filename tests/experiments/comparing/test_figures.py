@@ -1,7 +1,5 @@
 """Figures by hand-computed numbers."""
 
-from __future__ import annotations
-
 import pytest
 
 from superdl.experiments.comparing.figures import FIGURES, RoundMeasured, Spread, round_figures, winner

@@ -1,7 +1,5 @@
 """Sets small enough for a test, and images of any set in memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

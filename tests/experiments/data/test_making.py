@@ -1,7 +1,5 @@
 """Making a set: whole or not at all, the same again, read by the real catalog; its pictures."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """From the data section of a spec to source URLs; published sets in their layouts are never written into."""
 
-from __future__ import annotations
-
 import gzip
 import shutil
 import struct

@@ -1,7 +1,5 @@
 """Pushing a directory to a real S3 server: whole, resumed, with failures named."""
 
-from __future__ import annotations
-
 import boto3
 import pytest
 

@@ -1,7 +1,5 @@
 """Opens loaders over a directory of good and of dirty files, and tells what an epoch of one gave."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 from collections import Counter

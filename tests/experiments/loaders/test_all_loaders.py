@@ -1,7 +1,5 @@
 """What every loader that decodes by itself gives: the same samples, fresh orders, shares of ranks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

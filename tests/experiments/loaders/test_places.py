@@ -1,7 +1,5 @@
 """Places of loaders that cannot seek: what is read again, what is said, and whose state is refused."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """``recipe.steps`` in the workers of loaders that decode by themselves: the pixels that functions give."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

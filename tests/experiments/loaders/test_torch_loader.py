@@ -1,7 +1,5 @@
 """The plain torch loader, beyond what all loaders have: its pixels, key lists, and errors that name files."""
 
-from __future__ import annotations
-
 import pytest
 from PIL import Image
 

@@ -1,7 +1,5 @@
 """Workers of loaders: SIGTERM to all of a run's processes lets them work on, and none is left afterwards."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """A real run, whose name is an attack, for tests of pages."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The log book: rows from what runs left, whole or not; what is broken is named, what is hostile is text."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The page of a run, made from the files that a run leaves: whole, failed, interrupted, killed."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """The report of a run as a table."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 

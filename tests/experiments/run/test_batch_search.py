@@ -1,7 +1,5 @@
 """The largest batch that fits: the search, and where it cannot be measured."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """``superdl evaluate``: the figures of a checkpoint are those of the run's own validation, on any ranks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

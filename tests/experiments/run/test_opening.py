@@ -1,7 +1,5 @@
 """What a spec says of functions reaches what the run starts; listeners; the search for a batch."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Whole runs with the plain torch loader: what they leave behind, and how they end when something fails."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Functions of the simulated world: cold starts, the ramp, refusals, queues, bills."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

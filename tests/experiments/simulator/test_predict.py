@@ -1,7 +1,5 @@
 """Specs of simulations and their predictions: they repeat, keep the promises, and more does not buy less."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What tests of training share: one thread, since two that wait for each other spin, and a few digits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The files of checkpoints: written whole or not at all, refused by name, and the best one in a bucket."""
 
-from __future__ import annotations
-
 import resource
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Several ranks of one run: who each is, what they tell one another, and whole runs under torchrun."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs that stop and go on: the same steps, the same losses, the same weights as one that never stopped."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

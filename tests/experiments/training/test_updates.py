@@ -1,7 +1,5 @@
 """Updates, random states, and devices are torch's, as specs name them; what is spent is counted once."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Metrics and health of a worker follow its life, and metrics need a token and TLS elsewhere."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import os

@@ -1,7 +1,5 @@
 """Slots run functions and survive whatever these do: it costs the request that it befell."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

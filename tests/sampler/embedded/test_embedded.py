@@ -1,7 +1,5 @@
 """The embedded default as real processes: found, started, shared, restarted, and gone with the last rank."""
 
-from __future__ import annotations
-
 import os
 import re
 import select

@@ -1,7 +1,5 @@
 """Memory and cores that the embedded default may use, read from made-up /proc and /sys trees."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -3,8 +3,6 @@
 And variables that are set later: the next sampler's coordinator has them.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What the embedded default runs: functions by variables, and a server that is found."""
 
-from __future__ import annotations
-
 import itertools
 import platform
 import subprocess

@@ -4,8 +4,6 @@ Prints a JSON line: the positions that each sampler gave in each epoch, and how 
 event counters the children had.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -4,8 +4,6 @@ Prints the coordinator's address once it has it, then obeys lines of its standar
 child that outlives it and prints its number; the end of the input ends it.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Sees which threads count as grpc's in a process that has none of them; fails if it is the wrong ones."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 

@@ -1,7 +1,5 @@
 """What a proxy between sampler and coordinator may answer in its own name, or make of the stream: a pause."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import struct

@@ -1,7 +1,5 @@
 """Calls to a coordinator: bounded tries, failures by type, one connection that is open only while of use."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A client and a coordinator that do not trust each other: who is wrong, and the remedy, told at once."""
 
-from __future__ import annotations
-
 import logging
 import socket
 from contextlib import contextmanager

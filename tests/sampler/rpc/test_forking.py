@@ -1,7 +1,5 @@
 """Forks: no hang, no word of grpc's, nothing open in a child, never a second connection."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

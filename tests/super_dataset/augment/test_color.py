@@ -1,7 +1,5 @@
 """Colour jitter against Pillow's ImageEnhance and the standard library's HSV."""
 
-from __future__ import annotations
-
 import colorsys
 from itertools import permutations
 

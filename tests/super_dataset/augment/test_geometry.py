@@ -1,7 +1,5 @@
 """Random boxes as torchvision draws them, their pixels against Pillow's, and the numbers behind them."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Augmentation as users call it: repeatable, fresh by epoch, and clear about what it cannot take."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Memory is used again when the last holder of a batch is gone, and never before."""
 
-from __future__ import annotations
-
 import gc
 import threading
 

@@ -1,7 +1,5 @@
 """Batches go from real DataLoader workers to this process in memory that is used again; none is lost."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os

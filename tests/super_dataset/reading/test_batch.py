@@ -1,7 +1,5 @@
 """Where payloads lie, which are hashed, and what a batch makes of odd answers; the fuzzers hold the rest."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One batch by every way to a single node: transports, protocols, credentials, Valkey and Redis."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import redis

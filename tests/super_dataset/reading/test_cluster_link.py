@@ -1,7 +1,5 @@
 """Reading from a real cluster: slots that move, nodes that die, reports that find their node."""
 
-from __future__ import annotations
-
 import os
 import signal
 

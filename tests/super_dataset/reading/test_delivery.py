@@ -1,7 +1,5 @@
 """Raise, skip, replace: which samples are delivered, and that nobody can fail to notice."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import fields, replace
 

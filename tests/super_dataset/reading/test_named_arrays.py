@@ -1,7 +1,5 @@
 """Samples of several named arrays: what a cache or a pack holds comes as a dict of tensors, on every way."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

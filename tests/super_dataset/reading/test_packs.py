@@ -3,8 +3,6 @@
 The whole read path over packs that are spoilt is in ``tests/hostile/fuzz_reading.py``.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import random

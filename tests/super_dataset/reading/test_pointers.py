@@ -1,7 +1,5 @@
 """A reader follows pointers into packs of its own store; one that leads nowhere is a miss with a reason."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

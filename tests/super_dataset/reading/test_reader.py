@@ -1,7 +1,5 @@
 """The waiting loop: what is missing heals, what does not ends in time, and the coordinator is told."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import pickle

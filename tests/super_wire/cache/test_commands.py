@@ -1,7 +1,5 @@
 """Commands reach the nodes that have their keys, while slots move and nodes die, within a bound."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import socket

@@ -1,7 +1,5 @@
 """One connection, plain or by TLS: refusals, absences and timeouts are typed errors that name the remedy."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

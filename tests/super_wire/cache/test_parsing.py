@@ -1,7 +1,5 @@
 """Replies, slot maps and redirections are parsed, whole and in parts, and all else is refused."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

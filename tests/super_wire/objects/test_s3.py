@@ -1,7 +1,5 @@
 """S3's client on real sockets: what it asks for, of whom and as whom, odd answers, retries, forks."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import select

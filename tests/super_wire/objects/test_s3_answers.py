@@ -1,7 +1,5 @@
 """Listings are parsed as botocore parses them, whatever keys are in them; what is no listing is refused."""
 
-from __future__ import annotations
-
 from urllib.parse import quote, quote_plus
 from xml.sax.saxutils import escape
 

@@ -1,7 +1,5 @@
 """Connections to S3: whom TLS trusts, servers that fall silent or are not reached."""
 
-from __future__ import annotations
-
 import hashlib
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """S3 is asked where boto3 would ask, and its requests are signed as botocore signs them."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

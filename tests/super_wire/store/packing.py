@@ -1,7 +1,5 @@
 """Records and packs to test with, random ones by hypothesis too."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What S3 answers, and does not answer, is told by our errors; neighbours are read by one request."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """A store in a directory: its look, whom it refuses, and what is left of a writer that was killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Packs and names of a store: they come back, take few reads, and what lies is refused."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

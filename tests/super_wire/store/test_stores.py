@@ -1,7 +1,5 @@
 """What holds of a store, directory and S3 prefix alike: whole packs or none, and nobody else's files."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """A run's bill: the coordinator's account as it is, machines by the hour, and what is not in it said."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict
 

@@ -1,7 +1,5 @@
 """``superdl cost``: what it prints, for people, for programs and for docs/performance.md."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The arithmetic of bills: sums by hand, who loses to whom, and the simulator's word on reuse."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Asks the doctor as a shell would, in an environment that names nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 

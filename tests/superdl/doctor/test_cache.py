@@ -1,7 +1,5 @@
 """The cache as a reader meets it: real servers, each broken in one way."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import replace
 

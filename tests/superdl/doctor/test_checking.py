@@ -1,7 +1,5 @@
 """Checks run in their order, within their time, and not at all where what they build on has failed."""
 
-from __future__ import annotations
-
 import threading
 
 from superdl.coordinator.server.settings import Settings

@@ -1,7 +1,5 @@
 """What the command takes, says where nothing was named, and refuses; a stack's outputs; its page."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

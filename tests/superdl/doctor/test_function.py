@@ -1,7 +1,5 @@
 """The function on the tests' Lambda, where real environments run it: present, ours, allowed."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.coordinator.executors.lambda_running import handler_of

@@ -1,7 +1,5 @@
 """A run tries cache, rights, source and function first, and ends within seconds where an epoch would wait."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

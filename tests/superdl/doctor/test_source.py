@@ -1,7 +1,5 @@
 """The bucket and who asks it: a real store that checks signatures, as this machine's identity meets it."""
 
-from __future__ import annotations
-
 import socket
 from dataclasses import replace
 

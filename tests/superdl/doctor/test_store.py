@@ -1,7 +1,5 @@
 """The store, each broken in one way: real directories, and what a real coordinator tells of its own."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The whole of it: real coordinators, and the embedded default, from the command's words to its exit code."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

@@ -1,7 +1,5 @@
 """Shards as their writers make them, and what ``superdl index`` finds in them."""
 
-from __future__ import annotations
-
 import io
 import json
 import struct

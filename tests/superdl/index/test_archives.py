@@ -1,7 +1,5 @@
 """Archives and folders as people download them: hidden files, a folder around all, splits, dots, labels."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

@@ -1,7 +1,5 @@
 """``superdl index``: what it writes and where, in which order, what it refuses, and sources in S3."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Samples of several files: images and masks in tars, zips and folders go together by their names."""
 
-from __future__ import annotations
-
 import zipfile
 
 import pytest

@@ -1,7 +1,5 @@
 """Images that lie in no shard: labels in files beside them, YOLO's boxes, COCO's; what is missing or bad."""
 
-from __future__ import annotations
-
 import json
 import math
 import threading

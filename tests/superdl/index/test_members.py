@@ -3,8 +3,6 @@
 Whole shards, and shards that were cut off at every byte.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -1,7 +1,5 @@
 """Shards of the packages whose formats are read by hand. ``make test-loaders`` has them all."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import json

@@ -1,7 +1,5 @@
 """Verifying finds what is wrong in a store and drops its packs; the commands on a store in S3."""
 
-from __future__ import annotations
-
 import pytest
 
 from superdl.main import main

@@ -1,7 +1,5 @@
 """What goes and what stays: chosen well, and nothing outside of the store is touched."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

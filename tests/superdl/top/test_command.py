@@ -1,7 +1,5 @@
 """``superdl top``: what it finds, what it shows of real jobs, and what it survives."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

@@ -1,7 +1,5 @@
 """``superdl top --web``: who is answered, by what headers, and what a page is told of a real coordinator."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json
