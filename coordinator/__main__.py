@@ -51,10 +51,10 @@ def serve_with(arguments: argparse.Namespace, holders: Holders | None = None) ->
         try:
             return asyncio.run(serve(settings, holders, decoder))
         except DecoderReplacedError as error:
+            _log.warning("starting again: %s", error)
             if holders is not None:
                 return 1  # they start another one, as if this one had been killed
             # Records and plans of the earlier decoder are useless, so everything starts over.
-            _log.warning("starting again: %s", error)
             decoder = error.decoder
 
 

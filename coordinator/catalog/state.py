@@ -1,12 +1,13 @@
 """A coordinator's state: a directory of catalogs and ids with which it resumes after a restart.
 
-Files appear whole or not at all, and never change. Several coordinators may share a directory.
+Files appear whole or not at all. Several coordinators may share a directory.
 
 | file | content |
 |---|---|
 | ``DIGEST.arrow`` | a catalog (:mod:`superdl.coordinator.catalog.catalog_file`), named by its BLAKE2b-128 |
 | ``CONTENT.ids`` | the ids of a dataset's samples, 16 bytes each, followed by their BLAKE2b-128 |
 | ``KEY.json`` | the catalog of a listing or of a run's dataset, and the time of the listing |
+| ``decoder.json`` | the decoder of the latest embedded start (:mod:`superdl.coordinator.executors.local`) |
 """
 
 from __future__ import annotations

@@ -79,9 +79,8 @@ class ExecutorContext:
     environment: Mapping[str, str] = field(default_factory=dict)
     # For files of functions on this machine; created when needed.
     scratch: Path | None = None
-    # Where the local executor notes its decoder's fingerprint for the next start, and the one to start with.
+    # Where a local executor notes its decoder's fingerprint, to start with it without waiting for a worker.
     decoder_file: Path | None = None
-    decoder: str = ""
     # Reports at once that an executor accepts another number of requests; else that shows within a second.
     changed: Callable[[], None] = lambda: None
     # Those that call in (called_in.Workers): that decode, or for the store alone, that restore and save.
@@ -111,6 +110,9 @@ class Executor(Protocol):
     # Reason that it takes no requests now; empty while it runs.
     absence: str = ""
 
+    # It started with a decoder that its functions do not have: the coordinator has to start again.
+    is_outdated: bool = False
+
     # If false, it serves the store alone.
     decodes: bool = True
 
@@ -136,10 +138,6 @@ class Executor(Protocol):
     files_remedy: ClassVar[str] = "put the images into a bucket and name it as s3://bucket/prefix"
 
     def __init__(self, settings: Any, context: ExecutorContext) -> None: ...
-
-    def successor(self, *, is_needed: bool) -> str:  # noqa: ARG002  # others have several decoders
-        """Return another decoder's fingerprint if it is time to switch to that; see ``Workers.successor``."""
-        return ""
 
     async def start(self) -> None:
         """Prepare to invoke, within a bounded time; ``ExecutorError``: no function could be started."""

@@ -126,8 +126,8 @@ class Workers:
         for worker in self._all:
             worker.say(goodbye=pb.Goodbye(exit_code=exit_code))
 
-    async def first(self, *, may_switch: bool = True) -> None:
-        """Wait for the first worker that can run functions; ``may_switch`` to another decoder for that."""
+    async def first(self) -> None:
+        """Wait for the first worker that can run functions."""
         while not self._came.is_set():
             await self._some.wait()
             with contextlib.suppress(TimeoutError):
@@ -135,7 +135,7 @@ class Workers:
                     await self._came.wait()
                     return
             # Only workers of another decoder came: switch to theirs.
-            if may_switch and (successor := self._newest()):
+            if successor := self._newest():
                 self.use(successor)
 
     def use(self, fingerprint: str) -> None:

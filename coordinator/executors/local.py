@@ -23,8 +23,9 @@ import grpc
 
 from superdl.coordinator.executors.base import ExecutorError, setting
 from superdl.coordinator.executors.called_in import Workers
-from superdl.coordinator.executors.workers import WorkersExecutor, WorkServicer
+from superdl.coordinator.executors.workers import DIGEST, WorkersExecutor, WorkServicer
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
+from superdl.super_wire.cancelling import cancel_and_wait
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import installed_version
 from superdl.super_wire.run_directory import temporary_directory
@@ -76,11 +77,8 @@ class LocalExecutor(WorkersExecutor):
         module, _, attribute = context.function.partition(":")
         if not module or not attribute:
             raise ConfigError(f"a function is named module:attribute; not {context.function!r}")
+        self._workers = Workers(absence="the worker is starting")
         self._noted = _NotedDecoder(context.decoder_file, context.function)
-        expected = context.decoder or self._noted.read()
-        self._workers = Workers(absence="the worker is starting", patience_s=0.0 if expected else None)
-        if expected:
-            self._workers.use(expected)
         self._settings, self._context = settings, context
         self._environment = {
             name: value for name, value in os.environ.items() if not name.startswith(_NOT_PASSED_ON)
@@ -92,7 +90,7 @@ class LocalExecutor(WorkersExecutor):
         self._keeper: asyncio.Task[None] | None = None
         self._closing, self._ended = asyncio.Event(), asyncio.Event()
         self._failure = ""
-        self._first: asyncio.Task[None] | None = None
+        self._confirming: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start the worker and wait for its first slot; ``ExecutorError`` if it can run nothing in time."""
@@ -100,37 +98,43 @@ class LocalExecutor(WorkersExecutor):
         self._directory = _private_directory(self._context.sockets)
         await self._listen()
         self._keeper = asyncio.create_task(self._keep(), name="local worker")
-        self._first = asyncio.create_task(self._wait_for_first(), name="first slot")
-        if self.fingerprint:
-            # The worker of an earlier start decoded so. What is stored can be read while this one
-            # starts, which takes half a second. If it decodes otherwise, the coordinator starts again.
-            return
-        waiting: list[asyncio.Task[Any]] = [self._first, asyncio.create_task(self._ended.wait())]
-        try:
+        if expected := await asyncio.to_thread(self._noted.read):
+            # Stored samples can be read while the worker starts, which takes half a second.
+            self._workers.use(expected)
+            self._confirming = asyncio.create_task(self._confirm(), name="first slot")
+        elif await self._has_first_slot():
+            await asyncio.to_thread(self._noted.write, self.fingerprint)
+        else:
             timeout_s = self._settings.start_timeout_s
-            await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
-        if not self.fingerprint:
             reason = self._failure or f"no slot is warm after {timeout_s} s (SUPER_START_TIMEOUT_S)"
             await self.close()
             raise ExecutorError(reason)
 
-    async def _wait_for_first(self) -> None:
-        await self._workers.first(may_switch=False)
-        self.absence = ""
+    async def _has_first_slot(self) -> bool:
+        """Wait for the worker's first slot; return whether it came before the worker ended, and in time."""
+        waiting = [asyncio.create_task(until) for until in (self._workers.first(), self._ended.wait())]
+        try:
+            timeout_s = self._settings.start_timeout_s
+            await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            return waiting[0].done()
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def _confirm(self) -> None:
+        """Wait for a worker that decodes as the one of the earlier start; ``is_outdated`` if none comes."""
+        if not await self._has_first_slot():
+            # The next start waits for its worker, and reports why there is none.
+            await asyncio.to_thread(self._noted.write, "")
+            self.is_outdated = True
         self._context.changed()
-        await asyncio.to_thread(self._noted.write, self.fingerprint)
 
     async def close(self) -> None:
         """End the worker with its slots, by force if it takes too long."""
         self._closing.set()
-        if self._first is not None and not self._first.done():
-            self._first.cancel()
-            if self._failure or self.successor(is_needed=True):
-                await asyncio.to_thread(self._noted.write, "")
+        if self._confirming is not None:
+            await cancel_and_wait(self._confirming)
         if self._keeper is not None:
             if self._process is not None:
                 _signal(self._process.terminate)
@@ -182,8 +186,6 @@ class LocalExecutor(WorkersExecutor):
             if self._closing.is_set():
                 return
             self._failure = self._workers.refusal or ending
-            if self._first is not None and not self._first.done():
-                self.absence = self._failure
             _log.warning("the local worker is replaced: %s", self._failure)
             self._ended.set()
             # A worker that ran for a while is restarted without a long pause.
@@ -210,25 +212,29 @@ class LocalExecutor(WorkersExecutor):
 
 
 class _NotedDecoder:
-    """The decoder's fingerprint, in a file for the next start; of no other versions and no other function."""
+    """The decoder's fingerprint in a file, for the next start with the same host, versions and function."""
 
     def __init__(self, file: Path | None, function: str) -> None:
         self._file = file
-        self._made_by = [installed_version(), platform.machine(), function]
+        self._made_by = [installed_version(), platform.node(), platform.machine(), function]
         with contextlib.suppress(PackageNotFoundError):
             self._made_by.append(version("pillow"))
 
     def read(self) -> str:
         """Return the fingerprint; empty if there is none."""
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            noted = json.loads(self._file.read_bytes()) if self._file is not None else {}
-            return str(noted.get("decoder", "")) if noted.get("made_by") == self._made_by else ""
+        # A note that cannot be replaced could be wrong at every start.
+        if self._file is None or not os.access(self._file.parent, os.W_OK):
+            return ""
+        with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError):
+            noted = json.loads(self._file.read_bytes())
+            is_ours = noted.get("made_by") == self._made_by
+            return str(noted["decoder"]) if is_ours and DIGEST.fullmatch(str(noted.get("decoder"))) else ""
         return ""
 
     def write(self, decoder: str) -> None:
         """Note a fingerprint, if the file can be written; empty: the next start waits for its worker."""
         if self._file is not None:
-            unfinished = self._file.with_suffix(f".{os.getpid()}")
+            unfinished = self._file.with_suffix(f".{os.getpid()}.unfinished")
             with contextlib.suppress(OSError):
                 self._file.parent.mkdir(exist_ok=True)
                 text = json.dumps({"made_by": self._made_by, "decoder": decoder})

@@ -106,10 +106,6 @@ class ExecutorManager:
                 self._told[number] = scaling
                 post_event(ExecutorResized(**asdict(scaling), executor=number))
 
-    def successor(self, *, is_needed: bool) -> str:
-        """Return the decoder to switch to, if it is time; else empty. ``is_needed``: a job is open."""
-        return next(filter(None, (each.successor(is_needed=is_needed) for each in self.decoding)), "")
-
     async def close(self) -> None:
         """End all."""
         await cancel_and_wait(*self._keeping, *self._starting)

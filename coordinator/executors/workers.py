@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _MAX_SLOTS = 1024
-_DIGEST = re.compile(r"[0-9a-f]{32}")
+DIGEST = re.compile(r"[0-9a-f]{32}")
 _STUCK_S, _SILENCE_S = 1.0, 15.0
 _NO_DECODERS = (
     "no workers call in here: name them among the executors (SUPER_EXECUTOR=workers), or start this one with "
@@ -95,10 +95,6 @@ class WorkersExecutor(Executor):
     def fingerprint(self) -> str:  # type: ignore[override]  # it is the first worker's
         """Return the workers' decoder fingerprint."""
         return self._workers.fingerprint
-
-    def successor(self, *, is_needed: bool) -> str:
-        """Return the decoder to switch to, once it is time; else empty."""
-        return self._workers.successor(is_needed=is_needed)
 
     async def start(self) -> None:
         """Wait for the first worker, unless those in use only restore and save: there may be none."""
@@ -194,7 +190,7 @@ def _home(message: pb.FromWorker, workers: Mapping[bool, Workers]) -> Workers:
         raise ConfigError(f"this worker cannot run functions: {one_line(hello.trouble)}")
     if not 1 <= hello.slots <= _MAX_SLOTS:
         raise ConfigError(f"a worker has 1 to {_MAX_SLOTS} slots; not {hello.slots}")
-    if not _DIGEST.fullmatch(hello.fingerprint) or not math.isfinite(hello.clock_s):
+    if not DIGEST.fullmatch(hello.fingerprint) or not math.isfinite(hello.clock_s):
         raise ConfigError("a worker's hello has its clock, and of its decoder a fingerprint of 32 hex digits")
     home = workers.get(not hello.store_only)
     if home is None:

@@ -20,6 +20,7 @@ from superdl.coordinator.catalog.state import CatalogState, open_state
 from superdl.coordinator.core import CoreSettings, ExecutorFacts, TeamsChanged
 from superdl.coordinator.executors.base import executor_classes, sees_store, shipped_prices_of
 from superdl.coordinator.executors.eligibility import Eligibility
+from superdl.coordinator.executors.local import LocalExecutor
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.executors.workers import WorkersExecutor
 from superdl.coordinator.server.doors import Doors
@@ -100,7 +101,7 @@ async def serve(settings: Settings, holders: Holders | None = None, decoder: str
     async with contextlib.AsyncExitStack() as stack:
         stopped = loop.create_task(stop.wait(), name="stop")
         stack.push_async_callback(cancel_and_wait, stopped)
-        starting = loop.create_task(_start(settings, stack, run_ended, decoder), name="start")
+        starting = loop.create_task(_start(settings, stack, run_ended, decoder, holders), name="start")
         await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             _bound_the_end()
@@ -130,7 +131,11 @@ def _bound_the_end() -> None:
 
 
 async def _start(
-    settings: Settings, stack: contextlib.AsyncExitStack, run_ended: Callable[[int], None], decoder: str
+    settings: Settings,
+    stack: contextlib.AsyncExitStack,
+    run_ended: Callable[[int], None],
+    decoder: str,
+    holders: Holders | None,
 ) -> tuple[Engine, _Steps]:
     """Start everything, the ports last, on the stack; return steps to repeat, with pauses in seconds."""
     warn_if_insecure(settings)
@@ -141,9 +146,10 @@ async def _start(
     stack.push_async_callback(_at_the_end, cache.release_lock, "the lock was not released and will expire")
     executors = executor_classes(settings.executors)
     state = open_state(settings.state, settings.store_choice.address, os.environ)
-    scratch, decoder_file = (
-        (state.directory / name if state.directory is not None else None) for name in (_SHARDS, _DECODER)
-    )
+    scratch = state.directory / _SHARDS if state.directory is not None else None
+    # Only an embedded coordinator alone with its cache may find out late that its worker decodes otherwise.
+    starts_early = holders is not None and settings.executors == (LocalExecutor.name,)
+    decoder_file = state.directory / _DECODER if starts_early and state.directory is not None else None
     changed = asyncio.Event()
     doors = Doors(settings, tokens, stack, run_ended)
     datasets, keeper = await _with_store(settings, state, stack)
@@ -156,7 +162,6 @@ async def _start(
         scratch=scratch,
         decoder_file=decoder_file,
         changed=changed.set,
-        decoder=decoder,
     )
     manager = ExecutorManager(
         [partial(executor, settings, decoding) for executor in executors],
@@ -214,7 +219,7 @@ async def _start(
     steps: _Steps = {
         "upkeep": (upkeep.once, _UPKEEP_S),
         "executors": (
-            partial(_follow, engine, eligibility, manager, watch, tokens, changed),
+            partial(_follow, engine, eligibility, manager, watch, tokens, doors.workers, changed),
             0.0,
         ),
         "reports": (reports.read_once, 0.0),
@@ -245,6 +250,7 @@ async def _follow(
     manager: ExecutorManager,
     watch: Watch,
     tokens: Tokens | None,
+    workers: Workers | None,
     changed: asyncio.Event,
 ) -> None:
     """Once a second, and when executors have ``changed``, tell the core which of them come, go and
@@ -264,7 +270,9 @@ async def _follow(
     engine.keeper.step()
     watch.step()
     is_needed = bool(engine.core.jobs)
-    if successor := manager.successor(is_needed=is_needed):
+    if any(executor.is_outdated for executor in manager.decoding):
+        raise DecoderReplacedError
+    if workers is not None and (successor := workers.successor(is_needed=is_needed)):
         if is_needed:
             _log.warning("no worker is left that decodes as open jobs began: they go on with another decoder")
         raise DecoderReplacedError(successor)

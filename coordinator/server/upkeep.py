@@ -92,8 +92,7 @@ async def warm_and_take_over(
         await warming
     finally:
         await cancel_and_wait(warming)
-    successor = workers.fingerprint if workers is not None and chooses else decoder
-    if successor and await _replace_decoder(cache, successor):
+    if workers is not None and chooses and await _replace_decoder(cache, workers.fingerprint):
         info = await cache.info()
     return info
 
@@ -117,8 +116,12 @@ async def agree_on_fingerprint(cache: Cache, digest: str) -> bool:
 class DecoderReplacedError(Exception):
     """Workers with another ``decoder`` replace the previous: the coordinator must restart."""
 
-    def __init__(self, decoder: str) -> None:
-        super().__init__(f"workers that decode as {decoder} are used from now on")
+    def __init__(self, decoder: str = "") -> None:
+        super().__init__(
+            f"workers that decode as {decoder} are used from now on"
+            if decoder
+            else "the local worker does not start, or not with the decoder of the start before"
+        )
         self.decoder = decoder
 
 
