@@ -64,7 +64,7 @@ class Run:
 
 def run_of(arguments: Sequence[str], environment: Mapping[str, str], config: Path = _CONFIG) -> Run:
     """Return the run of the options, else of SageMaker's variables or files in ``config``."""
-    data, training, current = _sagemaker_hosts(environment, config)
+    named, host = ("", ""), ""
     if "--" in arguments:
         at = list(arguments).index("--")
         parser = argparse.ArgumentParser(prog="python -m infra.launcher", allow_abbrev=False)
@@ -72,16 +72,18 @@ def run_of(arguments: Sequence[str], environment: Mapping[str, str], config: Pat
         parser.add_argument("--training-hosts", default="", help="hosts that train")
         parser.add_argument("--host", default="", help="this one (the system's name for it)")
         options, command = parser.parse_args(arguments[:at]), list(arguments[at + 1 :])
-        if options.training_hosts:
-            named = options.data_hosts, options.training_hosts
-            data, training = (tuple(filter(None, text.split(","))) for text in named)
-            current = options.host or socket.gethostname()
+        named, host = (options.data_hosts, options.training_hosts), options.host
     else:  # hyper-parameters, all of them the script's except its name
         words = list(arguments) or _words(_read(config / "hyperparameters.json"))
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         parser.add_argument("--train-script", default="")
         known, script_arguments = parser.parse_known_args(words)
         command = [known.train_script, *script_arguments]
+    if named[1]:
+        data, training = (tuple(filter(None, text.split(","))) for text in named)
+        current = host or socket.gethostname()
+    else:
+        data, training, current = _sagemaker_hosts(environment, config)
     if not "".join(command[:1]):
         raise ConfigError("no training script: name it by the hyper-parameter train-script, or after --")
     if current not in (*data, *training) or not training:
@@ -217,7 +219,9 @@ def _start_cache(address: str, port: int, stack: contextlib.ExitStack) -> None:
     listens = (f"bind {address}", "protected-mode no", *ports)
     cache_bytes = parse_bytes(os.environ.get("SUPER_CACHE_BYTES") or "0", "SUPER_CACHE_BYTES")
     cache_bytes = cache_bytes or available_memory_bytes() // 2
-    directory, credentials = Path(tempfile.gettempdir()), Credentials.from_environment(os.environ)
+    # Private: the server would load any dump.rdb that it finds there.
+    directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="super-l-")))
+    credentials = Credentials.from_environment(os.environ)
     _held(start_server(server, listens, directory, cache_bytes, credentials), stack)
 
 

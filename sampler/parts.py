@@ -277,7 +277,11 @@ def in_background(task: Callable[[], None]) -> None:
 
     _background.add(entry)
     # Finalizers may run anywhere, under any lock, and a threading.Thread takes Python's own locks to start.
-    _thread.start_new_thread(run, ())
+    try:
+        _thread.start_new_thread(run, ())
+    except BaseException:  # at a limit on processes; nothing is to be waited for at exit
+        _background.discard(entry)
+        raise
 
 
 @atexit.register

@@ -172,7 +172,7 @@ class SuperLoader(Generic[_Ref]):
             }
             self._made = SuperSampler(given, **order, **of_sampler)
             self.sampler = self._made
-            weakref.finalize(self, self._made.close_soon).atexit = False  # sampler.at_exit does it then
+            weakref.finalize(self, self._made.close_soon).atexit = False  # sampler.parts does it then
         self._latest: _Progress | None = None
         load = Load(
             whole,

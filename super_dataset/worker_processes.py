@@ -17,7 +17,7 @@ from superdl.super_wire.errors import UsageError
 from superdl.super_wire.host import usable_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from superdl.super_dataset.memory.batch_memory import Memory, Mover
 
@@ -89,10 +89,9 @@ class WorkerProcesses:
     def __init__(self, load: Load, mover: Mover, count: int, options: dict[str, Any]) -> None:
         self.mover = mover
         self._latest: Callable[[], ProcessPass | None] = lambda: None
-        self._refs = _Refs()
         self._loader: DataLoader[Any] | None = DataLoader(
             _Reading(load, None if count else mover.memory),
-            sampler=self._refs,
+            sampler=_RefsOfPass(self),
             batch_size=None,
             num_workers=count,
             collate_fn=_as_it_is,
@@ -103,14 +102,18 @@ class WorkerProcesses:
     def begin(self, sampler: Any) -> ProcessPass:
         """Return a new pass. With persistent workers, an earlier one fails from now on."""
         loader = self.check()
-        before = self._latest()
+        before = self.latest()
         if before is not None and loader.persistent_workers:
             before.batches = None
-        trouble: list[Exception] = []
-        self._refs.upcoming = _until_error(iter(sampler), trouble)
-        begun = ProcessPass(self, iter(loader), trouble)
+        begun = ProcessPass(self, iter(sampler))
         self._latest = weakref.ref(begun)
+        # The sampler of the DataLoader looks up the latest pass when this begins to iterate.
+        begun.batches = iter(loader)
         return begun
+
+    def latest(self) -> ProcessPass | None:
+        """Return the pass that began last, unless it was dropped."""
+        return self._latest()
 
     def check(self) -> DataLoader[Any]:
         """Raise :class:`UsageError` after :meth:`stop`, and in a fork."""
@@ -122,7 +125,7 @@ class WorkerProcesses:
 
     def stop(self) -> None:
         """Stop the processes. Idempotent."""
-        latest, self._loader = self._latest(), None
+        latest, self._loader = self.latest(), None
         if latest is not None:
             latest.batches = None
 
@@ -130,14 +133,13 @@ class WorkerProcesses:
 class ProcessPass:
     """One pass; ``passed`` counts the batches that were taken or failed."""
 
-    def __init__(
-        self, processes: WorkerProcesses, batches: Iterator[Any], trouble: Sequence[Exception]
-    ) -> None:
+    def __init__(self, processes: WorkerProcesses, refs: Iterator[Any]) -> None:
         self.passed = 0
-        self.batches: Iterator[Any] | None = batches
-        self._processes = processes
+        self.refs = refs
+        self.batches: Iterator[Any] | None = None
         # The sampler's error, raised at the end of the pass.
-        self._trouble = trouble
+        self.trouble: Exception | None = None
+        self._processes = processes
 
     def take(self) -> Any:
         """Return the next batch, ready for use, or raise its error in its place."""
@@ -150,7 +152,8 @@ class ProcessPass:
             self.passed += 1
             raise
         if batch is None:
-            raise next(iter(self._trouble), StopIteration)
+            # An error of the sampler ends the pass.
+            raise self.trouble or StopIteration
         self.passed += 1
         if batch.left_out:
             raise BatchLeftOut from batch.cause
@@ -158,22 +161,31 @@ class ProcessPass:
         return mover.receive(mover.send(batch.item))
 
 
-class _Refs:
-    """The sampler of a DataLoader, which yields the items of the pass that begins."""
+class _RefsOfPass:
+    """The sampler of a DataLoader, which yields the items of the latest pass."""
 
-    upcoming: Iterator[Any] = iter(())
+    def __init__(self, processes: WorkerProcesses) -> None:
+        # Weak, so that workers end as soon as the loader is dropped, even if an error's traceback still
+        # refers to everything.
+        self._processes = weakref.ref(processes)
 
     def __iter__(self) -> Iterator[Any]:
-        # Taken with the first item: a DataLoader also creates iterators that it never uses.
-        refs, self.upcoming = self.upcoming, iter(())
-        yield from refs
+        processes = self._processes()
+        latest = None if processes is None else processes.latest()
+        return iter(()) if latest is None else _refs_of(weakref.ref(latest))
 
 
-def _until_error(refs: Iterator[Any], trouble: list[Exception]) -> Iterator[Any]:
-    try:
-        yield from refs
-    except Exception as error:  # noqa: BLE001 # DataLoader would raise it before the batches under way
-        trouble.append(error)
+def _refs_of(latest: Callable[[], ProcessPass | None]) -> Iterator[Any]:
+    while (begun := latest()) is not None:
+        try:
+            ref = next(begun.refs)
+        except StopIteration:
+            return
+        except Exception as error:  # noqa: BLE001 # DataLoader would raise it before the batches under way
+            begun.trouble = error
+            return
+        del begun  # hold no pass between items
+        yield ref
 
 
 @dataclass(slots=True)

@@ -77,7 +77,7 @@ def _padding(value: Any) -> int | list[int]:
 
 def _one_of(*choices: str | int) -> Callable[[Any], str | int]:
     def read(value: Any) -> str | int:
-        if isinstance(value, bool) or value not in choices:
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)) or value not in choices:
             raise ValueError(f"one of {', '.join(map(str, choices))}")
         return choices[choices.index(value)]
 

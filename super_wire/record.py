@@ -221,7 +221,7 @@ def parse_header(record: Bytes, *, record_bytes: int | None = None, sample_id: b
 def checked_array(ndim: int, sides: tuple[int, ...], code: int) -> tuple[np.dtype[Any], tuple[int, ...], int]:
     """Return dtype, shape and bytes of an array from a header's fields, or raise :class:`RecordError`."""
     if code not in DTYPE_NAMES or ndim > MAX_NDIM:
-        raise RecordError(f"no array has the dtype code {code} and {ndim} dimensions")
+        raise RecordError(f"no array has the dtype code {code} and {ndim} dimensions (at most {MAX_NDIM})")
     shape, beyond = sides[:ndim], sides[ndim:]
     if any(beyond):  # else a flipped bit in ndim could turn (28, 28, 1) into (28, 28)
         raise RecordError(f"an array of {ndim} dimensions has sides {beyond} beyond them")

@@ -168,7 +168,10 @@ def _read_table(
         at += _ENTRY.size
         name = bytes(payload[at : at + name_bytes]).decode()
         at += name_bytes
-        table.append((name, checked_array(ndim, tuple(sides), code)))
+        try:
+            table.append((name, checked_array(ndim, tuple(sides), code)))
+        except RecordError as error:
+            raise ValueError(f"array {name!r}: {error}") from error
     names = [name.encode() for name, _ in table]
     if not all(names):
         raise ValueError("an array has no name")

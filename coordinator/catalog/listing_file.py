@@ -110,8 +110,9 @@ class Tree:
         page_files, name = 1 if self._digests else _PAGE_FILES, prefix[:-1]
         trail = () if folders else (self._root,)
         pending = [_Directory(os.path.realpath(f"{self._root}/{name}"), name, trail)]
+        files, names = list[Listed](), list[str]()
         while pending:
-            here, files, names = pending.pop(), list[Listed](), list[str]()
+            here = pending.pop()
             self._tally.check()
             for entry in self._entries(here, top=folders):
                 if not entry.is_directory:
@@ -123,7 +124,7 @@ class Tree:
                 if len(files) == page_files:
                     yield Page(files)
                     files = []
-            yield Page(files, names)
+        yield Page(files, names)
 
     def _pace(self) -> None:
         """Let the other threads start once a slow file system keeps this one waiting."""

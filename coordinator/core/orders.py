@@ -236,6 +236,9 @@ class Drawing:
 
     def at(self, epoch: int, places: Ints) -> tuple[Ints, Ints]:
         """Return the sample at each order position, and its number among the sample's draws, from 0."""
+        if self._is_plain:
+            samples = order_of(self._count, self._seed, epoch).forward(places) if self._shuffle else places
+            return samples, np.zeros_like(places)
         steps, again = np.divmod(places, self._repeats)
         draws: Ints = steps
         if self._shuffle:

@@ -261,8 +261,10 @@ class Plan:
         batches = self.batches_per_epoch
         owners, first, last = self._drawing.places(epoch, indices)
         # The repetitions of a draw are in consecutive global batches.
-        used = np.maximum(self._batches_of(first), position)
-        used[(self._batches_of(last) < position) | (used >= batches)] = NEVER_SOON
+        first_batch = self._batches_of(first)
+        last_batch = first_batch if last is first else self._batches_of(last)
+        used = np.maximum(first_batch, position)
+        used[(last_batch < position) | (used >= batches)] = NEVER_SOON
         if position < batches:  # the samples that open the epoch come again in its last batch, as padding
             reopened = first < self.padding_per_epoch
             used[reopened] = np.minimum(used[reopened], batches - 1)

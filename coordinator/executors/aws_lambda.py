@@ -9,7 +9,8 @@ import math
 import re
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 from superdl.coordinator.core import FailureKind
 from superdl.coordinator.executors.base import Executor, ExecutorError, Scaling, setting
@@ -19,11 +20,14 @@ from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import installed_version
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from superdl.coordinator.executors.base import ExecutorContext
     from superdl.coordinator.executors.lambda_client import Reply, Target
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
 _log = logging.getLogger(__name__)
+_Answer = TypeVar("_Answer")
 
 _BURST = 1000
 _PER_S = 100.0  # AWS adds 1,000 environments in 10 seconds
@@ -116,8 +120,8 @@ class LambdaExecutor(Executor):
             golden=self.fingerprint,
             function_version=installed_version(),
         )
-        reply = await self._call(request.to_json().encode(), timeout_s)
-        result = read_reply(reply, self.target, request.request_id)
+        read = partial(read_reply, target=self.target, request_id=request.request_id)
+        result = await self._call(request.to_json().encode(), timeout_s, read)
         self._clock.told(result.clock_s)
         return result
 
@@ -130,7 +134,8 @@ class LambdaExecutor(Executor):
         attempts = 1
         while True:
             try:
-                warmed = Warmed.of(await self._call(self._warm_event, _WARM_TIMEOUT_S), self.target)
+                read = partial(Warmed.of, target=self.target)
+                warmed = await self._call(self._warm_event, _WARM_TIMEOUT_S, read)
             except ExecutorError as error:
                 if not _is_throttled(error) or attempts == _WARM_ATTEMPTS:
                     raise
@@ -143,13 +148,13 @@ class LambdaExecutor(Executor):
             attempts += 1
             await asyncio.sleep(_THROTTLED_PAUSE_S)
 
-    async def _call(self, payload: bytes, timeout_s: float) -> Reply:
+    async def _call(self, payload: bytes, timeout_s: float, read: Callable[[Reply], _Answer]) -> _Answer:
         began_s = 0.0
 
-        def call() -> Reply:
+        def call() -> _Answer:
             nonlocal began_s
             began_s = time.monotonic()
-            return self._client.invoke(payload)
+            return read(self._client.invoke(payload))  # here: megabytes of JSON would hold the event loop
 
         try:
             async with asyncio.timeout(timeout_s):

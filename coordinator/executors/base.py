@@ -152,6 +152,12 @@ class Executor(Protocol):
         """End everything it started, within a bounded time. Requests in progress fail."""
 
 
+def check_present(executor: Executor) -> None:
+    """Raise :class:`ExecutorError` if an executor takes no requests now."""
+    if executor.absence:
+        raise ExecutorError(f"the executor {executor.name} is absent: {executor.absence}", refused=True)
+
+
 def executor_class(name: str) -> type[Executor]:
     """Return the class of the executor that settings call ``name``."""
     module, _, attribute = EXECUTORS[name].implementation.partition(":")

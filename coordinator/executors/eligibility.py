@@ -20,7 +20,7 @@ import numpy as np
 from superdl.coordinator.catalog.listing_bucket import bucket_region
 from superdl.coordinator.catalog.source import parse_source
 from superdl.coordinator.core import ExecutorsIneligible, FailureKind
-from superdl.coordinator.executors.base import ExecutorError
+from superdl.coordinator.executors.base import ExecutorError, check_present
 from superdl.coordinator.executors.messages import request_for
 from superdl.super_wire.cancelling import CallingThreads, cancel_and_wait
 from superdl.super_wire.errors import CacheError, ConfigError, SourceError, SourceForbiddenError, SuperError
@@ -291,9 +291,10 @@ async def _try_once(executor: Executor, dataset: Dataset, cache: str) -> str:
         expires_in_s=_EXPIRES_S,
     )
     try:
+        check_present(executor)
         result = await executor.invoke(request, timeout_s=_EXPIRES_S + _ANSWER_S)
     except ExecutorError as error:
-        if error.kind is FailureKind.RAISED:
+        if error.kind is FailureKind.RAISED and not error.refused:
             raise ConfigError(f"functions refuse what {source} asks of them: {error}") from error
         if error.kind is not FailureKind.TIMED_OUT:
             raise

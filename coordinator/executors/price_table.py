@@ -95,7 +95,8 @@ def load_prices(file: str | None = None) -> PriceTable:
         if "hour" in entries:  # the coordinator's share is known only to a file with both
             known.pop("coordinator_hour", None)
         if section in _PIECES and (unknown := entries.keys() - known.keys()):
-            raise ConfigError(f"{path}: {section} {min(unknown)}: there is no such unit; not {entries}")
+            units = ", ".join(known)
+            raise ConfigError(f"{path}: {section} {min(unknown)}: there is no such unit; there are {units}")
         # A user's file may replace single fields of a machine or cache node.
         for name, value in entries.items():
             known[name] = known.get(name, {}) | value if isinstance(value, dict) else value

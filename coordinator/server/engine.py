@@ -32,7 +32,7 @@ from superdl.coordinator.core import (
     Warn,
     WriteTombstones,
 )
-from superdl.coordinator.executors.base import ExecutorError, one_line
+from superdl.coordinator.executors.base import ExecutorError, check_present, one_line
 from superdl.coordinator.executors.messages import NUMBER_MAX, fault_of_result, gets_of, request_for
 from superdl.coordinator.server.repeated_lines import warn_of_samples
 from superdl.coordinator.store.keeper import StoreKeeper
@@ -224,10 +224,6 @@ class Engine:
                 self.post(RequestFailed(action.request_id, FailureKind.UNAVAILABLE, reason, refused=True))
                 return
             kind = RequestKind.DECODE
-        if executor.absence:
-            reason = f"the executor {executor.name} is not there: {executor.absence}"
-            self.post(RequestFailed(action.request_id, FailureKind.UNAVAILABLE, reason, refused=True))
-            return
         at = dataset.content, action.indices
         request = request_for(
             dataset,
@@ -242,6 +238,7 @@ class Engine:
             golden=keeper.fingerprint if kind is RequestKind.SAVE else "",
         )
         try:
+            check_present(executor)
             grace_s = min(action.expires_in_s + _ANSWER_MARGIN_S, _ANSWER_GRACE_S)
             result = await executor.invoke(request, timeout_s=action.expires_in_s + grace_s)
             done = self._done(action, result, dataset)

@@ -172,7 +172,7 @@ def read_segments(store: Store, names: Iterable[str]) -> Iterator[list[IndexedPa
             try:
                 yield unpack_segment(store.read_segment(name))
             except (StoreFormatError, StoreRefusedError) as error:
-                _log.warning("the segment %s of the store is left out: %s", name, error)
+                _log.warning("the segment %s/index/%s is left out: %s", store.address, name, error)
 
 
 def read_indexes(store: Store, packs: Mapping[str, int]) -> Iterator[tuple[str, PackIndex | StoreError]]:

@@ -238,9 +238,9 @@ class StoreKeeper:
         self.room.useless |= contents.useless
         self._lose(contents.gone | contents.useless)
         self.places.put(content, joined)
-        # Jobs that have it open began without, or this look was for another one.
-        for event in self.stored(content) if content in self._datasets.opened else ():
-            self._post(event)
+        # Jobs that have it open began without what this look has found.
+        if joined.indices.size and content in self._datasets.opened:
+            self._post(RecordsStored(content, joined.indices, joined.packs))
         if not store.read_only:
             self._tasks.start(self._mark_and_merge(store, collection))
 

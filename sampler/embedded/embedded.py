@@ -35,6 +35,7 @@ _REVIVAL_PAUSE_S = 0.5
 _MAX_CALLS = 5
 _LINE_BYTES = 65536
 _END_WAIT_S = 30.0
+_QUESTION_HOLD_S = 60.0
 _BACKLOG = 256
 
 # Prefixes of the variables that coordinator and functions read at startup.
@@ -298,14 +299,28 @@ def embedded_for(run: str, *, for_question: bool = False) -> Embedded:
 
 
 def question_answered(coordinator: str) -> None:
-    """Note an answered query. The hold stays for more of them and for a sampler, unless caches are shared."""
+    """Note an answered query. Its hold ends after a minute; at once if coordinators share a cache in turn."""
     with _lock:
         for (pid, *_), hold in _holds.items():
             if hold.coordinator == coordinator and pid == os.getpid():
                 hold.questions -= 1
-                # Coordinators use a cache that is no own one in turn, and the next may be another process's.
-                if hold.in_turn and not (hold.stays or hold.questions):
+                if hold.stays or hold.questions:
+                    continue
+                if hold.in_turn:
                     hold.let_go()  # without waiting: other ranks may hold it
+                else:  # a sampler may follow
+                    timer = threading.Timer(_QUESTION_HOLD_S, _let_go_unless_used, (hold,))
+                    timer.daemon = True
+                    timer.start()
+
+
+def _let_go_unless_used(hold: Embedded) -> None:
+    with _lock:
+        if hold.stays or hold.questions:
+            return
+        hold.let_go()
+    for process in hold.processes():
+        process.wait()  # reap it, or it stays a zombie
 
 
 def _end_questions_of_others(key: tuple[int, str, str]) -> None:

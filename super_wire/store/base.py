@@ -74,7 +74,7 @@ class Store(abc.ABC):
 
     def segments(self) -> list[str]:
         """Return the names of all segments."""
-        return [segment.name for segment in self._list(INDEX)]
+        return [entry.name for entry in self._list(INDEX) if entry.name.endswith(".segment")]
 
     def read_segment(self, name: str) -> bytes:
         """Read one segment, unchecked."""
@@ -116,8 +116,12 @@ class Store(abc.ABC):
         return self._remove_all((TEMPORARY, OPEN), now - ABANDONED_S)
 
     def clear_marks(self) -> None:
-        """Remove everything but packs and index: marks of users, and unfinished files."""
+        """Remove everything but packs and segments: users' marks, unfinished files, old segments."""
         self._remove_all((USED, OPEN, TEMPORARY), math.inf)
+        segments = set(self.segments())
+        for entry in self._list(INDEX):
+            if entry.name not in segments:
+                self._remove(INDEX, entry.name)
 
     @abc.abstractmethod
     def _list(self, folder: str) -> list[Listed]:

@@ -43,7 +43,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 # Names come over networks and from shared disks: each is checked before it joins a path.
 _NAMES = {
     PACKS: re.compile(r"[0-9a-f]{16}-[0-9a-f]{24}\.pack"),
-    INDEX: re.compile(r"(?:[0-9a-f]{16}-)?[0-9a-f]{24}\.segment"),
+    INDEX: re.compile(r"(?:[0-9a-f]{16}-)?[0-9a-f]{24}\.(?:segment|index)"),  # .index: an earlier form
     OPEN: re.compile(r"[A-Za-z0-9_-]{1,64}"),
     USED: re.compile(r"[0-9a-f]{16}"),
     TEMPORARY: re.compile(r"(?!\.{1,2}$)[^/\0]+"),

@@ -246,7 +246,9 @@ def check_entries(entries: NDArray[np.void], first: int, end: int | NDArray[np.u
     begins, lengths = entries["offset"], entries["bytes"]
     wrong = (begins < first) | (begins > end) | (lengths < HEADER_BYTES)
     if (wrong | (lengths > end - np.minimum(begins, end))).any():
-        raise StoreFormatError("an entry names a record beyond its pack's")
+        raise StoreFormatError(
+            "an entry names a record that is not inside its pack, or is shorter than a header"
+        )
 
 
 def _whole(read: Callable[[int, int], bytes], offset: int, length: int) -> bytes:

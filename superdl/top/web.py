@@ -42,6 +42,7 @@ class Page:
         self._lock = threading.Lock()
         self._view: Mapping[str, Any] | None = None
         self._points: deque[dict[str, Any]] = deque(maxlen=HISTORY_S)
+        self._count = 0  # of all points so far
         self._point_due_s = 0.0
         self.html = files("superdl.top").joinpath("page.html").read_bytes()
         self.policy = _policy(self.html.decode())
@@ -66,12 +67,15 @@ class Page:
             if time.monotonic() >= self._point_due_s:
                 self._point_due_s = time.monotonic() + 0.9  # a second, allowing for jitter
                 self._points.append(_point(view))
+                self._count += 1
 
-    def look(self, after_s: float) -> bytes:
-        """Return the view, and the timeline since ``after_s``, Unix time in seconds, as JSON."""
+    def look(self, after: int) -> bytes:
+        """Return the view, and the points of the timeline that follow its first ``after``, as JSON."""
         with self._lock:
-            points = [point for point in self._points if point["clock_s"] > after_s]
-            return json.dumps({"view": self._view, "points": points}).encode()
+            # By number, since clocks step back. A page that knows more belongs to an earlier server.
+            new = self._count - after if 0 <= after <= self._count else self._count
+            points = list(self._points)[max(0, len(self._points) - new) :]
+            return json.dumps({"view": self._view, "points": points, "count": self._count}).encode()
 
     def close(self) -> None:
         """Stop serving."""
@@ -135,10 +139,10 @@ class _Request(BaseHTTPRequestHandler):
             self._send(200, "text/html; charset=utf-8", self.server.page.html)
         elif path == "/view":
             try:
-                after_s = float(self._asked("after") or 0)
+                after = int(self._asked("after") or 0)
             except ValueError:
-                after_s = 0.0
-            self._send(200, "application/json", self.server.page.look(after_s))
+                after = 0
+            self._send(200, "application/json", self.server.page.look(after))
         elif path == "/batches":
             self._late_batches()
         else:

@@ -52,9 +52,9 @@ def asked(url, path, method="GET", host=None):
     return connection.getresponse()
 
 
-def looked(url, after_s=0.0):
+def looked(url, after=0):
     """What the page is told when it asks."""
-    answer = asked(url, f"/view?after={after_s}")
+    answer = asked(url, f"/view?after={after}")
     assert answer.headers["Content-Type"] == "application/json"
     return json.loads(answer.read())
 
@@ -95,7 +95,7 @@ def test_nothing_but_get(page, method):
 
 
 def test_a_page_is_told_what_was_and_what_came_since_with_gaps_where_nobody_answered(page, monkeypatch):
-    assert looked(page.url) == {"view": None, "points": []}
+    assert looked(page.url) == {"view": None, "points": [], "count": 0}
     page.show(VIEW)
     first = looked(page.url, "no-number")
     assert first["view"]["jobs"] == VIEW["jobs"][:50]
@@ -104,11 +104,15 @@ def test_a_page_is_told_what_was_and_what_came_since_with_gaps_where_nobody_answ
     assert first["view"]["helps"]["limits"] == "a higher quota or a higher cap"
     later_s = time.monotonic() + 1
     monkeypatch.setattr(time, "monotonic", lambda: later_s)
-    page.show({**VIEW, "clock_s": 2.0, "unreachable": {"since_s": 1.0, "why": "gone"}})
-    second = looked(page.url, 1.0)
-    assert second["points"] == [{"clock_s": 2.0}]
+    page.show(
+        {**VIEW, "clock_s": 0.5, "unreachable": {"since_s": 1.0, "why": "gone"}}
+    )  # its clock was set back
+    second = looked(page.url, first["count"])
+    assert second["points"] == [{"clock_s": 0.5}]
     assert second["view"]["unreachable"]["why"] == "gone"
-    assert len(looked(page.url)["points"]) == 2, "whoever comes later gets all"
+    assert looked(page.url, 2)["points"] == []
+    for newcomer in (0, 99):  # a new page, and one that an earlier server filled
+        assert len(looked(page.url, newcomer)["points"]) == 2
 
 
 def test_the_late_batches_of_a_job_are_answered_and_of_others_refused(page):
