@@ -102,7 +102,7 @@ def test_a_wrong_page_is_named(coordinator, make_pager, change, reason):
         ({"labels": b"l" * 15}, "15 bytes are no labels of 2 samples"),
         ({"padding": b"p"}, "1 bytes of padding"),
         ({"keys": ["a"]}, "batch 7 of 2 samples has 1 keys"),
-        ({"pack_of": bytes(4)}, "4 bytes of packs' numbers"),
+        ({"pack_of": bytes(4)}, "4 bytes of pack numbers"),
         ({"offsets": bytes(8)}, "8 bytes of places"),
         ({"lengths": b""}, "0 bytes of lengths"),
         ({"pack_of": b"\0\0\0\0\3\0\0\0"}, "batch 7: a place names pack 3 of 2"),

@@ -50,7 +50,7 @@ def test_warnings_are_told_once_by_the_first_rank(coordinator, caplog):
 
 def test_a_listing_that_stands_still_is_given_up(coordinator):
     coordinator.script.listing = [17] * 100_000
-    with pytest.raises(SourceError, match="file:///images stands at 17 samples"):
+    with pytest.raises(SourceError, match="file:///images is at 17 samples"):
         session(coordinator, listing_silence_s=0.05)
     assert coordinator.count("OpenJob") == 0
 
