@@ -42,7 +42,7 @@ class Delivered:
             self._order.append(position)
 
     def place(self, count: int | None = None) -> PlanPosition:
-        """Return the place after the first ``count`` batches, or after all of them."""
+        """Return the place after the first ``count`` batches. ``None`` means all of them."""
         count = self.count if count is None else count
         start = self.start
         if self._order is None:
@@ -94,7 +94,7 @@ class PrefetchBuffer:
         ``ready`` means that, as far as is known, a reader would find all of its samples immediately.
         """
         if batch.position != self.tail or self.tail >= self.end:
-            raise ValueError(f"batch {batch.position} arrived, but {self.tail} of {self.end} was expected")
+            raise ValueError(f"batch {batch.position} arrived instead of batch {self.tail} of {self.end}")
         if self.tail not in self._delivered_before:
             self._waiting[self.tail] = batch
             if ready:

@@ -181,7 +181,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
         self.num_samples = samples_of_a_rank(spec.length(size), spec)
         """Samples of this rank in an epoch, including padding. ``len()`` counts batches."""
         self.total_size = self.num_samples * self.num_replicas
-        """The same over all ranks."""
+        """Samples of all ranks in an epoch, including padding."""
         self.batch_size = spec.batch_size
         """Samples per batch on this rank."""
         self.counts = spec.mix or (spec.length(size),)
@@ -198,20 +198,20 @@ class SuperSampler(DistributedSampler[BatchRef]):
 
     @property
     def job(self) -> str:
-        """Return the job's id, 32 hex digits, the same on all ranks. For a mix, return that of the first."""
+        """Return the job's id, 32 hex digits, the same on all ranks. For a mix, it is the first job's."""
         return self.parts[0].job
 
     @property
     def kept(self) -> str:
-        """Return where decoded records are kept, and how full that was at the start, as a text for users.
+        """Return a message for users about where decoded records are kept and how full that was at the start.
 
-        Without a store, the string is empty.
+        Without a store, the message is empty.
         """
         return self.parts[0].session.kept
 
     @property
     def bad_samples(self) -> tuple[Any, ...]:
-        """Return the bad samples skipped or replaced so far; see :class:`SuperDataset`."""
+        """Return the bad samples that were skipped or replaced so far; see :class:`SuperDataset`."""
         datasets = {id(part.dataset): part.dataset for part in self.parts}.values()
         return tuple(bad for dataset in datasets for bad in dataset.bad_samples)
 

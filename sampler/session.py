@@ -72,7 +72,7 @@ class JobSpec:
         return self.draws is not None and bool(self.draws.lengths)
 
     def length(self, size: int) -> int:
-        """Return the number of samples in an epoch over all ranks, without padding."""
+        """Return the number of samples in an unpadded epoch over all ranks, given the dataset's ``size``."""
         if self.mix:
             return sum(self.mix)
         return size if self.draws is None else self.draws.length(size)
@@ -94,7 +94,7 @@ class Session:
     """A registered dataset and an open job. The constructor raises the errors of ``SuperSampler``.
 
     ``binding`` contains the facts about the dataset, ``batches_per_epoch`` is the number of this rank's
-    batches, and ``kept`` tells users where records are kept.
+    batches, and ``kept`` is a message for users about where records are kept.
     """
 
     def __init__(

@@ -204,7 +204,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
 
     @property
     def bad_samples(self) -> tuple[BadSample, ...]:
-        """Return each bad sample skipped or replaced so far, with its key, reason, handling and count.
+        """Return each bad sample that was skipped or replaced so far, with key, reason, handling and count.
 
         These are the samples of this process and its DataLoader workers, so of one rank.
         """
@@ -353,7 +353,9 @@ def _check_reading(read_timeout: Any, in_flight_bytes: object) -> None:
     if not (is_number and 0 < read_timeout < math.inf):
         raise ConfigError(f"read_timeout must be a finite number of seconds above 0, not {read_timeout!r}")
     if isinstance(in_flight_bytes, bool) or not isinstance(in_flight_bytes, int) or in_flight_bytes < 1:
-        raise ConfigError(f"in_flight_bytes must be a whole number of at least 1, not {in_flight_bytes!r}")
+        raise ConfigError(
+            f"in_flight_bytes must be a whole number of bytes, at least 1, not {in_flight_bytes!r}"
+        )
 
 
 def _check_choices(**given: object) -> None:

@@ -112,8 +112,8 @@ class ListedSource:
             raise UsageError(
                 f"{fact} of this SuperDataset is not known in this process, and a copy only queries a "
                 "coordinator that is set by coordinator= or SUPER_COORDINATOR. Length and classes are copied "
-                "if they are accessed, or a sampler is created, before the copy is made. Of samples and "
-                "targets, pass the copy what it needs"
+                "if they are accessed, or a sampler is created, before the copy is made. Pass the copy the "
+                "samples and targets that it needs"
             )
         return cast("Bindable", self)
 

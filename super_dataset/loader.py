@@ -214,7 +214,7 @@ class SuperLoader(Generic[_Ref]):
 
     @property
     def bad_samples(self) -> tuple[BadSample, ...]:
-        """Return the bad samples skipped or replaced so far; see :class:`SuperDataset`."""
+        """Return the bad samples that were skipped or replaced so far; see :class:`SuperDataset`."""
         return tuple(getattr(self.sampler, "bad_samples", ()))
 
     def set_epoch(self, epoch: int) -> None:

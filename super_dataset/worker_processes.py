@@ -31,7 +31,7 @@ _CLOSED = "this SuperLoader was closed: create a new one"
 
 
 def workers_that_help() -> int:
-    """Return the number of cores that this rank may use, its share of the host's, up to 16."""
+    """Return the number of processes to use: one per core in this rank's share of the host, up to 16."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     return min(max(1, usable_cores() // (int(ranks) if ranks.isdecimal() else 1)), _MOST_THAT_HELP)
 

@@ -136,7 +136,7 @@ class Embedded:
             if self._released.is_set():
                 self._sockets.close(hold)
             return hold
-        raise _LostError(f"{_MAX_CALLS} embedded coordinators in a row exited on connection")
+        raise _LostError(f"{_MAX_CALLS} embedded coordinators in a row exited upon connection")
 
     def _find_or_start(self) -> tuple[socket.socket, bool]:
         with self._directory.locked_for_start(self._start_timeout_s):
@@ -300,9 +300,7 @@ def embedded_for(run: str, *, for_question: bool = False) -> Embedded:
 
 
 def question_answered(coordinator: str) -> None:
-    """Record that a query was answered. The hold stays for more queries and samplers, except on a shared
-    cache.
-    """
+    """Record that a query was answered. Unless the cache is shared, keep the hold for later use."""
     with _lock:
         for (pid, *_), hold in _holds.items():
             if hold.coordinator == coordinator and pid == os.getpid():

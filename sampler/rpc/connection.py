@@ -31,7 +31,7 @@ _PARKED_WAIT_S = 60.0  # a fork of a large process takes far less
 
 
 class CallCutError(Exception):
-    """A fork or the last holder closed the channel during the call: retry it."""
+    """A fork or the last holder closed the channel during the call, which must be retried."""
 
 
 class CallFailedError(Exception):
@@ -74,7 +74,7 @@ class Connection:
                 self._close_if_idle()
 
     def call(self, method: str, request: Any, timeout_s: float) -> Any:
-        """Make a unary call; raise :class:`CallFailedError` or :class:`CallCutError`."""
+        """Make a unary call. Raises :class:`CallFailedError` or :class:`CallCutError`."""
         with self._state:
             if not self._state.wait_for(lambda: not self._forks, timeout=_PARKED_WAIT_S):
                 raise CallCutError
@@ -159,7 +159,7 @@ class Connection:
                 _LOG.warning("a call to %s did not end within %g s before a fork", self.address, _PARK_WAIT_S)
 
     def unpark(self) -> None:
-        """Allow calls again; the next one opens a channel."""
+        """Allow calls again. The next call opens a channel."""
         with self._state:
             self._forks -= 1
             self._state.notify_all()
@@ -168,7 +168,7 @@ class Connection:
 def _speak(
     stub: Any, method: str, request: Any, timeout_s: float, metadata: tuple[tuple[str, str], ...]
 ) -> tuple[Any, CallFailedError | None]:
-    """Return the answer or the failure; neither holds references to grpc objects."""
+    """Return the answer or the failure. Neither keeps references to grpc objects."""
     import grpc
 
     try:
@@ -218,7 +218,7 @@ class _Connections:
             return self._known.setdefault((address, credentials), connection)
 
     def _before_fork(self) -> None:
-        """Close all channels and wait about ten milliseconds, until grpc has shut down."""
+        """Close all channels and wait until grpc has shut down, which takes about ten milliseconds."""
         self._lock.acquire()
         for connection in self._known.values():
             connection.park()

@@ -73,7 +73,7 @@ class GrpcThreads:
         self._openings: deque[tuple[float, frozenset[int]]] = deque(maxlen=16)
 
     def expect(self) -> None:
-        """Note that a channel is about to be created."""
+        """Record that a channel is about to be created."""
         self._openings.append((time.monotonic(), _thread_ids()))
 
     def running(self) -> bool:

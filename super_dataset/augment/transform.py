@@ -252,7 +252,7 @@ class Augment:
             )
         if not isinstance(info, BatchInfo) or len(info.sample_ids) != len(images) * ID_BYTES:
             given = (
-                f"one of {len(info.sample_ids) // ID_BYTES}" if isinstance(info, BatchInfo) else repr(info)
+                f"one for {len(info.sample_ids) // ID_BYTES}" if isinstance(info, BatchInfo) else repr(info)
             )
             msg = f"{len(images)} images need the BatchInfo of the same batch (return_info=True), not {given}"
             raise UsageError(msg)

@@ -86,13 +86,13 @@ class Block:
 
     @property
     def free(self) -> bool:
-        """Return whether its contents are unused, here and elsewhere."""
+        """Return whether the contents of the block are unused, here and elsewhere."""
         # In this order: messages are made while the array lives, so then flags only fall.
         return self._returned() and not self._flags.any()
 
     @property
     def retired(self) -> bool:
-        """Return whether only a fork may still use it, which could read it at any time."""
+        """Return whether only a fork, which could read the block at any time, may still use it."""
         if not self._returned():
             return False
         forked_here = self._lent is not None and self._lent_forks != _forks

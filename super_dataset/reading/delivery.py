@@ -40,10 +40,10 @@ _IMAGE_NDIM = 3
 def delivered_order(
     ref: BatchRef, bad: Mapping[int, str], policy: OnBadSample, padding: Padding = "keep"
 ) -> list[int] | None:
-    """Return the offsets to deliver, in order, or ``None`` for all as planned. If all are bad, it is empty.
+    """Return the offsets to deliver, in order, or ``None`` for all of them as planned.
 
-    ``skip`` leaves out bad samples, ``replace`` repeats the next good sample of the batch, cyclically, and
-    ``raise`` raises ``BadSampleError``.
+    The list is empty if all samples are bad. ``skip`` leaves out bad samples, ``replace`` repeats the next
+    good sample of the batch, cyclically, and ``raise`` raises ``BadSampleError``.
     """
     offsets = list(range(len(ref)))
     if padding == "skip" and ref.padding:
@@ -216,15 +216,15 @@ class BatchInfo:
     size_bytes: int
     """Bytes of records read, from the cache and from packs."""
     hits: int
-    """Samples that the first GET found."""
+    """Number of samples that the first GET found."""
     misses: int
-    """Samples that it did not find, or found corrupt."""
+    """Number of samples that the first GET did not find, or found corrupt."""
     straight: int = 0
-    """Samples read straight from the store's packs, which are neither hits nor misses."""
+    """Number of samples read straight from the store's packs, which are neither hits nor misses."""
     seed: int = 0
     """The sampler's seed."""
     bad: tuple[tuple[str, str], ...] = ()
-    """(key, reason) of samples that could not be produced and were skipped or replaced."""
+    """The (key, reason) of each sample that could not be produced and was skipped or replaced."""
     repetitions: NDArray[np.uint32] | None = None
     """Number of earlier draws of each delivered sample in the epoch, or ``None`` if all are 0."""
 
@@ -247,7 +247,7 @@ class BatchInfo:
 
 
 def batch_info(read: Batch, order: Sequence[int] | None) -> BatchInfo:
-    """Return the info for the samples at ``order``, or for all of them as planned."""
+    """Return the info for the samples at ``order``. ``None`` means all of them, as planned."""
     ref, headers = read.ref, read.buffer.headers
     sample_ids, keys, padding = ref.sample_ids, ref.keys, ref.padding_mask() if ref.padding else None
     repetitions = np.frombuffer(ref.repetitions, dtype="<u4") if ref.repetitions else None

@@ -1,4 +1,4 @@
-"""Receiving the replies to one node's share of a batch's GETs, from its connection into memory."""
+"""Receiving of the replies to one node's share of a batch's GETs, from its connection into memory."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class Receiver:
         return body
 
     def _begin_bulk(self, data: bytes, body: int, length: int) -> int:
-        """Return where a bulk's payload begins, or 0 while its header is incomplete."""
+        """Return where the payload of a bulk begins, or 0 while its header is incomplete."""
         if self._skip:
             self._payload, self._current = memoryview(bytearray(length)), None
             return body
