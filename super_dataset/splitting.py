@@ -99,8 +99,8 @@ def split_transform(transform: Transform) -> SplitTransform:
             break
         if remains is not None:
             parts.insert(0, remains)
-            moved.append(f"what {name_of(first)} does to images")
-            why = f"Stopped within {name_of(first)}: what it does next makes a tensor."
+            moved.append(f"the image steps of {name_of(first)}")
+            why = f"Stopped within {name_of(first)}: its next step makes a tensor."
             break
         moved.append(_described(first))
     if parts and not moved:

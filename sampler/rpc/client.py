@@ -301,7 +301,7 @@ class Client:
                 f"has no call super.v1.Coordinator/{method} ({failure.details}). It has another version or "
                 "is not a coordinator: install the same version of SUPER on both sides, and check the address"
             )
-        return CoordinatorError(f"the coordinator at {self.address} failed in {method}: {failure}")
+        return CoordinatorError(f"the {method} call to the coordinator at {self.address} failed: {failure}")
 
     def _unreachable(self, last: CallFailedError | None, attempts: int, waited_s: float) -> SuperError:
         reason = last if last is not None else "the connection was closed during each of them"

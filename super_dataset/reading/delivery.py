@@ -65,7 +65,7 @@ def check_label_dtype(name: str) -> None:
         for field in label_fields_of(name).values():
             torch.from_numpy(np.empty(0, dtype=field.dtype.base))
     except TypeError as error:
-        raise ConfigError(f"labels of dtype {name!r} cannot be a tensor: {error}") from error
+        raise ConfigError(f"labels of dtype {name!r} cannot be converted to a tensor: {error}") from error
 
 
 def label_tensor(labels: Labels, order: Sequence[int] | None) -> SampleTensors:

@@ -185,7 +185,7 @@ class Receiver:
         body = end + len(CRLF)
         if not self._skip and self._asking_error is None and self._offsets[self._done] in self._asking:
             if kind not in ("simple", "error"):
-                raise ProtocolDoubtError(f"ASKING was answered by {data[at:end][:40]!r}")
+                raise ProtocolDoubtError(f"unexpected reply to ASKING: {data[at:end][:40]!r}")
             self._asking_error = text if kind == "error" else ""  # the GET's reply follows
         elif kind == "bulk":
             return self._begin_bulk(data, body, length) or at
@@ -218,7 +218,7 @@ class Receiver:
             self._buffer.replies[offset] = ReplyKind.ERROR
             self._buffer.errors[offset] = self._asking_error or text
         else:
-            raise ProtocolDoubtError(f"a GET was answered by {text[:40]!r}")
+            raise ProtocolDoubtError(f"unexpected reply to a GET: {text[:40]!r}")
         self._done += 1
         self._asking_error = None
 

@@ -119,7 +119,7 @@ def test_torchs_own_objects_say_what_is_drawn(shared_stack, images):
         SuperSampler(
             dataset, batch_size=4, shuffle=True, weights=WeightedRandomSampler(weights, 5, replacement=False)
         )
-    with pytest.raises(ConfigError, match="leave it out"):
+    with pytest.raises(ConfigError, match="do not pass draws"):
         SuperSampler(dataset, batch_size=4, shuffle=True, weights=by_weight, draws=7)
 
 

@@ -179,8 +179,8 @@ def test_of_a_subset_indices_are_its_places(shared_stack, images):
     ("how", "message"),
     [
         ({"sampler": [1]}, "pass batch_size too"),
-        ({"sampler": [1], "batch_size": 2, "shuffle": True}, "leave out shuffle"),
-        ({"batch_sampler": [[1]], "batch_size": 2}, "leave out batch_size"),
+        ({"sampler": [1], "batch_size": 2, "shuffle": True}, "do not pass shuffle"),
+        ({"batch_sampler": [[1]], "batch_size": 2}, "do not pass batch_size"),
         ({"sampler": [1], "batch_sampler": [[1]]}, "pass only one of them"),
         ({"sampler": 3, "batch_size": 2}, "yield indices, not int"),
         ({"sampler": [[1, 2]], "batch_size": 2}, "batch_sampler="),

@@ -58,7 +58,7 @@ def test_a_listing_that_stands_still_is_given_up(coordinator):
 def test_another_version_in_the_answer(coordinator):
     coordinator.script.protocol_version = PROTOCOL_VERSION + 1
     with pytest.raises(
-        ProtocolMismatchError, match=f"version {PROTOCOL_VERSION}.*speaks {PROTOCOL_VERSION + 1}"
+        ProtocolMismatchError, match=f"version {PROTOCOL_VERSION}.*speaks version {PROTOCOL_VERSION + 1}"
     ):
         session(coordinator)
 

@@ -123,7 +123,7 @@ def test_a_pack_that_is_gone_is_a_miss_told_once_and_heals(valkey, tmp_path, cap
         (2, 1, (), (), 4),
     ] * 3
     (told,) = (one.getMessage() for one in caplog.records if "from the store" in one.getMessage())
-    assert told.startswith(f"2 samples could not be read from the store at {pack_store.address}, so ")
+    assert told.startswith(f"2 samples could not be read from the store at {pack_store.address} and ")
     assert "train/0-1.jpg" in told
     assert refs[0].places.packs[1] in told
     assert "No such file" in told
