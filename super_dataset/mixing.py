@@ -73,7 +73,7 @@ class SuperMix(ConcatDataset[Any]):
             )
         self.stopping_strategy = stopping_strategy
         self.proportions: tuple[Fraction, ...] | None = None
-        """The share of each dataset, or ``None`` if it depends on its size."""
+        """The share of each dataset, or ``None`` for shares in proportion to size."""
         if isinstance(datasets, Mapping):
             self.proportions = tuple(map(_proportion, datasets.values()))
         elif isinstance(datasets, ConcatDataset):
