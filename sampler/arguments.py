@@ -33,7 +33,7 @@ _DATASET_NAMES = ("source", "recipe", "key_list", "naming", "coordinator", "bind
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The validated arguments of a sampler; ``dataset`` is whole, also for a Subset."""
+    """The validated arguments of a sampler. For a Subset, ``dataset`` is the whole dataset behind it."""
 
     dataset: Any
     spec: JobSpec
@@ -43,11 +43,12 @@ class Description:
 
 
 def shuffle_or_default(*, shuffle: bool | None, given: bool) -> bool:
-    """Return ``shuffle``, else torch's default, which is logged unless an order is ``given``."""
+    """Return ``shuffle``, or torch's default if it is ``None``. Warn of that unless an order is ``given``."""
     if shuffle is None and not given:
         _LOG.warning(
-            "a SuperSampler without shuffle= keeps the catalog's order now, as a DataLoader does; it used to "
-            "shuffle. Write shuffle=True to train, shuffle=False to silence this warning of one release"
+            "a SuperSampler without shuffle= now keeps the catalog's order, as a DataLoader does; it used to "
+            "shuffle. Pass shuffle=True for training, or shuffle=False to silence this warning, which the "
+            "next release will no longer show"
         )
     return False if shuffle is None else shuffle
 
@@ -69,13 +70,14 @@ def described(  # noqa: PLR0913 # what an epoch is made of has many sides
     batch_sampler: Iterable[Any] | None = None,
     mix: tuple[tuple[int, ...], int, int] = ((), 0, 1),
 ) -> Description:
-    """Validate the arguments of a ``SuperSampler``, where they and the errors are documented.
+    """Validate the arguments of a ``SuperSampler``, which documents them and the errors.
 
-    ``mix``: samples of each dataset of a mix in an epoch, the place of this one, samples in a row.
+    ``mix`` contains the number of samples of each dataset of a mix in an epoch, the index of this dataset,
+    and the number of consecutive samples from one dataset.
     """
     for name, flag in (("shuffle", shuffle), ("drop_last", drop_last)):
         if not isinstance(flag, bool):
-            raise ConfigError(f"{name} is True or False; not {flag!r}")
+            raise ConfigError(f"{name} must be True or False, not {flag!r}")
     place = place_in_run(
         None if rank is None else whole_number("rank", rank, 0, _UINT32),
         None if num_replicas is None else whole_number("num_replicas", num_replicas, 1, _UINT32),
@@ -92,7 +94,7 @@ def described(  # noqa: PLR0913 # what an epoch is made of has many sides
         own = JobSpec(order.batch_size or 1, seed, False, False, 0, 1, draws=UNDRAWN)
         return Description(whole, own, *place, order)
     if batch_size is None:
-        raise ConfigError("batch_size says how many samples a batch has on this rank: give it")
+        raise ConfigError("batch_size is missing: pass the number of samples per batch on this rank")
     count = None if draws is None else whole_number("draws", draws, 1, 2**40)
     whole, drawn = _drawn_from(dataset, indices, weights, draws=count, repeats=repeats, shuffle=shuffle)
     _check_dataset(whole)
@@ -122,16 +124,16 @@ def described_mix(
     batching: str,
     **arguments: Any,
 ) -> list[Description]:
-    """Validate a mix's arguments, return each dataset's plan; raises as :func:`described`."""
+    """Validate a mix's arguments and return the plan of each dataset. Raises as :func:`described` does."""
     given = ["repeats"] * (repeats != 1)
     given += [name for name in _OF_ONE_DATASET if arguments.pop(name) is not None]
     if given:
         raise ConfigError(
-            f"a mix takes no {', '.join(given)}: its batches are put together of those of its datasets. Of "
-            "a part of a dataset mix a Subset"
+            f"a mix does not accept {', '.join(given)}, because its batches are combined from those of its "
+            "datasets. To mix only a part of a dataset, pass a Subset"
         )
     if batching not in _BATCHINGS:
-        raise ConfigError(f"batching is one of {', '.join(_BATCHINGS)}; not {batching!r}")
+        raise ConfigError(f"batching must be one of {', '.join(_BATCHINGS)}, not {batching!r}")
     members: list[Any] = list(mix.datasets)
     _look_at(members, coordinator)
     # This may start a coordinator.
@@ -164,7 +166,9 @@ def _look_at(members: Sequence[Any], coordinator: str | None) -> None:
         while isinstance(dataset, Subset):
             dataset = dataset.dataset
         if not hasattr(dataset, "bind"):
-            raise UsageError(f"a mix is of SuperDatasets and Subsets of them; not {type(dataset).__name__}")
+            raise UsageError(
+                f"a mix must consist of SuperDatasets and Subsets of them, not {type(dataset).__name__}"
+            )
         datasets[id(dataset)] = dataset
     for dataset in datasets.values():
         if coordinator is not None:
@@ -174,7 +178,7 @@ def _look_at(members: Sequence[Any], coordinator: str | None) -> None:
 
 
 def _drawn(size: int, count: int, *, shuffle: bool) -> dict[str, Any]:
-    """Return arguments to draw ``count`` of ``size`` samples, each equally often."""
+    """Return the arguments that draw ``count`` of ``size`` samples, each equally often."""
     if count == size:
         return {}
     if shuffle:
@@ -183,7 +187,7 @@ def _drawn(size: int, count: int, *, shuffle: bool) -> dict[str, Any]:
 
 
 def _shared_out(total: int, counts: Sequence[int]) -> list[int]:
-    """Share out a number by counts, by largest remainders; each share is at least 1."""
+    """Divide ``total`` in proportion to ``counts``, by largest remainders. Each share is at least 1."""
     quotas = [divmod(total * count, sum(counts)) for count in counts]
     shares = [whole for whole, _ in quotas]
     by_remainder = sorted(range(len(counts)), key=lambda number: -quotas[number][1])
@@ -191,8 +195,8 @@ def _shared_out(total: int, counts: Sequence[int]) -> list[int]:
         shares[number] += 1
     if 0 in shares:
         raise ConfigError(
-            f"an epoch would have nothing of dataset {shares.index(0)} of the mix: raise draws or its "
-            "proportion, or lower batch_size"
+            f"an epoch would contain no samples of dataset {shares.index(0)} of the mix: raise draws or the "
+            "dataset's proportion, or lower batch_size"
         )
     return shares
 
@@ -213,20 +217,20 @@ def _order_from(
     drop_last: bool,
     others: list[str],
 ) -> tuple[Any, UserOrder]:
-    """Return the dataset itself and what draws its epochs; ``others`` conflict."""
+    """Return the whole dataset and the order of its epochs. ``others`` are conflicting arguments."""
     if sampler is not None and batch_sampler is not None:
-        raise ConfigError("sampler and batch_sampler both say what an epoch has: give one of them")
+        raise ConfigError("sampler and batch_sampler both define the epoch: pass only one of them")
     source: Any = sampler
     if batch_sampler is not None:
         source = batch_sampler
         others = [*others, *["batch_size"] * (batch_size is not None), *["drop_last"] * drop_last]
     elif batch_size is None:
-        raise ConfigError("sampler yields indices one by one: give batch_size too, or a batch_sampler")
+        raise ConfigError("sampler yields single indices: pass batch_size too, or use batch_sampler")
     else:
         batch_size = whole_number("batch_size", batch_size, 1, _UINT32)
     if others:
         name = "sampler" if batch_sampler is None else "batch_sampler"
-        raise ConfigError(f"{name} says what an epoch has: leave out {', '.join(others)}")
+        raise ConfigError(f"{name} already defines the epoch: do not pass {', '.join(others)}")
     whole, part = _drawn_from(dataset, None, None, draws=None, repeats=1, shuffle=False)
     _check_dataset(whole)
     places = None if part is None else torch.frombuffer(bytearray(part.indices), dtype=torch.int64)
@@ -236,25 +240,25 @@ def _order_from(
 def _drawn_from(
     dataset: Any, indices: Any, weights: Any, *, draws: int | None, repeats: int, shuffle: bool
 ) -> tuple[Any, Draws | None]:
-    """Return the whole dataset and what an epoch draws; ``None``: each sample once."""
+    """Return the whole dataset and what an epoch draws from it, or ``None`` for each sample once."""
     # Indices, and weights without them, refer to places in the dataset as it was passed.
     if isinstance(indices, SubsetRandomSampler):
         indices = indices.indices
     if isinstance(weights, WeightedRandomSampler):
         if not weights.replacement:
             raise ConfigError(
-                "a WeightedRandomSampler without replacement draws no sample twice, which weights of a "
-                "SuperSampler do not promise: make it with replacement=True"
+                "a WeightedRandomSampler without replacement never draws a sample twice, but weights of a "
+                "SuperSampler may: create it with replacement=True"
             )
         if draws is not None:
-            raise ConfigError("draws is num_samples of the WeightedRandomSampler: leave it out")
+            raise ConfigError("do not pass draws: num_samples of the WeightedRandomSampler is used")
         draws, weights = weights.num_samples, weights.weights
     while isinstance(dataset, Subset):
         indices = dataset.indices if indices is None else _chosen(dataset.indices, indices)
         dataset = dataset.dataset
     if isinstance(dataset, ConcatDataset):
         raise ConfigError(
-            "a part of a ConcatDataset is no single set of samples: split each dataset, and give "
+            "a Subset of a ConcatDataset is not supported: split each dataset separately, and pass "
             "ConcatDataset([part, other_part])"
         )
     # Where torch would use its generator, the sampler's seed and epoch are used.
@@ -269,10 +273,10 @@ def _chosen(of_subset: Any, places: Any) -> list[int]:
         least = min(places)
     except (IndexError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"indices are places of the Subset, which has {len(of_subset):,} samples: {error}"
+            f"indices must be positions in the Subset, which has {len(of_subset):,} samples: {error}"
         ) from error
     if least < 0:
-        raise ConfigError(f"indices are places of the Subset, from 0; not {int(least)}")
+        raise ConfigError(f"indices must be positions in the Subset, counted from 0, not {int(least)}")
     return chosen
 
 
@@ -282,37 +286,37 @@ def _check_dataset(dataset: object) -> None:
         return
     if isinstance(dataset, str | os.PathLike):
         remedy = (
-            f"SuperDataset({os.fspath(dataset)!r}, Recipe.image(resize=256, crop=224)) in place of the text"
+            f"such as SuperDataset({os.fspath(dataset)!r}, Recipe.image(resize=256, crop=224)), not a path"
         )
     else:
         remedy = (
-            "as in SuperSampler(dataset, batch_size=256); "
-            f"this {type(dataset).__name__} has no {', '.join(missing)}"
+            "as in SuperSampler(dataset, batch_size=256), "
+            f"but this {type(dataset).__name__} has no {', '.join(missing)}"
         )
-    raise UsageError(f"SuperSampler takes the SuperDataset itself, {remedy}")
+    raise UsageError(f"SuperSampler needs a SuperDataset, {remedy}")
 
 
 def check_places(draws: Draws | None, before: bytes | None, now: bytes, source: str) -> None:
-    """Raise ``ConfigError`` if places were counted in a different listing of the source."""
+    """Raise ``ConfigError`` if indices or weights refer to a different listing of the source."""
     if draws is not None and (draws.indices or draws.weights) and before not in (None, now):
         raise ConfigError(
-            f"{source} was changed since this dataset was listed, and indices, weights or a Subset count the "
-            "samples as they were then: make a new SuperDataset, and split or weigh that"
+            f"{source} has changed since this dataset was listed, but indices, weights and Subsets still "
+            "refer to the old list of samples: create a new SuperDataset, and split or weight that one"
         )
 
 
 def samples_of_a_rank(size: int, spec: JobSpec) -> int:
-    """Return the number of samples that each rank gets in an epoch, padding included."""
+    """Return the number of samples that each rank gets in an epoch, including padding."""
     whole, rest = divmod(size, spec.batch_size * spec.num_replicas)
     return whole * spec.batch_size + (0 if spec.drop_last else -(-rest // spec.num_replicas))
 
 
 def whole_number(name: str, value: object, low: int, high: int) -> int:
-    """Return ``value`` (Python's, numpy's, torch's) as an int in ``[low, high)``."""
+    """Return an integer of Python, numpy or torch as an int. It must be in ``[low, high)``."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]  # any non-integer
     except TypeError:
         number = None
     if number is None or isinstance(value, bool) or not low <= number < high:
-        raise ConfigError(f"{name} is a whole number from {low} to {high - 1}; not {value!r}")
+        raise ConfigError(f"{name} must be a whole number from {low} to {high - 1}, not {value!r}")
     return number

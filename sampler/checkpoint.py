@@ -1,4 +1,4 @@
-"""Sampler states: a place in the plan as a small JSON-compatible dict."""
+"""Sampler states, which store a place in the plan as a small JSON-compatible dict."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _KINDS: dict[str, type] = {
 
 
 class Checkpoint:
-    """Writer and reader of the states of one sampler, whose epochs have ``batches``."""
+    """Conversion between places in one sampler's plan and its states. An epoch has ``batches`` batches."""
 
     def __init__(
         self,
@@ -77,20 +77,24 @@ class Checkpoint:
         return state if self._order is None else state | self._order.state_of(place.epoch)
 
     def place_in(self, state: Mapping[str, Any]) -> PlanPosition:
-        """Return the place in ``state``; ``ConfigError`` names how another plan differs."""
+        """Return the place in ``state``. If its plan differs, the ``ConfigError`` lists the differences."""
         _check_kinds(state)
         self._check_plan(state)
         position, ahead = state["position"], state["given_ahead"]
         if not 0 <= state["epoch"] <= _MAX_EPOCH:
-            raise ConfigError(f"this state's epoch is {state['epoch']}; epochs are from 0 to {_MAX_EPOCH}")
+            raise ConfigError(
+                f"this state's epoch is {state['epoch']}, but it must be from 0 to {_MAX_EPOCH}"
+            )
         if not 0 <= position <= self._batches:
-            raise ConfigError(f"this state's position is {position}; an epoch has {self._batches} batches")
+            raise ConfigError(
+                f"this state's position is {position}, but an epoch has {self._batches} batches"
+            )
         if len(ahead) > _MAX_AHEAD or not all(
             type(place) is int and position < place < self._batches for place in ahead
         ):
             raise ConfigError(
-                f"this state's given_ahead is {_shown(ahead)}; these are positions between {position} and "
-                f"{self._batches}"
+                f"this state's given_ahead is {_shown(ahead)}, but it may only contain positions between "
+                f"{position} and {self._batches}"
             )
         if self._order is not None:
             self._order.load(state["epoch"], state)
@@ -99,88 +103,88 @@ class Checkpoint:
     def _check_plan(self, state: Mapping[str, Any]) -> None:
         here = self._facts
         differ = [
-            f"{name} is {state[name]!r} in the state and {here[name]!r} here"
+            f"{name} is {state[name]!r} in the state but {here[name]!r} here"
             for name in _MUST_AGREE
             if state[name] != here[name]
         ]
         if ("order" in state) != (self._order is not None):
-            differ.append("a sampler of yours draws the order in one of state and here, and not in the other")
-        if state.get("draws") != here.get("draws"):
             differ.append(
-                "indices, weights, draws or repeats of the sampler are others in the state than here"
+                "the order is drawn by your own sampler either in the state or here, but not in both"
             )
+        if state.get("draws") != here.get("draws"):
+            differ.append("the sampler's indices, weights, draws or repeats differ from those in the state")
         if state.get("mix") != here.get("mix"):
-            differ.append("the mix has other datasets, sizes or proportions in the state than here")
+            differ.append("the datasets, sizes or proportions of the mix differ from those in the state")
         # Any number of ranks that form the same global batches can resume.
         saved, current = (facts["batch_size"] * facts["world_size"] for facts in (state, here))
         if saved != current:
             differ.append(
                 f"the global batch is {state['batch_size']} x {state['world_size']} ranks = {saved} in the "
-                f"state and {here['batch_size']} x {here['world_size']} ranks = {current} here"
+                f"state but {here['batch_size']} x {here['world_size']} ranks = {current} here"
             )
         if differ:
             hint = (
-                " (a fingerprint differs when files of the source were added, removed or changed)"
+                " (the fingerprint changes when files of the source are added, removed or changed)"
                 if state["fingerprint"] != here["fingerprint"]
                 else ""
             )
             raise ConfigError(
-                f"this state belongs to another plan: {'; '.join(differ)}{hint}. Make the sampler as the one "
-                "that gave the state, or do not load it to begin anew"
+                f"this state belongs to a different plan: {'; '.join(differ)}{hint}. Create the sampler with "
+                "the arguments of the one that saved the state, or start over without loading it"
             )
         own = (state["rank"], state["world_size"]) == (here["rank"], here["world_size"])
         if not (own or state["in_order"]):
             raise ConfigError(
                 f"this state was saved with in_order=False by rank {state['rank']} of {state['world_size']}, "
-                f"and with in_order=False each rank goes its own way; this is rank {here['rank']} of "
-                f"{here['world_size']}: save and load each rank's own state, or use in_order=True"
+                f"but this is rank {here['rank']} of {here['world_size']}. With in_order=False, each rank "
+                "follows its own order: save and load each rank's own state, or use in_order=True"
             )
 
 
 def _check_kinds(state: Mapping[str, Any]) -> None:
     if not isinstance(state, Mapping):
         raise ConfigError(
-            f"a state is the dict that state_dict() gave; not {type(state).__name__} {_shown(state)}"
+            f"a state must be the dict that state_dict() returned, not {type(state).__name__} {_shown(state)}"
         )
     version = state.get("version", STATE_VERSION)
     if type(version) is not int or version != STATE_VERSION:
         raise ConfigError(
-            f"this state has version {_shown(version)}, this sampler reads version {STATE_VERSION}: "
+            f"this state has version {_shown(version)}, but this sampler reads version {STATE_VERSION}: "
             "load it with the version of SUPER that saved it"
         )
     missing = [name for name in _KINDS if name not in state]
     if missing:
-        raise ConfigError(f"this is no state of a SuperSampler: it has no {', '.join(missing)}")
+        raise ConfigError(f"this is not the state of a SuperSampler: it has no {', '.join(missing)}")
     for name, kind in _KINDS.items():
         value = state[name]
         wide = isinstance(value, int) and value.bit_length() > _MAX_BITS
         if type(value) is not kind or wide:
-            raise ConfigError(f"this state's {name} is {_shown(value)}, which is no {kind.__name__} of ours")
+            raise ConfigError(f"this state's {name} is {_shown(value)}, which is not a valid {kind.__name__}")
 
 
 def _shown(value: object) -> str:
     try:
         return repr(value)[:200]
     except ValueError:  # Python refuses to print an int of thousands of digits
-        return f"a {type(value).__name__} that cannot be written"
+        return f"a value of type {type(value).__name__} that cannot be printed"
 
 
 def sampler_state_in(state: Any) -> Any:
-    """Return the sampler's state within a ``StatefulDataLoader``'s, or ``state`` itself."""
+    """Return the sampler's state in a ``StatefulDataLoader``'s state, or ``state`` if it is not one."""
     own = _main_of(state).get("_sampler_iter_state") if isinstance(state, Mapping) else None
     if not isinstance(own, Mapping):
         return state
     if state.get("_steps_since_snapshot"):
         raise ConfigError(
-            "this state of a StatefulDataLoader was taken between two of the snapshots that "
-            "snapshot_every_n_steps asks for, so that the sampler's place is not in it: give the state to a "
-            "loader with as many workers as before"
+            "this state of a StatefulDataLoader was saved between two snapshots (snapshot_every_n_steps), so "
+            "it does not contain the sampler's position: load it into a loader with the same number of "
+            "workers as before"
         )
     return own
 
 
 def check_workers() -> None:
-    """Raise ``ConfigError`` if a ``StatefulDataLoader`` loads another number of workers."""
+    """Raise ``ConfigError`` if a ``StatefulDataLoader`` loads a state of another number of workers."""
     loader = _loader_that_asks()
     if loader is None or loader.next_iter_state is None:
         return
@@ -188,9 +192,9 @@ def check_workers() -> None:
     saved = _main_of(loader.next_iter_state).get("_num_workers", 0)
     if saved != loader.num_workers:
         raise ConfigError(
-            f"this state was taken with num_workers={saved}, and a StatefulDataLoader with num_workers="
-            f"{loader.num_workers} cannot take it: use {saved}, or give the state to the sampler in place of "
-            "the loader, sampler.load_state_dict(state), which goes on at the same batch with any number"
+            f"this state was saved with num_workers={saved}, so a StatefulDataLoader with num_workers="
+            f"{loader.num_workers} cannot load it. Use {saved} workers, or load the state into the sampler "
+            "with sampler.load_state_dict(state), which resumes at the same batch with any number of workers"
         )
 
 
@@ -208,7 +212,7 @@ def _loader_that_asks() -> Any:
 
 
 def _main_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the main process's part; a loader without workers has no other."""
+    """Return the main process's part of a state. Without workers, there is no other part."""
     snapshot = state.get("_snapshot")
     main = snapshot.get("_main_snapshot") if isinstance(snapshot, Mapping) else state
     return main if isinstance(main, Mapping) else {}

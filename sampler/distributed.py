@@ -17,9 +17,10 @@ _run_ids: dict[int, str] = {}  # by process id, since a fork copies them
 
 
 def place_in_run(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
-    """Return rank and replicas: the arguments, else torch.distributed, else ``RANK`` and ``WORLD_SIZE``.
+    """Return the rank and the number of replicas.
 
-    ``ConfigError`` if one is invalid, or there are several replicas and no rank is known.
+    The arguments take precedence, then torch.distributed, then ``RANK`` and ``WORLD_SIZE``. Raises
+    ``ConfigError`` if one is invalid, or if there are several replicas and the rank is unknown.
     """
     if rank is None or num_replicas is None:
         detected = _place_in_group() or _place_in_environment(
@@ -28,14 +29,14 @@ def place_in_run(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
         rank = detected[0] if rank is None else rank
         num_replicas = detected[1] if num_replicas is None else num_replicas
     if num_replicas < 1:
-        raise ConfigError(f"num_replicas is at least 1; not {num_replicas}")
+        raise ConfigError(f"num_replicas must be at least 1, not {num_replicas}")
     if not 0 <= rank < num_replicas:
-        raise ConfigError(f"rank is from 0 to num_replicas - 1 = {num_replicas - 1}; not {rank}")
+        raise ConfigError(f"rank must be from 0 to num_replicas - 1 = {num_replicas - 1}, not {rank}")
     return rank, num_replicas
 
 
 def check_still_there(rank: int, num_replicas: int, *, by_default: tuple[bool, bool]) -> None:
-    """Raise ``UsageError`` if torch.distributed contradicts values detected ``by_default``."""
+    """Raise ``UsageError`` if torch.distributed contradicts the values that were detected ``by_default``."""
     group = _place_in_group()
     if group is None:
         return
@@ -46,10 +47,11 @@ def check_still_there(rank: int, num_replicas: int, *, by_default: tuple[bool, b
     )
     if place != (rank, num_replicas):
         raise UsageError(
-            f"this SuperSampler was made for rank {rank} of {num_replicas}, and torch.distributed says that "
-            f"this is rank {group[0]} of {group[1]}: it was made before the process group was, and some "
-            "ranks would get what others get. Make it after init_process_group (with Lightning in the hook "
-            "train_dataloader(), with Accelerate after Accelerator()), or pass rank= and num_replicas="
+            f"this SuperSampler was created for rank {rank} of {num_replicas}, but according to "
+            f"torch.distributed this is rank {group[0]} of {group[1]}. It was created before the process "
+            "group, so some ranks would get the same samples as others. Create it after init_process_group "
+            "(with Lightning, in the train_dataloader() hook; with Accelerate, after Accelerator()), or pass "
+            "rank= and num_replicas="
         )
 
 
@@ -66,11 +68,11 @@ def check_schedules(num_replicas: int) -> None:
         times = accelerate.AcceleratorState().num_processes
         if times > 1 and candidate.step_with_optimizer and not candidate.split_batches:
             raise UsageError(
-                f"Accelerate would step the prepared {type(candidate.scheduler).__name__} {times} times for "
-                f"each batch, since it supposes that len(loader) counts the batches of all {times} ranks; "
-                "with SUPER it counts those of one, so that the schedule would be over too soon: make "
+                f"Accelerate would step the prepared {type(candidate.scheduler).__name__} {times} times per "
+                f"batch, because it assumes that len(loader) counts the batches of all {times} ranks. With "
+                "SUPER it counts those of one rank, so the schedule would end too early. Create "
                 "Accelerator(dataloader_config=DataLoaderConfiguration(split_batches=True)), which steps it "
-                "once, or leave the schedule out of prepare() (docs/frameworks.md)"
+                "once, or do not pass the schedule to prepare() (docs/frameworks.md)"
             )
 
 
@@ -84,9 +86,9 @@ def _place_in_environment(*, alone: bool, rank_given: bool) -> tuple[int, int]:
     place = _number_from_environment("RANK", 0), _number_from_environment("WORLD_SIZE", 1)
     if place[1] > 1 and not (alone or rank_given or os.environ.get("RANK")):
         raise ConfigError(
-            f"the variable WORLD_SIZE says that there are {place[1]} ranks, but RANK is not set and "
-            "torch.distributed has no process group yet, so that nothing says which rank this is: make the "
-            "SuperSampler after init_process_group (with Lightning in the hook train_dataloader()), or pass "
+            f"the environment variable WORLD_SIZE is set to {place[1]} ranks, but RANK is not set and "
+            "torch.distributed has no process group yet, so the rank of this process is unknown: create the "
+            "SuperSampler after init_process_group (with Lightning, in the train_dataloader() hook), or pass "
             "rank= and num_replicas="
         )
     return place
@@ -99,11 +101,11 @@ def _number_from_environment(name: str, default: int) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ConfigError(f"the variable {name} is a whole number; not {text!r}") from None
+        raise ConfigError(f"the environment variable {name} must be a whole number, not {text!r}") from None
 
 
 def run_id() -> str:
-    """Return torchelastic's run id, else ``MASTER_ADDR:MASTER_PORT``, else this process's."""
+    """Return torchelastic's run id, else ``MASTER_ADDR:MASTER_PORT``, else an id of this process."""
     elastic = os.environ.get("TORCHELASTIC_RUN_ID", "")
     if elastic and elastic != _NO_RUN_ID:
         return f"elastic:{elastic}"

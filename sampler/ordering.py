@@ -36,10 +36,10 @@ class UserOrder:
     """The order of each epoch, drawn by a user's sampler in the main process when the epoch begins.
 
     Args:
-        sampler: yields an epoch's indices each time it is iterated; with ``batch_size=None``, lists of them.
-        batch_size: samples per batch; ``None``: the sampler yields batches.
-        drop_last: leave out a short last batch.
-        places: the places in the dataset that can be drawn, int64; ``None``: all of it.
+        sampler: an iterable that yields an epoch's indices, or lists of them if ``batch_size`` is ``None``.
+        batch_size: samples per batch, or ``None`` if the sampler yields batches.
+        drop_last: whether to leave out a short last batch.
+        places: the places in the dataset that can be drawn, int64, or ``None`` for all of them.
 
     Raises:
         ConfigError: ``sampler`` is not iterable.
@@ -54,7 +54,7 @@ class UserOrder:
         places: torch.Tensor | None = None,
     ) -> None:
         if not isinstance(sampler, Iterable):
-            raise ConfigError(f"a sampler yields the indices of an epoch; not {type(sampler).__name__}")
+            raise ConfigError(f"a sampler must be iterable and yield indices, not {type(sampler).__name__}")
         self._sampler, self.batch_size, self._drop_last = sampler, batch_size, drop_last
         # size: samples in the dataset, to be set before an order is drawn.
         self.size, self._places = 0, places
@@ -62,17 +62,17 @@ class UserOrder:
         self._loaded: dict[int, Mapping[str, Any]] = {}
 
     def __len__(self) -> int:
-        """Return the batches of an epoch; ``TypeError`` if the sampler has no length."""
+        """Return the number of batches in an epoch. Raises ``TypeError`` if the sampler has no length."""
         count = len(self._sampler)  # type: ignore[arg-type]  # torch's samplers have one, mostly
         if self.batch_size is None:
             return count
         return count // self.batch_size if self._drop_last else -(-count // self.batch_size)
 
     def draw(self, epoch: int) -> Draws:
-        """Draw the order of an epoch, or return that of the loaded state.
+        """Draw the order of an epoch, or return the one in the loaded state.
 
         Raises:
-            ConfigError: the sampler yields no indices or invalid ones, or another order than the state has.
+            ConfigError: the sampler yields no indices, invalid ones, or not the order in the state.
         """
         loaded, known = self._loaded.pop(epoch, {}), self._drawn.get(epoch)
         expected = loaded.get("order", "")
@@ -87,9 +87,9 @@ class UserOrder:
             draws = self._drawn_now()
         if expected and draws.digest.hex() != expected:
             raise ConfigError(
-                f"the sampler draws another order of epoch {epoch} than the state was saved in, so that the "
-                "epoch cannot go on where it was: give it a state_dict and load_state_dict, or a generator "
-                "with a seed"
+                f"the sampler draws epoch {epoch} in a different order than when the state was saved, so the "
+                "epoch cannot be resumed: give the sampler state_dict and load_state_dict methods, or a "
+                "generator with a seed"
             )
         self._drawn[epoch] = _Drawn(draws, before)
         for other in sorted(self._drawn)[:-_EPOCHS_KEPT]:
@@ -105,10 +105,10 @@ class UserOrder:
         return {"order": drawn.draws.digest.hex(), "sampler": drawn.before}
 
     def load(self, epoch: int, state: Mapping[str, Any]) -> None:
-        """Draw an epoch as in ``state`` when it begins, with the sampler reset."""
+        """Restore the sampler from ``state`` when the epoch begins, so that it draws the same order."""
         order, sampler = state.get("order", ""), state.get("sampler", {})
         if not isinstance(order, str) or not isinstance(sampler, Mapping):
-            raise ConfigError("this state's order or sampler is none of ours")
+            raise ConfigError("this state's order or sampler is invalid")
         self._loaded = {epoch: {"order": order, "sampler": sampler}}
 
     def _parts(self) -> list[Any]:
@@ -145,16 +145,16 @@ class UserOrder:
             lengths = [len(batch) for batch in batches]
             indices = torch.cat(batches) if batches else torch.empty(0)
             if 0 in lengths:
-                raise ConfigError("the batch_sampler yields an empty batch")
+                raise ConfigError("the batch_sampler yielded an empty batch")
         else:
             indices = self._indices(self._sampler)
             whole, rest = divmod(len(indices), self.batch_size)
             lengths = [self.batch_size] * whole + [rest] * (rest > 0 and not self._drop_last)
             indices = indices[: sum(lengths)]
         if not len(indices):
-            raise ConfigError("the sampler yields no index, so an epoch would have no batch")
+            raise ConfigError("the sampler yielded no indices, so the epoch would have no batches")
         if len(indices) > NUMBERS_MAX:
-            raise ConfigError(f"an epoch has at most {NUMBERS_MAX:,} indices of a sampler")
+            raise ConfigError(f"a sampler may yield at most {NUMBERS_MAX:,} indices per epoch")
         return Draws.in_order(indices, lengths)
 
     def _indices(self, yielded: Any) -> torch.Tensor:
@@ -167,14 +167,14 @@ class UserOrder:
             except (TypeError, ValueError, RuntimeError, OverflowError):
                 tensor = torch.empty(0)
             if tensor.ndim != 1 or tensor.is_floating_point() or tensor.is_complex():
-                hint = "; give one that yields lists as batch_sampler=" if tensor.ndim > 1 else ""
-                raise ConfigError(f"a sampler yields whole numbers; not {str(chunk[0])[:80]!r}{hint}")
+                hint = "; if it yields lists, pass it as batch_sampler=" if tensor.ndim > 1 else ""
+                raise ConfigError(f"a sampler must yield whole numbers, not {str(chunk[0])[:80]!r}{hint}")
             chunks.append(tensor.to(torch.int64))
         indices = torch.cat(chunks)
         size = self.size if self._places is None else len(self._places)
         wrong = indices[(indices < 0) | (indices >= size)]
         if len(wrong):
-            raise ConfigError(f"the sampler yields the index {wrong[0]}; there are {size:,} samples, from 0")
+            raise ConfigError(f"the sampler yielded index {wrong[0]}, but there are only {size:,} samples")
         return indices if self._places is None else self._places[indices]
 
 
@@ -196,4 +196,4 @@ def _bytes(text: Any) -> torch.Tensor:
     try:
         return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"this state's generator is none: {error}") from error
+        raise ConfigError(f"this state's generator is invalid: {error}") from error

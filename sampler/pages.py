@@ -1,4 +1,4 @@
-"""The thread that fetches a sampler's pages ahead, so that the trainer waits for no RPC."""
+"""The thread that prefetches a sampler's pages, so that the trainer never waits for an RPC."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _THREAD_CHECK_S = 5.0
 
 
 class Pager:
-    """The single thread that feeds a sampler's iterations; it starts with the first."""
+    """The single thread that feeds a sampler's iterations. It starts with the first iteration."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Pager:
                 self._spoken_s = 0.0  # a heartbeat reports this rank's position
 
     def begin(self, place: PlanPosition) -> PrefetchBuffer:
-        """Start an iteration at a place; request its first page now, unless prepared."""
+        """Start an iteration at a place. Request its first page now, unless it was prepared."""
         with self._wake:
             self._refuse_if_stopped()
             prepared, self._prepared = self._prepared, None
@@ -111,14 +111,14 @@ class Pager:
         self._wake.notify_all()
 
     def delivered(self) -> Delivered | None:
-        """Return what the latest iteration delivered; ``None`` if none has begun."""
+        """Return what the latest iteration delivered, or ``None`` if none has begun."""
         with self._wake:
             return self._delivered
 
     def take(self, buffer: PrefetchBuffer) -> BatchRef | None:
-        """Return the buffer's next batch, ``None`` at the end of the epoch; wait if the buffer is empty.
+        """Return the buffer's next batch, or ``None`` at the end of the epoch. Wait while it is empty.
 
-        Raises the error of a failed page; the next call tries again.
+        Raises the error of a failed page; the next call retries it.
         """
         with self._wake:
             while True:
@@ -142,12 +142,12 @@ class Pager:
                 begun_s = time.perf_counter()
                 if not self._wake.wait(_THREAD_CHECK_S) and not (self._thread and self._thread.is_alive()):
                     raise CoordinatorError(
-                        "the sampler's background thread has died; its traceback was printed before"
+                        "the sampler's background thread has died; its traceback was printed earlier"
                     )
                 self.checks.wait_s += time.perf_counter() - begun_s
 
     def stop(self) -> None:
-        """Stop the thread, and a call it may be in. Idempotent."""
+        """Stop the thread and any call that it is making. Idempotent."""
         with self._wake:
             self._stopped.set()
             self._wake.notify_all()
@@ -157,7 +157,7 @@ class Pager:
             thread.join(_JOIN_S)
 
     def stop_soon(self) -> None:
-        """Let the thread end without waiting. For finalizers."""
+        """Tell the thread to stop without waiting for it. For finalizers."""
         if self.pid != os.getpid():
             return  # a forked copy has no thread, and its lock may be held
         self._stopped.set()
@@ -166,7 +166,7 @@ class Pager:
 
     def _refuse_if_stopped(self) -> None:
         if self._stopped.is_set():
-            raise UsageError("this sampler is closed: make a new one to iterate again")
+            raise UsageError("this sampler is closed: create a new one to iterate again")
 
     def _run(self) -> None:
         # The channel stays open while the thread lives.
@@ -189,7 +189,7 @@ class Pager:
             return None
 
     def _due(self, now_s: float) -> tuple[Callable[[], None] | None, float]:
-        """Return the task that is due, else the seconds to wait for one."""
+        """Return the task that is due, or ``None`` and the seconds until the next one."""
         due_s = self._spoken_s + self._heartbeat_s
         for kept in self._buffers:
             buffer = kept()
@@ -241,7 +241,7 @@ class Pager:
         if not reason:
             return None
         return CoordinatorError(
-            f"the coordinator at {self._client.address} sent a wrong page for job {session.job}, "
+            f"the coordinator at {self._client.address} sent an invalid page for job {session.job}, "
             f"rank {rank}, epoch {epoch}, position {buffer.tail}: {reason}"
         )
 
@@ -252,7 +252,7 @@ class Pager:
             options = {"yielded": head, "with_keys": False, "patience": _ONE_TRY}
             batches = self._ask(buffer.epoch, head, count, **options).batches
         except SuperError as error:  # statuses are hints; the next page will report the error
-            _LOG.debug("no statuses for epoch %d from position %d on: %s", buffer.epoch, head, error)
+            _LOG.debug("could not get statuses for epoch %d from position %d: %s", buffer.epoch, head, error)
             batches = ()
         with self._wake:
             for batch in batches:
@@ -295,7 +295,7 @@ def planned_batch(
     may_be_empty: bool = False,
     alone: bool = False,
 ) -> BatchRef:
-    """Convert a proto ``Batch``, whose page names ``packs``, or raise ``ValueError``."""
+    """Convert a proto ``Batch`` of a page that lists ``packs``. Raises ``ValueError`` if it is invalid."""
     size, rest = divmod(len(batch.sample_ids), ID_BYTES)
     for field, length, right in (
         # A part of a mix's batch may be empty.
@@ -304,12 +304,12 @@ def planned_batch(
         ("bytes of padding", len(batch.padding), len(batch.padding) in {0, size}),
         ("bytes of repetitions", len(batch.repetitions), len(batch.repetitions) in {0, 4 * size}),
         ("keys", len(batch.keys), len(batch.keys) in {0, size}),
-        ("bytes of packs' numbers", len(batch.pack_of), len(batch.pack_of) in {0, 4 * size}),
+        ("bytes of pack numbers", len(batch.pack_of), len(batch.pack_of) in {0, 4 * size}),
         ("bytes of places", len(batch.offsets), len(batch.offsets) == 2 * len(batch.pack_of)),
         ("bytes of lengths", len(batch.lengths), len(batch.lengths) == len(batch.pack_of)),
     ):
         if not right:
-            raise ValueError(f"batch {batch.position} of {size} samples has {length} {field}")
+            raise ValueError(f"batch {batch.position} with {size} samples must not have {length} {field}")
     places = None
     try:
         unpack_labels(batch.labels, binding.label_dtype, size)
@@ -339,5 +339,5 @@ def planned_batch(
 
 
 def is_ready(batch: Any) -> bool:
-    """Return whether a reader would find all samples of a ``Batch``, or tombstones."""
+    """Return whether a reader would find every sample of a ``Batch``, or its tombstone."""
     return bool((batch.resident + batch.failed) * ID_BYTES >= len(batch.sample_ids))

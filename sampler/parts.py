@@ -1,4 +1,4 @@
-"""The parts of a sampler, one for each dataset with its own job, a pass over them, and their end at exit."""
+"""The parts of a sampler, one for each dataset and its job, a pass over them, and their cleanup at exit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _background: set[tuple[int, threading.Event]] = set()  # tasks under way, with t
 
 
 class Part:
-    """One dataset's job on this rank, its thread and states; raises as ``SuperSampler``."""
+    """One dataset's job on this rank, with its thread and states. Raises as ``SuperSampler`` does."""
 
     def __init__(
         self, plan: Description, *, coordinator: str | None, job: str | None, in_order: bool
@@ -81,7 +81,7 @@ class Part:
 
     @property
     def job(self) -> str:
-        """Return the id of its job."""
+        """Return the job's id."""
         return self.session.job
 
     def __len__(self) -> int:
@@ -93,17 +93,17 @@ class Part:
         return f"{self.dataset.source} (job {self.job}): {drawn}{len(self)} batches of {self.spec.batch_size}"
 
     def begin(self, place: PlanPosition) -> PrefetchBuffer:
-        """Start an iteration at a place; draw a user's order first."""
+        """Start an iteration at a place. If the user passed a sampler, draw its order first."""
         if self.order is not None:
             self.session.begin_epoch(place.epoch, place.position, self.order.draw(place.epoch))
         return self.pager.begin(place)
 
     def job_stats(self) -> SamplerStats:
-        """Return the coordinator's counters for its job."""
+        """Return the coordinator's counters for the job."""
         return self.session.stats(self.pager.checks)
 
     def close(self) -> None:
-        """Close the job on this rank, end the thread."""
+        """Close the job on this rank and stop the thread."""
         _open_jobs.pop((self.coordinator, self.job, self.spec.rank), None)
         self.pager.stop()
         self.dataset.name_bad_samples()
@@ -114,14 +114,14 @@ class Part:
 
 
 class Parts(list[Part]):
-    """The parts of one sampler; ``mixes``: of a mix, also if that has a single dataset."""
+    """The parts of one sampler. ``mixes`` is true for a mix, even of a single dataset."""
 
     def __init__(self, parts: Iterable[Part], *, mixes: bool) -> None:
         super().__init__(parts)
         self.mixes = mixes
 
     def joined(self, batches: Sequence[BatchRef]) -> Any:
-        """Return the batch that consists of one of each part."""
+        """Combine one batch from each part into a single batch."""
         if not self.mixes:
             return batches[0]
         return MixedRef(tuple((number, ref) for number, ref in enumerate(batches) if len(ref)))
@@ -132,7 +132,7 @@ class Parts(list[Part]):
         return {"version": _MIX_VERSION, "mix": states} if self.mixes else states[0]
 
     def place_in(self, state: Mapping[str, Any]) -> PlanPosition:
-        """Return the place that ``state`` describes; raises as a Checkpoint."""
+        """Return the place that ``state`` describes. Raises as ``Checkpoint.place_in`` does."""
         states = self._states_in(state) if self.mixes else [state]
         # All parts of a mix have equally many batches and advance together.
         places = [part.checkpoint.place_in(own) for part, own in zip(self, states, strict=True)]
@@ -141,11 +141,11 @@ class Parts(list[Part]):
     def _states_in(self, state: Mapping[str, Any]) -> list[Any]:
         states = state.get("mix") if isinstance(state, Mapping) else None
         if not isinstance(states, list) or len(states) != len(self) or state.get("version") != _MIX_VERSION:
-            raise ConfigError(f"this is no state of a SuperSampler of a mix of {len(self)} datasets")
+            raise ConfigError(f"this is not the state of a SuperSampler of a mix of {len(self)} datasets")
         names = ("epoch", "position", "given_ahead")
         places = [isinstance(own, Mapping) and [own.get(name) for name in names] for own in states]
         if any(place != places[0] for place in places):
-            raise ConfigError("the states of this mix's parts are of different places")
+            raise ConfigError("the states of this mix's parts are at different positions")
         return states
 
     def prepare(self, place: PlanPosition) -> None:
@@ -172,12 +172,12 @@ class PlanIterator(Iterator[BatchRef]):
 
     @property
     def epoch(self) -> int:
-        """Return this pass's epoch; before its first batch, the one if it began now."""
+        """Return the epoch of this pass. Before its first batch, that is the epoch it would begin now."""
         return self._place().epoch
 
     @property
     def position(self) -> int:
-        """Return the first position of the epoch that was not delivered yet."""
+        """Return the first position of the epoch that has not been delivered yet."""
         return self._place().position
 
     def _place(self) -> PlanPosition:
@@ -190,14 +190,14 @@ class PlanIterator(Iterator[BatchRef]):
         return self._parts.state_of(self._place())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume the pass that produced ``state``, whatever this one has delivered; takes constant time.
+        """Resume the pass that produced ``state``, whatever this one has delivered, in constant time.
 
-        The page there is requested in the background. With the first batch, the sampler's next epoch moves
-        past that of the state.
+        The first page is requested in the background. When the first batch is requested, the sampler's next
+        epoch moves past that of the state.
 
         Raises:
-            ConfigError: the state belongs to another plan; the message names the difference.
-            UsageError: this is not the process that made the sampler, or the sampler is closed.
+            ConfigError: the state belongs to another plan; the message lists the differences.
+            UsageError: this is not the process that created the sampler, or the sampler is closed.
         """
         self._check_process()
         place = self._parts.place_in(state)
@@ -244,9 +244,10 @@ class PlanIterator(Iterator[BatchRef]):
             return
         self._warned = True
         _LOG.warning(
-            "set_epoch(%d) was called while an iteration of epoch %d goes on: it stays in that epoch. A "
-            "DataLoader with workers begins as soon as iter() makes its iterator, and set_epoch comes before "
-            "that (where Lightning goes on from an epoch's end it does not: docs/frameworks.md)",
+            "set_epoch(%d) was called during an iteration of epoch %d, which stays in that epoch. A "
+            "DataLoader with workers begins as soon as iter() creates its iterator, so set_epoch must be "
+            "called earlier (Lightning does not when it resumes at the end of an epoch; see "
+            "docs/frameworks.md)",
             named,
             epoch,
         )
@@ -254,18 +255,18 @@ class PlanIterator(Iterator[BatchRef]):
     def _check_process(self) -> None:
         if self._pid != os.getpid():
             raise UsageError(
-                "an iterator of a SuperSampler stays in the process that made it: make sampler and iterator "
-                "there"
+                "an iterator of a SuperSampler cannot be used outside the process that created it: create "
+                "both the sampler and the iterator in this process"
             )
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(
-            "an iterator of a SuperSampler holds a thread and cannot be pickled; its batches can"
+            "an iterator of a SuperSampler uses a thread and cannot be pickled, but its batches can"
         )
 
 
 def in_background(task: Callable[[], None]) -> None:
-    """Run ``task`` without waiting; the interpreter waits at exit, but not for long. For finalizers."""
+    """Run ``task`` without waiting for it. At exit, the interpreter waits briefly. For finalizers."""
     entry = os.getpid(), threading.Event()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""The place and the waiting batches of one pass over an epoch. No I/O, no threads."""
+"""The place and the pending batches of one pass over an epoch. No I/O, no threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BUFFER_BATCHES = 2 * PAGE_BATCHES
 
 @dataclass(frozen=True, slots=True)
 class PlanPosition:
-    """A place in an epoch: all before ``position``, and ``delivered_ahead``, are delivered."""
+    """A place in an epoch. Batches before ``position`` and in ``delivered_ahead`` have been delivered."""
 
     epoch: int = 0
     position: int = 0
@@ -42,7 +42,7 @@ class Delivered:
             self._order.append(position)
 
     def place(self, count: int | None = None) -> PlanPosition:
-        """Return the place after the first ``count`` batches (``None``: all)."""
+        """Return the place after the first ``count`` batches. ``None`` means all of them."""
         count = self.count if count is None else count
         start = self.start
         if self._order is None:
@@ -89,12 +89,12 @@ class PrefetchBuffer:
         return self.head >= self.end
 
     def add(self, batch: BatchRef, *, ready: bool) -> None:
-        """Add the batch at ``tail``, unless it was delivered before; ``ValueError`` if it is another one.
+        """Add the batch at ``tail``, unless it was delivered before. Raises ``ValueError`` for any other.
 
-        ``ready``: as far as is known, a reader would find all of its samples at once.
+        ``ready`` means that, as far as is known, a reader would find all of its samples immediately.
         """
         if batch.position != self.tail or self.tail >= self.end:
-            raise ValueError(f"batch {batch.position} came where {self.tail} of {self.end} was next")
+            raise ValueError(f"batch {batch.position} arrived instead of batch {self.tail} of {self.end}")
         if self.tail not in self._delivered_before:
             self._waiting[self.tail] = batch
             if ready:
@@ -103,7 +103,7 @@ class PrefetchBuffer:
         self._pass_delivered()
 
     def mark_ready(self, position: int) -> None:
-        """Apply a newer status: all samples of that batch are in the cache, or failed."""
+        """Record a newer status: all samples of that batch are in the cache, or failed."""
         if position in self._waiting:
             self._ready.add(position)
 
@@ -141,7 +141,7 @@ class PrefetchBuffer:
 
 
 class Cursor:
-    """The start of a sampler's next iteration, moved on by each that begins. Thread-safe."""
+    """The start of a sampler's next iteration. Each iteration that begins advances it. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -160,14 +160,14 @@ class Cursor:
             return taken
 
     def pass_over(self, epoch: int) -> None:
-        """Note that an iteration of ``epoch`` begins; the next epoch is a later one."""
+        """Record that an iteration of ``epoch`` begins, so that the next epoch is a later one."""
         with self._lock:
             self.named = None
             if self._next.epoch <= epoch:
                 self._next = PlanPosition(epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the next epoch; a place already set in that epoch is kept."""
+        """Set the next epoch. A place already set in that epoch is kept."""
         with self._lock:
             self.named = epoch
             if epoch != self._next.epoch:

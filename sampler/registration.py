@@ -29,10 +29,10 @@ _MAX_REGISTRATIONS = 5  # for one query, at a coordinator that forgets
 
 
 def client_of(coordinator: str | None, run: str, *, alone: bool, for_question: bool = False) -> Client:
-    """Return a client of the coordinator at this address, of ``SUPER_COORDINATOR``, or of the embedded one.
+    """Return a client for the coordinator at this address, in ``SUPER_COORDINATOR``, or embedded.
 
-    ``alone``: no other process is in the run, so that the embedded one ends with this process.
-    ``for_question``: no sampler is created, so that it may end sooner.
+    If ``alone``, no other process is in the run, so the embedded coordinator ends with this process. If
+    ``for_question``, no sampler is created, so it may end sooner.
     """
     if coordinator is not None:
         return Client(checked_address(coordinator, "coordinator="))
@@ -52,7 +52,7 @@ def warn_of(dataset: Bindable, warnings: Iterable[str], rank: int) -> None:
 
 
 def binding_of(facts: Any, *, cache: str = "", store: str = "") -> DatasetBinding:
-    """Convert a coordinator's message about a dataset; cache and store are a job's."""
+    """Convert a coordinator's message about a dataset. ``cache`` and ``store`` are those of a job."""
     return DatasetBinding(
         dataset_id=facts.dataset_id,
         fingerprint=facts.fingerprint,
@@ -67,11 +67,11 @@ def binding_of(facts: Any, *, cache: str = "", store: str = "") -> DatasetBindin
 def describe(dataset: Bindable, *, renew: bool = False) -> DatasetBinding:
     """Return what the dataset's coordinator knows about it, after listing the source. Opens no job.
 
-    ``renew``: list again if that is due, as a new sampler would, so that files added since are included.
+    If ``renew``, list again if that is due, as a new sampler would, to include files that were added since.
 
     Raises:
         SourceError: the source is missing, empty, forbidden, or its listing makes no progress.
-        CoordinatorError, EmbeddedError: no coordinator could be reached, or it refuses.
+        CoordinatorError, EmbeddedError: no coordinator can be reached, or it refuses.
     """
     with _asking(dataset) as (client, run):
         facts, _ = client.register(dataset, run, renew=renew and is_own(run))
@@ -92,14 +92,14 @@ def _asking(dataset: Bindable) -> Iterator[tuple[Client, str]]:
 
 
 def list_samples(dataset: Bindable, fingerprint: bytes) -> SampleList:
-    """Return each (path, label); ``SourceError`` if the fingerprint differs by now."""
+    """Return the path and label of each sample. Raises ``SourceError`` if the fingerprint has changed."""
     pages, label_dtype = _pages(dataset, fingerprint, with_keys=True)
     keys, lengths = (b"".join(parts) for parts in zip(*((p.keys, p.key_lengths) for p in pages), strict=True))
     return SampleList(pages[0].bucket, keys, lengths, _labels_of(pages, label_dtype))
 
 
 def list_labels(dataset: Bindable, fingerprint: bytes) -> Labels:
-    """Return the labels alone, read-only: (samples, ...) or ``RaggedLabels``."""
+    """Return only the labels, read-only, of shape (samples, ...) or as ``RaggedLabels``."""
     return _labels_of(*_pages(dataset, fingerprint, with_keys=False))
 
 
@@ -113,7 +113,7 @@ def _pages(dataset: Bindable, fingerprint: bytes, *, with_keys: bool) -> tuple[l
             facts, _end_s = client.register(dataset, run)
             if facts.fingerprint != fingerprint:
                 raise SourceError(
-                    f"{dataset.source} has changed since its length or classes were asked for: make a new "
+                    f"{dataset.source} has changed since its length or classes were requested: create a new "
                     "SuperDataset"
                 )
             try:
@@ -123,7 +123,7 @@ def _pages(dataset: Bindable, fingerprint: bytes, *, with_keys: bool) -> tuple[l
             if all(page.fingerprint == fingerprint for page in pages):  # else it has listed again
                 return pages, facts.label_dtype
     raise UnknownJobError(
-        f"the coordinator at {client.address} forgot {dataset.source}, or listed it again, "
+        f"the coordinator at {client.address} forgot or re-listed {dataset.source} "
         f"{_MAX_REGISTRATIONS} times in a row"
     )
 

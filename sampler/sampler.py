@@ -63,47 +63,49 @@ class SuperSampler(DistributedSampler[BatchRef]):
             source. For a ``SuperMix``, or a ``ConcatDataset`` of SuperDatasets, batches are mixed, with one
             job per dataset.
         batch_size: samples per batch on this rank.
-        shuffle: whether each epoch has its own order; default, as in a DataLoader: the catalog's order.
-        seed: of the shuffle; a signed 64-bit integer.
-        drop_last: leave out the short last global batch. Without it the tail is padded to a multiple of the
-            ranks, and flagged.
-        rank: of this process; default: torch.distributed's, else ``RANK``, else 0.
+        shuffle: whether each epoch has its own order. By default, as in a DataLoader, epochs keep the
+            catalog's order.
+        seed: the seed of the shuffle, a signed 64-bit integer.
+        drop_last: whether to leave out the short last global batch. Otherwise it is padded to a multiple of
+            the number of ranks, and the padding is flagged.
+        rank: the rank of this process; default: torch.distributed's, else ``RANK``, else 0.
         num_replicas: total number of ranks; default: torch.distributed's, else ``WORLD_SIZE``, else 1.
         coordinator: ``host:port`` or ``unix:/path``; default: the dataset's, else ``SUPER_COORDINATOR``, else
-            an embedded one is started. Its functions run in a pool on this host, or with
-            ``SUPER_EXECUTOR=lambda`` on AWS Lambda, which needs a cache in their reach, ``SUPER_CACHE``.
-            Other coordinators choose for themselves.
-        job: replaces the run id in the job's identity, so that runs of different launches can be one job.
+            an embedded one is started. Its functions run in a pool on this host or, if
+            ``SUPER_EXECUTOR=lambda``, on AWS Lambda, which needs ``SUPER_CACHE``, a cache that they can
+            reach. Other coordinators choose for themselves.
+        job: replaces the run id in the job's identity, so that several launches can share one job.
         in_order: ``False`` lets a batch that is ready overtake up to seven earlier ones that are not.
-        indices: restrict an epoch to these samples, given as places in ``dataset.samples``; a repeated place
-            is delivered that often. Without ``shuffle`` they come in this order. Alternatively a
-            ``SubsetRandomSampler``, or a ``Subset`` in place of the dataset.
-        weights: an epoch has samples in proportion to these, one per sample (or per index); needs
-            ``shuffle``. Each sample comes as often as expected, randomly rounded down or up. Alternatively a
-            ``WeightedRandomSampler``.
+        indices: restrict an epoch to these samples, given as places in ``dataset.samples``. Repeated places
+            are delivered repeatedly. Without ``shuffle``, the samples keep this order. A
+            ``SubsetRandomSampler``, or a ``Subset`` instead of the dataset, works too.
+        weights: draw samples in proportion to these, one per sample (or per index); needs ``shuffle``. Each
+            sample is drawn as often as expected, randomly rounded up or down. A ``WeightedRandomSampler``
+            works too.
         draws: number of samples that weights draw in an epoch; default: the number of weights. For a mix, the
-            samples in an epoch of all datasets together, in the same proportions.
-        sampler: any object that yields indices each time it is iterated, such as torch's samplers or one of
-            yours; it defines the epoch in place of ``shuffle``, ``indices``, ``weights``, ``draws`` and
+            number of samples of all datasets in an epoch, in the same proportions.
+        sampler: any object that yields indices each time it is iterated, such as one of torch's samplers or
+            your own. It defines the epoch instead of ``shuffle``, ``indices``, ``weights``, ``draws`` and
             ``repeats``. It is drawn in this process when an epoch begins, after its ``set_epoch`` if it has
             one, and is part of the state. Each rank draws from its own, so pass a distributed one.
         batch_sampler: the same for an object that yields lists of indices, one per batch; lengths may differ.
             It replaces ``batch_size`` and ``drop_last`` too.
-        repeats: number of times that each drawn sample comes in an epoch, on different ranks if there are
-            several (repeated augmentation). The epoch grows by this factor; equal weights with fewer
-            ``draws`` keep its length. Random transforms differ each time; random steps of the recipe, which
-            are cached, do not.
-        batching: for a mix. ``"mixed"``: every batch has its share of each dataset. ``"per_dataset"``: the
-            batches that the ranks read at the same time come from one dataset, and every dataset has whole
-            batches only.
+        repeats: number of times that each drawn sample is delivered in an epoch, on different ranks if there
+            are several (repeated augmentation). The epoch grows by this factor; equal weights with fewer
+            ``draws`` keep its length. Random transforms differ each time, but random steps of the recipe,
+            which are cached, do not.
+        batching: how a mix fills its batches. With ``"mixed"``, every batch contains its share of each
+            dataset. With ``"per_dataset"``, the batches that the ranks read at the same time are from one
+            dataset, and every dataset contributes whole batches only.
 
     Raises:
-        ConfigError: an argument is invalid; PlanError: no batch would be left.
+        ConfigError: an argument is invalid.
+        PlanError: no batch would be left.
         UsageError: ``dataset`` is not a SuperDataset.
         SourceError: the source is missing, empty, forbidden, or its listing makes no progress.
         CoordinatorUnreachableError, ProtocolMismatchError, EmbeddedError: no coordinator can be reached,
             understood or started.
-        CoordinatorTrustError: its certificate is not trusted, or it does not know this client's token.
+        CoordinatorTrustError: its certificate is not trusted, or it rejects this client's token.
         CacheError: the cache does not answer, or refuses.
     """
 
@@ -129,9 +131,9 @@ class SuperSampler(DistributedSampler[BatchRef]):
         batching: str = "mixed",
     ) -> None:
         if not isinstance(in_order, bool):
-            raise ConfigError(f"in_order is True or False; not {in_order!r}")
+            raise ConfigError(f"in_order must be True or False, not {in_order!r}")
         if job is not None and (not isinstance(job, str) or not job):
-            raise ConfigError(f"job is a text that names the job; not {job!r}")
+            raise ConfigError(f"job must be a non-empty string, not {job!r}")
         self.shuffle = shuffle_or_default(
             shuffle=shuffle, given=sampler is not None or batch_sampler is not None
         )
@@ -152,10 +154,10 @@ class SuperSampler(DistributedSampler[BatchRef]):
         mixes = isinstance(dataset, ConcatDataset)
         if isinstance(dataset, ConcatDataset):
             if not in_order:
-                raise ConfigError("a mix takes no in_order=False: its datasets advance together")
+                raise ConfigError("a mix does not support in_order=False: its datasets advance together")
             plans = described_mix(dataset, coordinator=coordinator, batching=batching, **arguments)
         elif batching != "mixed":
-            raise ConfigError("batching says how a mix of datasets fills its batches: leave it out")
+            raise ConfigError("batching applies only to a mix of datasets: leave it out")
         else:
             plans = [described(dataset, **arguments)]
         # If a part fails, the jobs of those before it are closed.
@@ -166,7 +168,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
                 stack.callback(parts[-1].close)
             stack.pop_all()
         self.parts = Parts(parts, mixes=mixes)
-        """One part, or of a mix one for each dataset, each with its own ``job`` and ``job_stats()``."""
+        """One part, or for a mix one per dataset, each with its own ``job`` and ``job_stats()``."""
         self._by_default = (rank is None, num_replicas is None)
         self._cursor = Cursor()
         # What frameworks read of a DistributedSampler, whose __init__ counts otherwise.
@@ -177,39 +179,39 @@ class SuperSampler(DistributedSampler[BatchRef]):
         self.rank, self.num_replicas = plans[0].rank, plans[0].num_replicas
         self.seed, self.drop_last = spec.seed, drop_last
         self.num_samples = samples_of_a_rank(spec.length(size), spec)
-        """Samples of this rank in an epoch, padding included; ``len()`` counts batches."""
+        """Samples of this rank in an epoch, including padding. ``len()`` counts batches."""
         self.total_size = self.num_samples * self.num_replicas
-        """The same over all ranks."""
+        """Samples of all ranks in an epoch, including padding."""
         self.batch_size = spec.batch_size
         """Samples per batch on this rank."""
         self.counts = spec.mix or (spec.length(size),)
-        """Samples of each dataset in an epoch, over all ranks, without padding; not known with a sampler of
-        your own.
+        """Samples of each dataset in an epoch, over all ranks, without padding. Not known if you passed your
+        own sampler.
         """
         self._pid = os.getpid()
         self._closed = False
 
     @property
     def coordinator(self) -> str:
-        """Return the address of the coordinator that plans for it, perhaps embedded."""
+        """Return the address of the coordinator, which may be embedded."""
         return self.parts[0].coordinator
 
     @property
     def job(self) -> str:
-        """Return the job's id, 32 hex digits, equal on all ranks; of a mix, the first one's."""
+        """Return the job's id, 32 hex digits, the same on all ranks. For a mix, it is the first job's."""
         return self.parts[0].job
 
     @property
     def kept(self) -> str:
-        """Return a text for users: where decoded records are kept, and how full that was at the start.
+        """Return a message for users about where decoded records are kept and how full that was at the start.
 
-        Empty without a store.
+        Without a store, the message is empty.
         """
         return self.parts[0].session.kept
 
     @property
     def bad_samples(self) -> tuple[Any, ...]:
-        """Return the bad samples skipped or replaced so far; see :class:`SuperDataset`."""
+        """Return the bad samples that were skipped or replaced so far; see :class:`SuperDataset`."""
         datasets = {id(part.dataset): part.dataset for part in self.parts}.values()
         return tuple(bad for dataset in datasets for bad in dataset.bad_samples)
 
@@ -219,7 +221,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
         return self._cursor.peek().epoch
 
     def __len__(self) -> int:
-        """Return this rank's batches in an epoch; ``num_samples`` counts samples."""
+        """Return the number of this rank's batches in an epoch. ``num_samples`` counts samples."""
         return len(self.parts[0])
 
     def __repr__(self) -> str:
@@ -233,9 +235,9 @@ class SuperSampler(DistributedSampler[BatchRef]):
         """Return a new pass over the next epoch, which begins when its first batch is requested.
 
         Raises:
-            ConfigError: a StatefulDataLoader would load a state of a different number of workers.
-            UsageError: this is not the process that made the sampler, or not the rank that it was made for,
-                or Accelerate would step the learning-rate schedule once per rank.
+            ConfigError: a StatefulDataLoader would load a state from a different number of workers.
+            UsageError: this is not the process or the rank that the sampler was created for, or Accelerate
+                would step the learning-rate schedule once per rank.
         """
         self._check_process()
         check_workers()
@@ -245,19 +247,19 @@ class SuperSampler(DistributedSampler[BatchRef]):
         return PlanIterator(self._cursor, self.parts)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that the next iteration begins; a place loaded in it is kept."""
+        """Set the epoch that the next iteration begins. A place loaded in that epoch is kept."""
         self._cursor.set_epoch(whole_number("epoch", epoch, 0, _INT64))
 
     def state_dict(self, batches_consumed: int | None = None) -> dict[str, Any]:
-        """Return the position of training as a small JSON-compatible dict. The next iteration of a sampler
-        that loads it begins there.
+        """Return the position of training as a small JSON-compatible dict. A sampler that loads it resumes
+        there with its next iteration.
 
         Args:
             batches_consumed: the number of batches that the training loop has received in the latest
-                iteration, also if that was resumed in mid-epoch; needed with a plain DataLoader with workers,
-                which has requested more. After the last batch of an epoch the state is the epoch's end: an
-                iteration that begins there ends at once. ``None``: between iterations, or for a loader that
-                also saves the iterator's state (torchdata's StatefulDataLoader).
+                iteration, even if that was resumed in mid-epoch. It is needed with a plain DataLoader with
+                workers, which has requested more. After the last batch of an epoch, the state is the epoch's
+                end, and an iteration that begins there ends immediately. Use ``None`` between iterations, or
+                with a loader that also saves the iterator's state (torchdata's StatefulDataLoader).
 
         Raises:
             ConfigError: no iteration has delivered that many batches.
@@ -271,23 +273,23 @@ class SuperSampler(DistributedSampler[BatchRef]):
         if delivered is None or count > delivered.count:
             known = "no iteration has begun"
             if delivered is not None:
-                known = f"the latest iteration gave {delivered.count}"
+                known = f"the latest iteration delivered {delivered.count}"
             raise ConfigError(
-                f"batches_consumed={count}, but {known}: it is the number of batches that the training loop "
-                "has got from its loader since iter(loader), also where that was resumed in mid-epoch"
+                f"batches_consumed={count}, but {known}: pass the number of batches that the training loop "
+                "has received from its loader since iter(loader), even if that was resumed in mid-epoch"
             )
         return self.parts.state_of(delivered.place(count))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration begin at the place in ``state``, in constant time.
 
-        The page there is requested at once in the background. Iterations under way continue undisturbed. The
-        state may come from another rank, or from another number of ranks if ``batch_size`` times ranks is
-        equal. A StatefulDataLoader's state works too, whatever its number of workers.
+        The first page is requested immediately in the background. Iterations in progress continue
+        undisturbed. The state may be from another rank, or from another number of ranks if ``batch_size``
+        times ranks is the same. A StatefulDataLoader's state works too, whatever its number of workers.
 
         Raises:
-            ConfigError: the state belongs to another plan; the message names the difference.
-            UsageError: this is not the process that made the sampler, or the sampler is closed.
+            ConfigError: the state belongs to another plan; the message lists the differences.
+            UsageError: this is not the process that created the sampler, or the sampler is closed.
         """
         self._check_process()
         place = self.parts.place_in(sampler_state_in(state))
@@ -297,21 +299,22 @@ class SuperSampler(DistributedSampler[BatchRef]):
     def _check_process(self) -> None:
         if self._pid != os.getpid():
             raise UsageError(
-                "a SuperSampler is used in the process that made it: make one in each process that trains"
+                "a SuperSampler cannot be used outside the process that created it: create one in each "
+                "process that trains"
             )
 
     def job_stats(self) -> SamplerStats:
         """Return the coordinator's counters for this job, over all ranks, and this process's status checks.
 
         Raises:
-            UsageError: a mix has a job for each dataset.
+            UsageError: the sampler is of a mix, which has one job per dataset.
         """
         if self.parts.mixes:
-            raise UsageError("a mix has a job for each dataset: ask [p.job_stats() for p in sampler.parts]")
+            raise UsageError("a mix has one job per dataset: use [p.job_stats() for p in sampler.parts]")
         return self.parts[0].job_stats()
 
     def close(self) -> None:
-        """Close the job on this rank, end the thread. Idempotent; iterating then fails."""
+        """Close the job on this rank and stop the thread. Idempotent. Iterating then fails."""
         if self._closed:
             return
         self._closed = True
@@ -319,7 +322,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
             part.close()
 
     def close_soon(self) -> None:
-        """Close it in the background if this process made it. For finalizers."""
+        """Close the sampler in the background if this process created it. For finalizers."""
         if self._pid == os.getpid() and not self._closed:
             in_background(self.close)
 
@@ -333,6 +336,6 @@ class SuperSampler(DistributedSampler[BatchRef]):
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(
-            "a SuperSampler holds a thread and a connection and cannot be pickled or copied: make one in "
+            "a SuperSampler uses a thread and a connection and cannot be pickled or copied: create one in "
             "each process"
         )

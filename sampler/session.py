@@ -1,4 +1,4 @@
-"""A sampler's session: dataset registered, job open, both restored if forgotten."""
+"""A sampler's session: a registered dataset and an open job, restored if the coordinator forgets them."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ class JobSpec:
         return self.draws is not None and bool(self.draws.lengths)
 
     def length(self, size: int) -> int:
-        """Return an epoch's samples, over all ranks, unpadded, for ``size`` or a mix."""
+        """Return the number of samples in an unpadded epoch over all ranks, given the dataset's ``size``."""
         if self.mix:
             return sum(self.mix)
         return size if self.draws is None else self.draws.length(size)
 
     def job_id(self, run: str, fingerprint: bytes, recipe_json: str) -> str:
-        """Return a new sampler's job id: 32 hex digits, equal on every rank of ``run``."""
+        """Return a new sampler's job id: 32 hex digits, the same on every rank of ``run``."""
         numbers = f"{self.batch_size},{self.num_replicas},{self.seed},{self.shuffle:d},{self.drop_last:d}"
         # Ranks find the same job without communicating, so it is a digest of the values that they share.
         facts = [run.encode(), fingerprint, recipe_json.encode(), numbers.encode()]
@@ -91,10 +91,10 @@ class JobSpec:
 
 
 class Session:
-    """A registered dataset and an open job; the constructor raises the errors of ``SuperSampler``.
+    """A registered dataset and an open job. The constructor raises the errors of ``SuperSampler``.
 
-    ``binding`` holds the facts about the dataset, ``batches_per_epoch`` counts this rank's batches, and
-    ``kept`` is a text for users on where records are kept.
+    ``binding`` contains the facts about the dataset, ``batches_per_epoch`` is the number of this rank's
+    batches, and ``kept`` is a message for users about where records are kept.
     """
 
     def __init__(
@@ -140,15 +140,14 @@ class Session:
         if self._spec.drop_last and global_batch > size:
             raise PlanError(
                 f"batch_size={self._spec.batch_size} on {self._spec.num_replicas} ranks makes global batches "
-                f"of {global_batch} samples, more than the {size} of {self._dataset.source}, and "
-                "drop_last=True leaves out the short one, so that nothing is left: choose a smaller "
-                "batch_size or drop_last=False"
+                f"of {global_batch} samples, but {self._dataset.source} has only {size}. drop_last=True "
+                "leaves out the short batch, so no batch is left: use a smaller batch_size or drop_last=False"
             )
 
     def _open(
         self, facts: Any, patience: Patience, head: tuple[int, int], stopped: threading.Event | None = None
     ) -> Sequence[str]:
-        """Open the job for a rank at ``head`` (epoch, position); return warnings."""
+        """Open the job for a rank at ``head`` (epoch, position). Return the warnings."""
         from superdl.super_wire import coordinator_pb2 as pb
 
         spec, (epoch, position) = self._spec, head
@@ -183,7 +182,7 @@ class Session:
         return tuple(opened.warnings)
 
     def _add_order(self, request: Any, epoch: int, stopped: threading.Event | None) -> None:
-        """Describe an epoch's order; one too long for the request is uploaded before."""
+        """Add an epoch's order to the request. If it is too long for that, upload it first."""
         from superdl.super_wire import coordinator_pb2 as pb
 
         draws = self._orders.get(epoch, self._spec.draws or Draws())
@@ -198,7 +197,7 @@ class Session:
         request.order_sent = draws.length(0)
 
     def begin_epoch(self, epoch: int, position: int, draws: Draws) -> None:
-        """Continue with the order that a user's sampler drew, from ``position`` on."""
+        """Continue with the order that a user's sampler drew, starting at ``position``."""
         # An iteration of the epoch before may go on beside this one.
         latest = {other: order for other, order in list(self._orders.items())[-1:] if other != epoch}
         self._orders = latest | {epoch: draws}
@@ -207,16 +206,16 @@ class Session:
         )
 
     def has_begun_another(self, epoch: int) -> bool:
-        """Return whether the latest order is of another epoch; a heartbeat would reopen this one."""
+        """Return whether the latest order is for another epoch. A heartbeat would reopen this one."""
         return self.is_ordered and epoch != next(reversed(self._orders), epoch)
 
     def reopen(
         self, epoch: int, position: int, end_s: float, stopped: threading.Event | None = None
     ) -> float:
-        """Register and open the job again, at a coordinator that lost its memory, from a position on.
+        """Register and open the job again at a coordinator that lost its state, starting at ``position``.
 
-        Gives up at the monotonic ``end_s``; returns it, extended by the time of a listing's progress.
-        ``SourceError`` if the source has changed since this sampler's plan was made.
+        Give up at the monotonic ``end_s``. Return it, extended by the time in which a listing made progress.
+        Raises ``SourceError`` if the source has changed since this sampler's plan was made.
         """
         with self._lock:
             facts, end_s = self._client.register(
@@ -226,13 +225,13 @@ class Session:
             )
             if facts.fingerprint != self.binding.fingerprint:
                 raise SourceError(
-                    f"{self._dataset.source} has changed since this sampler was made: it had "
-                    f"{self.binding.size} samples with fingerprint {self.binding.fingerprint.hex()}, now "
-                    f"{facts.size} with {facts.fingerprint.hex()}, so the coordinator that was restarted "
-                    "cannot go on with the same plan: make a new sampler"
+                    f"{self._dataset.source} has changed since this sampler was created: it had "
+                    f"{self.binding.size} samples with fingerprint {self.binding.fingerprint.hex()}, but now "
+                    f"it has {facts.size} with {facts.fingerprint.hex()}. The restarted coordinator cannot "
+                    "continue the same plan: create a new sampler"
                 )
             self._open(facts, RUNNING.until(end_s), (epoch, position), stopped)
-            _LOG.warning("the coordinator did not know job %s any more; it was opened again", self.job)
+            _LOG.warning("the coordinator no longer knew job %s; it was reopened", self.job)
             return end_s
 
     def pages_from(
@@ -246,9 +245,10 @@ class Session:
         patience: Patience = RUNNING,
         stopped: threading.Event | None = None,
     ) -> Any:
-        """Return a page (message) of up to ``count`` batches from ``position`` on; reopen a forgotten job.
+        """Return a page (message) of up to ``count`` batches from ``position`` on. Reopen a forgotten job.
 
-        ``UnknownJobError`` (forgotten too often) and ``CoordinatorUnreachableError`` name the bound.
+        Raises ``UnknownJobError`` if it is forgotten too often, or ``CoordinatorUnreachableError``. Both name
+        the limit.
         """
         from superdl.super_wire import coordinator_pb2 as pb
 
@@ -274,7 +274,7 @@ class Session:
         position: int,
         stopped: threading.Event | None = None,
     ) -> Any:
-        """Return the result of ``call`` with the time limit; retry with a job reopened."""
+        """Return the result of ``call`` with the time limit. Retry with a reopened job."""
         begin_s = time.monotonic()
         end_s = begin_s + self._reopening_s
         opened = 0
@@ -287,17 +287,17 @@ class Session:
                 end_s = self.reopen(epoch, position, end_s, stopped)
             except CoordinatorUnreachableError as error:
                 raise CoordinatorUnreachableError(
-                    f"job {self.job} was forgotten by the coordinator and could not be opened again within "
+                    f"the coordinator forgot job {self.job}, which could not be reopened within "
                     f"{self._reopening_s:g} s: {error}"
                 ) from error
         raise UnknownJobError(
             f"the coordinator at {self._client.address} forgot job {self.job} {opened} times in a row after "
-            f"it was opened; given up after {time.monotonic() - begin_s:.1f} s (at most {MAX_REOPENS} times "
-            f"and {self._reopening_s:g} s)"
+            f"it was opened; gave up after {time.monotonic() - begin_s:.1f} s (the limits are {MAX_REOPENS} "
+            f"times and {self._reopening_s:g} s)"
         )
 
     def stats(self, checks: StatusChecks) -> SamplerStats:
-        """Return the coordinator's counters for the job, and the cost of status checks."""
+        """Return the coordinator's counters for the job, with the cost of status checks."""
         from superdl.super_wire import coordinator_pb2 as pb
 
         request = pb.GetJobStatsRequest(jobs=[self.job], with_stalls=True)
@@ -307,7 +307,7 @@ class Session:
         return SamplerStats.from_messages(reply.jobs[0], reply.cache, checks, reply.workers)
 
     def close(self) -> None:
-        """Report to the coordinator that this rank is done with the job."""
+        """Tell the coordinator that this rank has finished the job."""
         from superdl.super_wire import coordinator_pb2 as pb
 
         request = pb.CloseJobRequest(job=self.job, rank=self._spec.rank)
@@ -315,15 +315,15 @@ class Session:
 
 
 def seen_store(address: str, store_id: str) -> str:
-    """Return the store's address if this machine sees that very store, else ""."""
+    """Return the store's address if this machine can read that same store, else ""."""
     if not address:
         return ""
     try:
         store = DirectoryStore.open(address, create=False, read_only=True)
     except StoreError as error:
-        _LOG.info("the store is read by way of the cache: %s", error)
+        _LOG.info("the store is read through the cache: %s", error)
         return ""
     if store.id != store_id:
-        _LOG.info("the store is read by way of the cache: %s is another one here", address)
+        _LOG.info("the store is read through the cache: %s is a different store on this machine", address)
         return ""
     return store.address

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class StallTotal(NamedTuple):
-    """Batches that stalled for one cause, and the sum of readers' waits."""
+    """The number of batches that stalled for one cause, and how long readers waited in total."""
 
     cause: str
     batches: int
@@ -30,7 +30,7 @@ class Stall(NamedTuple):
 
 
 class WorkerUse(NamedTuple):
-    """A worker connected to the coordinator: its slots, and CPU seconds since its start."""
+    """A worker connected to the coordinator, with its slots and its CPU seconds since it started."""
 
     name: str
     slots: int
@@ -39,7 +39,7 @@ class WorkerUse(NamedTuple):
 
 @dataclass(slots=True)
 class StatusChecks:
-    """Time fetching pages in the sampler's thread, and time the loop waited for them."""
+    """Time that the sampler's thread spent fetching pages, and that the training loop waited for them."""
 
     calls: int = 0
     call_s: float = 0.0
@@ -51,14 +51,15 @@ class StatusChecks:
 class SamplerStats(WorkCounters):
     """Counters of one job, and the state of the cache that it reads from.
 
-    ``epoch`` and ``position`` are those of the furthest rank; of its ``ranks``, ``lapsed_ranks`` have not
-    called recently. ``team`` is named by the sampler's token. ``budget_bytes`` to ``free_bytes`` describe
-    the whole cache; ``needed_bytes`` is the budget with which nothing would be dropped. ``cache_trouble``
-    is the reason why the cache does not answer the coordinator, and empty while it does. ``store`` is the
-    address of the store below it, empty if there is none; its packs may take ``store_room_bytes``, 0 if
-    unbounded. ``stall_causes`` count stalled batches by cause (docs/runs.md lists them),
-    ``recent_stalls`` are the newest (up to 1,024), oldest first. ``status_calls`` and the fields after it
-    are of this process: calls for pages, their seconds and CPU seconds, and the loop's wait for a page.
+    ``epoch`` and ``position`` are those of the furthest rank. Of its ``ranks``, ``lapsed_ranks`` have not
+    called recently. ``team`` is taken from the sampler's token. ``budget_bytes`` to ``free_bytes`` describe
+    the whole cache; ``needed_bytes`` is the budget at which nothing would be dropped. ``cache_trouble`` is
+    the reason why the cache does not answer the coordinator, and is empty while it does. ``store`` is the
+    address of the store below it, or empty if there is none. Its packs may take ``store_room_bytes``, where
+    0 means no limit. ``stall_causes`` counts stalled batches by cause (docs/runs.md lists them), and
+    ``recent_stalls`` contains the newest stalls (up to 1,024), oldest first. ``status_calls`` and the fields
+    after it describe this process: its calls for pages, their seconds and CPU seconds, and how long the
+    training loop waited for pages.
     """
 
     job: str
@@ -105,7 +106,7 @@ class SamplerStats(WorkCounters):
     def from_messages(
         cls, job: Any, cache: Any, checks: StatusChecks, workers: Iterable[Any] = ()
     ) -> SamplerStats:
-        """Build from the coordinator's messages and this sampler's counters."""
+        """Create the counters from the coordinator's messages and those of this sampler."""
         of_job = {field.name for field in job.DESCRIPTOR.fields}
         names = [field.name for field in fields(cls) if field.name not in _COMPUTED]
         return cls(

@@ -51,25 +51,25 @@ if TYPE_CHECKING:
 
 _PING_TIMEOUT_S = 5.0
 _HANDLED = {"skip": "skipped", "replace": "replaced"}
-_MAKES_ITEM = "{}: a transform of whole batches makes the item itself; let it do so"
+_MAKES_ITEM = "{} cannot be used with a transform of whole batches, which creates the item itself"
 
 
 class SuperDataset(ListedSource, Dataset[Any]):
     """Decoded samples of a source, read from the cache or the store batch by batch.
 
     An item is ``(images, labels)``. Images are uint8 of shape (batch, channels, height, width),
-    channels_last; other samples are stacked as they are, or a list of tensors if they differ in dtype
-    or shape. Labels are a tensor of shape (batch,), int64 for class folders, else of the key list's
-    dtype. If the key list has arrays, the shape is (batch, ...), or labels are a list of tensors if
-    lengths vary; if it has named fields, a dict of these. If samples have fields (``Recipe.fields``),
-    or a custom step returns named arrays, a dict of tensors, or of lists of tensors, takes the place of
-    images. With ``return_info``, a :class:`BatchInfo` comes third.
+    channels_last. Other samples are stacked as they are, or form a list of tensors if they differ in
+    dtype or shape. Labels are a tensor of shape (batch,), int64 for class folders, else of the key list's
+    dtype. If the key list contains arrays, the shape is (batch, ...), or labels are a list of tensors if
+    lengths vary. If it has named fields, labels are a dict of these. If samples have fields
+    (``Recipe.fields``), or a custom step returns named arrays, a dict of tensors, or of lists of tensors,
+    replaces the images. With ``return_info``, a :class:`BatchInfo` is the third value.
 
     Its length, ``classes``, ``class_to_idx``, ``samples`` and ``targets`` are known once a sampler exists.
-    Accessed before that, they start what the sampler would start, and wait until the source is listed.
+    Accessing them earlier starts what the sampler would start, and waits until the source is listed.
 
-    It pickles without connections; each thread of each process opens its own, lazily. Credentials come from
-    ``SUPER_CACHE_USERNAME`` and ``SUPER_CACHE_PASSWORD`` of the reading process.
+    It is pickled without connections; each thread of each process opens its own, lazily. Credentials are read
+    from ``SUPER_CACHE_USERNAME`` and ``SUPER_CACHE_PASSWORD`` of the reading process.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32), return_info=True)
     >>> sampler = SuperSampler(dataset, batch_size=4, shuffle=False)
@@ -83,51 +83,53 @@ class SuperDataset(ListedSource, Dataset[Any]):
 
     Args:
         source: ``s3://bucket/prefix``, ``file:///directory`` or a path.
-        recipe: the steps that functions apply to every sample. Default: decode, and keep the size of images.
-        key_list: URL or path of a CSV, JSONL or Parquet file with key and label columns; without it, labels
-            come from class folders.
+        recipe: the steps that functions apply to every sample. By default, they decode images and keep their
+            size.
+        key_list: URL or path of a CSV, JSONL or Parquet file with key and label columns. Without it, labels
+            are taken from class folders.
         classes: class names in the order of their labels, such as ``classes=train.classes`` for a validation
-            set. Folders and labels with other names are an error, classes without a sample a warning.
-            Default: the classes found in the source, sorted; a missing one then shifts the labels of those
-            after it.
+            set. Folders and labels with other names are an error; classes without a sample cause a warning.
+            By default, the classes found in the source, sorted, so that a missing class shifts the labels of
+            those after it.
         alias: a name that replaces the source's location in sample ids, so that a moved or copied source is
             found in a store.
         versions: how ids distinguish versions of a file: by ``"times"`` (size and modification time), the
             default, or by ``"digests"`` of their bytes, for which the coordinator reads each file when it
             lists them.
-        transform: runs where batches are read, after the cache. With one required argument, as in
-            torchvision, timm and albumentations, it is called on every sample, a PIL image (RGB; for
-            albumentations an array, uint8 of shape (height, width, 3)); :class:`PerSample` makes this
+        transform: a function that runs where batches are read, after the cache. With one required argument,
+            as in torchvision, timm and albumentations, it is called on every sample, a PIL image (RGB; for
+            albumentations an array, uint8 of shape (height, width, 3)). :class:`PerSample` makes this
             explicit and has more options. Results are batched as by torch's ``default_collate``. A sample
             of several arrays is passed as a dict, and the result may be one. With three arguments, where the
             last ones may have defaults, it is called as ``transform(images, labels, info)`` on every batch,
-            and its result is the item. It must pickle if workers are spawned.
-        columns: turns each batch into a dict with these names, such as ``{"pixel_values": "images", "labels":
-            "labels"}`` or ``["image", "mask"]``: ``"images"`` or the names of arrays, ``"labels"``, and
-            ``"labels.NAME"`` if labels have names. With ``return_info`` an item is (dict, info).
-        collate_fn: as a DataLoader's: called with the list of a batch's samples, each as ``dataset[i]``
-            without info; its result is the item. With ``return_info`` an item is (result, info).
+            and its result is the item. It must be picklable if workers are spawned.
+        columns: turn each batch into a dict with these names, such as ``{"pixel_values": "images", "labels":
+            "labels"}`` or ``["image", "mask"]``. Parts are ``"images"`` or the names of arrays, ``"labels"``,
+            and ``"labels.NAME"`` if labels have names. With ``return_info``, an item is (dict, info).
+        collate_fn: as in a DataLoader, called with the list of a batch's samples, each as ``dataset[i]``
+            without info. Its result is the item. With ``return_info``, an item is (result, info).
         on_bad_sample: policy for samples that cannot be produced: ``"raise"``, ``"skip"`` (a shorter batch)
             or ``"replace"`` (by the next good sample of the same batch). The latter two warn about each bad
             sample once; see :attr:`bad_samples`. A batch of only bad samples is filled with up to eight
-            samples of the last good batch of its process, flagged as padding, so that ranks take equally many
-            steps; with ``"skip"`` and one rank, a ``SuperLoader`` leaves it out.
+            samples of the last good batch of its process, flagged as padding, so that all ranks take the same
+            number of steps. With ``"skip"`` and one rank, a ``SuperLoader`` leaves it out.
         padding: policy for repeated samples that fill up the last batches of several ranks: ``"keep"``, or
             ``"skip"`` for validation (a shorter batch, so that each sample counts once; a batch with nothing
             else keeps one, flagged in its ``BatchInfo``).
-        return_info: whether items have a :class:`BatchInfo`.
+        return_info: whether items contain a :class:`BatchInfo`.
         read_timeout: seconds to wait for one batch.
-        verify: which payloads are hashed. ``"all"``: all of them. ``"auto"``: all on plain TCP; on a unix
-            socket or TLS, those that a process reads for the first time, and one in 64 of the others.
-        in_flight_bytes: bound on replies that one reading thread has requested but not yet received; at least
-            one record is always under way. Use less if many readers share a cache with little room for output
+        verify: which payloads are hashed: ``"all"`` of them, or ``"auto"``, which hashes all on plain TCP. On
+            a Unix socket or TLS, it hashes those that a process reads for the first time, and one in 64 of
+            the others.
+        in_flight_bytes: limit on replies that one reading thread has requested but not yet received; at least
+            one record is always in flight. Use less if many readers share a cache with little room for output
             buffers.
-        coordinator: the default of its samplers, also used before there is one.
+        coordinator: the default for its samplers, which is also used before there is one.
 
     Raises:
         ConfigError: an argument is invalid. Length, classes, samples and targets raise the errors of
-            ``SuperSampler``, and ``UsageError`` in another process's copy that has neither these values nor a
-            coordinator.
+            ``SuperSampler``, and ``UsageError`` in another process's copy that has neither these values nor
+            the address of a coordinator.
     """
 
     def __init__(  # noqa: PLR0913 # each says something else of how a batch is read
@@ -153,7 +155,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         super().__init__(coordinator)
         recipe = Recipe([]) if recipe is None else recipe
         if not isinstance(recipe, Recipe):
-            msg = f"recipe is a Recipe, such as Recipe.image(resize=256, crop=224); not {recipe!r}"
+            msg = f"recipe must be a Recipe, such as Recipe.image(resize=256, crop=224), not {recipe!r}"
             raise ConfigError(msg)
         _check_reading(read_timeout, in_flight_bytes)
         _check_choices(on_bad_sample=on_bad_sample, padding=padding, verify=verify)
@@ -168,7 +170,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         self._transform = for_batches(transform)
         self._columns = None if columns is None else checked_columns(columns)
         if collate_fn is not None and not callable(collate_fn):
-            raise ConfigError(f"collate_fn is called on a list of samples; {collate_fn!r} cannot be")
+            raise ConfigError(f"collate_fn must be callable with a list of samples, not {collate_fn!r}")
         self._collate_fn = collate_fn
         for name, given in (("columns", columns), ("collate_fn", collate_fn)):
             if given is not None and not isinstance(self._transform, PerSample | None):
@@ -195,21 +197,21 @@ class SuperDataset(ListedSource, Dataset[Any]):
 
     @property
     def may_draw(self) -> str:
-        """Return the name of code that may use global random generators; empty: none."""
+        """Return the name of code that may use global random generators, or an empty string."""
         transform = self._transform
         drawing = transform.may_draw if isinstance(transform, PerSample) else unknown(transform)
         return drawing or unknown(self._collate_fn)
 
     @property
     def bad_samples(self) -> tuple[BadSample, ...]:
-        """Return each bad sample skipped or replaced so far: key, reason, handling, number of occurrences.
+        """Return each bad sample that was skipped or replaced so far, with key, reason, handling and count.
 
-        They are those of this process and its DataLoader workers, so of one rank.
+        These are the samples of this process and its DataLoader workers, so of one rank.
         """
         return () if self._bad_samples is None else self._bad_samples.listed()
 
     def name_bad_samples(self) -> None:
-        """Warn about bad samples that workers met meanwhile; called for each batch."""
+        """Warn about bad samples that workers have found in the meantime. Called for each batch."""
         if self._bad_samples is not None:
             self._bad_samples.hear()
 
@@ -226,7 +228,8 @@ class SuperDataset(ListedSource, Dataset[Any]):
         """Ping the cache with this process's credentials, within 5 s. Called by ``SuperSampler``.
 
         Raises:
-            CacheUnreachableError: no answer; CacheError: the cache refused, for example the credentials.
+            CacheUnreachableError: the cache did not answer.
+            CacheError: the cache refused, for example because of the credentials.
         """
         self._reader.ping(cache, timeout_s=_PING_TIMEOUT_S)
 
@@ -237,14 +240,15 @@ class SuperDataset(ListedSource, Dataset[Any]):
         some milliseconds: use it for inspection, not for training.
 
         Raises:
-            UsageError: ``ref`` is neither, or a ``BatchRef`` of another dataset; a DataLoader uses another
-                sampler; or this is another process's copy without a coordinator.
+            UsageError: ``ref`` is not an integer or a ``BatchRef`` of this dataset; a DataLoader uses another
+                sampler; or this is another process's copy without a coordinator's address.
             IndexError: the index is out of range.
-            BadSampleError: a sample cannot be produced, and ``on_bad_sample`` is ``"raise"`` or it was
-                requested by index; or none of the batch can, and this process has not read a good sample yet.
+            BadSampleError: a sample cannot be produced, and ``on_bad_sample`` is ``"raise"`` or the sample
+                was requested by index; or no sample of the batch can, and this process has not read a good
+                one yet.
             ReadTimeoutError: samples were missing for ``read_timeout`` seconds.
             CacheUnreachableError: the cache was unreachable for that time.
-            CacheError: the cache refused.
+            CacheError: the cache refused a request.
         """
         if isinstance(ref, BatchRef):
             return self.collated(ref, self._collate_fn)
@@ -258,7 +262,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         return self._informed(sample, info)
 
     def collated(self, ref: BatchRef, collate_fn: Callable[[list[Any]], Any] | None) -> Any:
-        """Return a batch put together by ``collate_fn``; raises as an index does."""
+        """Return a batch assembled by ``collate_fn``. Raises the errors of ``__getitem__``."""
         images, labels, info = self._read(ref, self._on_bad_sample)
         if collate_fn is not None:
             batch = collate_fn(self._each(images, labels, info))
@@ -270,7 +274,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         return self._informed(self._item(images, labels), info)
 
     def _each(self, images: Any, labels: Any, info: Any) -> list[Any]:
-        """Return a batch's samples, each after the transform, with its label."""
+        """Return the samples of a batch, each after the transform and with its label."""
         transform = self._transform
         if transform is not None and not isinstance(transform, PerSample):
             raise UsageError(_MAKES_ITEM.format("collate_fn"))
@@ -315,11 +319,11 @@ class SuperDataset(ListedSource, Dataset[Any]):
         last_good = None if self._bad_samples is None else self._bad_samples.last_good
         if ref.alone and self._on_bad_sample == "skip" and LEAVES_OUT.get():
             self._note_bad(read, "batch left out")
-            remedy = "All of them are bad, and so are all others of the epoch"
+            remedy = "All of them are bad, and so are all others in the epoch"
             # If every batch of the epoch is left out, the cause of the first one is raised.
             raise BatchLeftOut from None if ref.position else bad_sample_error(ref, read.bad, remedy)
         if last_good is None:
-            remedy = "All of them are bad, and this process has read no good sample yet to repeat instead"
+            remedy = "All of them are bad, and this process has not read a good sample yet to repeat instead"
             raise bad_sample_error(ref, read.bad, remedy)
         self._note_bad(read, "batch filled")
         # Skipped padding leaves one sample of a batch that is nothing else.
@@ -330,7 +334,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
             self._bad_samples.add(read.ref, read.bad, handled)
 
     def __getitems__(self, refs: Any) -> NoReturn:
-        """Raise ``UsageError``: a DataLoader calls this without ``batch_size=None``."""
+        """Raise ``UsageError``, since a DataLoader calls this only without ``batch_size=None``."""
         raise UsageError(how_to_use([refs] if isinstance(refs, BatchRef) else refs))
 
     def _check_ours(self, ref: BatchRef) -> None:
@@ -339,17 +343,19 @@ class SuperDataset(ListedSource, Dataset[Any]):
             return
         own_id = "none yet" if binding is None else binding.dataset_id.hex()
         raise UsageError(
-            f"this BatchRef is of dataset {ref.dataset_id.hex()}, and the SuperDataset of {self.source} "
-            f"is bound to {own_id}: give the DataLoader the dataset that its sampler was made with"
+            f"this BatchRef belongs to dataset {ref.dataset_id.hex()}, but the SuperDataset of {self.source} "
+            f"is bound to {own_id}: pass the DataLoader the dataset that its sampler was created with"
         )
 
 
 def _check_reading(read_timeout: Any, in_flight_bytes: object) -> None:
     is_number = isinstance(read_timeout, int | float) and not isinstance(read_timeout, bool)
     if not (is_number and 0 < read_timeout < math.inf):
-        raise ConfigError(f"read_timeout is a finite number of seconds above 0; not {read_timeout!r}")
+        raise ConfigError(f"read_timeout must be a finite number of seconds above 0, not {read_timeout!r}")
     if isinstance(in_flight_bytes, bool) or not isinstance(in_flight_bytes, int) or in_flight_bytes < 1:
-        raise ConfigError(f"in_flight_bytes is a whole number of bytes, at least 1; not {in_flight_bytes!r}")
+        raise ConfigError(
+            f"in_flight_bytes must be a whole number of bytes, at least 1, not {in_flight_bytes!r}"
+        )
 
 
 def _check_choices(**given: object) -> None:
@@ -357,4 +363,4 @@ def _check_choices(**given: object) -> None:
     for name, value in given.items():
         known = get_args(choices[name])
         if value not in known:
-            raise ConfigError(f"{name} is one of {', '.join(map(repr, known))}; not {value!r}")
+            raise ConfigError(f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}")

@@ -1,4 +1,4 @@
-"""Facts about a dataset's source (size, classes, paths, labels), and its single samples by index."""
+"""Facts about a dataset's source (size, classes, paths, labels), and access to single samples by index."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class ListedSource:
-    """The part of a dataset that knows its source. It asks the coordinator once."""
+    """The part of a dataset that knows its source. It queries the coordinator once."""
 
     # Queried before there is a sampler, and its default; None: as in SuperSampler.
     coordinator: str | None = None
 
     def __init__(self, coordinator: str | None = None) -> None:
         if coordinator is not None and (not isinstance(coordinator, str) or not coordinator):
-            raise ConfigError(f"coordinator is an address such as host:50051; not {coordinator!r}")
+            raise ConfigError(f"coordinator must be an address such as host:50051, not {coordinator!r}")
         self.coordinator = coordinator
         self.warned: set[str] = set()
         self._binding: DatasetBinding | None = None
@@ -42,7 +42,7 @@ class ListedSource:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Return class names by label; empty if a key list has numeric labels."""
+        """Return the class names by label, or an empty tuple if a key list has numeric labels."""
         return self._known("classes").classes
 
     @property
@@ -52,7 +52,7 @@ class ListedSource:
 
     @property
     def samples(self) -> SampleList:
-        """Return each sample's (path, label), in the order of an ImageFolder or of a list."""
+        """Return the (path, label) of each sample, in the order of an ImageFolder or of the key list."""
         if self._samples is None:
             from superdl.sampler import list_samples
 
@@ -62,9 +62,9 @@ class ListedSource:
 
     @property
     def targets(self) -> Labels:
-        """Return the labels in the order of :attr:`samples`, read-only: shape (samples, ...).
+        """Return the labels in the order of :attr:`samples`, read-only, with shape (samples, ...).
 
-        If a list varies in length, they are a sequence with fields such as ``targets["boxes"]``.
+        If their lengths vary, they are a sequence with fields such as ``targets["boxes"]``.
         """
         if self._samples is not None:
             return self._samples.labels
@@ -76,15 +76,15 @@ class ListedSource:
         return self._targets
 
     def __len__(self) -> int:
-        """Return the number of samples; without a sampler, wait for the listing."""
+        """Return the number of samples. If there is no sampler yet, wait for the listing."""
         return self._known("len()").size
 
     def __bool__(self) -> bool:
-        """Return True, also before the length is known."""
+        """Return True, even before the length is known."""
         return True
 
     def bind(self, binding: DatasetBinding) -> None:
-        """Store what a coordinator reported; ``ConfigError`` for labels of no tensor."""
+        """Store what a coordinator reported. Raises ``ConfigError`` if labels cannot be tensors."""
         check_label_dtype(binding.label_dtype)
         # Another listing: the places of samples have moved.
         if self._binding is not None and self._binding.fingerprint != binding.fingerprint:
@@ -105,27 +105,27 @@ class ListedSource:
         return known
 
     def _asking(self, fact: str) -> Bindable:
-        """Return the dataset, if this process may ask a coordinator for ``fact`` about it."""
+        """Return the dataset if this process may query a coordinator for ``fact`` about it."""
         is_named = self.coordinator is not None or bool(os.environ.get("SUPER_COORDINATOR"))
         # Without an address each worker would start a coordinator of its own.
         if self._made_in != os.getpid() and not is_named:
             raise UsageError(
-                f"{fact} of this SuperDataset is not known here, and copies in other processes ask no "
-                "coordinator but one that coordinator= or SUPER_COORDINATOR names. Length and classes go "
-                "with a copy if they are asked for before it is made, or a sampler is made first; of samples "
-                "and targets hand over what it needs"
+                f"{fact} of this SuperDataset is not known in this process, and a copy only queries a "
+                "coordinator that is set by coordinator= or SUPER_COORDINATOR. Length and classes are copied "
+                "if they are accessed, or a sampler is created, before the copy is made. Pass the copy the "
+                "samples and targets that it needs"
             )
         return cast("Bindable", self)
 
 
 def normalise_url(value: str | os.PathLike[str], *, name: str) -> str:
-    """Return the argument ``name`` as a URL (a path: real, ``file://``), or raise ``ConfigError``."""
+    """Return the argument ``name`` as a URL, ``file://`` for a path. Raises ``ConfigError`` if invalid."""
     try:
         text = os.fspath(value)
     except TypeError:
         text = None
     if not isinstance(text, str):
-        raise ConfigError(f"{name} is a URL or a path; not {value!r}")
+        raise ConfigError(f"{name} must be a URL or a path, not {value!r}")
     bucket, path = split_url(text, name)
     if bucket:
         # A trailing slash has no meaning, but a second one is a part of the prefix.
@@ -134,7 +134,7 @@ def normalise_url(value: str | os.PathLike[str], *, name: str) -> str:
     try:
         expanded = Path(path).expanduser()
     except RuntimeError as error:
-        raise ConfigError(f"{path!r} begins with a home directory that is not known: {error}") from error
+        raise ConfigError(f"{path!r} begins with an unknown home directory: {error}") from error
     # The coordinator checks whether it exists: it may run where the files are.
     return file_url(os.fspath(expanded), name)
 
@@ -149,13 +149,13 @@ _THREE_LINES = """\
 def place_of(index: Any, dataset: Sized) -> int:
     """Return the place in ``dataset.samples`` for an index, which may be negative.
 
-    ``IndexError`` if it is out of range; ``UsageError`` if it is no index, or a DataLoader asks.
+    Raises ``IndexError`` if it is out of range, or ``UsageError`` if it is not an index or a DataLoader asks.
     """
     if isinstance(index, slice):
         raise UsageError(
-            "a SuperDataset has no slices: dataset[i] is one sample; torch.utils.data.Subset(dataset, "
-            f"range({index.start or 0}, {'len(dataset)' if index.stop is None else index.stop})) is a part, "
-            "of which SuperLoader(part, batch_size=...) reads batches"
+            "a SuperDataset does not support slices. dataset[i] is one sample; for a part of it, use "
+            f"torch.utils.data.Subset(dataset, range({index.start or 0}, "
+            f"{'len(dataset)' if index.stop is None else index.stop})) with SuperLoader(part, batch_size=...)"
         )
     try:
         place = operator.index(index)
@@ -165,12 +165,12 @@ def place_of(index: Any, dataset: Sized) -> int:
         raise UsageError(how_to_use(index))
     size = len(dataset)
     if not -size <= place < size:
-        raise IndexError(f"there is no sample {place}: the dataset has {size}")
+        raise IndexError(f"there is no sample {place}: the dataset has {size} samples")
     return place % size
 
 
 def sampler_of_one(dataset: Bindable, place: int) -> SuperSampler:
-    """Return a sampler of the one sample at ``place``, as in the first epoch of seed 0."""
+    """Return a sampler of the single sample at ``place``, as in the first epoch with seed 0."""
     from superdl.sampler import SuperSampler
 
     return SuperSampler(
@@ -189,16 +189,16 @@ def how_to_use(index: object) -> str:
     """Explain why ``dataset[index]`` was refused, and show the intended use."""
     if isinstance(index, list | tuple) and index and all(isinstance(item, BatchRef) for item in index):
         return (
-            "SuperDataset was given a list of BatchRefs: each is a whole batch already, so the DataLoader is "
-            f"not to make batches of them. Pass batch_size=None (and no batch_sampler):\n{_THREE_LINES}"
+            "SuperDataset received a list of BatchRefs. Each is already a whole batch, so the DataLoader "
+            f"must not combine them. Pass batch_size=None (and no batch_sampler):\n{_THREE_LINES}"
         )
     return (
-        f"a DataLoader indexes a SuperDataset by the BatchRefs that a SuperSampler yields, not by "
-        f"{type(index).__name__} ({str(index)[:40]}): it reads whole batches. The intended way:\n"
+        f"a DataLoader must index a SuperDataset by the BatchRefs that a SuperSampler yields, not by "
+        f"{type(index).__name__} ({str(index)[:40]}), since it reads whole batches. Use it like this:\n"
         f"{_THREE_LINES}\n"
-        "If it was done so, a framework has put a sampler of its own in the place of the SuperSampler: "
-        "Accelerate's prepare() is not to be given the loader, and Lightning's Trainer no overfit_batches "
-        "(docs/frameworks.md). Outside of a DataLoader dataset[i] is one sample"
+        "If you did, a framework has replaced the SuperSampler by its own sampler: do not pass the loader to "
+        "Accelerate's prepare(), or overfit_batches to Lightning's Trainer (docs/frameworks.md). Outside a "
+        "DataLoader, dataset[i] is one sample"
     )
 
 

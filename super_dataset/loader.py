@@ -48,7 +48,7 @@ class Indexed(Protocol[_Ref_contra]):
     """A dataset: a ``SuperDataset``, or a wrapper around one."""
 
     def __getitem__(self, ref: _Ref_contra, /) -> Any:
-        """Return the batch that ``ref`` names."""
+        """Return the batch that ``ref`` identifies."""
 
 
 class Sampling(Protocol[_Ref_co]):
@@ -62,18 +62,17 @@ class Sampling(Protocol[_Ref_co]):
 
 
 class SuperLoader(Generic[_Ref]):
-    """The batches of a sampler, read ahead; each iteration is the sampler's next epoch.
+    """The batches of a sampler, read ahead. Each iteration is the sampler's next epoch.
 
-    Batches are read by threads, or by worker processes if your code may use global random generators. Batches
-    are the same; the choice and its reason are logged at level INFO and shown by ``repr(loader)``.
+    Batches are read by threads, or by worker processes if your code may use global random generators. The
+    batches are the same. The choice and its reason are logged at level INFO and shown by ``repr(loader)``.
 
-    It takes a sampler, or creates one from ``batch_size``, which it closes with itself, also when it is
-    garbage collected. So it can replace a ``DataLoader`` by changing only the name.
+    It accepts a sampler, or creates one from ``batch_size`` and closes it when it is closed or garbage
+    collected. So you can replace a ``DataLoader`` by changing only the name.
 
-    On CPU, the memory of a batch is reused when the batch and all its views are gone, never before: batches
-    may be kept, sliced and passed on. With a CUDA ``device`` they are received into page-locked memory and
-    copied on a separate stream. An error of a batch is raised in its place, and the iteration can continue
-    after it.
+    On CPU, the memory of a batch is reused only after the batch and all its views are gone, so batches may be
+    kept, sliced and passed on. With a CUDA ``device``, they are received into page-locked memory and copied
+    on a separate stream. If a batch fails, its error is raised in its place, and the iteration can continue.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32))
     >>> with SuperLoader(dataset, batch_size=4, shuffle=True, num_workers=4) as loader:
@@ -89,34 +88,35 @@ class SuperLoader(Generic[_Ref]):
     Args:
         dataset: indexed by the sampler's items; without a sampler, a ``SuperDataset``, a ``Subset`` of one, a
             ``SuperMix`` or a ``ConcatDataset``.
-        sampler: yields ``BatchRef`` s; ``None``: a ``SuperSampler`` is created from the arguments below. With
-            ``batch_size`` also any sampler that yields indices, as for ``SuperSampler(sampler=)``.
-        device: where to put tensors, as ``torch.device`` takes it; default: where they are received, on CPU.
-            Tensors are moved within tuples, lists and mappings; other values of an item stay as they are.
-        prefetch: number of batches to read ahead of the loop; worker processes read two each, if that is
-            more. Each takes the memory of a batch, on the device too.
-        batch_size: samples per batch on this rank. With a sampler it must agree.
-        shuffle: whether each epoch has its own order; not allowed with a sampler. Default, as in a
-            DataLoader: ``False``.
-        drop_last: leave out the short last global batch. With a sampler it must agree.
+        sampler: an iterable of ``BatchRef`` s. If ``None``, a ``SuperSampler`` is created from the arguments
+            below. With ``batch_size``, it may be any sampler of indices, as for ``SuperSampler(sampler=)``.
+        device: where to put tensors, as accepted by ``torch.device``. By default, they stay on CPU, where
+            they are received. Tensors are moved within tuples, lists and mappings; other values of an item
+            stay as they are.
+        prefetch: number of batches to read ahead of the loop. Worker processes read two each if that is more.
+            Each takes the memory of a batch, on the device too.
+        batch_size: samples per batch on this rank. With a sampler, it must match the sampler's.
+        shuffle: whether each epoch has its own order; not allowed with a sampler. The default, as in a
+            DataLoader, is ``False``.
+        drop_last: leave out the short last global batch. With a sampler, it must match the sampler's.
         num_workers: number of worker processes, if transform, ``collate_fn`` or a wrapping dataset may use
-            the global generators of Python, numpy or torch; default: one for each core of this rank, up to
-            16; 0: read in the training process itself. If nothing draws, this is the number of threads, at
-            most ``prefetch + 1`` and at least one; one thread does the work of several processes.
-        threads: read with this many threads even if something draws (not allowed for per-image transforms);
-            0: processes.
-        collate_fn: as a DataLoader's: with ``batch_size`` it is called with the list of a batch's samples,
-            each as ``dataset[i]``; else with every item of the dataset. Its result is the batch.
-        pin_memory: with worker processes, as in a DataLoader; threads receive into page-locked memory if
+            the global generators of Python, numpy or torch. The default is one per core of this rank, up to
+            16, and 0 reads in the training process itself. If nothing draws, this is the number of threads,
+            at most ``prefetch + 1`` and at least one; one thread does the work of several processes.
+        threads: read with this many threads even if something draws (not allowed for per-image transforms).
+            0 selects processes.
+        collate_fn: as in a DataLoader. With ``batch_size``, it is called with the list of a batch's samples,
+            each as ``dataset[i]``, else with every item of the dataset. Its result is the batch.
+        pin_memory: with worker processes, as in a DataLoader. Threads receive into page-locked memory if
             ``device`` is CUDA.
-        persistent_workers: whether worker processes stay for the next epoch, as threads always do.
-        of_sampler: further arguments of the created ``SuperSampler``: seed, batch_sampler, job, ... A
+        persistent_workers: whether worker processes are kept for the next epoch, as threads always are.
+        of_sampler: further arguments for the created ``SuperSampler``, such as seed, batch_sampler or job. A
             DataLoader's ``prefetch_factor``, ``timeout`` and ``multiprocessing_context`` apply to worker
             processes, ``worker_init_fn`` requires them, and a ``generator`` sets the seed.
 
     Raises:
-        ConfigError: an argument is invalid, or contradicts the sampler's, or the device is not available.
-        UsageError: there is no sampler, and ``dataset`` is not a SuperDataset.
+        ConfigError: an argument is invalid or contradicts the sampler, or the device is not available.
+        UsageError: no sampler was passed, and ``dataset`` is not a SuperDataset.
         SuperError: the errors of :class:`SuperSampler`, if one is created.
     """
 
@@ -144,7 +144,7 @@ class SuperLoader(Generic[_Ref]):
         self.prefetch = _whole("prefetch", prefetch, 1, _MAX_PREFETCH)
         self.pin_memory, self.persistent_workers = pin_memory, persistent_workers
         if collate_fn is not None and not callable(collate_fn):
-            raise ConfigError(f"collate_fn is called on every item; {collate_fn!r} cannot be")
+            raise ConfigError(f"collate_fn must be callable, not {collate_fn!r}")
         if num_workers is not None:
             _whole("num_workers", num_workers, 0, _MAX_WORKERS)
         if threads is not None:
@@ -160,7 +160,7 @@ class SuperLoader(Generic[_Ref]):
             _check_agreed(sampler, dataset, batch_size, of_sampler, shuffle=shuffle, drop_last=drop_last)
             self.sampler = sampler
         elif batch_size is None and not of_batches:
-            raise ConfigError("a SuperLoader takes a sampler, or a batch_size to make one of")
+            raise ConfigError("a SuperLoader needs a sampler, or a batch_size to create one")
         else:
             from superdl.sampler import SuperSampler
 
@@ -198,12 +198,12 @@ class SuperLoader(Generic[_Ref]):
             self._readers = ReadingThreads(load, mover, count, prefetch)
             readers = f"threads: {count}"
         self._by = f"{readers}, since {why}"
-        _LOG.info("a SuperLoader of %r reads by %s", dataset, self._by)
+        _LOG.info("a SuperLoader of %r reads with %s", dataset, self._by)
         weakref.finalize(self, self._readers.stop)
 
     @property
     def batch_size(self) -> int | None:
-        """Return the samples per batch on this rank; ``None`` if undefined."""
+        """Return the number of samples per batch on this rank, or ``None`` if it is undefined."""
         size: int | None = getattr(self.sampler, "batch_size", None)
         return size
 
@@ -214,11 +214,11 @@ class SuperLoader(Generic[_Ref]):
 
     @property
     def bad_samples(self) -> tuple[BadSample, ...]:
-        """Return the bad samples skipped or replaced so far; see :class:`SuperDataset`."""
+        """Return the bad samples that were skipped or replaced so far; see :class:`SuperDataset`."""
         return tuple(getattr(self.sampler, "bad_samples", ()))
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that the next iteration begins, by the sampler's ``set_epoch``.
+        """Set the epoch that the next iteration begins, with the sampler's ``set_epoch``.
 
         Raises:
             UsageError: the sampler has no such method.
@@ -227,7 +227,7 @@ class SuperLoader(Generic[_Ref]):
 
     def __repr__(self) -> str:
         return (
-            f"<SuperLoader: {len(self)} batches of {self.batch_size}, reads by {self._by}; "
+            f"<SuperLoader: {len(self)} batches of {self.batch_size}, reads with {self._by}; "
             f"of {self.dataset!r} by {self.sampler!r}>"
         )
 
@@ -245,10 +245,10 @@ class SuperLoader(Generic[_Ref]):
         return _Pass(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the training loop: after the last batch delivered in the latest pass.
+        """Return the position of the training loop, after the last batch delivered in the latest pass.
 
         Raises:
-            UsageError: the sampler keeps no state.
+            UsageError: the sampler has no state.
         """
         keep, latest = self._of_the_sampler("state_dict"), self._latest
         within = {} if latest is None or latest.finished else {"batches_consumed": latest.taken}
@@ -256,11 +256,11 @@ class SuperLoader(Generic[_Ref]):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the next pass begin after the last batch before ``state`` was saved.
+        """Make the next pass begin after the last batch that was delivered before ``state`` was saved.
 
         Raises:
             ConfigError: the state belongs to another plan.
-            UsageError: the sampler keeps no state.
+            UsageError: the sampler has no state.
         """
         self._of_the_sampler("load_state_dict")(state)
         self._latest = None
@@ -268,7 +268,7 @@ class SuperLoader(Generic[_Ref]):
     def close(self) -> None:
         """Stop threads and processes, and close a sampler that the loader created. Idempotent.
 
-        A thread finishes its batch first. Iterating fails afterwards. A sampler that was passed stays open.
+        A thread finishes its batch first. Iterating fails afterwards. A sampler that you passed stays open.
         """
         self._readers.stop()
         if self._made is not None:
@@ -284,23 +284,23 @@ class SuperLoader(Generic[_Ref]):
 
     @property
     def multiprocessing_context(self) -> NoReturn:
-        """Raise ``UsageError``: reading this means rebuilding a DataLoader without the plan."""
+        """Raise ``UsageError``, since code that reads this would rebuild a DataLoader without the plan."""
         raise UsageError(
-            "a SuperLoader cannot be made into a DataLoader, as Accelerate's skip_first_batches does: save "
-            "loader.state_dict() and give it to loader.load_state_dict(), which skips in constant time"
+            "a SuperLoader cannot be converted to a DataLoader, as Accelerate's skip_first_batches does: "
+            "save loader.state_dict() and pass it to loader.load_state_dict(), which skips in constant time"
         )
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(
-            "a SuperLoader holds threads or processes and cannot be pickled or copied: pickle its dataset, "
-            "and make a loader of that in each process; loader.state_dict() is the place to go on at"
+            "a SuperLoader uses threads or processes and cannot be pickled or copied: pickle its dataset, "
+            "and create a loader from it in each process. Resume at the same place with loader.state_dict()"
         )
 
     def _of_the_sampler(self, name: str) -> Any:
         method = getattr(self.sampler, name, None)
         if method is None:
             kind = type(self.sampler).__name__
-            raise UsageError(f"{name} of a SuperLoader is its sampler's, and {kind} has none")
+            raise UsageError(f"{name} of a SuperLoader needs a sampler that supports it, but {kind} does not")
         return method
 
 
@@ -344,7 +344,7 @@ class _Pass(Iterator[Any]):
 
 def _whole(name: str, value: object, least: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ConfigError(f"{name} is a whole number from {least} to {most}; not {value!r}")
+        raise ConfigError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
     return value
 
 
@@ -358,22 +358,20 @@ def _check_agreed(
     drop_last: bool,
 ) -> None:
     if isinstance(sampler, int):
-        raise ConfigError(f"the sampler's place holds {sampler}: write batch_size={sampler}")
+        raise ConfigError(f"the second argument must be a sampler, not {sampler}: pass batch_size={sampler}")
     if isinstance(dataset, Subset) and getattr(sampler, "made_of", dataset) is not dataset:
         raise ConfigError(
-            "the sampler beside a part of a dataset is made of that part: "
-            f"{type(sampler).__name__}(part, ...); this one is of another"
+            "this sampler was created for another dataset. With a part of a dataset, create it from that "
+            f"same part, as in {type(sampler).__name__}(part, ...)"
         )
     kind, own_size = type(sampler).__name__, getattr(sampler, "batch_size", None)
     if batch_size not in (None, own_size):
         raise ConfigError(
-            f"batch_size={batch_size}, and the {kind} beside it makes batches of {own_size}: leave out "
-            "batch_size, or the sampler"
+            f"batch_size={batch_size}, but the {kind} makes batches of {own_size}: leave out batch_size or "
+            "the sampler"
         )
     given = ["shuffle"] if shuffle else []
     given += ["drop_last"] if drop_last and not getattr(sampler, "drop_last", False) else []
     given += sorted(of_sampler)
     if given:
-        raise ConfigError(
-            f"{', '.join(given)}: the {kind} decides that; give it there, or leave out the sampler"
-        )
+        raise ConfigError(f"the {kind} determines {', '.join(given)}: set it there, or leave out the sampler")

@@ -31,12 +31,12 @@ class SuperMix(ConcatDataset[Any]):
     """SuperDatasets, each with its own recipe and transform, whose samples are mixed within each batch.
 
     Its ``SuperSampler`` opens a job for each dataset. Every batch, and every rank's part, keeps the
-    proportions to within a sample or two. An epoch has exact counts. They depend only on sizes and
+    proportions to within a sample or two. The counts in an epoch are exact. They depend only on sizes and
     proportions, so that a run may resume with another number of ranks.
 
-    An item is one batch: the tensors of all parts concatenated, dataset by dataset, if dtype and shape are
-    equal. Otherwise all samples come as a list, as from a SuperDataset. Other values, such as a
-    :class:`BatchInfo`, come as a list with one for each part. Labels stay those of their datasets.
+    An item is one batch. If dtype and shape are equal, the tensors of all parts are concatenated, dataset by
+    dataset. Otherwise all samples form a list, as from a SuperDataset. Other values, such as a
+    :class:`BatchInfo`, form a list with one for each part. Labels are those of each dataset.
 
     >>> photos = SuperDataset("images", Recipe.image(resize=32, crop=32))
     >>> sketches = SuperDataset("images", Recipe.image(resize=40, crop=32))
@@ -50,13 +50,13 @@ class SuperMix(ConcatDataset[Any]):
 
     Args:
         datasets: the proportion of each ``SuperDataset``, or ``Subset`` of one, in every batch; their sum
-            does not matter. For a sequence or a ``ConcatDataset``, an epoch has each sample of all datasets
-            once.
-        stopping_strategy: when an epoch with proportions ends. ``"first_exhausted"``: once one dataset is
-            used up; the others contribute some samples, drawn afresh in each epoch. ``"all_exhausted"``:
-            once all are; samples of smaller datasets repeat, equally often to within one. Without
-            ``shuffle`` they come in the catalog's order, from the first sample on. A dataset whose samples
-            do not come exactly once has at most 2**24 of them.
+            does not matter. For a sequence or a ``ConcatDataset``, an epoch contains each sample of all
+            datasets once.
+        stopping_strategy: when an epoch with proportions ends. With ``"first_exhausted"``, it ends once one
+            dataset is used up; the others contribute some samples, redrawn in each epoch. With
+            ``"all_exhausted"``, it ends once all are used up; samples of smaller datasets repeat, equally
+            often to within one. Without ``shuffle``, they are in the catalog's order, from the first sample
+            on. A dataset whose samples are not delivered exactly once may contain at most 2**24 of them.
 
     Raises:
         ConfigError: an argument is invalid, or a proportion leaves a dataset without a sample in an epoch.
@@ -69,11 +69,11 @@ class SuperMix(ConcatDataset[Any]):
     ) -> None:
         if stopping_strategy not in get_args(Stopping):
             raise ConfigError(
-                f"stopping_strategy is 'first_exhausted' or 'all_exhausted'; not {stopping_strategy!r}"
+                f"stopping_strategy must be 'first_exhausted' or 'all_exhausted', not {stopping_strategy!r}"
             )
         self.stopping_strategy = stopping_strategy
         self.proportions: tuple[Fraction, ...] | None = None
-        """Share of each dataset; ``None``: by its size."""
+        """The share of each dataset, or ``None`` for shares in proportion to size."""
         if isinstance(datasets, Mapping):
             self.proportions = tuple(map(_proportion, datasets.values()))
         elif isinstance(datasets, ConcatDataset):
@@ -82,7 +82,7 @@ class SuperMix(ConcatDataset[Any]):
         self._members: list[Any] = list(datasets)
         self.datasets = self._members
         if not self._members:
-            raise ConfigError("a SuperMix has one dataset or more")
+            raise ConfigError("a SuperMix needs at least one dataset")
         self._wholes = [whole_of(dataset) for dataset in self._members]
 
     @property
@@ -91,7 +91,7 @@ class SuperMix(ConcatDataset[Any]):
         return list(accumulate(map(len, self._members)))
 
     def __bool__(self) -> bool:
-        """Return True, also before lengths are known."""
+        """Return True, even before lengths are known."""
         return True
 
     def __repr__(self) -> str:
@@ -102,7 +102,7 @@ class SuperMix(ConcatDataset[Any]):
         return f"<SuperMix, {self.stopping_strategy}: {named}>"
 
     def samples_of_each(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Return the samples of each dataset in an epoch, for datasets of these sizes."""
+        """Return the number of samples of each dataset in an epoch, for datasets of these sizes."""
         if self.proportions is None:
             return tuple(sizes)
         lengths = [size / part for size, part in zip(sizes, self.proportions, strict=True)]
@@ -112,32 +112,32 @@ class SuperMix(ConcatDataset[Any]):
             counts = tuple(math.floor(part * min(lengths) * (1 + _ROUNDING)) for part in self.proportions)
         if 0 in counts:
             raise ConfigError(
-                f"of {self._members[counts.index(0)]!r} an epoch of this mix would have no sample: its "
-                "proportion is too small for one until another dataset is exhausted: raise it, or use "
+                f"an epoch of this mix would contain no sample of {self._members[counts.index(0)]!r}, whose "
+                "proportion is too small for one before another dataset is exhausted: raise it, or use "
                 "stopping_strategy='all_exhausted'"
             )
         return counts
 
     @property
     def may_draw(self) -> str:
-        """Return the name of code that may use shared generators."""
+        """Return the name of code that may use shared generators, or an empty string."""
         return next(filter(None, (whole.may_draw for whole in self._wholes)), "")
 
     def __getitem__(self, ref: Any) -> Any:
-        """Read a batch or, for an integer, a sample; raises as a SuperDataset does."""
+        """Read a batch or, for an integer, a sample. Raises the errors of a SuperDataset."""
         if isinstance(ref, MixedRef):
             return _joined([self._wholes[number][part] for number, part in ref.parts])
         return super().__getitem__(place_of(ref, self))  # type: ignore[no-untyped-call]
 
     def collated(self, ref: MixedRef, collate_fn: Callable[[list[Any]], Any]) -> Any:
-        """Return a batch put together by ``collate_fn`` from the samples of all parts."""
+        """Return a batch assembled by ``collate_fn`` from the samples of all parts."""
         joined = _joined([self._wholes[number].collated(part, list) for number, part in ref.parts])
         return (collate_fn(joined[0]), joined[1]) if isinstance(joined, tuple) else collate_fn(joined)
 
     def __getitems__(self, refs: Any) -> NoReturn:
-        """Raise ``UsageError``: a DataLoader calls this without ``batch_size=None``."""
+        """Raise ``UsageError``, since a DataLoader calls this only without ``batch_size=None``."""
         raise UsageError(
-            f"a SuperMix was given a list of {len(refs)}: what its sampler yields are whole batches already. "
+            f"a SuperMix received a list of {len(refs)} items, but its sampler already yields whole batches. "
             "Pass batch_size=None to the DataLoader (and no batch_sampler)"
         )
 
@@ -159,7 +159,7 @@ def _joined(parts: list[Any]) -> Any:
 
 
 def whole_of(dataset: Any) -> Any:
-    """Return the dataset behind a ``Subset``: samplers name its batches."""
+    """Return the dataset behind a ``Subset``, since samplers refer to its batches."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return dataset
@@ -172,5 +172,5 @@ def _proportion(value: Any) -> Fraction:
     except (ValueError, ZeroDivisionError):
         share = Fraction(0)
     if isinstance(value, bool) or share <= 0:
-        raise ConfigError(f"a proportion is a finite number above 0; not {value!r}")
+        raise ConfigError(f"a proportion must be a finite number above 0, not {value!r}")
     return share

@@ -67,17 +67,17 @@ class PerSample:
 
     ``SuperDataset`` wraps a transform with one required argument automatically.
 
-    The draws for a sample depend only on (seed, epoch, sample id): the global generators of Python, numpy and
-    torch (CPU) are set before each sample and restored after the batch. So it works in worker processes and
-    in the main thread. A transform with an argument ``generator`` (torch) or ``rng`` (numpy), or both,
-    receives them, and the global ones are left alone, so that ``SuperLoader`` can call it in threads; one
-    with ``set_random_state``, as in albumentations, also gets its own. Any other generators of a transform
-    are not seeded.
+    The random values for a sample depend only on (seed, epoch, sample id). The global generators of Python,
+    numpy and torch (CPU) are seeded before each sample and restored after the batch, so it works in worker
+    processes and in the main thread. A transform with an argument ``generator`` (torch) or ``rng`` (numpy),
+    or both, receives them, and the global ones are left alone, so that ``SuperLoader`` can call it in
+    threads. A transform with ``set_random_state``, as in albumentations, also gets its own generators. Any
+    other generators of a transform are not seeded.
 
-    Results are batched as by torch's ``default_collate``: tensors and arrays are stacked, lists, tuples and
-    dicts become lists and dicts of batches. Values that it refuses, such as tensors of different shapes, come
-    as a list. A sample of several arrays is a dict: images and masks (uint8 of shape (height, width)) in the
-    form set by ``takes``, other arrays as tensors.
+    Results are batched as by torch's ``default_collate``: tensors and arrays are stacked, and lists, tuples
+    and dicts become lists and dicts of batches. Values that it refuses, such as tensors of different shapes,
+    stay a list. A sample of several arrays is passed as a dict, with images and masks (uint8 of shape
+    (height, width)) in the form set by ``takes``, and other arrays as tensors.
 
     >>> def noisy(image, rng):
     ...     return image + rng.normal(size=image.shape)
@@ -88,17 +88,17 @@ class PerSample:
     (torch.Size([4, 32, 32, 3]), torch.float64)
 
     Args:
-        transform: called as ``transform(image)``; as ``transform(image=image)["image"]`` if it takes its
-            image only by keyword, as albumentations do.
-        seed: ``"sampler"``: that of the ``SuperSampler``, which also shuffles by it; or a signed 64-bit
-            integer, so that runs with different shuffles draw alike; ``None``: you assert that it draws
-            nothing, and threads may call it.
+        transform: called as ``transform(image)``, or as ``transform(image=image)["image"]`` if it accepts its
+            image only by keyword, as albumentations does.
+        seed: ``"sampler"`` to use the seed of the ``SuperSampler``, with which it also shuffles; a signed
+            64-bit integer, so that runs with different shuffles draw the same values; or ``None`` to assert
+            that the transform draws nothing, so that threads may call it.
         takes: the form of its input: ``"pil"`` (RGB), ``"numpy"`` (uint8, (height, width, channels)) or
             ``"tensor"`` (uint8, (channels, height, width)). With the latter two, samples that are not images
-            are passed as they are. Default: numpy by keyword, else PIL.
+            are passed as they are. The default is numpy for a keyword argument, else PIL.
 
     Raises:
-        ConfigError: an argument is invalid; the transform mixes the images of a batch, or is known to draw
+        ConfigError: an argument is invalid, or the transform mixes the images of a batch or is known to draw
             despite ``seed=None``.
     """
 
@@ -110,22 +110,22 @@ class PerSample:
         takes: Takes | None = None,
     ) -> None:
         if not callable(transform):
-            raise ConfigError(f"PerSample calls its transform on each sample; {transform!r} cannot be")
+            raise ConfigError(f"the transform of PerSample must be callable, not {transform!r}")
         if mixes := mixing_part(transform):
             raise ConfigError(
-                f"{mixes} mixes the images and labels of a whole batch, and a transform of samples gets one: "
-                "leave it out of the dataset, and call it in the training loop on what the loader gives: "
+                f"{mixes} mixes the images and labels of a whole batch, but a per-sample transform receives "
+                "only one. Leave it out of the dataset, and call it in the training loop on each batch: "
                 "images, labels = mix(images, labels)"
             )
         if takes is not None and takes not in get_args(Takes):
-            raise ConfigError(f"takes is one of {', '.join(map(repr, get_args(Takes)))}; not {takes!r}")
+            raise ConfigError(f"takes must be one of {', '.join(map(repr, get_args(Takes)))}, not {takes!r}")
         whole = isinstance(seed, int) and not isinstance(seed, bool)
         if seed not in (None, "sampler") and not (whole and -_INT64 <= int(seed) < _INT64):
-            raise ConfigError(
-                f"seed is a whole number of 64 bits with sign, 'sampler', or None; not {seed!r}"
-            )
+            raise ConfigError(f"seed must be a signed 64-bit integer, 'sampler' or None, not {seed!r}")
         if seed is None and draws(transform):
-            raise ConfigError(f"{name_of(transform)} draws at random, and seed=None says that it does not")
+            raise ConfigError(
+                f"{name_of(transform)} draws at random, but seed=None requires that it does not"
+            )
         parameters = _parameters(transform) or {}
         self._transform = transform
         self._seed = seed
@@ -137,7 +137,7 @@ class PerSample:
         """Return (transformed images, unchanged labels), as a ``transform`` of SuperDataset does.
 
         Raises:
-            UsageError: it may draw, and this is not the main thread; or a sample is not an image.
+            UsageError: the transform may draw and this is not the main thread, or a sample is not an image.
         """
         # Checked for each batch, because a Compose may get other transforms while it is used.
         call, end = self._in_fewer_steps()
@@ -148,7 +148,7 @@ class PerSample:
             return batched(results, count, end), labels
 
     def samples(self, images: Any, info: BatchInfo) -> list[Any]:
-        """Return the transform's complete result for each sample; raises as a call."""
+        """Return the transform's complete result for each sample. Raises as a call does."""
         with self._making(self._transform, images, info) as results:
             return list(results)
 
@@ -157,8 +157,8 @@ class PerSample:
         set_global = bool(self.may_draw)
         if set_global and threading.current_thread() is not threading.main_thread():
             raise UsageError(
-                f"{name_of(self._transform)} may draw from the global generators, for which this thread "
-                "would race with others: let the main thread or worker processes read the dataset"
+                f"{name_of(self._transform)} may draw from the global generators, so this thread would race "
+                "with others: read the dataset in the main thread or in worker processes"
             )
         with _global_generators_kept() if set_global else nullcontext():
             yield (
@@ -201,11 +201,11 @@ class PerSample:
         except Exception as error:
             name = (info.keys and info.keys[at]) or f"sample {info.sample_ids[place].hex()}"
             # A note keeps the type of the user's exception.
-            error.add_note(f"raised by the transform of {name}, which was given takes={self._takes!r}")
+            error.add_note(f"raised by the transform for {name}, called with takes={self._takes!r}")
             raise
 
     def _seeded(self, sample_id: bytes, info: BatchInfo, *, set_global: bool) -> dict[str, Any]:
-        """Seed the transform's generators; return those to pass by name."""
+        """Seed the transform's generators. Return those to pass by name."""
         if self._seed is None:
             return {}
         seed = info.seed if self._seed == "sampler" else self._seed
@@ -226,13 +226,13 @@ class PerSample:
 
 
 def for_batches(transform: Any) -> Callable[[Any, Any, BatchInfo], Any] | None:
-    """Return a user's ``transform`` as one of batches; ``ConfigError`` if it is ambiguous."""
+    """Return a user's ``transform`` as one for batches. Raises ``ConfigError`` if it is ambiguous."""
     if transform is None:
         return None
     if not callable(transform):
         raise ConfigError(
-            "transform is called as transform(images, labels, info) on a batch, or as transform(image) on "
-            f"each sample; {transform!r} cannot be"
+            "transform must be callable as transform(images, labels, info) on a batch, or as "
+            f"transform(image) on each sample, not {transform!r}"
         )
     parameters = _parameters(transform)
     if parameters is not None:
@@ -243,9 +243,9 @@ def for_batches(transform: Any) -> Callable[[Any, Any, BatchInfo], Any] | None:
             return PerSample(transform)
     arguments = "unknown to Python" if parameters is None else f"({', '.join(map(str, parameters.values()))})"
     raise ConfigError(
-        "transform has one required argument, an image, or three, (images, labels, info) of a whole batch; "
-        f"{name_of(transform)} has arguments {arguments}. If it is for one image, wrap it: "
-        "transform=PerSample(t). If it is for batches, wrap it by a function:\n"
+        "transform must have one required argument, an image, or three, (images, labels, info) of a whole "
+        f"batch, but {name_of(transform)} has arguments {arguments}. If it is for one image, pass "
+        "transform=PerSample(t). If it is for batches, wrap it in a function:\n"
         "    def transform(images, labels, info):\n"
         "        return t(images), labels"
     )
@@ -279,7 +279,7 @@ def _is_for_one_image(transform: object, parameters: _Parameters) -> bool:
 
 
 def _parameters(transform: Any) -> _Parameters | None:
-    """Return a call's arguments; ``None`` if unknown, or for a class."""
+    """Return the arguments of a call, or ``None`` if they are unknown or it is a class."""
     # A module's __call__ takes (*args, **kwargs).
     called = transform.forward if isinstance(transform, torch.nn.Module) else transform
     if isinstance(called, type):
@@ -334,8 +334,8 @@ def _array(sample: torch.Tensor) -> Any:
 def _pil(sample: torch.Tensor) -> object:
     if not _is_picture(sample):
         raise UsageError(
-            "a PIL image is made of uint8 (channels, height, width) with 1, 3 or 4 channels; this sample is "
-            f"{sample.dtype} of shape {tuple(sample.shape)}: PerSample(t, takes='tensor') gives it as it is"
+            "a PIL image needs uint8 (channels, height, width) with 1, 3 or 4 channels, but this sample is "
+            f"{sample.dtype} of shape {tuple(sample.shape)}. PerSample(t, takes='tensor') passes it unchanged"
         )
     return to_pil(_array(sample))
 

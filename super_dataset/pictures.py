@@ -1,4 +1,4 @@
-"""Images to PIL and back, equal bit for bit, and batches of what a transform makes of them."""
+"""Bit-exact conversion of images to PIL and back, and batches of a transform's results."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class End:
             np.divide(out, self.moments[1], out=out)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Convert a batch, uint8 (..., channels, height, width), on its own device."""
+        """Convert a batch, uint8 (..., channels, height, width), on the batch's device."""
         if self.scale == "bytes":
             return images
         if images.device.type == "cpu":
@@ -80,7 +80,7 @@ class End:
         return self.looked_up(images)
 
     def looked_up(self, images: torch.Tensor) -> torch.Tensor:
-        """Convert a batch with a table of all values; for ends that produce float32."""
+        """Convert a batch with a table of all values. For ends that produce float32."""
         table = torch.empty(_RGB, 1, _VALUES)
         self.write(np.broadcast_to(np.arange(_VALUES, dtype=np.uint8), table.shape), table.numpy())
         rows = torch.arange(0, table.numel(), _VALUES, dtype=torch.int32, device=images.device)
@@ -96,7 +96,7 @@ def to_pil(pixels: NDArray[np.uint8]) -> Image:
 
 
 def in_fewer_steps(transform: Transform) -> tuple[Transform, End | None]:
-    """Return a pipeline without its end, and that end, if it converts to tensors in a usual way.
+    """Return a pipeline without its end, and that end, if it converts to tensors in a known way.
 
     The transform then returns :class:`Planes`, except for images that are not RGB, where it returns the
     pipeline's full result.
@@ -157,7 +157,7 @@ _PYTHONS_DTYPES = (torch.int64, torch.float64, torch.bool)
 
 
 class Columns(list[Any]):
-    """A list of batches, as one per crop. Other lists have one entry per sample."""
+    """A list of batches, such as one per crop. Other lists have one entry per sample."""
 
 
 def batched(results: Iterator[Any], count: int, end: End | None = None) -> Any:
@@ -189,7 +189,7 @@ def batched(results: Iterator[Any], count: int, end: End | None = None) -> Any:
 
 
 def unfinished(results: Iterator[Any], count: int, end: End) -> Any:
-    """Return images of one size without their end; others as :func:`batched`."""
+    """Return images of one size without applying their end. Return others as :func:`batched` does."""
     head: list[Any] = [next(results)]
     if isinstance(head[0], Planes):
         shape = head[0].pixels.shape
@@ -205,7 +205,7 @@ def unfinished(results: Iterator[Any], count: int, end: End) -> Any:
 
 
 def rows_of(batch: Any, *, numbers: bool = False) -> list[Any]:
-    """Return a batch's samples, which share its memory."""
+    """Return the samples of a batch, which share its memory."""
     if isinstance(batch, dict):
         columns = [rows_of(part, numbers=numbers) for part in batch.values()]
         return [dict(zip(batch, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -216,7 +216,7 @@ def rows_of(batch: Any, *, numbers: bool = False) -> list[Any]:
 
 
 def only_sample(batch: Any) -> Any:
-    """Return the sample of a batch of one; values without an axis stay."""
+    """Return the only sample of a batch. Values without a batch axis stay as they are."""
     if isinstance(batch, Mapping):
         return as_type_of(batch, {name: only_sample(part) for name, part in batch.items()})
     if isinstance(batch, tuple | Columns) or (isinstance(batch, list) and len(batch) != 1):
@@ -233,21 +233,21 @@ def checked_columns(columns: object) -> dict[str, str]:
         pairs = [*columns.items()] if isinstance(columns, Mapping) else []
     if not pairs or not all(isinstance(text, str) for pair in pairs for text in pair):
         raise ConfigError(
-            'columns names parts of a batch, as ["image", "mask"], or renames them, as {"pixel_values": '
-            f'"images", "labels": "labels"}}; not {columns!r}'
+            'columns must list parts of a batch, as in ["image", "mask"], or rename them, as in '
+            f'{{"pixel_values": "images", "labels": "labels"}}, not {columns!r}'
         )
     return dict(pairs)
 
 
 def in_columns(columns: Mapping[str, str], images: Any, labels: Any) -> dict[str, Any]:
-    """Return a batch as a dict of these columns; ``UsageError`` if it lacks a part."""
+    """Return a batch as a dict of these columns. Raises ``UsageError`` if it lacks a part."""
     parts = dict(images) if isinstance(images, dict) else {"images": images}
     parts["labels"] = labels
     if isinstance(labels, dict):
         parts |= {f"labels.{name}": values for name, values in labels.items()}
     if unknown := [part for part in columns.values() if part not in parts]:
         raise UsageError(
-            f"columns names {', '.join(map(repr, unknown))}, and a batch of this dataset has "
+            f"columns contains {', '.join(map(repr, unknown))}, but a batch of this dataset only has "
             f"{', '.join(map(repr, parts))}"
         )
     return {name: parts[part] for name, part in columns.items()}

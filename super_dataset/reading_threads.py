@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from superdl.super_dataset.worker_processes import Load
 
 _EXIT_S = 5.0  # limit for joining threads at exit; one that waits for the cache is harmless
-_CLOSED = "this SuperLoader was closed: make another"
+_CLOSED = "this SuperLoader was closed: create a new one"
 
 
 class ReadingThreads:
-    """``count`` threads, started with the first batch, that run until :meth:`stop`."""
+    """The ``count`` reading threads, which start with the first batch and run until :meth:`stop`."""
 
     def __init__(self, load: Load, mover: Mover, count: int, prefetch: int) -> None:
         self.mover = mover
@@ -44,7 +44,7 @@ class ReadingThreads:
         self._stopped = False
 
     def begin(self, sampler: Any) -> ThreadPass:
-        """Return a new pass over the sampler, iterated in the loop's thread."""
+        """Return a new pass over the sampler, which is iterated in the loop's thread."""
         return ThreadPass(self, iter(sampler), self._prefetch)
 
     def check(self) -> None:
@@ -52,11 +52,11 @@ class ReadingThreads:
         if self._stopped:
             raise UsageError(_CLOSED)
         if self._pid != os.getpid():
-            msg = "a SuperLoader is used in the process that made it: its threads do not survive a fork"
+            msg = "use a SuperLoader only in the process that created it: threads do not survive a fork"
             raise UsageError(msg)
 
     def read(self, ref: Any) -> Future[Any]:
-        """Schedule a batch to be read; batches are started in the order of these calls."""
+        """Schedule a batch to be read. Batches are started in the order of these calls."""
         self.check()
         if len(self._threads) < self._count:
             self._start()
@@ -70,7 +70,7 @@ class ReadingThreads:
         return future
 
     def stop(self) -> None:
-        """End each thread after its current batch; other batches fail. Idempotent."""
+        """Stop each thread after its current batch. All other batches fail. Idempotent."""
         # A garbage collection may call it anywhere, so it takes no lock.
         self._stopped = True
         if self._pid == os.getpid():
@@ -114,7 +114,7 @@ class ReadingThreads:
             future.set_result(item)
 
     def _refuse_what_waits(self) -> None:
-        """Fail all batches that have not been started, and leave the signal to end."""
+        """Fail all batches that have not been started, and signal the threads to end."""
         while True:
             try:
                 task = self._tasks.get_nowait()
@@ -126,7 +126,7 @@ class ReadingThreads:
 
 
 class ThreadPass:
-    """One pass; ``passed`` counts the batches that were taken or failed."""
+    """One pass. ``passed`` is the number of batches that were taken or failed."""
 
     def __init__(self, threads: ReadingThreads, refs: Iterator[Any], prefetch: int) -> None:
         self.passed = 0

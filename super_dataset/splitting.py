@@ -1,4 +1,4 @@
-"""Splitting a pipeline: a part that functions do once, and the rest for workers."""
+"""Splitting of a pipeline into a part that functions do once, and the rest for workers."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _DRAW_NOTHING = _MAKE_TENSORS | _CHANGE_TENSORS | {"Resize", "CenterCrop", "Pad"
 _MIX_A_BATCH = frozenset({"CutMix", "MixUp", "Mixup"})  # torchvision's, and timm's Mixup
 _BY_PILLOWS_NUMBER = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 _RANDOM_FIRST = (
-    "The recipe is the decode alone, and whole images are kept. Smaller ones, such as those of "
-    "Recipe.image(resize=320, reduced_decode=True), cost less to keep and to read, and change the pixels "
-    "that random crops see: that is for you to decide."
+    "The recipe only decodes, and whole images are kept. Smaller images, such as those of "
+    "Recipe.image(resize=320, reduced_decode=True), cost less to keep and to read, but change the pixels "
+    "that random crops see. That is for you to decide."
 )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SplitTransform:
-    """A pipeline in two parts; its text lists what was moved, and where and why it stopped.
+    """A pipeline in two parts. Its ``repr`` lists what was moved, and where and why it stopped.
 
-    ``rest`` is ``None`` if nothing is left. ``moved`` describes the transforms that the recipe does.
+    ``rest`` is ``None`` if nothing is left. ``moved`` describes the transforms that the recipe performs.
     """
 
     recipe: Recipe
@@ -46,21 +46,21 @@ class SplitTransform:
     why: str
 
     def __repr__(self) -> str:
-        steps = ", ".join(self.moved) if self.moved else "the decode alone"
+        steps = ", ".join(self.moved) if self.moved else "decode only"
         return f"recipe: {steps}\nrest: {'nothing' if self.rest is None else name_of(self.rest)}\n{self.why}"
 
 
 class _StopError(Exception):
-    """A transform cannot be a recipe step; the message has the reason."""
+    """A transform cannot be a recipe step. The message has the reason."""
 
 
 def split_transform(transform: Transform) -> SplitTransform:
-    """Split a pipeline for one PIL image in two: a recipe, done once by functions, and the rest.
+    """Split a pipeline for one PIL image in two: a recipe that functions apply once, and the rest.
 
-    The recipe takes the leading transforms that are not random and have a step with the same pixels, bit for
-    bit: ``Resize``, ``CenterCrop``, ``Pad``, ``Grayscale`` and the beginning of the presets of torchvision's
-    weights. Together the parts give the pixels of the pipeline on ``PIL.Image.open(...) .convert("RGB")``,
-    except that functions turn images upright by their EXIF.
+    The recipe contains the leading transforms that are not random and have a step with bit-identical pixels:
+    ``Resize``, ``CenterCrop``, ``Pad``, ``Grayscale`` and the beginning of the presets of torchvision's
+    weights. Together, the parts produce the pixels of the pipeline on
+    ``PIL.Image.open(...).convert("RGB")``, except that functions rotate images as their EXIF data says.
 
     >>> from torchvision import transforms
     >>> pipeline = transforms.Compose(
@@ -72,7 +72,7 @@ def split_transform(transform: Transform) -> SplitTransform:
     >>> parts
     recipe: Resize(size=256, ...), CenterCrop(size=(224, 224))
     rest: Compose(ToTensor)
-    Stopped at ToTensor: it makes a tensor, and recipes have steps for images only.
+    Stopped at ToTensor: it makes a tensor, but recipes only have steps for images.
 
     Args:
         transform: torchvision's ``Compose`` (v1 or v2), the result of timm's ``create_transform``, or a
@@ -83,7 +83,7 @@ def split_transform(transform: Transform) -> SplitTransform:
     """
     if not callable(transform):
         raise ConfigError(
-            "split_transform takes a pipeline for one image, such as a Compose; not a "
+            "split_transform needs a pipeline for one image, such as a Compose, not "
             f"{type(transform).__name__}"
         )
     parts = _parts_of(transform)
@@ -99,8 +99,8 @@ def split_transform(transform: Transform) -> SplitTransform:
             break
         if remains is not None:
             parts.insert(0, remains)
-            moved.append(f"what {name_of(first)} does to images")
-            why = f"Stopped within {name_of(first)}: what it does next makes a tensor."
+            moved.append(f"the image steps of {name_of(first)}")
+            why = f"Stopped within {name_of(first)}: its next step makes a tensor."
             break
         moved.append(_described(first))
     if parts and not moved:
@@ -120,7 +120,7 @@ def _parts_of(transform: Any) -> list[Any]:
 
 
 def split_at_tensors(transform: Any) -> tuple[list[Any], list[Any]]:
-    """Split a pipeline where images become tensors; its end is empty if it does more."""
+    """Split a pipeline where images become tensors. Its end is empty if it does more."""
     parts = _parts_of(transform)
     at = next((at for at, part in enumerate(parts) if _makes_tensors(part)), len(parts))
     is_known = all(_known_class(part) in _CHANGE_TENSORS for part in parts[at + 1 :])
@@ -128,7 +128,7 @@ def split_at_tensors(transform: Any) -> tuple[list[Any], list[Any]]:
 
 
 def size_and_moments(end: Sequence[Any]) -> tuple[list[int] | None, list[Any]]:
-    """Return an end's required image size (``None``: any), and its mean and std."""
+    """Return the image size that an end requires, or ``None`` for any, and its mean and std."""
     size = [*end[0].crop_size] * 2 if _known_class(end[0]) == _PRESET else None
     normalising = [part for part in end if _known_class(part) in ("Normalize", _PRESET)]
     return size, [moment for part in normalising for moment in (part.mean, part.std)]
@@ -142,7 +142,7 @@ def _makes_tensors(part: Any) -> bool:
 
 
 def mixing_part(transform: Any) -> str:
-    """Return the name of a part that mixes images, as MixUp and CutMix do; else ""."""
+    """Return the name of a part that mixes images, as MixUp and CutMix do, else ""."""
     kind = _known_class(transform)
     if kind in _MIX_A_BATCH:
         return kind
@@ -162,14 +162,14 @@ def draws(transform: Any) -> bool:
 
 
 def unknown(function: Any) -> str:
-    """Return the name of user code; empty for SUPER's, torch's and none."""
+    """Return the name of user code, or an empty string for SUPER's, torch's and none."""
     home = getattr(getattr(function, "func", function), "__module__", "")
     is_known = function is None or f"{home}.".startswith(("superdl.", "torch.utils.data."))
     return "" if is_known else name_of(function)
 
 
 def _known_class(transform: object) -> str:
-    """Return the name of a class of torchvision or timm, and "" for all others."""
+    """Return the name of a class of torchvision or timm, or "" for all others."""
     kind = type(transform)
     return kind.__name__ if f"{kind.__module__}.".startswith(_ITS_OWN) else ""
 
@@ -193,7 +193,7 @@ def _draws(transform: object) -> bool:
 
 
 def _steps_of(transform: Any, before: Recipe) -> tuple[list[dict[str, Any]], Transform | None]:
-    """Return the recipe's steps for the transform, and the part that they leave."""
+    """Return the recipe's steps for the transform, and the part that is left."""
     name = _known_class(transform)
     if name in _READERS:
         return [_READERS[name](transform)], None
@@ -202,9 +202,9 @@ def _steps_of(transform: Any, before: Recipe) -> tuple[list[dict[str, Any]], Tra
     if name == "RGB" and all(step["op"] != "grayscale" for step in before.steps):
         return [], None  # decoded images are RGB
     if _draws(transform):
-        raise _StopError("it is random, and functions would decode every image again in each epoch")
+        raise _StopError("it is random, so functions would have to decode every image in each epoch")
     if name in _MAKE_TENSORS:
-        raise _StopError("it makes a tensor, and recipes have steps for images only")
+        raise _StopError("it makes a tensor, but recipes only have steps for images")
     raise _StopError(f"recipes have no step for {getattr(transform, '__module__', '?')}.{name_of(transform)}")
 
 
@@ -214,7 +214,7 @@ def _resize(transform: Any) -> dict[str, Any]:
 
 def _resize_step(transform: Any, size: Any, max_size: Any = None) -> dict[str, Any]:
     if getattr(transform, "antialias", None) is False:
-        raise _StopError("antialias=False is for tensors, and images are always antialiased")
+        raise _StopError("antialias=False is for tensors, but images are always antialiased")
     shorter_or_both = size[0] if isinstance(size, Sequence) and len(size) == 1 else size
     return {
         "op": "resize",
@@ -225,7 +225,7 @@ def _resize_step(transform: Any, size: Any, max_size: Any = None) -> dict[str, A
 
 
 def _filter_of(transform: Any) -> Any:
-    """Return the name of Pillow's filter, from a text, an enum value or Pillow's number."""
+    """Return the name of Pillow's filter, from a string, an enum value or Pillow's number."""
     given = transform.interpolation
     name = _BY_PILLOWS_NUMBER.get(given) if isinstance(given, int) else getattr(given, "value", given)
     return "nearest" if name == "nearest-exact" else name

@@ -31,13 +31,13 @@ class SuperTrainerMixin:
 
     ``train_dataset`` and ``eval_dataset`` may be ``SuperDataset`` s (or ``SuperMix`` es). Their loaders are
     built from ``TrainingArguments``, with ``dataloader_num_workers`` threads or processes. Batches have the
-    keys of ``columns=``, or ``pixel_values`` and ``labels``; with ``return_info=True`` padding has the label
+    keys of ``columns=``, or ``pixel_values`` and ``labels``; with ``return_info=True``, padding has the label
     -100. They may also be ``SuperLoader`` s, or ``DataLoader`` s over a ``SuperSampler`` with
     ``batch_size=None``, whose batches are dicts. Create these after ``TrainingArguments``, which creates the
     process group.
 
-    A checkpoint resumes at the batch after the last one trained on, in constant time, also with
-    ``ignore_data_skip``. The loss of an evaluation is the mean over its samples. Those with the label -100,
+    Training resumes from a checkpoint at the batch after the last one trained on, in constant time, even with
+    ``ignore_data_skip``. The loss of an evaluation is the mean over its samples. Samples with the label -100,
     such as padding, do not count, and are not passed to ``compute_metrics`` if samples have one label.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32))
@@ -50,7 +50,7 @@ class SuperTrainerMixin:
     """
 
     def get_train_dataloader(self: Any) -> DataLoader[Any]:
-        """Return the training loader, as Accelerate's ``skip_first_batches`` accepts it."""
+        """Return the training loader in a form that Accelerate's ``skip_first_batches`` accepts."""
         # Accelerate would shard a loader among ranks once more, and resume by creating a new
         # DataLoader, which loses the plan.
         loader = self._super_loader(self.train_dataset, training=True)
@@ -93,13 +93,13 @@ class SuperTrainerMixin:
         return loaders[id(given), training]
 
     def num_examples(self, dataloader: Any) -> int:
-        """Return the samples of an epoch, over all ranks."""
+        """Return the number of samples in an epoch, over all ranks."""
         dataset: Any = dataloader.dataset
         samples: Any = dataset.loader.dataset if isinstance(dataset, _Batches) else dataset
         return len(samples)
 
     def prediction_step(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run Trainer's step, and weight the batch's loss by its samples."""
+        """Run Trainer's step, and weight the batch's loss by its number of samples."""
         loss, *rest = super().prediction_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
         labels = inputs.get(self.label_names[0])
         if loss is not None and labels is not None:
@@ -109,7 +109,7 @@ class SuperTrainerMixin:
         return loss, *rest
 
     def evaluation_loop(self: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
-        """Run Trainer's loop with the mean loss per sample, also for a short batch."""
+        """Run Trainer's loop with the mean loss per sample, even for a short batch."""
         self._super_losses = torch.zeros(2, device=self.args.device)
         compute = self.compute_metrics
         self.compute_metrics = compute and partial(_of_labelled, compute)
@@ -124,7 +124,7 @@ class SuperTrainerMixin:
 
 
 def _inputs(item: Any, *, label_name: str) -> dict[str, Any]:
-    """Return an item as a model's arguments; with an info, padding has no label."""
+    """Return an item as a model's arguments. With an info, padding has no label."""
     info = item[-1] if isinstance(item, tuple) and isinstance(item[-1], BatchInfo) else None
     if isinstance(item, tuple) and not isinstance(item[0], Mapping):
         inputs = {"pixel_values": item[0], label_name: item[1]}
@@ -137,7 +137,7 @@ def _inputs(item: Any, *, label_name: str) -> dict[str, Any]:
 
 
 def _of_labelled(compute: Callable[..., Any], output: Any, **kwargs: Any) -> Any:
-    """Compute metrics of labelled samples; of all if each has several labels."""
+    """Compute the metrics of labelled samples, or of all samples if each has several labels."""
     labels, predictions = output.label_ids, output.predictions
     if isinstance(labels, np.ndarray) and labels.ndim == 1 and isinstance(predictions, np.ndarray):
         output = type(output)(predictions[labels != _NO_LABEL], labels[labels != _NO_LABEL])
@@ -159,14 +159,16 @@ class _Batches(IterableDataset[Any]):
         yield from self.loader
 
     def _go_to_place(self, state: Any, args: Any) -> int:
-        """Move the loader past what was trained on; return what Trainer will skip."""
+        """Move the loader past what was trained on. Return how many batches Trainer will skip."""
         of_a_step = args.gradient_accumulation_steps
         epoch, steps = divmod(state.global_step, math.ceil(len(self) / of_a_step))
         # A DataLoader keeps no state: its sampler does.
         keeper: Any = self.loader if hasattr(self.loader, "load_state_dict") else self.loader.sampler
         here = keeper.state_dict()
         if steps and not here["in_order"]:
-            raise UsageError("with in_order=False no Trainer resumes in mid-epoch: its state is a count")
+            raise UsageError(
+                "with in_order=False, a Trainer cannot resume in mid-epoch, because its state is a count"
+            )
         place = {"epoch": epoch, "position": steps * of_a_step, "given_ahead": []}
         keeper.load_state_dict(here | place)
         return 0 if args.ignore_data_skip else steps * of_a_step

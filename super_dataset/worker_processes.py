@@ -27,11 +27,11 @@ _OF_WORKERS = frozenset(
 )
 
 _MOST_THAT_HELP = 16
-_CLOSED = "this SuperLoader was closed: make another"
+_CLOSED = "this SuperLoader was closed: create a new one"
 
 
 def workers_that_help() -> int:
-    """Return one process per core of this rank, its share of the host's, up to 16."""
+    """Return the number of processes to use: one per core in this rank's share of the host, up to 16."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     return min(max(1, usable_cores() // (int(ranks) if ranks.isdecimal() else 1)), _MOST_THAT_HELP)
 
@@ -41,9 +41,9 @@ def by_processes(
 ) -> tuple[bool, str]:
     """Choose between worker processes (true) and threads, and return the reason."""
     if threads is not None:
-        return not threads, f"threads={threads} says so"
+        return not threads, f"threads={threads} was passed"
     if "worker_init_fn" in of_workers:
-        return True, "worker_init_fn is for them"
+        return True, "worker_init_fn requires them"
     drawing = getattr(dataset, "may_draw", type(dataset).__name__) or unknown(collate_fn)
     if drawing:
         return True, f"{drawing} may draw from random generators that threads share"
@@ -51,7 +51,7 @@ def by_processes(
 
 
 def of_data_loader(given: dict[str, Any]) -> dict[str, Any]:
-    """Remove a DataLoader's arguments; a generator becomes the sampler's seed."""
+    """Remove and return a DataLoader's arguments. A generator becomes the sampler's seed."""
     if given.get("batch_sampler") is None:
         given.pop("batch_sampler", None)
     generator = given.pop("generator", None)
@@ -63,7 +63,7 @@ def of_data_loader(given: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The function that loads a batch for a sampler's item. It pickles if its parts do."""
+    """The function that loads a batch for a sampler's item. Picklable if its parts are."""
 
     dataset: Any
     collate_fn: Callable[[Any], Any] | None
@@ -71,7 +71,7 @@ class Load:
     finished_elsewhere: bool  # the batch may be an Unfinished.
 
     def __call__(self, ref: Any) -> Any:
-        """Return the batch; a ``StopIteration`` becomes a ``RuntimeError``."""
+        """Return the batch. A ``StopIteration`` becomes a ``RuntimeError``."""
         try:
             if self.collate_fn is None:
                 return self.dataset[ref]
@@ -84,7 +84,7 @@ class Load:
 
 
 class WorkerProcesses:
-    """``count`` processes that read for a loader's passes; 0: read in this one."""
+    """The ``count`` processes that read for a loader's passes. 0 means to read in this process."""
 
     def __init__(self, load: Load, mover: Mover, count: int, options: dict[str, Any]) -> None:
         self.mover = mover
@@ -120,7 +120,7 @@ class WorkerProcesses:
         if self._loader is None:
             raise UsageError(_CLOSED)
         if self._pid != os.getpid():
-            raise UsageError("a SuperLoader is used in the process that made it: its workers stay there")
+            raise UsageError("use a SuperLoader only in the process that created it: its workers stay there")
         return self._loader
 
     def stop(self) -> None:
@@ -131,7 +131,7 @@ class WorkerProcesses:
 
 
 class ProcessPass:
-    """One pass; ``passed`` counts the batches that were taken or failed."""
+    """One pass. ``passed`` is the number of batches that were taken or failed."""
 
     def __init__(self, processes: WorkerProcesses, refs: Iterator[Any]) -> None:
         self.passed = 0
@@ -145,7 +145,7 @@ class ProcessPass:
         """Return the next batch, ready for use, or raise its error in its place."""
         self._processes.check()
         if self.batches is None:
-            raise UsageError("another pass of this SuperLoader has begun, to which its workers belong now")
+            raise UsageError("another pass of this SuperLoader has begun and now uses its workers")
         try:
             batch = next(self.batches, None)
         except Exception:
@@ -162,7 +162,7 @@ class ProcessPass:
 
 
 class _RefsOfPass:
-    """The sampler of a DataLoader, which yields the items of the latest pass."""
+    """A sampler for a DataLoader that yields the items of the latest pass."""
 
     def __init__(self, processes: WorkerProcesses) -> None:
         # Weak, so that workers end as soon as the loader is dropped, even if an error's traceback still
@@ -190,7 +190,7 @@ def _refs_of(latest: Callable[[], ProcessPass | None]) -> Iterator[Any]:
 
 @dataclass(slots=True)
 class _Made:
-    """A worker's reply: an item, or a batch left out, with an epoch's first cause."""
+    """A worker's reply: an item, or a batch left out, with the first cause in the epoch."""
 
     item: Any = None
     left_out: bool = False
@@ -218,5 +218,5 @@ class _Reading(Dataset[Any]):
 
 
 def _as_it_is(item: Any) -> Any:
-    """Return the item; a DataLoader's own ``collate_fn`` makes lists of tuples."""
+    """Return the item as it is. A DataLoader's own ``collate_fn`` turns tuples into lists."""
     return item

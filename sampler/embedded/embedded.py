@@ -1,4 +1,4 @@
-"""A process's hold on its run's embedded coordinator: find, start or restart it."""
+"""A process's hold on the embedded coordinator of its run, which it finds, starts or restarts."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class _LostError(EmbeddedError):
 class Embedded:
     """One process's hold on the coordinator of one run: a connection to the coordinator's socket.
 
-    The coordinator lives as long as some rank has one. ``coordinator`` is its address, which survives a
-    restart. ``EmbeddedError``: it did not start; the message has the last lines of its log.
+    The coordinator runs as long as any rank has such a connection. ``coordinator`` is its address, which
+    survives a restart. Raises ``EmbeddedError`` with the last lines of its log if it does not start.
     """
 
     def __init__(
@@ -85,16 +85,16 @@ class Embedded:
 
     @property
     def is_over(self) -> bool:
-        """Return whether it failed for good or was released."""
+        """Return whether the coordinator failed for good or the hold was released."""
         return self._failure is not None or self._released.is_set()
 
     def let_go(self) -> None:
-        """Release the hold without waiting. Without another hold the coordinator ends."""
+        """Release the hold without waiting. The coordinator ends if there is no other hold."""
         self._released.set()
         self._sockets.close_all()
 
     def release(self) -> None:
-        """Release the hold and wait a bounded time for coordinators started here."""
+        """Release the hold and wait a limited time for the coordinators that this process started."""
         self.let_go()
         self._await_ends()
 
@@ -104,10 +104,12 @@ class Embedded:
                 # Else they would stay as zombies.
                 process.wait(_END_WAIT_S)
             except subprocess.TimeoutExpired:
-                _LOG.warning("coordinator process %d has not ended; see %s", process.pid, self._directory.log)
+                _LOG.warning(
+                    "coordinator process %d has not exited; see %s", process.pid, self._directory.log
+                )
 
     def _end_and_clear(self) -> None:
-        """Remove the files of a coordinator that ended early, unless another runs."""
+        """Remove the files of a coordinator that ended early, unless another one is running."""
         self._await_ends()
         with self._directory.locked_for_start(self._start_timeout_s):
             other = self._call()
@@ -117,7 +119,7 @@ class Embedded:
                 self._sockets.close(other)
 
     def _connect(self) -> socket.socket:
-        """Return a connection to a serving coordinator, started if there is none."""
+        """Return a connection to a running coordinator; start one if there is none."""
         for _ in range(_MAX_CALLS):
             hold, was_running = self._find_or_start()
             try:
@@ -135,7 +137,7 @@ class Embedded:
             if self._released.is_set():
                 self._sockets.close(hold)
             return hold
-        raise _LostError(f"{_MAX_CALLS} embedded coordinators in a row ended when they were called")
+        raise _LostError(f"{_MAX_CALLS} embedded coordinators in a row exited upon connection")
 
     def _find_or_start(self) -> tuple[socket.socket, bool]:
         with self._directory.locked_for_start(self._start_timeout_s):
@@ -146,7 +148,7 @@ class Embedded:
             self._start()
             hold = self._call()
         if hold is None:
-            error = _LostError(f"the embedded coordinator ended at once{self._directory.log_tail()}")
+            error = _LostError(f"the embedded coordinator exited immediately{self._directory.log_tail()}")
             self._end_and_clear()
             raise error
         return hold, False
@@ -196,10 +198,10 @@ class Embedded:
             if waited_s >= self._start_timeout_s:
                 raise EmbeddedError(f"{words} (SUPER_START_TIMEOUT_S){self._directory.log_tail()}")
             load = f"{os.getloadavg()[0]:.0f} processes share {os.cpu_count()} cores"
-            _LOG.warning("%s, still starting: %s; see %s", words, load, self._directory.log)
+            _LOG.warning("%s and is still starting (%s); see %s", words, load, self._directory.log)
         answer = _read_line(hold)
         if answer is None:
-            words = f"the embedded coordinator ended while it started{self._directory.log_tail()}"
+            words = f"the embedded coordinator exited during startup{self._directory.log_tail()}"
             raise _LostError(words)
         if "error" in answer:
             raise EmbeddedError(f"{answer['error']}{self._directory.log_tail()}")
@@ -207,12 +209,12 @@ class Embedded:
         if answer.get("protocol_version") != PROTOCOL_VERSION:
             raise EmbeddedError(
                 "this run's coordinator on this host speaks protocol version "
-                f"{answer.get('protocol_version')}, this process {PROTOCOL_VERSION}: the ranks of a run use "
-                "one version of SUPER"
+                f"{answer.get('protocol_version')}, but this process speaks version {PROTOCOL_VERSION}: all "
+                "ranks of a run must use the same version of SUPER"
             )
 
     def _watch(self, hold: socket.socket) -> None:
-        """Wait until the coordinator fails or dies, then start another at its paths."""
+        """Wait until the coordinator fails or dies, then start another one at the same paths."""
         while True:
             try:
                 line = _read_line(hold)
@@ -239,17 +241,17 @@ class Embedded:
             if len(self._revivals_s) == _MAX_REVIVALS and now_s - self._revivals_s[0] < _REVIVAL_SPAN_S:
                 raise EmbeddedError(
                     f"the embedded coordinator has died {_MAX_REVIVALS + 1} times within "
-                    f"{_REVIVAL_SPAN_S:g} s, the last time because {reason}"
+                    f"{_REVIVAL_SPAN_S:g} s, most recently because {reason}"
                 )
             self._revivals_s.append(now_s)
-            _LOG.warning("the embedded coordinator has died; it is started again")
+            _LOG.warning("the embedded coordinator has died; restarting it")
             try:
                 return self._connect()
             except _LostError as error:
                 _LOG.warning("it died again: %s", error)
                 reason = str(error)
             if self._released.wait(_REVIVAL_PAUSE_S):
-                raise EmbeddedError("let go while the coordinator was to be started again")
+                raise EmbeddedError("the hold was released before the coordinator was restarted")
 
 
 def _read_line(connection: socket.socket) -> dict[str, object] | None:
@@ -273,7 +275,7 @@ _lock = threading.Lock()
 
 
 def embedded_for(run: str, *, for_question: bool = False) -> Embedded:
-    """Return this process's hold on the run's coordinator; restart it if settings changed."""
+    """Return this process's hold on the run's coordinator, which is restarted if its settings changed."""
     settings = EmbeddedSettings.of_this_host()
     key = (os.getpid(), run, settings.choice.variant)
     with _lock:
@@ -287,8 +289,8 @@ def embedded_for(run: str, *, for_question: bool = False) -> Embedded:
             hold = _holds[key] = Embedded(run, settings, before)
             if before is not None and changed and hold.pid == before.pid:
                 _LOG.warning(
-                    "%s: changed since the embedded coordinator was started, which other ranks of this run "
-                    "hold, so that it goes on as it was: start the run again",
+                    "%s changed since the embedded coordinator was started. It keeps its settings, because "
+                    "other ranks of this run still use it: restart the run",
                     ", ".join(dict.fromkeys(name for name, _ in changed)),
                 )
         if for_question:
@@ -299,7 +301,7 @@ def embedded_for(run: str, *, for_question: bool = False) -> Embedded:
 
 
 def question_answered(coordinator: str) -> None:
-    """Note an answered query. Its hold ends after a minute; at once if coordinators share a cache in turn."""
+    """Record that a query was answered. The hold ends a minute later, or at once if the cache is shared."""
     with _lock:
         for (pid, *_), hold in _holds.items():
             if hold.coordinator == coordinator and pid == os.getpid():
@@ -335,16 +337,16 @@ def _its_variables() -> set[tuple[str, str]]:
 
 
 def tell_user(coordinator: str, kept: str) -> None:
-    """Print once where an embedded coordinator keeps records: they fill a user's disk."""
+    """Print once where an embedded coordinator keeps records, since they fill the user's disk."""
     with _lock:
         holds = [hold for hold in _holds.values() if hold.coordinator == coordinator and not hold.was_told]
         for hold in holds if kept else ():
             hold.was_told = True
-            sys.stderr.write(f"superdl: {kept}; superdl top shows what happens (--web 0: as a page)\n")
+            sys.stderr.write(f"superdl: {kept}; run superdl top to watch it (with --web 0, in a browser)\n")
 
 
 def release_all() -> None:
-    """Release this process's holds now instead of at its end."""
+    """Release this process's holds now instead of at exit."""
     with _lock:
         for key in [key for key in _holds if key[0] == os.getpid()]:
             _holds.pop(key).release()

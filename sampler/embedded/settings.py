@@ -1,4 +1,4 @@
-"""Settings of the embedded default: its shares of this host, executors, cache."""
+"""Settings of the embedded default: its share of this host, its executors and its cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NOT_FOR_ITS_SOCKET = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ExecutorChoice:
-    """The names of the executors, and the cache they need (empty: the embedded one)."""
+    """The names of the executors, and the cache they need, which is empty for the embedded one."""
 
     executor: str = "local"
     cache: str = ""
@@ -36,7 +36,7 @@ class ExecutorChoice:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ExecutorChoice:
-        """Read ``SUPER_EXECUTOR`` (``local``, ``lambda``, both); ``ConfigError`` names the variable."""
+        """Read ``SUPER_EXECUTOR``: ``local``, ``lambda`` or both. A ``ConfigError`` names the variable."""
         names = executor_names(environment.get("SUPER_EXECUTOR", "") or "local", "SUPER_EXECUTOR")
         elsewhere = [EXECUTORS[name] for name in names if EXECUTORS[name].runs_on is not RunsOn.THIS_HOST]
         executor = ",".join(names)
@@ -54,15 +54,15 @@ class ExecutorChoice:
 def _check_cache(cache: str, environment: Mapping[str, str], place: str) -> None:
     if not cache:
         raise ConfigError(
-            f"functions on {place} cannot reach the embedded cache, which is a unix socket of this host: "
-            "set SUPER_CACHE to a cache that they and this host reach, such as rediss://my-cache:6379, or "
-            "name a coordinator that runs them by SUPER_COORDINATOR"
+            f"functions on {place} cannot reach the embedded cache, which is a Unix socket on this host: "
+            "set SUPER_CACHE to a cache that they and this host can reach, such as rediss://my-cache:6379, "
+            "or set SUPER_COORDINATOR to a coordinator that runs them"
         )
     address = CacheAddress.parse(cache)
     if address.path:
         raise ConfigError(
-            f"SUPER_CACHE={cache} is a unix socket of this host, which functions on {place} cannot "
-            "reach: name a cache that both reach, such as rediss://my-cache:6379"
+            f"SUPER_CACHE={cache} is a Unix socket on this host, which functions on {place} cannot "
+            "reach: set it to a cache that both can reach, such as rediss://my-cache:6379"
         )
     Credentials.from_environment(environment).check_encrypted(address)
 
@@ -72,9 +72,9 @@ def _check_one_host(environment: Mapping[str, str], executor: str) -> None:
     ranks = [environment.get(name, "") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")]
     if all(map(str.isdecimal, ranks)) and int(ranks[0]) > int(ranks[1]):
         raise ConfigError(
-            f"this run has {ranks[0]} ranks, {ranks[1]} of them on this host, and its hosts would each start "
-            "a coordinator over the one cache: start one for all "
-            f"(superdl coordinator --executor {executor}) and name it by SUPER_COORDINATOR"
+            f"this run has {ranks[0]} ranks, {ranks[1]} of them on this host, so each host would start its "
+            "own coordinator on the same cache: start one for all of them "
+            f"(superdl coordinator --executor {executor}) and set SUPER_COORDINATOR to its address"
         )
 
 
@@ -91,12 +91,12 @@ class EmbeddedSettings:
 
     @classmethod
     def of_this_host(cls) -> EmbeddedSettings:
-        """Return the defaults: shares of this host; ``ConfigError`` if a variable is invalid."""
+        """Return the defaults for this host. Raises ``ConfigError`` if a variable is invalid."""
         choice = ExecutorChoice.from_environment(os.environ)
         return cls(cache_bytes=cache_bytes(), slots=slots(), choice=choice)
 
     def command(self, directory: RunDirectory, listener: int) -> list[str]:
-        """Return the coordinator's command; it inherits the descriptor ``listener``."""
+        """Return the command that starts a coordinator, which inherits the descriptor ``listener``."""
         owner = f"embedded-{directory.path.name}"
         if self.choice.cache:  # hosts share the cache, and a run's name
             owner = f"{owner}-{platform.node()}"
@@ -117,6 +117,6 @@ class EmbeddedSettings:
         return [*self.program, *(word for option in options.items() for word in option)]
 
     def environment(self) -> dict[str, str]:
-        """Return the environment without variables that guard another coordinator."""
+        """Return the environment without the variables that protect another coordinator."""
         kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_ITS_SOCKET}
         return kept | {"SUPER_STORE": kept.get("SUPER_STORE") or "auto"}

@@ -1,4 +1,4 @@
-"""The sampler's client of the coordinator: deadlines, bounded retries, typed errors."""
+"""The sampler's client for the coordinator: deadlines, bounded retries, typed errors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _JITTER = random.SystemRandom()  # has no state that forked ranks would share
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Limits for retrying a call: the number of attempts, and ``total_s`` overall."""
+    """Limits for retrying a call: the number of attempts, and ``total_s`` seconds for all of them."""
 
     attempts: int
     total_s: float
@@ -67,11 +67,11 @@ class Patience:
     backoff_max_s: float = 5.0
 
     def until(self, end_s: float) -> Patience:
-        """Return the same limits, cut to the time left until the monotonic ``end_s``."""
+        """Return the same limits, reduced to the time left until the monotonic ``end_s``."""
         return replace(self, total_s=min(self.total_s, max(0.0, end_s - time.monotonic())))
 
     def pause_s(self, attempt: int) -> float:
-        """Return the jittered pause after the ``attempt``-th failure."""
+        """Return the pause after the ``attempt``-th failure, with jitter."""
         ceiling = min(self.backoff_max_s, self.backoff_s * 2.0 ** min(attempt, 30))
         return ceiling * _JITTER.uniform(0.5, 1.0)
 
@@ -97,13 +97,13 @@ LISTING_SILENCE_S = 120.0
 
 
 class Client:
-    """A client of the coordinator at one address.
+    """A client for the coordinator at one address.
 
     Args:
-        address: as :func:`superdl.sampler.rpc.connection.checked_address` returns it.
-        explain: called when no answer came; an error that it returns replaces the general one.
-        alone: the coordinator ends with this process, so that jobs need no closing.
-        credentials: by default those of the environment.
+        address: as returned by :func:`superdl.sampler.rpc.connection.checked_address`.
+        explain: called when there was no answer. An error that it returns replaces the general one.
+        alone: whether the coordinator ends with this process, so that jobs need not be closed.
+        credentials: defaults to those in the environment.
 
     Raises:
         ConfigError: the environment's credentials are invalid, or a required token is missing.
@@ -130,7 +130,7 @@ class Client:
         return self._connection().hold()
 
     def cut(self) -> None:
-        """Cut all calls under way; those still needed are retried."""
+        """Cancel all calls in progress. Those that are still needed are retried."""
         self._connection().cut()
 
     def call(
@@ -142,13 +142,13 @@ class Client:
         wait_s: float = 0.0,
         stopped: threading.Event | None = None,
     ) -> Any:
-        """Make a call, retrying until it is answered; a long poll adds its ``wait_s`` to the deadline.
+        """Make a call and retry until it is answered. A long poll adds its ``wait_s`` to the deadline.
 
         Raises:
-            CallStoppedError: ``stopped`` was set before an answer came.
-            CoordinatorUnreachableError: no answer; names the address, the attempts and the time.
+            CallStoppedError: ``stopped`` was set before an answer arrived.
+            CoordinatorUnreachableError: no answer; the message has the address, attempts and time.
             ProtocolMismatchError: the peer speaks another version.
-            SuperError: the coordinator's error, as its own type.
+            SuperError: the error that the coordinator reported, with its own type.
         """
         stopped = stopped or threading.Event()
         begin_s = time.monotonic()
@@ -177,7 +177,9 @@ class Client:
             attempt += 1
             left_s = patience.total_s - (time.monotonic() - begin_s)
             if time.monotonic() >= warn_s:
-                _LOG.warning("waiting for the coordinator at %s, %.0f s more: %s", self.address, left_s, last)
+                _LOG.warning(
+                    "waiting for the coordinator at %s for %.0f s more: %s", self.address, left_s, last
+                )
                 warn_s = time.monotonic() + _TELL_EVERY_S
             stopped.wait(min(patience.pause_s(attempt), max(left_s, 0.0)))
         if stopped.is_set():
@@ -205,7 +207,7 @@ class Client:
             raise explained from failure
 
     def _distrust(self, left_s: float) -> SuperError | None:
-        """Return a trust failure that explains a missing answer; probes share one limit."""
+        """Return a trust failure that explains a missing answer, if any. All probes share one time limit."""
         begin_s = time.monotonic()
         timeout_s = min(self._probing_left_s, max(left_s, _LEAST_PROBING_S))
         reason = why_distrusted(self.address, self._credentials, timeout_s) if timeout_s > 0 else None
@@ -226,10 +228,10 @@ class Client:
     ) -> tuple[Any, float]:
         """Register a dataset and wait until it is listed, which may take minutes.
 
-        Gives up after ``silence_s`` without progress, and at the monotonic ``end_s``, which progress extends.
-        ``patience`` is of each call; ``renew`` lists again what this run has listed, if that is cheap;
-        ``listed`` gets the number of samples whenever it has grown. Returns the coordinator's facts about the
-        dataset (a message), and the extended ``end_s``.
+        Give up after ``silence_s`` without progress, or at the monotonic ``end_s``, which progress extends.
+        ``patience`` limits the retries of each call. If ``renew``, re-list what this run has listed, if that
+        is cheap. ``listed`` is called with the number of samples whenever it has grown. Return the
+        coordinator's facts about the dataset (a message), and the extended ``end_s``.
 
         Raises:
             SourceError: the source cannot be listed, or its listing makes no progress.
@@ -254,15 +256,16 @@ class Client:
         facts = self.call("RegisterDataset", request, patience.until(end_s), stopped=stopped)
         if facts.protocol_version != PROTOCOL_VERSION:
             raise ProtocolMismatchError(
-                f"this side speaks protocol version {PROTOCOL_VERSION}, the coordinator at {self.address} "
-                f"speaks {facts.protocol_version}: install one version of SUPER on both sides"
+                f"this side speaks protocol version {PROTOCOL_VERSION}, but the coordinator at "
+                f"{self.address} speaks version {facts.protocol_version}: install the same version of SUPER "
+                "on both sides"
             )
         moved_s = time.monotonic()
         while not facts.ready:
             so_far, polled_s = facts.listed, time.monotonic()
             if polled_s - moved_s > silence_s or polled_s >= end_s:
                 raise SourceError(
-                    f"the listing of {dataset.source} stands at {so_far} samples and has not moved for "
+                    f"the listing of {dataset.source} is at {so_far} samples and has made no progress for "
                     f"{polled_s - moved_s:.0f} s: see the log of the coordinator at {self.address}"
                 )
             poll_s = min(_LONG_POLL_S, silence_s, end_s - polled_s)
@@ -281,8 +284,8 @@ class Client:
                 (listed or log_progress)(facts.listed)
         if dataset.given_classes not in {(), tuple(facts.classes)}:  # an older version ignores them
             raise ProtocolMismatchError(
-                f"the coordinator at {self.address} does not know classes=: install one version of SUPER on "
-                "both sides"
+                f"the coordinator at {self.address} does not support classes=: install the same version of "
+                "SUPER on both sides"
             )
         return facts, end_s
 
@@ -291,19 +294,20 @@ class Client:
 
     def _refusal(self, failure: CallFailedError, method: str) -> SuperError:
         if failure.code in {"UNAUTHENTICATED", "PERMISSION_DENIED"}:  # by something in between
-            return CoordinatorTrustError(f"what answers at {self.address} turns this client away: {failure}")
+            return CoordinatorTrustError(f"the server at {self.address} rejects this client: {failure}")
         if failure.code == "UNIMPLEMENTED":
             return ProtocolMismatchError(
-                f"this sampler speaks protocol version {PROTOCOL_VERSION}; what answers at {self.address} "
-                f"has no call super.v1.Coordinator/{method} and so is another version or no coordinator at "
-                f"all ({failure.details}): install one version of SUPER on both sides, and check the address"
+                f"this sampler speaks protocol version {PROTOCOL_VERSION}, but the server at {self.address} "
+                f"has no call super.v1.Coordinator/{method} ({failure.details}). It has another version or "
+                "is not a coordinator: install the same version of SUPER on both sides, and check the address"
             )
-        return CoordinatorError(f"the coordinator at {self.address} failed in {method}: {failure}")
+        return CoordinatorError(f"the {method} call to the coordinator at {self.address} failed: {failure}")
 
     def _unreachable(self, last: CallFailedError | None, attempts: int, waited_s: float) -> SuperError:
-        reason = last if last is not None else "the connection was cut under each of them"
+        reason = last if last is not None else "the connection was closed during each of them"
         return CoordinatorUnreachableError(
             f"no coordinator answered at {self.address} in {attempts} attempts over {waited_s:.1f} s "
-            f"({reason}): check that it runs there (superdl coordinator --listen ...) and that coordinator= "
-            "or SUPER_COORDINATOR names it; a job waits SUPER_CONNECT_TIMEOUT_S for it to start"
+            f"({reason}). Check that it is running there (superdl coordinator --listen ...) and that "
+            "coordinator= or SUPER_COORDINATOR is its address. A job waits SUPER_CONNECT_TIMEOUT_S for it to "
+            "start"
         )

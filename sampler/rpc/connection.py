@@ -31,11 +31,11 @@ _PARKED_WAIT_S = 60.0  # a fork of a large process takes far less
 
 
 class CallCutError(Exception):
-    """A fork or the last holder closed the channel during the call: retry it."""
+    """A fork or the last holder closed the channel during the call, which must be retried."""
 
 
 class CallFailedError(Exception):
-    """A failed call as grpc reported it; ``error_name``: the coordinator's class, if named."""
+    """A failed call as grpc reported it. ``error_name`` is the coordinator's error class, if it sent one."""
 
     def __init__(self, code: str, details: str, error_name: str) -> None:
         # No grpc objects: they would keep the channel alive.
@@ -44,7 +44,7 @@ class CallFailedError(Exception):
 
 
 class Connection:
-    """A channel to one address, open while held or called. Thread-safe."""
+    """A channel to one address, open while it is held or in use. Thread-safe."""
 
     def __init__(self, address: str, credentials: CoordinatorCredentials, threads: GrpcThreads) -> None:
         self.address = address
@@ -74,7 +74,7 @@ class Connection:
                 self._close_if_idle()
 
     def call(self, method: str, request: Any, timeout_s: float) -> Any:
-        """Make a unary call; raise :class:`CallFailedError` or :class:`CallCutError`."""
+        """Make a unary call. Raises :class:`CallFailedError` or :class:`CallCutError`."""
         with self._state:
             if not self._state.wait_for(lambda: not self._forks, timeout=_PARKED_WAIT_S):
                 raise CallCutError
@@ -96,7 +96,7 @@ class Connection:
         raise CallCutError if cut and failure.code == "CANCELLED" else failure
 
     def cut(self) -> None:
-        """Close the channel; calls raise :class:`CallCutError`, the next one reopens it."""
+        """Close the channel. Pending calls raise :class:`CallCutError`; the next call reopens it."""
         with self._state:
             self._close()
 
@@ -122,22 +122,22 @@ class Connection:
         return self._stub
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the token, re-read if its file changed; else the previous one."""
+        """Return the token, re-read if its file changed, or the previous one if that fails."""
         try:
             self._token = self._credentials.current_token()
         except ConfigError as error:
             if not self._token:
                 raise
-            _LOG.warning("the token stays as it was: %s", error)
+            _LOG.warning("keeping the previous token: %s", error)
         return ((TOKEN_METADATA_KEY, f"Bearer {self._token}"),) if self._token else ()
 
     def _warn_if_insecure(self) -> None:
         if self._host and not is_loopback(self._host) and not self._warned:
             self._warned = True
             _LOG.warning(
-                "INSECURE: SUPER_INSECURE=1 lets this process speak to the coordinator at %s in plain text%s",
+                "INSECURE: SUPER_INSECURE=1 lets this process talk to the coordinator at %s in plain text%s",
                 self.address,
-                ", its token included" if self._credentials.current_token() else "",
+                ", including its token" if self._credentials.current_token() else "",
             )
 
     def _close(self) -> None:
@@ -151,15 +151,15 @@ class Connection:
             self._close()
 
     def park(self) -> None:
-        """Block new calls, close the channel, wait (bounded) until no thread is in grpc."""
+        """Block new calls, close the channel, and wait a limited time until no thread is in grpc."""
         with self._state:
             self._forks += 1
             self._close()
             if not self._state.wait_for(lambda: not self._calls, timeout=_PARK_WAIT_S):
-                _LOG.warning("a call to %s has not ended in %g s before a fork", self.address, _PARK_WAIT_S)
+                _LOG.warning("a call to %s did not end within %g s before a fork", self.address, _PARK_WAIT_S)
 
     def unpark(self) -> None:
-        """Allow calls again; the next one opens a channel."""
+        """Allow calls again. The next call opens a channel."""
         with self._state:
             self._forks -= 1
             self._state.notify_all()
@@ -168,13 +168,13 @@ class Connection:
 def _speak(
     stub: Any, method: str, request: Any, timeout_s: float, metadata: tuple[tuple[str, str], ...]
 ) -> tuple[Any, CallFailedError | None]:
-    """Return the answer or the failure; neither holds references to grpc objects."""
+    """Return the answer or the failure. Neither keeps references to grpc objects."""
     import grpc
 
     try:
         answer = getattr(stub, method)(request, timeout=timeout_s, metadata=metadata)
         if answer is None:  # an OK without a message, which a stream may lose on its way
-            return None, CallFailedError("INTERNAL", "the answer came without its message", "")
+            return None, CallFailedError("INTERNAL", "the answer arrived without its message", "")
         return answer, None
     except grpc.RpcError as error:
         trailing: Any = error.trailing_metadata() or ()  # pairs
@@ -218,7 +218,7 @@ class _Connections:
             return self._known.setdefault((address, credentials), connection)
 
     def _before_fork(self) -> None:
-        """Close all channels and wait until grpc has shut down, some ten milliseconds."""
+        """Close all channels and wait until grpc has shut down, which takes about ten milliseconds."""
         self._lock.acquire()
         for connection in self._known.values():
             connection.park()
@@ -254,18 +254,18 @@ def connection_to(address: str, credentials: CoordinatorCredentials = _PLAIN) ->
 
 
 def checked_address(address: object, origin: str) -> str:
-    """Return an address as gRPC takes it, ``unix:/path`` or ``host:port``; errors name ``origin``."""
+    """Return an address as gRPC expects it, ``unix:/path`` or ``host:port``. Errors name ``origin``."""
     if not isinstance(address, str):
-        raise ConfigError(f"{origin} is a text such as 'host:50051'; not {address!r}")
+        raise ConfigError(f"{origin} must be a string such as 'host:50051', not {address!r}")
     shown = repr(without_credentials(address))
     # unix:///path is accepted too.
     path = socket_path(address)
     if path is not None:
         if not path.startswith("/") or path.startswith("//") or path == "/":
             raise ConfigError(
-                f"{origin} names a socket by its absolute path, as in unix:/path/to.sock; not {shown}"
+                f"{origin} needs the absolute path of a socket, as in unix:/path/to.sock, not {shown}"
             )
         return f"unix:{path}"
     if not host_and_port(address)[1]:
-        raise ConfigError(f"{origin} is 'host:port' or 'unix:/path/to.sock'; not {shown}")
+        raise ConfigError(f"{origin} must be 'host:port' or 'unix:/path/to.sock', not {shown}")
     return address

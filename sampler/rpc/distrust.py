@@ -1,4 +1,4 @@
-"""Diagnosis of lack of trust, which grpc reports as plain UNAVAILABLE."""
+"""Diagnosis of missing trust, which grpc reports only as UNAVAILABLE."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NO_TLS = {"WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST"}
 
 
 def why_distrusted(address: str, credentials: CoordinatorCredentials, timeout_s: float) -> SuperError | None:
-    """Return the reason if both sides respond in time, but without trust; else ``None``."""
+    """Return the error if both sides respond in time but do not trust each other, else ``None``."""
     host, _ = host_and_port(address)
     try:
         if not host:
@@ -36,7 +36,7 @@ def why_distrusted(address: str, credentials: CoordinatorCredentials, timeout_s:
 
 
 def _handshake(address: str, context: ssl.SSLContext, name: str, timeout_s: float) -> bool:
-    """Shake hands; return whether a server's first HTTP/2 frame came."""
+    """Perform a TLS handshake and return whether the server's first HTTP/2 frame arrived."""
     with (
         socket.create_connection(host_and_port(address), timeout_s) as connected,
         context.wrap_socket(connected, server_hostname=name) as encrypted,
@@ -55,8 +55,8 @@ def _plain_to_tls(address: str, timeout_s: float) -> str:
     except ssl.SSLError:  # as expected: no TLS there
         return ""
     return (
-        f"the coordinator at {address} speaks TLS, and this client does not: set SUPER_COORDINATOR_CA_FILE "
-        "to the PEM file of the authority that its certificate comes from"
+        f"the coordinator at {address} speaks TLS, but this client does not: set SUPER_COORDINATOR_CA_FILE "
+        "to the PEM file of the authority that issued its certificate"
     )
 
 
@@ -71,18 +71,18 @@ def _tls_to_any(address: str, credentials: CoordinatorCredentials, timeout_s: fl
     except ssl.SSLError as error:
         if error.reason in _NO_TLS:
             return (
-                f"what answers at {address} speaks no TLS: start the coordinator with tls_cert and tls_key, "
-                "or, on this machine, leave SUPER_COORDINATOR_CA_FILE out; in a network that nobody else can "
-                "reach, SUPER_INSECURE=1 (on both sides) does without"
+                f"the server at {address} does not use TLS: start the coordinator with tls_cert and tls_key "
+                "or, on this machine, unset SUPER_COORDINATOR_CA_FILE. In a network that nobody else can "
+                "reach, SUPER_INSECURE=1 on both sides allows connections without TLS"
             )
         detail = f": {error.reason or error}"
     if credentials.cert_file:
-        remedy = f"{credentials.cert_file} (SUPER_COORDINATOR_CERT_FILE) is perhaps none of those"
+        remedy = f"{credentials.cert_file} (SUPER_COORDINATOR_CERT_FILE) may not be one of them"
     else:
         remedy = "set SUPER_COORDINATOR_CERT_FILE and SUPER_COORDINATOR_KEY_FILE"
     return (
-        f"the coordinator at {address} breaks the TLS handshake off{detail}. If it asks for certificates of "
-        f"its tls_client_ca: {remedy}"
+        f"the coordinator at {address} aborts the TLS handshake{detail}. If it requires certificates issued "
+        f"by its tls_client_ca, {remedy}"
     )
 
 
@@ -91,14 +91,14 @@ def _bad_certificate(
 ) -> str:
     if error.verify_code in _WRONG_NAME:
         remedy = (
-            "name it by coordinator= or SUPER_COORDINATOR as its certificate does, or, behind a tunnel or a "
-            "load balancer, set SUPER_COORDINATOR_NAME to a name in the certificate"
+            "use the host name in its certificate for coordinator= or SUPER_COORDINATOR or, behind a tunnel "
+            "or a load balancer, set SUPER_COORDINATOR_NAME to a name in the certificate"
         )
     elif error.verify_code in _EXPIRED:
-        remedy = "renew tls_cert and tls_key of the coordinator (files that change are read again)"
+        remedy = "renew the coordinator's tls_cert and tls_key (changed files are re-read)"
     else:
-        remedy = "set SUPER_COORDINATOR_CA_FILE to the PEM file of the authority that it comes from" + (
+        remedy = "set SUPER_COORDINATOR_CA_FILE to the PEM file of the authority that issued it" + (
             f", which {credentials.ca_file} is not" if credentials.ca_file else ""
         )
-    problem = f"the certificate of the coordinator at {address} is not to be trusted: {error.verify_message}"
+    problem = f"the certificate of the coordinator at {address} is not trusted ({error.verify_message})"
     return f"{problem}: {remedy}"

@@ -46,7 +46,7 @@ class HeldSockets:
             return held
 
     def close(self, held: socket.socket, *, handed_over: bool = False) -> None:
-        """Close one of the sockets; a thread that waits for it wakes up."""
+        """Close one of the sockets and wake up any thread that waits for it."""
         with _held_lock:
             if held not in self._sockets:
                 return
@@ -65,7 +65,7 @@ class HeldSockets:
 
 
 class GrpcThreads:
-    """Detector of grpc's threads, by name or, if young, start time; Linux only."""
+    """Detector of grpc's threads, by name or, for new threads, by start time. Linux only."""
 
     def __init__(self) -> None:
         # grpc starts threads with the first channel and ends them some milliseconds after the
@@ -73,7 +73,7 @@ class GrpcThreads:
         self._openings: deque[tuple[float, frozenset[int]]] = deque(maxlen=16)
 
     def expect(self) -> None:
-        """Note that a channel is about to be created."""
+        """Record that a channel is about to be created."""
         self._openings.append((time.monotonic(), _thread_ids()))
 
     def running(self) -> bool:
@@ -87,7 +87,7 @@ class GrpcThreads:
         return any(alive - before - pythons for before in young)
 
     def wait_until_gone(self, limit_s: float) -> bool:
-        """Wait at most ``limit_s`` for the end of all; return whether none is left."""
+        """Wait at most ``limit_s`` for all of them to end. Return whether none is left."""
         deadline_s = time.monotonic() + limit_s
         while self.running():
             if time.monotonic() >= deadline_s:

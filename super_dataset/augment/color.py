@@ -1,4 +1,4 @@
-"""Colour jitter of a batch, by torchvision's formulas."""
+"""Colour jitter of a batch, with torchvision's formulas."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ORDERS = np.array(list(permutations(range(len(JITTERS)))), dtype=np.int64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JitterValues:
-    """The draws of a batch, on the CPU."""
+    """The random values drawn for a batch, on the CPU."""
 
     # Shape (4, samples).
     factors: NDArray[np.float32]
@@ -37,12 +37,12 @@ class JitterValues:
     orders: NDArray[np.int64]
 
     def only(self, first: int, end: int) -> JitterValues:
-        """Return the draws of samples ``first`` to ``end``."""
+        """Return the values for samples ``first`` to ``end``."""
         return JitterValues(self.factors[:, first:end], self.orders[first:end])
 
 
 class Jitter:
-    """Random changes of colour: (low, high) of the factor of each of :data:`JITTERS`, or ``None``."""
+    """Random changes of colour. ``ranges`` has (low, high) or ``None`` for each of :data:`JITTERS`."""
 
     def __init__(self, ranges: tuple[tuple[float, float] | None, ...]) -> None:
         self._ranges = ranges
@@ -51,7 +51,7 @@ class Jitter:
         return any(self._ranges)
 
     def draw(self, draws: BatchRandom) -> JitterValues:
-        """Draw factors, uniform in their ranges, and orders, all equally likely."""
+        """Draw factors uniformly from their ranges, and an order for each sample, all equally likely."""
         bits = draws.bits("jitter", len(JITTERS) + 1)
         spans = np.array([span or (0.0, 0.0) for span in self._ranges])[:, :, None]
         factors = spans[:, 0] + (spans[:, 1] - spans[:, 0]) * unit_interval(bits[:-1])
@@ -94,7 +94,7 @@ def _saturation(images: torch.Tensor, factors: torch.Tensor) -> None:
 
 
 def _hue(images: torch.Tensor, factors: torch.Tensor) -> None:
-    """Shift the hue (a full circle is 1) as in HSV, keeping value and chroma."""
+    """Shift the hue as in HSV, where a full circle is 1, and keep value and chroma."""
     red, green, blue = torch.split(images, 1, dim=1)
     value, chroma = images.amax(1, keepdim=True), images.amin(1, keepdim=True)
     chroma = torch.sub(value, chroma, out=chroma)

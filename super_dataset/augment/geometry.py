@@ -1,9 +1,9 @@
-"""Random resized crops and flips of a batch, by random numbers that depend on seed, epoch and sample alone.
+"""Random resized crops and flips of a batch. Random numbers depend only on seed, epoch and sample.
 
-The CPU and device versions filter like Pillow's bilinear resize with a box, antialiased, along rows, then
-columns, and round to whole grey levels after each: they differ only by rounding.
+The CPU and device versions filter like Pillow's bilinear resize with a box, antialiased, first along rows,
+then along columns. Both round to whole grey levels after each step, so they differ only by rounding.
 
-The numbers are those of the counter-based Philox4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel random
+The random numbers are from the counter-based Philox4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel random
 numbers: as easy as 1, 2, 3" (SC 2011).
 """
 
@@ -37,8 +37,9 @@ def random_boxes(
 ) -> NDArray[np.int64]:
     """Choose random boxes as torchvision's RandomResizedCrop does: int64 (4, samples) in whole pixels.
 
-    Rows are top, left, height and width. The share of the area is uniform in ``scale``, the logarithm of
-    width to height in that of ``ratio``. ``heights`` and ``widths`` are in pixels, shape (samples,).
+    The rows are top, left, height and width. The share of the area is uniform in ``scale``, and the logarithm
+    of the aspect ratio is uniform in that of ``ratio``. ``heights`` and ``widths`` are in pixels and have
+    shape (samples,).
     """
     bits = draws.bits("crop", _DRAWS)
     area_draws, aspect_draws = unit_interval(bits[:_TRIES]), unit_interval(bits[_TRIES : 2 * _TRIES])
@@ -69,7 +70,7 @@ def _central(
 
 
 def crop_resize(image: torch.Tensor, box: tuple[int, int, int, int], size: tuple[int, int]) -> torch.Tensor:
-    """Resize a box (top, left, height, width) of a uint8 image (channels, height, width); add an axis."""
+    """Resize a box (top, left, height, width) of a uint8 image (channels, height, width). Add an axis."""
     top, left, height, width = box
     # By (height, width, channels): strides are then channels_last, the kernel fast.
     part = image.movedim(0, -1)[None, top : top + height, left : left + width].movedim(-1, 1)
@@ -83,13 +84,13 @@ def crop_resize(image: torch.Tensor, box: tuple[int, int, int, int], size: tuple
 def crop_resize_by_products(
     images: torch.Tensor, sides: torch.Tensor, flips: torch.Tensor, size: tuple[int, int]
 ) -> torch.Tensor:
-    """Resize a box of each image, mirrored where ``flips`` is set, with two matrix products.
+    """Resize a box of each image with two matrix products, and mirror it where ``flips`` is set.
 
     Args:
-        images: float32 of shape (samples, channels, height, width), whole numbers.
-        sides: top, left, height, width of the boxes: shape (4, samples), on the images' device.
+        images: whole numbers as float32 of shape (samples, channels, height, width).
+        sides: top, left, height and width of the boxes, of shape (4, samples), on the images' device.
         flips: bool of shape (samples,), on the images' device.
-        size: height and width of the results, which are float32, whole numbers from 0 to 255.
+        size: height and width of the results, which are whole numbers from 0 to 255 as float32.
     """
     samples, channels, height, width = images.shape
     top, left, box_height, box_width = sides.to(torch.float32)
@@ -102,7 +103,7 @@ def crop_resize_by_products(
 
 
 def _weights(start: torch.Tensor, length: torch.Tensor, source: int, target: int) -> torch.Tensor:
-    """Return the weight of each source pixel in each target: float32 (samples, target, source)."""
+    """Return the weight of each source pixel in each target pixel, float32 (samples, target, source)."""
     start, length = start[:, None, None], length[:, None, None]
     step = length / target
     centres = (torch.arange(target, device=start.device)[:, None] + 0.5) * step
@@ -124,7 +125,7 @@ _KEY_BYTES = 8  # of Philox's key, two words
 
 
 def philox4x32(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return 32-bit words, shape (4, ...), for counters (4, ...) and keys (2, ...)."""
+    """Return 32-bit words of shape (4, ...) for counters (4, ...) and keys (2, ...)."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -136,7 +137,7 @@ def philox4x32(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[
 
 
 class BatchRandom:
-    """The random draws of a batch's samples (16-byte ids) in one epoch."""
+    """Random numbers for the samples of a batch (16-byte ids) in one epoch."""
 
     def __init__(self, sample_ids: bytes, *, seed: int, epoch: int) -> None:
         # The counter is the sample id, whose 16 bytes fit exactly.
@@ -149,7 +150,7 @@ class BatchRandom:
         return int(self._counter.shape[2])
 
     def bits(self, purpose: str, count: int) -> NDArray[np.uint64]:
-        """Return ``count`` draws of 32 bits per sample: uint64 of shape (count, samples)."""
+        """Return ``count`` draws of 32 bits per sample, as uint64 of shape (count, samples)."""
         # Each purpose has its own key, so that turning one operation on does not change the others.
         keys = [
             digest128(purpose.encode(), self._seed, self._epoch, block.to_bytes(8, "little"))[:_KEY_BYTES]
@@ -160,7 +161,7 @@ class BatchRandom:
         return words.transpose(1, 0, 2).reshape(-1, len(self))[:count]
 
     def uniform(self, purpose: str, count: int) -> NDArray[np.float64]:
-        """Return ``count`` draws per sample from [0, 1): shape (count, samples)."""
+        """Return ``count`` draws per sample from [0, 1), of shape (count, samples)."""
         return unit_interval(self.bits(purpose, count))
 
 
@@ -170,5 +171,5 @@ def unit_interval(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
 
 
 def below(bits: NDArray[np.uint64], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Convert 32-bit draws to integers below ``bounds``; the bias is below ``bounds * 2**-32``."""
+    """Convert 32-bit draws to integers below ``bounds``, with a bias below ``bounds * 2**-32``."""
     return ((bits * bounds.astype(np.uint64)) >> _HALF).astype(np.int64)

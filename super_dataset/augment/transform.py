@@ -42,16 +42,16 @@ _DEVICE_BYTES = 256 * 2**20
 
 
 class Augment:
-    """Random augmentation that is fresh in each epoch, and reproducible everywhere.
+    """Random augmentation that differs in each epoch and is reproducible everywhere.
 
-    The draws for a sample depend only on (``seed``, epoch, sample id): not on its batch, on rank, worker or
-    job, nor on torch's generators; a resumed run draws the same. Names and meaning are those of torchvision's
-    RandomResizedCrop, RandomHorizontalFlip, ColorJitter and Normalize, in this order; docs/data.md lists the
-    differences.
+    The random values of a sample depend only on (``seed``, epoch, sample id), and not on its batch, rank,
+    worker or job, or on torch's generators. A resumed run draws the same values. Names and meanings are those
+    of torchvision's RandomResizedCrop, RandomHorizontalFlip, ColorJitter and Normalize, in this order;
+    docs/data.md lists the differences.
 
-    In the worker: ``SuperDataset(..., transform=Augment(224))``. On the device, in the training loop:
-    ``SuperDataset(..., return_info=True)`` and ``augment.images(images.to(device), info)``. Both give the
-    same images, except for rounding.
+    To augment in the worker, use ``SuperDataset(..., transform=Augment(224))``. To augment on the device, in
+    the training loop, use ``SuperDataset(..., return_info=True)`` and ``augment.images(images.to(device),
+    info)``. Both give the same images, except for rounding.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32), transform=Augment(24, seed=1))
     >>> images, labels = next(iter(SuperLoader(dataset, SuperSampler(dataset, batch_size=4, shuffle=True))))
@@ -59,18 +59,20 @@ class Augment:
     (torch.Size([4, 3, 24, 24]), torch.float32)
 
     Args:
-        size: side, or (height, width), of the random resized crop in pixels; ``None``: no crop.
+        size: side, or (height, width), of the random resized crop in pixels, or ``None`` for no crop.
         scale: range of the crop's share of the area.
-        ratio: range of the crop's width to height.
+        ratio: range of the crop's aspect ratio, width to height.
         flip: probability of a horizontal flip.
-        brightness: factor from ``1 - brightness`` to ``1 + brightness``, or (low, high); 0: off.
-        contrast: the same.
-        saturation: the same.
-        hue: shift from ``-hue`` to ``hue``, at most 0.5, half the circle; or (low, high); 0: off.
-        mean: per channel, for pixels from 0 to 1, together with ``std``; ``None``: no normalisation.
-        std: per channel.
+        brightness: the factor is from ``1 - brightness`` to ``1 + brightness``, or from (low, high). 0 turns
+            it off.
+        contrast: the same for contrast.
+        saturation: the same for saturation.
+        hue: the shift is from ``-hue`` to ``hue``, at most 0.5, half the circle, or from (low, high). 0 turns
+            it off.
+        mean: mean per channel, for pixels from 0 to 1, together with ``std``; ``None`` for no normalisation.
+        std: standard deviation per channel.
         dtype: float32, bfloat16 or float16 (pixels from 0 to 1 unless normalised), or uint8.
-        seed: the augment seed; jobs may share it or not.
+        seed: the augmentation seed, which jobs may share.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -96,21 +98,21 @@ class Augment:
         self._scale = _pair("scale", scale, high=1.0)
         self._ratio = _pair("ratio", ratio, high=100.0)
         if not _are_numbers(flip) or not 0 <= flip <= 1:
-            raise ConfigError(f"flip is a probability from 0 to 1; not {flip!r}")
+            raise ConfigError(f"flip must be a probability from 0 to 1, not {flip!r}")
         self._flip = flip
         given = zip(JITTERS, (brightness, contrast, saturation, hue), strict=True)
         self._jitter = Jitter(tuple(_jitter_range(name, value) for name, value in given))
         self._moments = _moments(mean, std)
         if not isinstance(dtype, torch.dtype) or dtype not in _DTYPES:
-            raise ConfigError(f"dtype is one of {', '.join(map(str, _DTYPES))}; not {dtype!r}")
+            raise ConfigError(f"dtype must be one of {', '.join(map(str, _DTYPES))}, not {dtype!r}")
         if self._moments is not None and dtype == torch.uint8:
             raise ConfigError(
-                "images that are normalised by mean and std are no uint8: leave mean and std out, or name a "
-                "float"
+                "images normalised by mean and std cannot be uint8: leave out mean and std, or use a "
+                "floating-point dtype"
             )
         self._dtype = dtype
         if isinstance(seed, bool) or not isinstance(seed, int) or not -_INT64 <= seed < _INT64:
-            raise ConfigError(f"seed is a whole number of 64 bits with sign; not {seed!r}")
+            raise ConfigError(f"seed must be a signed 64-bit integer, not {seed!r}")
         self._seed = seed
 
     def __call__(self, images: Images, labels: Any, info: BatchInfo) -> tuple[torch.Tensor, Any]:
@@ -121,17 +123,17 @@ class Augment:
         """Return augmented images, on the device of ``images``.
 
         Args:
-            images: uint8 of shape (samples, channels, height, width), or, with ``size``, a list of
+            images: uint8 of shape (samples, channels, height, width) or, if ``size`` is set, a list of
                 (channels, height, width) of any heights and widths.
-            info: of the same batch.
+            info: the ``BatchInfo`` of the same batch.
 
         Returns:
-            ``dtype``, of shape (samples, channels, height, width), channels_last; on the CPU, in the memory
-            used to receive batches.
+            A tensor of ``dtype`` and shape (samples, channels, height, width), channels_last. On the CPU, it
+            is in the memory used to receive batches.
 
         Raises:
-            UsageError: the samples are not images, their sizes differ without a ``size``, their number of
-                channels does not fit ``mean`` or the colour jitter, or ``info`` is not theirs.
+            UsageError: the samples are not images, their sizes differ and ``size`` is not set, their number
+                of channels does not fit ``mean`` or the colour jitter, or ``info`` belongs to another batch.
         """
         channels, heights, widths = self._checked(images, info)
         size = self._size or (int(heights[0]), int(widths[0]))
@@ -209,7 +211,7 @@ class Augment:
             first = end
 
     def _deliver(self, planes: torch.Tensor, target: torch.Tensor) -> None:
-        """Scale, normalise or round images into (samples, height, width, channels)."""
+        """Scale, normalise or round images into ``target``, (samples, height, width, channels)."""
         if self._dtype == torch.uint8:
             planes.round_()
         else:
@@ -218,18 +220,18 @@ class Augment:
         target.copy_(planes.movedim(1, -1))
 
     def _affine(self, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return factors and offsets for 0-255 pixels, float32 of shape (channels,)."""
+        """Return factors and offsets for pixels from 0 to 255, float32 of shape (channels,)."""
         means, stds = self._moments or ((0.0,) * channels, (1.0,) * channels)
         factors = [1 / (_WHITE * std) for std in stds]
         return torch.tensor(factors), torch.tensor([-m / std for m, std in zip(means, stds, strict=True)])
 
     def _checked(self, images: Images, info: BatchInfo) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
-        """Check that images can be augmented; return channels, heights and widths."""
+        """Check that images can be augmented. Return their channels, heights and widths."""
         given: object = images
         if isinstance(given, dict):
             raise UsageError(
-                f"Augment moves images alone, and these samples are several arrays ({', '.join(given)}): "
-                "give SuperDataset a transform of one sample, which gets all of them"
+                f"Augment changes images only, but each sample has several arrays ({', '.join(given)}): "
+                "pass SuperDataset a transform for single samples, which receives all of them"
             )
         if isinstance(images, torch.Tensor):  # checks the batch once, not each sample
             shapes, dtypes = [tuple(images.shape[1:])] * len(images), {images.dtype}
@@ -238,27 +240,27 @@ class Augment:
         channels = {shape[0] if len(shape) == _NDIM - 1 else 0 for shape in shapes}
         if len(channels) != 1 or not channels <= _CHANNELS or dtypes != {torch.uint8}:
             raise UsageError(
-                "Augment takes images, uint8 of shape (samples, channels, height, width) with 1, 3 or 4 "
-                f"channels, as SuperDataset delivers them; not {_described(images)}"
+                "Augment needs images as SuperDataset delivers them, uint8 of shape (samples, channels, "
+                f"height, width) with 1, 3 or 4 channels, not {_described(images)}"
             )
         if any(0 in shape for shape in shapes):
-            raise UsageError(f"Augment takes images that have pixels; not {_described(images)}")
+            raise UsageError(f"Augment needs images that have pixels, not {_described(images)}")
         if self._size is None and len(set(shapes)) > 1:
             raise UsageError(
-                "these images differ in height or width, and an Augment without size does not change it: "
-                "give it a size, or the recipe a crop"
+                "these images differ in height or width, but an Augment without size does not resize them: "
+                "set its size, or add a crop to the recipe"
             )
         if not isinstance(info, BatchInfo) or len(info.sample_ids) != len(images) * ID_BYTES:
             given = (
-                f"that of {len(info.sample_ids) // ID_BYTES}" if isinstance(info, BatchInfo) else repr(info)
+                f"one for {len(info.sample_ids) // ID_BYTES}" if isinstance(info, BatchInfo) else repr(info)
             )
-            msg = f"{len(images)} images need the BatchInfo of the same batch (return_info=True); not {given}"
+            msg = f"{len(images)} images need the BatchInfo of the same batch (return_info=True), not {given}"
             raise UsageError(msg)
         number = int(channels.pop())
         if self._jitter and number != _RGB:
-            raise UsageError(f"colour jitter is for images of 3 channels; these have {number}")
+            raise UsageError(f"colour jitter needs images with 3 channels, but these have {number}")
         if self._moments and number != len(self._moments[0]):
-            msg = f"mean and std are of {len(self._moments[0])} channels; these images have {number}"
+            msg = f"mean and std have {len(self._moments[0])} channels, but these images have {number}"
             raise UsageError(msg)
         heights, widths = np.array([shape[1:] for shape in shapes], dtype=np.int64).T
         return number, heights, widths
@@ -285,7 +287,7 @@ def _sides(value: Any) -> tuple[int, int] | None:
     whole = all(isinstance(side, int) and not isinstance(side, bool) for side in given)
     if len(given) != _PAIR or not whole or not all(1 <= side <= _MAX_SIDE for side in given):
         raise ConfigError(
-            f"size is a side or (height, width), whole pixels from 1 to {_MAX_SIDE}; not {value!r}"
+            f"size must be a side or (height, width) in whole pixels from 1 to {_MAX_SIDE}, not {value!r}"
         )
     return given
 
@@ -293,12 +295,14 @@ def _sides(value: Any) -> tuple[int, int] | None:
 def _pair(name: str, value: Any, *, high: float) -> tuple[float, float]:
     span = tuple(value) if isinstance(value, (list, tuple)) else ()
     if len(span) != _PAIR or not _are_numbers(*span) or not 0 < span[0] <= span[1] <= high:
-        raise ConfigError(f"{name} is a pair (low, high) with 0 < low <= high <= {high:g}; not {value!r}")
+        raise ConfigError(
+            f"{name} must be a pair (low, high) with 0 < low <= high <= {high:g}, not {value!r}"
+        )
     return span
 
 
 def _jitter_range(name: str, value: Any) -> tuple[float, float] | None:
-    """Return the range of a colour factor as in ColorJitter; ``None``: no change."""
+    """Return the range of a colour factor as in ColorJitter, or ``None`` for no change."""
     centre, low, high = (0.0, -0.5, 0.5) if name == "hue" else (1.0, 0.0, math.inf)
     span: tuple[float, ...] = tuple(value) if isinstance(value, (list, tuple)) else ()
     if _are_numbers(value) and value >= 0:
@@ -306,7 +310,7 @@ def _jitter_range(name: str, value: Any) -> tuple[float, float] | None:
     if len(span) != _PAIR or not _are_numbers(*span) or not low <= span[0] <= span[1] <= high:
         numbers = "from 0 to 0.5" if name == "hue" else "not below 0"
         limits = f"with {low:g} <= low <= high" + (f" <= {high:g}" if math.isfinite(high) else "")
-        raise ConfigError(f"{name} is a number {numbers}, or a pair (low, high) {limits}; not {value!r}")
+        raise ConfigError(f"{name} must be a number {numbers} or a pair (low, high) {limits}, not {value!r}")
     return None if span == (centre, centre) else (span[0], span[1])
 
 
@@ -317,7 +321,7 @@ def _moments(mean: Any, std: Any) -> tuple[tuple[float, ...], tuple[float, ...]]
     means, stds = (tuple(value) if isinstance(value, (list, tuple)) else () for value in (mean, std))
     if not means or len(means) != len(stds) or not _are_numbers(*means, *stds) or min(stds) <= 0:
         raise ConfigError(
-            "mean and std go together: one number for each channel, for pixels from 0 to 1, each std above "
-            f"0; not mean={mean!r}, std={std!r}"
+            "mean and std must be given together, with one number per channel for pixels from 0 to 1 and "
+            f"each std above 0, not mean={mean!r}, std={std!r}"
         )
     return means, stds

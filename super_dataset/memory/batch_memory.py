@@ -28,12 +28,12 @@ _ALIGNMENT = 64  # bytes; a multiple of every dtype's size
 
 
 class Memory(Protocol):
-    """An allocator for batches; if ``shared`` with other processes, a single block is best."""
+    """An allocator for batches. If ``shared`` with other processes, a single block is best."""
 
     shared: bool
 
     def take(self, size: int) -> torch.Tensor:
-        """Return uninitialised uint8 memory of shape (size,), owned by its users."""
+        """Return uninitialised uint8 memory of shape (size,), which its users own."""
 
 
 class PinnedMemory:
@@ -42,12 +42,12 @@ class PinnedMemory:
     shared = False
 
     def take(self, size: int) -> torch.Tensor:
-        """See :class:`Memory`; torch raises ``RuntimeError`` if there is no accelerator."""
+        """See :class:`Memory`. Torch raises ``RuntimeError`` if there is no accelerator."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
 class RecycledMemory:
-    """Memory that is reused once unreferenced, up to ``idle_blocks``. Thread-safe."""
+    """Memory that is reused once it is unreferenced, up to ``idle_blocks``. Thread-safe."""
 
     shared = False
 
@@ -84,7 +84,7 @@ _chosen = threading.local()
 
 
 def memory_here() -> Memory:
-    """Return this thread's memory: as set, else shared in a worker, else recycled."""
+    """Return this thread's memory. By default, it is shared in a worker and recycled elsewhere."""
     chosen: Memory | None = getattr(_chosen, "memory", None)
     if chosen is not None:
         return chosen
@@ -93,7 +93,7 @@ def memory_here() -> Memory:
 
 @contextmanager
 def receiving_into(memory: Memory, *, finished_elsewhere: bool = False) -> Iterator[None]:
-    """Receive this thread's batches into ``memory``; they may be handed on ``Unfinished``."""
+    """Receive this thread's batches into ``memory``. They may be passed on as ``Unfinished``."""
     before = getattr(_chosen, "memory", None), finished_elsewhere_here()
     _chosen.memory, _chosen.elsewhere = memory, finished_elsewhere
     try:
@@ -103,12 +103,12 @@ def receiving_into(memory: Memory, *, finished_elsewhere: bool = False) -> Itera
 
 
 def finished_elsewhere_here() -> bool:
-    """Return this thread's ``finished_elsewhere`` of :func:`receiving_into`."""
+    """Return this thread's ``finished_elsewhere``, as set by :func:`receiving_into`."""
     return bool(getattr(_chosen, "elsewhere", False))
 
 
 def empty_batch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a tensor to be filled; on the CPU in the memory for receiving batches."""
+    """Return a tensor to be filled. On the CPU, it is in the memory for receiving batches."""
     if device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
     flat = memory_here().take(math.prod(shape) * dtype.itemsize)
@@ -116,7 +116,7 @@ def empty_batch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 
 
 def in_one_block(tensors: Sequence[torch.Tensor], memory: Memory) -> list[torch.Tensor]:
-    """Return the tensors; in shared memory as copies in one block."""
+    """Return the tensors, or copies of them in one block if the memory is shared."""
     if not memory.shared:
         return list(tensors)
     # Each block costs a file descriptor.
@@ -136,7 +136,7 @@ def cut_up(memory: Memory, sizes: Sequence[int]) -> list[torch.Tensor]:
 
 
 class Unfinished(NamedTuple):
-    """A batch in transit; at its destination ``finish`` makes it the loader's item."""
+    """A batch in transit. At its destination, ``finish`` turns it into the loader's item."""
 
     images: torch.Tensor
     finish: Callable[[torch.Tensor], torch.Tensor]
@@ -164,7 +164,7 @@ class Mover:
 
 
 def mover_to(device: torch.device | str | int | None) -> Mover:
-    """Return the mover for a device; ``ConfigError`` if there is none."""
+    """Return the mover for a device. Raises ``ConfigError`` if the device is not available."""
     if device is None:
         return Mover()
     try:
@@ -176,7 +176,7 @@ def mover_to(device: torch.device | str | int | None) -> Mover:
         # torch.device accepts names of devices that this machine lacks; an allocation does not.
         torch.empty(0, device=target)
     except (RuntimeError, AssertionError, TypeError) as error:
-        raise ConfigError(f"device={device!r} is not to be had: {error}") from error
+        raise ConfigError(f"device={device!r} is not available: {error}") from error
     return _Copy(target)
 
 
@@ -243,7 +243,7 @@ class _CudaStream(Mover):
 
 
 def map_tensors(item: Any, change: Callable[[torch.Tensor], torch.Tensor], *, finish: bool = True) -> Any:
-    """Return ``item`` with every tensor changed, also in tuples, lists and mappings."""
+    """Return ``item`` with every tensor changed, including those in tuples, lists and mappings."""
     if isinstance(item, torch.Tensor):
         return change(item)
     if isinstance(item, Unfinished) and finish:
@@ -257,7 +257,7 @@ def map_tensors(item: Any, change: Callable[[torch.Tensor], torch.Tensor], *, fi
 
 
 def as_type_of(item: Any, changed: Any) -> Any:
-    """Return ``changed`` in the type of ``item``, or as it is if that cannot be."""
+    """Return ``changed`` converted to the type of ``item``, or unchanged if that is impossible."""
     # A named tuple takes its fields one by one.
     if hasattr(item, "_fields"):
         return type(item)(*changed)

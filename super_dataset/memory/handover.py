@@ -1,8 +1,8 @@
 """Transfer of batches from a DataLoader worker to the trainer, in reusable memory that both map.
 
-A worker owns a few blocks, files in memory. A message names one; the trainer opens it under
-``/proc/<worker>/fd``, maps it, and marks it free when the last tensor in it is gone. If blocks run
-short, or the system lacks such files, torch's own method is used.
+A worker owns a few blocks, which are files in memory. A message refers to one; the trainer opens it under
+``/proc/<worker>/fd``, maps it, and marks it free when the last tensor in it is gone. If there are too few
+blocks, or the system lacks such files, torch's own method is used.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ os.register_at_fork(before=_count_fork, after_in_parent=_count_fork)
 
 
 class Block:
-    """A file in memory: ``size`` bytes, in whole pages, plus the trailer. May raise ``OSError``."""
+    """A file in memory of ``size`` bytes, in whole pages, plus the trailer. May raise ``OSError``."""
 
     def __init__(self, size: int) -> None:
         self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -86,13 +86,13 @@ class Block:
 
     @property
     def free(self) -> bool:
-        """Return whether its contents are unused, here and elsewhere."""
+        """Return whether the contents of the block are unused, here and elsewhere."""
         # In this order: messages are made while the array lives, so then flags only fall.
         return self._returned() and not self._flags.any()
 
     @property
     def retired(self) -> bool:
-        """Return whether only a fork may still use it, which could read it at any time."""
+        """Return whether only a fork, which could read the block at any time, may still use it."""
         if not self._returned():
             return False
         forked_here = self._lent is not None and self._lent_forks != _forks
@@ -102,13 +102,13 @@ class Block:
         return (forked_here or bool((self._flags == _RETIRED).any())) and not live.any()
 
     def lend(self, size: int) -> torch.Tensor:
-        """Return its first ``size`` bytes."""
+        """Return the first ``size`` bytes of the block."""
         lent = np.frombuffer(self._bytes.data, dtype=np.uint8, count=size)
         self._lent, self._lent_forks = weakref.ref(lent), _forks
         return torch.from_numpy(lent)
 
     def send(self) -> int | None:
-        """Raise a flag for one more tensor; ``None`` if too many are under way."""
+        """Set and return a flag for one more tensor, or ``None`` if too many are in transit."""
         flag = int(self._flags.argmin())
         if self._flags[flag] != _FREE:
             return None
@@ -116,7 +116,7 @@ class Block:
         return flag
 
     def close(self) -> None:
-        """Close the file; processes that map it keep it."""
+        """Close the file. Processes that map it keep it."""
         os.close(self.fd)
 
     def _returned(self) -> bool:
@@ -124,7 +124,7 @@ class Block:
 
 
 def files_can_be_opened() -> bool:
-    """Return whether memory files exist here that the trainer can open by number."""
+    """Return whether this system has memory files that the trainer can open by number."""
     if sys.platform != "linux":
         return False
     try:
@@ -144,7 +144,7 @@ def files_can_be_opened() -> bool:
 
 
 def file_path(pid: int, fd: int) -> str:
-    """Return the path by which other processes open a file that this one holds open."""
+    """Return the path by which other processes can open a file that this process has open."""
     return f"/proc/{pid}/fd/{fd}"
 
 
@@ -156,7 +156,7 @@ def open_file() -> int:
 
 
 def shared_bytes(size: int) -> torch.Tensor:
-    """Return uint8 memory of shape (size,) that others can map, as torch allocates it."""
+    """Return uint8 memory of shape (size,) that other processes can map, allocated as torch does."""
     new_shared: Callable[[int], torch.UntypedStorage] = torch.UntypedStorage._new_shared  # noqa: SLF001 # no public name
     memory = torch.empty(0, dtype=torch.uint8)
     memory.set_(new_shared(max(size, 1)), 0, (size,), (1,))
@@ -172,7 +172,7 @@ def send_by_value(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class WorkerMemory:
-    """The blocks of a worker, created in the process that first takes one. Thread-safe."""
+    """The blocks of a worker, which belong to the process that first takes one. Thread-safe."""
 
     shared = True
 
@@ -183,7 +183,7 @@ class WorkerMemory:
         self._usable = True
 
     def take(self, size: int) -> torch.Tensor:
-        """Return uint8 memory of shape (size,), in a free block, else torch's."""
+        """Return uint8 memory of shape (size,), in a free block if there is one, else torch's."""
         if self._pid != os.getpid():  # in a fork, blocks are not ours
             self._lock, self._pid, self._blocks = threading.Lock(), os.getpid(), []
             self._usable = files_can_be_opened()
@@ -265,7 +265,7 @@ def _rebuild(place: _Place, layout: tuple[Any, ...]) -> torch.Tensor:
     memory = _open(pid, fd, token, size)
     flags = np.frombuffer(memory, dtype=np.uint8, offset=size + _TOKEN_BYTES, count=_FLAGS)
     if flags[flag] != _UNDER_WAY:
-        msg = f"a batch of DataLoader worker {pid} was received twice: a message can be unpickled once"
+        msg = f"a batch of DataLoader worker {pid} was received twice: unpickle each message only once"
         raise SuperError(msg)
     flags[flag] = _HELD
     array = np.frombuffer(memory, dtype=np.uint8, count=size)
@@ -303,8 +303,8 @@ def _open(pid: int, fd: int, token: bytes, size: int) -> mmap.mmap:
             if worker.pid == pid:
                 worker.join(_DYING_S)
     raise SuperError(
-        f"a batch of DataLoader worker {pid} cannot be had any more: the worker ended before its batch was "
-        f"received, or its memory may not be opened{reason}"
+        f"a batch of DataLoader worker {pid} is no longer available: the worker exited before its batch was "
+        f"received, or its memory cannot be opened{reason}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Bad samples that readers met, each named once and counted."""
+"""Bad samples that readers found. Each is logged once and counted."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ LEAVES_OUT: ContextVar[bool] = ContextVar("LEAVES_OUT", default=False)
 class BatchLeftOut(Exception):  # noqa: N818 # no error: the loader catches it and goes on
     """All samples of the batch are bad, and the policy is to leave them out.
 
-    The cause of an epoch's first one is to be raised if the whole epoch is left out.
+    The cause of the first one in an epoch is raised if the whole epoch is left out.
     """
 
 
 class BadSample(NamedTuple):
     """A sample that could not be produced, and how readers handled it.
 
-    ``handled`` is ``skipped``, ``replaced``, ``batch left out`` or ``batch filled``; ``times`` counts how
-    often readers of this process and its workers met it.
+    ``handled`` is ``skipped``, ``replaced``, ``batch left out`` or ``batch filled``. ``times`` is the number
+    of times that readers of this process and its workers found it.
     """
 
     # As in a BatchInfo, including the member of an archive.
@@ -70,7 +70,7 @@ class BadSamples:
         return _in_worker, (self.pid, self._file, _identity(self._file), self._source)
 
     def add(self, ref: BatchRef, bad: Mapping[int, str], handled: str) -> None:
-        """Record a batch's bad samples, by offset with the reason, and their handling."""
+        """Record the bad samples of a batch, as offsets and reasons, and how they were handled."""
         entries = [(ref.name_of(at), reason[:_REASON_MAX], handled) for at, reason in sorted(bad.items())]
         if os.getpid() == self.pid:
             self._note(entries)
@@ -80,13 +80,13 @@ class BadSamples:
             os.write(self._file, lines.encode())
 
     def listed(self) -> tuple[BadSample, ...]:
-        """Return all distinct ones so far, in the order of their first occurrence."""
+        """Return all distinct bad samples so far, in the order of their first occurrence."""
         self.hear()
         with self._lock:
             return tuple(self._listed.values())
 
     def hear(self) -> None:
-        """Read what workers have sent; takes a microsecond if there is nothing."""
+        """Read what workers have sent, which takes a microsecond if there is nothing."""
         if os.getpid() != self.pid or not os.fstat(self._file).st_size:
             return
         with self._lock, _locked(self._file):
@@ -95,14 +95,14 @@ class BadSamples:
         self._note(json.loads(line) for line in sent.splitlines())
 
     def close(self) -> None:
-        """Log all of them once more, at the end of the dataset or its process."""
+        """Log a summary of all bad samples, at the end of the dataset or its process."""
         if os.getpid() == self.pid:
             self.hear()
             if self._listed:
                 keys = [shown(key) for key in [*self._listed][:_NAMED_MAX]]
                 more = len(self._listed) + self._unlisted - len(keys)
                 _LOG.warning(
-                    "%s of %s could not be produced, and readers did without them %s: %s%s",
+                    "%s of %s could not be produced and had to be skipped or replaced %s: %s%s",
                     counted(len(self._listed) + self._unlisted, "sample"),
                     shown(self._source),
                     counted(self._times, "time"),
@@ -125,10 +125,10 @@ class BadSamples:
 
     def _name(self, sample: BadSample, number: int) -> None:
         if number <= _NAMED_MAX:
-            words = "a bad sample of %s (%s): %s (%s)"
+            words = "bad sample in %s (%s): %s (%s)"
             _LOG.warning(words, shown(self._source), sample.handled, shown(sample.key), shown(sample.reason))
         elif number.bit_count() == 1:  # log at each doubling
-            words = "%d bad samples of %s by now; bad_samples of dataset, loader and sampler lists them"
+            words = "%d bad samples in %s so far; see bad_samples of the dataset, loader or sampler"
             _LOG.warning(words, number, shown(self._source))
 
 
@@ -138,7 +138,7 @@ def _identity(file: int) -> tuple[int, int]:
 
 
 def _in_worker(pid: int, file: int, identity: tuple[int, int], source: str) -> BadSamples:
-    """Unpickle a list, which sends to the original, or is new if that is gone."""
+    """Unpickle a list, which sends to the original or, if that is gone, is a new one."""
     copy = BadSamples(source)
     if pid == os.getpid():
         return copy

@@ -1,4 +1,4 @@
-"""One batch while it is read, the checks of its records, its report, and the errors that name it."""
+"""One batch while it is read, the checks of its records, its report and its errors."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ Other: TypeAlias = Tombstone | Pointer | RecordError
 _RECORD, _NIL = int(ReplyKind.RECORD), int(ReplyKind.NIL)
 _LISTED_IN_ERRORS = 3
 _OF_CHANGED = (
-    "They were written again since they were listed: make a new sampler, which lists them; of shards, run "
-    "superdl index again"
+    "They have been rewritten since they were listed: create a new sampler, which lists them again. For "
+    "shards, run superdl index again"
 )
-_REMEDY = 'Mend or remove these objects, or pass on_bad_sample="skip" or "replace" to SuperDataset'
+_REMEDY = 'Repair or remove these objects, or pass on_bad_sample="skip" or "replace" to SuperDataset'
 _REASON_CHARACTERS = 600  # a step's exception may repeat its whole input
 
 # The bytes of a header that samples of one layout share: magic to payload length, and shape.
@@ -114,7 +114,7 @@ class Batch:
         return self.buffer.size - self.straight - len(self.not_hit.union(self.missing))
 
     def sort_straight(self, came: list[int]) -> dict[int, str]:
-        """Check records from packs; return failures with reasons, still to be requested."""
+        """Check records from packs. Return those that failed, with reasons; they must be requested again."""
         buffer = self.buffer
         spoilt = {
             offset: str(other)
@@ -133,12 +133,14 @@ class Batch:
         return spoilt
 
     def sort_pointed(self, came: list[int], failed: dict[int, str]) -> dict[int, str]:
-        """Check records read by pointers; the coordinator must produce those that fail."""
+        """Check records that were read by pointers. The coordinator must produce those that fail."""
         for offset in self.pointers.keys() - came:
             self.buffer.take_back(offset)
         failed |= self.sort_straight(came)
         pointers = self.pointers
-        notes = {at: f"the cache has a pointer into {pointers[at].pack}: {why}" for at, why in failed.items()}
+        notes = {
+            at: f"the cache points to a record in {pointers[at].pack}: {why}" for at, why in failed.items()
+        }
         self.corrupt |= notes
         self.not_hit.update(notes)
         self.pointers = {}
@@ -148,7 +150,7 @@ class Batch:
         """Sort the missing samples by the result of the last attempt.
 
         Raises:
-            CacheError: the cache refused.
+            CacheError: the cache refused a request.
             SpendingCapError: a sample would have to be produced, which the spending cap forbids.
         """
         requested, buffer = self.missing, self.buffer
@@ -183,7 +185,7 @@ class Batch:
         # No GET gets such a reply: something was corrupted or out of step.
         is_astray = text.startswith("ERR ") and not (is_passing(text) or wants_credentials(text))
         if text.startswith("WRONGTYPE"):
-            self.corrupt[offset] = f"the cache holds something else than a record there: {text}"
+            self.corrupt[offset] = f"the cache contains something other than a record there: {text}"
         elif is_passing(text) or is_astray:
             self.trouble = CacheError(f"the cache at {self.ref.cache} answered: {text}")
             self.astray = text if is_astray else self.astray
@@ -191,7 +193,7 @@ class Batch:
             raise refusal(self.ref.cache, text)
 
     def report(self, *, done: bool) -> ReadReport:
-        """Return the report; only samples reported absent are misses."""
+        """Return the report. Only samples that are reported absent are misses."""
         ref = self.ref
         return ReadReport(
             rank=ref.rank,
@@ -211,7 +213,7 @@ class Batch:
         )
 
     def timeout_error(self, waited_s: float, of_source: str = "") -> CacheError | ReadTimeoutError:
-        """Return the error of a timeout; ``of_source``: why its source has no samples."""
+        """Return the error for a timeout. ``of_source`` is the reason why the source has no samples."""
         ref, missing = self.ref, self.missing
         text = (
             f"{batch_name(ref)}: {len(missing)} of {len(ref)} samples are still missing after "
@@ -222,21 +224,21 @@ class Batch:
         elif self.corrupt:
             reasons = _listed(sorted(set(self.corrupt.values())))
             text += (
-                f"The cache at {ref.cache} holds corrupt records: {reasons}. Do trainer and functions have "
-                "one version of SUPER, and does nobody else write to this cache?"
+                f"The cache at {ref.cache} contains corrupt records: {reasons}. Do the trainer and the "
+                "functions use the same version of SUPER, and does nothing else write to this cache?"
             )
         elif of_source:
-            text += f"Their source does not give them: {of_source}. A longer read_timeout waits longer"
+            text += f"The source does not provide them: {of_source}. Raise read_timeout to wait longer"
         elif self.out_of_memory:
             text += (
-                f"The cache at {ref.cache} is out of memory: it refuses to write (OOM). Raise its maxmemory, "
-                "or empty it of what others have put there; superdl stats says how much is for records"
+                f"The cache at {ref.cache} is out of memory and refuses to write (OOM). Raise its maxmemory, "
+                "or remove what others have stored there; superdl stats shows how much is for records"
             )
         else:
             text += (
-                f"The cache at {ref.cache} answers but does not hold them. Is the coordinator running? Are "
-                "its functions slower than the trainer (superdl stats), or is the cache too small for the "
-                "batches in flight? A longer read_timeout waits longer"
+                f"The cache at {ref.cache} answers but does not contain them. Is the coordinator running? "
+                "Are its functions slower than the trainer (superdl stats), or is the cache too small for "
+                "the batches in flight? Raise read_timeout to wait longer"
             )
         if isinstance(self.trouble, CacheUnreachableError):
             return CacheUnreachableError(text)
@@ -250,7 +252,7 @@ def batch_name(ref: BatchRef) -> str:
 
 
 def bad_sample_error(ref: BatchRef, bad: Mapping[int, str], remedy: str = "") -> BadSampleError:
-    """Return the error that names the batch, the bad samples' keys and the reasons."""
+    """Return the error with the batch, the keys of its bad samples and the reasons."""
     remedy = remedy or (_OF_CHANGED if all(CHANGED_SINCE in reason for reason in bad.values()) else _REMEDY)
     named = _listed(f"{ref.name_of(offset)} ({bad[offset]})" for offset in sorted(bad))
     return BadSampleError(
@@ -265,16 +267,16 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def layout_columns(raw_headers: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the bytes of headers, uint8 (n, 64), that tell dtype and shape."""
+    """Return the bytes of headers, uint8 (n, 64), that contain dtype and shape."""
     return raw_headers[:, _LAYOUT]
 
 
 def check_records(
     buffer: BatchBuffer, sample_ids: bytes, offsets: Sequence[int], seen: SeenRecords | None
 ) -> dict[int, Other]:
-    """Return what came for ``offsets`` in place of good records, by offset; all others are good.
+    """Return what was received for ``offsets`` instead of good records, by offset. All others are good.
 
-    ``sample_ids`` are of the whole batch. Without ``seen``, all payloads are hashed.
+    ``sample_ids`` are those of the whole batch. Without ``seen``, all payloads are hashed.
     """
     if not offsets:
         return {}

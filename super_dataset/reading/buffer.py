@@ -53,7 +53,7 @@ _NONE, _RECORD = int(ReplyKind.NONE), int(ReplyKind.RECORD)
 
 
 class Incoming(NamedTuple):
-    """A record being received. One shorter than a header is all payload."""
+    """A record being received. If it is shorter than a header, all of it is payload."""
 
     offset: int
     header: bytes
@@ -64,15 +64,16 @@ class Incoming(NamedTuple):
 class BatchBuffer:
     """Memory for the records of ``size`` samples.
 
-    ``replies`` holds a :class:`ReplyKind` for each sample, ``headers`` the records' headers (zeroed for a
-    shorter record), ``raw_headers`` the same as uint8 (size, 64), ``record_bytes`` whole lengths as framed.
+    ``replies`` contains a :class:`ReplyKind` for each sample, ``headers`` the headers of the records (zeros
+    for a shorter record), ``raw_headers`` the same as uint8 (size, 64), and ``record_bytes`` the full lengths
+    as framed.
 
     Args:
         size: number of samples.
-        memory: allocates the block.
-        uniform: expect records of one size; otherwise every payload gets separate memory.
-        expected_bytes: the length of their payloads; a record of another length then creates no block.
-            If unknown, a block has at most 64 MiB.
+        memory: the allocator for the block.
+        uniform: whether to expect records of one size. Otherwise every payload gets separate memory.
+        expected_bytes: the length of their payloads. A record of another length then creates no block. If
+            it is unknown, a block may take at most 64 MiB.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class BatchBuffer:
         return self.slots[start : start + self.item_bytes]
 
     def place(self, offset: int, header: bytes, payload_bytes: int) -> Incoming:
-        """Return the place for a record's payload; the first valid one sets the slots' size."""
+        """Return the place for a record's payload. The first valid record sets the size of the slots."""
         if payload_bytes and payload_bytes != self.item_bytes and self._uniform and self.block is None:
             self._allocate_for(header, payload_bytes)
         if header and payload_bytes == self.item_bytes:
@@ -137,7 +138,7 @@ class BatchBuffer:
     def note_records(
         self, offsets: Sequence[int], headers: NDArray[np.uint8], digests: Mapping[int, int]
     ) -> None:
-        """Store records that have filled their slots; ``headers`` are uint8 (offsets, 64)."""
+        """Store records that have filled their slots. ``headers`` is uint8 (offsets, 64)."""
         self.raw_headers[offsets] = headers
         self.record_bytes[offsets] = HEADER_BYTES + self.item_bytes
         for offset in offsets if self.own else ():
@@ -148,7 +149,7 @@ class BatchBuffer:
         self.replies[offsets] = _RECORD
 
     def take_back(self, offset: int) -> None:
-        """Drop the sample's record, which is not good, so that another one is requested."""
+        """Drop the sample's bad record, so that another one is requested."""
         self.replies[offset] = _NONE
         self.own.pop(offset, None)
         self.digests.pop(offset, None)
@@ -168,7 +169,7 @@ class BatchBuffer:
 
 
 class SeenRecords:
-    """A direct-mapped table, at most 8 MiB, of records that were hashed. Thread-safe."""
+    """A direct-mapped table of records that were hashed, at most 8 MiB. Thread-safe."""
 
     def __init__(self) -> None:
         self._pid = 0
@@ -176,7 +177,7 @@ class SeenRecords:
         self._entries: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
 
     def to_hash(self, sample_ids: bytes, epoch: int) -> NDArray[np.bool_]:
-        """Return which payloads to hash, shape (samples,): new ones, and those due."""
+        """Return which payloads to hash, with shape (samples,): new ones, and those that are due."""
         if self._pid != os.getpid():  # a fork has not read what its parent has
             self._entries = np.zeros(_SLOTS, dtype=np.uint64)
             self._pid = os.getpid()  # set last, because other threads check it
@@ -188,7 +189,7 @@ class SeenRecords:
         return chosen
 
     def unlike(self, sample_ids: bytes, buffer: BatchBuffer, offsets: NDArray[np.intp]) -> list[int]:
-        """Return those of ``offsets`` whose record differs from the one hashed before."""
+        """Return the ``offsets`` whose record differs from the one that was hashed before."""
         slots, upper = _slots_of(sample_ids)
         differs = self._entries[slots[offsets]] != upper[offsets] | _times(buffer, offsets)
         changed: list[int] = offsets[differs].tolist()
@@ -207,7 +208,7 @@ def _slots_of(sample_ids: bytes) -> tuple[NDArray[np.intp], NDArray[np.uint64]]:
 
 
 def _times(buffer: BatchBuffer, offsets: NDArray[np.intp]) -> NDArray[np.uint64]:
-    """Return a value that identifies a production of a sample; 0 marks an empty slot."""
+    """Return a value that identifies one production of a sample. 0 marks an empty slot."""
     headers = buffer.headers[offsets]
     mixed = headers["fetch_us"].astype(np.uint64) * np.uint64(0x9E3779B1) + headers["decode_us"]
     times: NDArray[np.uint64] = (mixed & _LOWER) | np.uint64(1)

@@ -1,4 +1,4 @@
-"""A reading thread's link to its cache, which asks all nodes at once."""
+"""A reading thread's link to its cache, which queries all nodes at once."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _MOST_OWED = 32
 
 
 class CacheLink:
-    """Connections to one node, or to a cluster's, and what is known about the records there.
+    """Connections to one node, or to all nodes of a cluster, and what is known about the records there.
 
-    It makes one attempt for each request: samples lost with a node are left to the next attempt, which
-    begins with a fresh slot map. ``open_nodes`` is :class:`NodeConnections`, except in tests.
+    It makes one attempt per request. Samples lost with a node are left to the next attempt, which begins with
+    a new slot map. ``open_nodes`` is :class:`NodeConnections`, except in tests.
     """
 
     def __init__(
@@ -67,9 +67,10 @@ class CacheLink:
         return self._nodes is not None and self._nodes.connected
 
     def connect(self, cache: str, timeout_s: float) -> NodeConnections:
-        """Return the nodes of the cache at this address, a single one or any of a cluster.
+        """Return the nodes of the cache at this address, which is a single node or any node of a cluster.
 
-        ``CacheUnreachableError``: no answer in time; ``CacheError``: refused; ``ConfigError``: TLS files.
+        Raises ``CacheUnreachableError`` if there is no answer in time, ``CacheError`` if the cache refuses,
+        and ``ConfigError`` if TLS files are invalid.
         """
         if self._cache != cache:
             self.drop()
@@ -95,7 +96,7 @@ class CacheLink:
             self.uniform = alike or len(buffer.own) <= len(sizes) // 2
 
     def gather(self, batch: Batch, offsets: Sequence[int]) -> CacheUnreachableError | None:
-        """Request samples (ascending) once; return the error that kept some from coming."""
+        """Request samples (ascending) once. Return the error that kept some of them from arriving."""
         left_s = batch.deadline_s - batch.clock()
         try:
             nodes = self.connect(batch.ref.cache, left_s)
@@ -162,7 +163,7 @@ def _gather(
             return trouble
     count = sum(map(len, groups.values()))
     return CacheUnreachableError(
-        f"the cluster at {nodes.address} sent us from node to node {MAX_ROUNDS} times for {count} samples: "
+        f"the cluster at {nodes.address} redirected this reader {MAX_ROUNDS} times for {count} samples: "
         "its slots are being moved"
     )
 
@@ -219,7 +220,7 @@ def _ask(
 
 
 def _receive(receivers: Mapping[Node, Receiver], batch: Batch) -> dict[Node, CacheUnreachableError]:
-    """Receive from several nodes at once; return the errors of those that failed."""
+    """Receive from several nodes at once. Return the errors of those that failed."""
     failed: dict[Node, CacheUnreachableError] = {}
     active = dict(receivers)
     # One blocking receive is cheaper than a poll plus a receive.
@@ -242,7 +243,7 @@ def _receive(receivers: Mapping[Node, Receiver], batch: Batch) -> dict[Node, Cac
                 poll.unregister(receiver.connection)
         if active and (not ready or batch.clock() > batch.deadline_s):
             for node, receiver in active.items():
-                text = f"the cache at {receiver.connection.address} sends too slowly"
+                text = f"the cache at {receiver.connection.address} is sending too slowly"
                 failed[node] = CacheUnreachableError(text)
             break
     return failed
@@ -261,7 +262,7 @@ def _ready(active: Mapping[Node, Receiver], poll: select.poll, batch: Batch) -> 
 def _redirected(
     nodes: NodeConnections, buffer: BatchBuffer, groups: Mapping[Node, Sequence[int]]
 ) -> tuple[Mapping[Node, Sequence[int]], set[int]]:
-    """Return the new nodes of redirected samples, and those that need an ``ASK``."""
+    """Return redirected samples by their new node, and those that need an ``ASK``."""
     redirected: dict[Node, list[int]] = {}
     asking: set[int] = set()
     if not buffer.errors or nodes.slots is None:

@@ -1,4 +1,4 @@
-"""Delivery of a batch that was read: samples as tensors, with their info."""
+"""Delivery of a batch that was read, with samples as tensors and their info."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _IMAGE_NDIM = 3
 def delivered_order(
     ref: BatchRef, bad: Mapping[int, str], policy: OnBadSample, padding: Padding = "keep"
 ) -> list[int] | None:
-    """Return the offsets to deliver, in order; ``None``: all, as planned; empty: all are bad.
+    """Return the offsets to deliver, in order, or ``None`` for all of them as planned.
 
-    ``skip`` leaves out bad samples; ``replace`` repeats the next good sample of the batch, cyclically;
-    ``raise`` raises ``BadSampleError``.
+    The list is empty if all samples are bad. ``skip`` leaves out bad samples, ``replace`` repeats the next
+    good sample of the batch, cyclically, and ``raise`` raises ``BadSampleError``.
     """
     offsets = list(range(len(ref)))
     if padding == "skip" and ref.padding:
@@ -60,18 +60,18 @@ def delivered_order(
 
 
 def check_label_dtype(name: str) -> None:
-    """Raise ``ConfigError`` for a label dtype that no tensor can have."""
+    """Raise ``ConfigError`` for a label dtype that tensors do not support."""
     try:
         for field in label_fields_of(name).values():
             torch.from_numpy(np.empty(0, dtype=field.dtype.base))
     except TypeError as error:
-        raise ConfigError(f"labels of dtype {name!r} cannot be a tensor: {error}") from error
+        raise ConfigError(f"labels of dtype {name!r} cannot be converted to a tensor: {error}") from error
 
 
 def label_tensor(labels: Labels, order: Sequence[int] | None) -> SampleTensors:
-    """Return a copy of labels as a tensor of shape (samples, ...); with ``order``, only those.
+    """Return a copy of labels, or of those at ``order``, as a tensor of shape (samples, ...).
 
-    Lists of varying length give a list of tensors, named fields a dict of these.
+    Lists of varying length become a list of tensors, and named fields a dict of these.
     """
     places = np.arange(len(labels)) if order is None else np.asarray(order, dtype=np.intp)
     chosen = labels[places]
@@ -90,10 +90,10 @@ def _column_tensors(labels: RaggedLabels, name: str) -> _Tensors:
 
 
 def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> SampleTensors:
-    """Return the batch's samples, which are all good; with ``order``, only those, as a copy.
+    """Return the batch's samples, which are all good, or a copy of those at ``order``.
 
-    Records that agree in dtype and shape are stacked; others come as a list of tensors. Named arrays are a
-    dict of these, always a copy; ``UsageError`` if samples have different names.
+    Records with the same dtype and shape are stacked; others become a list of tensors. Named arrays become a
+    dict of these, always a copy. Raises ``UsageError`` if samples have different names.
     """
     chosen = range(buffer.size) if order is None else order
     kinds = buffer.headers["kind"][list(chosen)]
@@ -139,8 +139,8 @@ def _field_tensors(buffer: BatchBuffer, chosen: Sequence[int]) -> dict[str, _Ten
     samples = [_places_in(buffer, offset) for offset in chosen]
     if len(names := {tuple(places) for places in samples}) > 1:
         raise UsageError(
-            "a recipe gives the same fields for each sample; in this batch some have "
-            + ", others ".join("(" + (", ".join(keys) or "one array without a name") + ")" for keys in names)
+            "a recipe must produce the same fields for each sample, but in this batch some have "
+            + ", others ".join("(" + (", ".join(keys) or "one unnamed array") + ")" for keys in names)
         )
     # All fields lie in one block, which a worker sends as one, name by name.
     columns = {name: [places[name] for places in samples] for name in samples[0]}
@@ -170,7 +170,7 @@ def _field_tensors(buffer: BatchBuffer, chosen: Sequence[int]) -> dict[str, _Ten
 
 
 def _places_in(buffer: BatchBuffer, offset: int) -> dict[str, ArrayPlace]:
-    """Return a sample's named arrays; empty if it is one array."""
+    """Return the named arrays of a sample, or an empty dict if it is a single array."""
     if buffer.headers["kind"][offset] != RecordKind.ARRAYS:
         return {}
     return {place.name: place for place in array_places(buffer.payload(offset))}
@@ -182,8 +182,8 @@ class BatchInfo:
 
     Its pickle is small, and pinning, collating or moving it to a device leaves it unchanged. ``sample_ids``
     (16 bytes each), ``keys`` (empty if the plan's page had no room for them) and ``padding`` (bool of shape
-    (samples,); ``None``: no sample is padding) match the delivered samples in their order, also if some were
-    skipped or replaced. If all were bad and samples of an earlier batch are repeated instead, all are
+    (samples,), or ``None`` if no sample is padding) match the delivered samples in their order, even if some
+    were skipped or replaced. If all were bad and samples of an earlier batch are repeated instead, all are
     padding.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32), return_info=True)
@@ -195,10 +195,10 @@ class BatchInfo:
 
     job: str
     batch_id: bytes
-    """Id of the batch as planned; 16 bytes."""
+    """Id of the planned batch, 16 bytes."""
     epoch: int
     position: int
-    """Number of the batch in this rank's epoch, from 0."""
+    """Number of the batch in this rank's epoch, counted from 0."""
     rank: int
     sample_ids: bytes
     keys: tuple[str, ...]
@@ -210,29 +210,29 @@ class BatchInfo:
     read_s: float
     """Seconds spent reading packs, querying the cache and receiving."""
     check_s: float
-    """Seconds spent checking headers, and payloads whose hash is verified."""
+    """Seconds spent checking headers, and hashing payloads to verify them."""
     wait_s: float
     """Seconds slept because samples were missing or the cache was unreachable."""
     size_bytes: int
     """Bytes of records read, from the cache and from packs."""
     hits: int
-    """Samples that the first GET found."""
+    """Number of samples that the first GET found."""
     misses: int
-    """Samples that it did not find, or found corrupt."""
+    """Number of samples that the first GET did not find, or found corrupt."""
     straight: int = 0
-    """Samples read straight from the store's packs: neither hits nor misses."""
+    """Number of samples read straight from the store's packs, which are neither hits nor misses."""
     seed: int = 0
     """The sampler's seed."""
     bad: tuple[tuple[str, str], ...] = ()
-    """(key, reason) of samples that could not be produced and were skipped or replaced."""
+    """The (key, reason) of each sample that could not be produced and was skipped or replaced."""
     repetitions: NDArray[np.uint32] | None = None
-    """Number of earlier draws of each delivered sample in the epoch; ``None``: all 0."""
+    """Number of earlier draws of each delivered sample in the epoch, or ``None`` if all are 0."""
 
     @property
     def draw_ids(self) -> bytes:
-        """Return 16 bytes per delivered sample, by which to seed random numbers.
+        """Return 16 bytes per delivered sample to seed random numbers with.
 
-        They are its id, modified if the sample was drawn before in the epoch.
+        They are the sample's id, modified if the sample was drawn before in the epoch.
         """
         if self.repetitions is None:
             return self.sample_ids
@@ -242,12 +242,12 @@ class BatchInfo:
         return words.tobytes()
 
     def to(self, *_args: object, **_how: object) -> Self:
-        """Return itself: frameworks call this on everything in a batch."""
+        """Return itself, since frameworks call this on everything in a batch."""
         return self
 
 
 def batch_info(read: Batch, order: Sequence[int] | None) -> BatchInfo:
-    """Return the info for the samples at ``order``; ``None``: all, as planned."""
+    """Return the info for the samples at ``order``. ``None`` means all of them, as planned."""
     ref, headers = read.ref, read.buffer.headers
     sample_ids, keys, padding = ref.sample_ids, ref.keys, ref.padding_mask() if ref.padding else None
     repetitions = np.frombuffer(ref.repetitions, dtype="<u4") if ref.repetitions else None
@@ -285,7 +285,7 @@ _KEPT_MAX = 8
 
 
 class LastGood:
-    """A few samples of the last good batch, to fill one without good samples."""
+    """A few samples of the last good batch, to fill a batch that has no good samples."""
 
     def __init__(self, images: SampleTensors, labels: SampleTensors, info: BatchInfo) -> None:
         # Copies, because the loop may change a batch in place. Eight suffice, and cost far less
@@ -295,7 +295,7 @@ class LastGood:
         self._images, self._labels, self._info = _copies(images, kept), _copies(labels, kept), info
 
     def fill(self, info: BatchInfo, size: int) -> tuple[SampleTensors, SampleTensors, BatchInfo]:
-        """Return ``size`` of them, cyclically, as padding, in place of the batch of ``info``."""
+        """Return ``size`` of them, cyclically, as padding that replaces the batch of ``info``."""
         places, last = [place % self._count for place in range(size)], self._info
         ids = (last.sample_ids[at * ID_BYTES : (at + 1) * ID_BYTES] for at in places)
         filled = replace(

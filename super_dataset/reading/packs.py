@@ -48,7 +48,7 @@ _SHARE_OF_FILES = 4  # we use at most one in this many of the files that a proce
 
 
 class OpenPack:
-    """A pack's descriptor, closed when no longer referenced, so never while read."""
+    """The file descriptor of a pack. It is closed when unreferenced, so never during a read."""
 
     __slots__ = ("descriptor",)
 
@@ -61,9 +61,9 @@ class OpenPack:
 
 
 class OpenPacks:
-    """Packs that a process keeps open, of any store; the least recently used is closed first. Thread-safe.
+    """Packs of any store that a process keeps open. The least recently used is closed first. Thread-safe.
 
-    At most ``limit`` are open, plus 64 for each thread that reads from a disk. A fork begins with none.
+    At most ``limit`` are open, plus 64 for each thread that reads from a disk. A fork starts with none.
     """
 
     def __init__(self, limit: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -82,7 +82,7 @@ class OpenPacks:
         return len(self._packs)
 
     def get(self, store: str, pack: str) -> OpenPack:
-        """Return the open pack, open while referenced; ``StoreError`` if unreadable."""
+        """Return a pack that stays open while referenced. Raises ``StoreError`` if it is unreadable."""
         key = (store, pack)
         with self._lock:
             cached = self._packs.get(key)
@@ -100,12 +100,12 @@ class OpenPacks:
         return opened
 
     def forget(self, store: str, pack: str) -> None:
-        """Close a pack, so that the next read reopens it; a server may have lost it."""
+        """Close a pack that a server may have lost, so that the next read reopens it."""
         with self._lock:
             self._packs.pop((store, pack), None)
 
     def let_go(self) -> None:
-        """Close packs that have been removed; checks once a minute."""
+        """Close packs that have been removed. Check at most once a minute."""
         if self._clock() < self._look_s:
             return
         self._look_s = self._clock() + _LOOK_EVERY_S
@@ -117,7 +117,7 @@ class OpenPacks:
                 self.forget(*key)
 
     def after_fork(self) -> None:
-        """Reset in a child: close its descriptors; the lock may have been held."""
+        """Close the descriptors in a forked child, and replace the lock, which may have been held."""
         self._lock = threading.Lock()
         self._packs.clear()
 
@@ -157,7 +157,7 @@ os.register_at_fork(after_in_child=OPEN_PACKS.after_fork)
 
 
 class StoreTroubleLog:
-    """A log of failed reads from a store, at most once a minute in a process."""
+    """A log of failed reads from a store. A process logs at most once a minute."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -165,7 +165,7 @@ class StoreTroubleLog:
         self._count = 0  # of samples since then
 
     def add(self, ref: BatchRef, failed: Mapping[int, str]) -> None:
-        """Count a batch's samples that could not be read, and log them if it is time."""
+        """Count the samples of a batch that could not be read, and log them if it is time."""
         self._count += len(failed)
         if self._clock() - self._logged_s < _LOG_EVERY_S:
             return
@@ -175,7 +175,7 @@ class StoreTroubleLog:
             name = ref.places.packs[number - 1] if number <= len(ref.places.packs) else "unknown"
             pack = f"pack {name}, byte {np.frombuffer(ref.places.offsets, dtype='<u8')[first]}"
         _LOG.warning(
-            "%s could not be read from the store at %s, so the cache was asked: %s (%s): %s",
+            "%s could not be read from the store at %s and had to be requested from the cache: %s (%s): %s",
             counted(count, "sample"),
             ref.store or "another place",
             ref.name_of(first),
@@ -189,7 +189,7 @@ _Place: TypeAlias = tuple[int, str, int, int]
 
 
 def read_placed(ref: BatchRef, buffer: BatchBuffer, packs: OpenPacks) -> tuple[list[int], dict[int, str]]:
-    """Read records that have places; return unchecked offsets that came, and failures."""
+    """Read records that have places. Return the offsets that were read, unchecked, and the failures."""
     reading = _Reading(ref.store, buffer, packs)
     reading.run(_places_of(ref, reading.failed))
     return reading.came, reading.failed
@@ -198,7 +198,7 @@ def read_placed(ref: BatchRef, buffer: BatchBuffer, packs: OpenPacks) -> tuple[l
 def read_pointed(
     store: str, pointers: Mapping[int, Pointer], buffer: BatchBuffer, packs: OpenPacks
 ) -> tuple[list[int], dict[int, str]]:
-    """Read records by the cache's pointers; ``store`` is empty if none is visible."""
+    """Read records by the cache's pointers. ``store`` is empty if no store is visible."""
     reading = _Reading(store, buffer, packs)
     placed = [
         (offset, place.pack, place.offset, place.length)
@@ -206,13 +206,13 @@ def read_pointed(
         if store and place.offset <= _FAR and place.length <= MAX_BULK_BYTES
     ]
     unplaced = pointers.keys() - {place[0] for place in placed}
-    reading.failed |= dict.fromkeys(unplaced, "no record can lie there" if store else "no store is seen here")
+    reading.failed |= dict.fromkeys(unplaced, "no record can be there" if store else "no store is visible")
     reading.run(sorted(placed, key=itemgetter(1, 2)))
     return reading.came, reading.failed
 
 
 def announce(ref: Any, packs: OpenPacks = OPEN_PACKS) -> None:
-    """Have the kernel fetch a later batch, if batches must come from a disk."""
+    """Have the kernel fetch a later batch, if batches must be read from a disk."""
     # Anything but a batch of packs is ignored: a sampler may yield any object.
     for _, part in getattr(ref, "parts", ((0, ref),)):
         store = getattr(part, "store", "")
@@ -221,7 +221,7 @@ def announce(ref: Any, packs: OpenPacks = OPEN_PACKS) -> None:
 
 
 def _places_of(ref: BatchRef, failed: dict[int, str]) -> list[_Place]:
-    """Return records with places, in pack order; impossible places go to ``failed``."""
+    """Return records with places, in pack order. Impossible places are added to ``failed``."""
     if ref.places is None:
         return []
     names = ("", *ref.places.packs)
@@ -232,7 +232,7 @@ def _places_of(ref: BatchRef, failed: dict[int, str]) -> list[_Place]:
     if wrong.any():
         wrong &= pack_of > 0
         pack_of = np.where(wrong, 0, pack_of)
-        failed |= dict.fromkeys(np.flatnonzero(wrong).tolist(), "no record can lie where it was said to lie")
+        failed |= dict.fromkeys(np.flatnonzero(wrong).tolist(), "no record can be at the stated position")
     # Index 0 of pack_of means no place; these sort first and are cut off.
     offsets = np.lexsort((begins, pack_of))[np.count_nonzero(pack_of == 0) :]
     packs = map(names.__getitem__, pack_of[offsets].tolist())
@@ -332,7 +332,7 @@ class _Reading:
             self._read(*self._waiting.popleft())
 
     def _read(self, place: _Place, pack: OpenPack) -> None:
-        """Read one record; the first of a batch sets the size of the block."""
+        """Read one record. The first of a batch sets the size of the block."""
         offset, name, begin, length = place
         buffer, header = self._buffer, bytearray(HEADER_BYTES)
         try:
@@ -357,7 +357,7 @@ class _NotThereError(Exception):
 def _check_length(header: bytearray, length: int) -> None:
     record_bytes = HEADER_BYTES + int.from_bytes(header[PAYLOAD_BYTES], "little")
     if record_bytes != length:
-        raise _NotThereError(f"a record of {record_bytes} bytes is where one of {length} should be")
+        raise _NotThereError(f"found a record of {record_bytes} bytes instead of {length}")
 
 
 def _fill(pack: OpenPack, room: bytearray | memoryview, begin: int) -> None:
@@ -365,11 +365,11 @@ def _fill(pack: OpenPack, room: bytearray | memoryview, begin: int) -> None:
     while at < len(view):
         count = os.preadv(pack.descriptor, (view[at:],), begin + at)
         if not count:
-            raise _NotThereError("the pack is cut off there")
+            raise _NotThereError("the pack is truncated there")
         at += count
 
 
 def _will_need(pack: OpenPack, begin: int, length: int) -> None:
-    """Have the kernel fetch bytes of a pack, if it can, without waiting."""
+    """Have the kernel fetch bytes of a pack in the background, if it can."""
     with contextlib.suppress(OSError, AttributeError):
         os.posix_fadvise(pack.descriptor, begin, length, os.POSIX_FADV_WILLNEED)

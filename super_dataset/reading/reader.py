@@ -1,4 +1,4 @@
-"""Reading one batch from packs and cache, with retries, reports and a time limit."""
+"""Reading of a batch from packs and cache, with retries, reports and a time limit."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ReadSettings:
 
 
 class BatchReader:
-    """A reader of batches by their ``BatchRef`` s. It pickles, and is thread-safe."""
+    """A reader of batches by their ``BatchRef`` s. Picklable and thread-safe."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class BatchReader:
         vars(self).update(state, _local=threading.local())
 
     def link(self) -> CacheLink:
-        """Return this reader's link in this thread, a new one in a fork."""
+        """Return this reader's link in this thread, or a new one in a fork."""
         link: CacheLink | None = getattr(self._local, "link", None)
         if link is not None and link.pid == os.getpid():
             return link
@@ -102,13 +102,13 @@ class BatchReader:
             link.drop()
 
     def read(self, ref: BatchRef, memory: Memory | None = None) -> Batch:
-        """Read a batch: wait until every sample is in ``memory`` (default: fresh) or known to be bad.
+        """Read a batch. Wait until every sample is in ``memory`` (default: new) or known to be bad.
 
         Raises:
-            BadSampleError: a sample is bad and the settings say to stop there.
+            BadSampleError: a sample is bad, and the settings require stopping there.
             ReadTimeoutError: samples were still missing when the time ran out.
             CacheUnreachableError: the same, and the cache was unreachable.
-            CacheError: the cache refused.
+            CacheError: the cache refused a request.
         """
         link, settings = self.link(), self._settings
         seen = _SEEN if settings.verify == "auto" and _keeps_bytes(ref.cache) else None
@@ -158,7 +158,7 @@ class BatchReader:
             batch.wait_s += self._clock() - now_s
 
     def _note_of_source(self, ref: BatchRef) -> Tombstone | None:
-        """Return why the source gives no samples, as the coordinator noted it."""
+        """Return the coordinator's note on why the source provides no samples, if any."""
         # A link of its own: on the reader's, replies to reports may be under way.
         key, link = cache_key(ref.dataset_id), CacheLink(None, self._open_nodes)
         try:
@@ -171,7 +171,7 @@ class BatchReader:
             link.drop()
 
     def _read_straight(self, batch: Batch) -> None:
-        """Read the records that have places or, of missing samples, pointers."""
+        """Read the records that have places or, for missing samples, pointers."""
         ref, buffer, pointers, began_s = batch.ref, batch.buffer, batch.pointers, self._clock()
         if pointers:
             came, failed = read_pointed(ref.store, pointers, buffer, OPEN_PACKS)
@@ -196,7 +196,9 @@ class BatchReader:
                 return
             if not link.warned_astray:
                 link.warned_astray = True
-                _LOG.warning("the cache at %s answered what was not asked: %s", batch.ref.cache, batch.astray)
+                _LOG.warning(
+                    "the cache at %s sent a reply that was not requested: %s", batch.ref.cache, batch.astray
+                )
             link.drop()
 
     def _look(self, link: CacheLink, batch: Batch) -> None:

@@ -1,4 +1,4 @@
-"""The replies to one node's share of a batch's GETs, routed from its connection to memory."""
+"""Receiving of the replies to one node's share of a batch's GETs, from its connection into memory."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _BYTES_PER_CALL = 2**21
 class Receiver:
     """A node's share of a batch: requests for the samples at ``offsets``, and their replies, in that order.
 
-    Replies that the connection owes come first and are skipped, as are those to the ``ASKING`` before the
-    samples in ``asking``. ``part`` is the share of the requests that are allowed under way. The general way
-    catches frame and header in a small scratch; while records are of one size, a window predicts their
-    frames and receives many in one call. After an error the connection is unusable.
+    Replies that the connection still owes arrive first and are skipped, as are those to the ``ASKING`` before
+    the samples in ``asking``. ``part`` is the share of the requests that may be in flight. The general method
+    receives frame and header in a small buffer. While records have one size, a window predicts their frames
+    and receives many in one call. After an error, the connection is unusable.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Receiver:
         self._window: _Window | None = None
 
     def ask(self) -> None:
-        """Send more requests once half of the allowed ones are answered."""
+        """Send more requests once half of the allowed ones have been answered."""
         batch, sent = self._batch, self._requested
         # Each node may have at least one request under way.
         expected = batch.buffer.item_bytes if batch.buffer.item_bytes > 0 else batch.record_bytes
@@ -84,7 +84,7 @@ class Receiver:
         self._requested += len(upcoming)
 
     def receive(self, *, once: bool = False) -> None:
-        """Receive some bytes, and request more; ``once``: wait for the socket once, perhaps in vain."""
+        """Receive some bytes, and request more. If ``once``, wait only once, perhaps in vain."""
         # Encrypted bytes may yield none yet, and other nodes' would have to wait.
         receive = self.connection.receive_some if once else self.connection.receive
         if self._window is None:
@@ -108,13 +108,13 @@ class Receiver:
             self.ask()
 
     def settle(self) -> None:
-        """Store what was received completely; the connection notes what was skipped."""
+        """Store complete records, and record in the connection what was skipped."""
         self._end_window()
         if self.finished:
             self.connection.owed = 0
 
     def _predict(self) -> None:
-        """Begin a window if the current record is in the block, and nothing comes between the next ones."""
+        """Begin a window if the current record is in the block and nothing separates the next ones."""
         if self._current is None or not self._current.in_block or self._payload is None:
             return
         following = self._offsets[self._done + 1 : self._requested]
@@ -122,7 +122,7 @@ class Receiver:
             self._window = _Window(self._payload, self._buffer, following)
 
     def _end_window(self) -> None:
-        """Store what was received completely, and receive the general way from now on."""
+        """Store complete records, and use the general method from now on."""
         window, self._window = self._window, None
         if window is None or not window.complete or self._current is None:
             return
@@ -138,7 +138,7 @@ class Receiver:
         self._current = self._buffer.place(window.offsets[confirmed], header, self._buffer.item_bytes)
 
     def _parse(self, data: bytes) -> None:
-        """Parse ``data`` as replies, the general way, until its end."""
+        """Parse all of ``data`` as replies with the general method."""
         data = self._line + data if self._line else data
         view = memoryview(data)
         self._line = b""
@@ -161,7 +161,7 @@ class Receiver:
                 if data[at : at + 2] == CRLF[: len(data) - at]:
                     self._line = data[at:]
                     return
-                raise ProtocolDoubtError(f"a record ended with {data[at : at + 2]!r} instead of a line's end")
+                raise ProtocolDoubtError(f"a record ended with {data[at : at + 2]!r} instead of a line end")
             at += 2
             self._payload = None
             if self._current is None:
@@ -173,9 +173,9 @@ class Receiver:
         self.finished = self._done == len(self._offsets) and not self._skip
 
     def _begin(self, data: bytes, at: int) -> int:
-        """Parse a frame and a record's header; return their end, or ``at`` if bytes are missing."""
+        """Parse a frame and a record's header. Return their end, or ``at`` if bytes are missing."""
         if not self._skip and self._done >= self._requested:
-            raise ProtocolDoubtError(f"a reply came that nobody asked for: {data[at : at + 40]!r}")
+            raise ProtocolDoubtError(f"a reply arrived that was not requested: {data[at : at + 40]!r}")
         end = data.find(CRLF, at)
         if end < 0:
             if len(data) - at > MAX_LINE_BYTES:
@@ -185,7 +185,7 @@ class Receiver:
         body = end + len(CRLF)
         if not self._skip and self._asking_error is None and self._offsets[self._done] in self._asking:
             if kind not in ("simple", "error"):
-                raise ProtocolDoubtError(f"ASKING was answered by {data[at:end][:40]!r}")
+                raise ProtocolDoubtError(f"unexpected reply to ASKING: {data[at:end][:40]!r}")
             self._asking_error = text if kind == "error" else ""  # the GET's reply follows
         elif kind == "bulk":
             return self._begin_bulk(data, body, length) or at
@@ -198,7 +198,7 @@ class Receiver:
         return body
 
     def _begin_bulk(self, data: bytes, body: int, length: int) -> int:
-        """Return where a bulk's payload begins, or 0 while its header is incomplete."""
+        """Return where the payload of a bulk begins, or 0 while its header is incomplete."""
         if self._skip:
             self._payload, self._current = memoryview(bytearray(length)), None
             return body
@@ -218,13 +218,13 @@ class Receiver:
             self._buffer.replies[offset] = ReplyKind.ERROR
             self._buffer.errors[offset] = self._asking_error or text
         else:
-            raise ProtocolDoubtError(f"a GET was answered by {text[:40]!r}")
+            raise ProtocolDoubtError(f"unexpected reply to a GET: {text[:40]!r}")
         self._done += 1
         self._asking_error = None
 
 
 class _Window:
-    """Predicted replies: the current payload's rest, then a row and a payload for each one."""
+    """Predicted replies: the rest of the current payload, then a row and a payload for each."""
 
     def __init__(self, rest: memoryview, buffer: BatchBuffer, offsets: Sequence[int]) -> None:
         self.offsets = offsets
@@ -255,7 +255,7 @@ class _Window:
         return views
 
     def received(self, count: int) -> bytes | None:
-        """Count more bytes; at the window's end, return those to parse the general way."""
+        """Count more bytes. At the window's end, return those to parse with the general method."""
         views, at = self._views, self._at
         count += self._part
         while at < len(views) and count >= len(views[at]):
@@ -279,7 +279,7 @@ class _Window:
 def parse_line(
     line: bytes | bytearray | memoryview,
 ) -> tuple[Literal["bulk", "nil", "error", "simple"], int, str]:
-    """Parse a reply line without CRLF: kind, a bulk's length, other replies' text."""
+    """Parse a reply line without CRLF into its kind, the length of a bulk, and the text of others."""
     line = bytes(line)
     mark, rest = line[:1], line[1:]
     if mark == b"$":
@@ -291,4 +291,4 @@ def parse_line(
         return "error", 0, rest.decode(errors="replace")
     elif mark in (b"+", b":"):
         return "simple", 0, rest.decode(errors="replace")
-    raise ProtocolDoubtError(f"a reply began with {line[:40]!r}, which is no answer to what was asked")
+    raise ProtocolDoubtError(f"a reply began with {line[:40]!r}, which does not answer the request")

@@ -47,7 +47,7 @@ def test_a_saved_state_is_gone_on_with(images, expected, tmp_path, taken):
 
 def test_a_prepared_data_loader_is_refused(images):
     prepared = Accelerator().prepare(data_loader(images.as_uri()))
-    with pytest.raises(UsageError, match=r"Accelerate's prepare\(\) is not to be given the loader"):
+    with pytest.raises(UsageError, match=r"Accelerate's prepare\(\)"):
         next(iter(prepared))
 
 
@@ -69,7 +69,7 @@ def test_two_ranks_train_on_what_a_plain_loop_gets(images, expected, temporary, 
 @pytest.mark.slow
 def test_a_schedule_that_two_ranks_would_step_twice_is_refused(images, temporary, tmp_path):
     errors = two_ranks(PROGRAM, temporary, images, tmp_path, how="schedule")
-    assert "UsageError: Accelerate would step the prepared CosineAnnealingLR 2 times for each batch" in errors
+    assert "UsageError: Accelerate would step the prepared CosineAnnealingLR 2 times" in errors
 
 
 @pytest.mark.slow

@@ -102,10 +102,10 @@ def test_threads_and_processes_give_the_same(here, images, transform, caplog):
     dataset = SuperDataset(images, RECIPE, transform=transform)
     how = {"batch_size": BATCH, "shuffle": True, "seed": 7}
     with SuperLoader(dataset, **how) as loader:
-        assert "reads by threads: 1, since nothing draws" in caplog.text
+        assert "reads with threads: 1, since nothing draws" in caplog.text
         expected = epochs(loader)
     with SuperLoader(dataset, threads=0, num_workers=2, **how) as loader:
-        assert "reads by worker processes: 2, since threads=0 says so" in caplog.text
+        assert "reads with worker processes: 2, since threads=0 was passed" in caplog.text
         assert_equal(epochs(loader), expected)
 
 

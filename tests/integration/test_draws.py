@@ -72,9 +72,7 @@ def test_ranks_of_any_number_go_on_in_the_draws_of_an_epoch(shared_stack, images
     changed = {"repeats": 2} if not draws else {}
     with (
         run_of(shared_stack, images, batch_size=batch, **changed) as other,
-        pytest.raises(
-            ConfigError, match="indices, weights, draws or repeats of the sampler are others in the"
-        ),
+        pytest.raises(ConfigError, match="indices, weights, draws or repeats"),
     ):
         other.sampler.load_state_dict(state)
 
@@ -101,9 +99,9 @@ def test_torchs_own_objects_say_what_is_drawn(shared_stack, images):
     weights = [float(place < 10) for place in range(SIZE)]
     by_weight = WeightedRandomSampler(weights, num_samples=40)
     assert Counter(delivered(dataset, weights=by_weight, shuffle=True)) == Counter(expected[:10] * 4)
-    with pytest.raises(ConfigError, match="indices are places of the Subset, which has 30 samples"):
+    with pytest.raises(ConfigError, match="the Subset, which has 30 samples"):
         SuperSampler(parts[1], batch_size=4, shuffle=True, indices=[30])
-    with pytest.raises(ConfigError, match="indices are places of the Subset, from 0; not -1"):
+    with pytest.raises(ConfigError, match="counted from 0, not -1"):
         SuperSampler(parts[1], batch_size=4, shuffle=True, indices=[3, -1])
     with pytest.raises(PlanError, match=r"indices must be in range\(150\)"):
         SuperSampler(dataset, batch_size=4, shuffle=True, indices=[150])
@@ -113,7 +111,7 @@ def test_torchs_own_objects_say_what_is_drawn(shared_stack, images):
     with pytest.raises(ConfigError, match="indices are empty"):
         SuperSampler(Subset(dataset, []), batch_size=4, shuffle=True)
     with SuperSampler(parts[0], batch_size=16, shuffle=True) as sampler:
-        with pytest.raises(ConfigError, match="this one is of another"):
+        with pytest.raises(ConfigError, match="created for another dataset"):
             SuperLoader(parts[1], sampler)
         with SuperLoader(parts[0], sampler) as loader:
             assert sum(len(labels) for _, labels in loader) == len(parts[0])
@@ -121,7 +119,7 @@ def test_torchs_own_objects_say_what_is_drawn(shared_stack, images):
         SuperSampler(
             dataset, batch_size=4, shuffle=True, weights=WeightedRandomSampler(weights, 5, replacement=False)
         )
-    with pytest.raises(ConfigError, match="leave it out"):
+    with pytest.raises(ConfigError, match="do not pass draws"):
         SuperSampler(dataset, batch_size=4, shuffle=True, weights=by_weight, draws=7)
 
 
@@ -141,7 +139,7 @@ def test_places_of_a_source_that_has_changed_since_are_refused(shared_stack, tmp
         listed_again = new()
         SuperSampler(listed_again, batch_size=5, shuffle=True).close()
     for given in ({"dataset": others}, {"dataset": dataset, "indices": [0]}):
-        with pytest.raises(ConfigError, match="make a new SuperDataset, and split or weigh that"):
+        with pytest.raises(ConfigError, match="create a new SuperDataset"):
             SuperSampler(**given, batch_size=5, shuffle=True)
     some, others = random_split(listed_again, [15, 6])
     for part in (some, others):

@@ -101,10 +101,10 @@ def test_ranks_of_any_number_go_on_in_a_mix(photos, strategy, counts):
         _, other = sampler_of(12)
         before, half = other.state_dict(), json.loads(json.dumps(state))
         half["mix"][1]["mix"][0] += 1
-        with pytest.raises(ConfigError, match="the mix has other datasets, sizes or proportions"):
+        with pytest.raises(ConfigError, match="datasets, sizes or proportions of the mix"):
             other.load_state_dict(half)
         half["mix"][1]["position"] -= 1
-        with pytest.raises(ConfigError, match="of different places"):
+        with pytest.raises(ConfigError, match="at different positions"):
             other.load_state_dict(half)
         assert other.state_dict() == before
 
@@ -176,24 +176,24 @@ def test_parts_of_other_forms_are_listed(shared_stack, images):
 
 def test_what_is_no_mix_is_refused(photos):
     for proportions in ({photos.a: 0}, {photos.a: -1}, {photos.a: float("nan")}, {photos.a: "much"}):
-        with pytest.raises(ConfigError, match="a proportion is a finite number above 0"):
+        with pytest.raises(ConfigError, match="a finite number above 0"):
             SuperMix(proportions)
-    with pytest.raises(ConfigError, match="one dataset or more"):
+    with pytest.raises(ConfigError, match="at least one dataset"):
         SuperMix({})
     with pytest.raises(ConfigError, match="'first_exhausted' or 'all_exhausted'"):
         SuperMix([photos.a], "never")
-    with pytest.raises(ConfigError, match="would have no sample"):
+    with pytest.raises(ConfigError, match="would contain no sample"):
         SuperSampler(SuperMix({photos.a: 1, photos.b: 0.001}), batch_size=4, shuffle=True)
     mix = SuperMix([photos.a, photos.b])
     for how in ({"weights": [1]}, {"in_order": False}):
-        with pytest.raises(ConfigError, match="a mix takes no"):
+        with pytest.raises(ConfigError, match="a mix does not (accept|support)"):
             SuperSampler(mix, batch_size=4, shuffle=True, **how)
     with pytest.raises(UsageError, match="not list"):
         SuperSampler(SuperMix([[1, 2]]), batch_size=4, shuffle=True)
     with SuperSampler(mix, batch_size=4, shuffle=True) as sampler:
         with pytest.raises(UsageError, match="for p in sampler.parts"):
             sampler.job_stats()
-        with pytest.raises(ConfigError, match="no state of a SuperSampler of a mix of 2"):
+        with pytest.raises(ConfigError, match="a SuperSampler of a mix of 2"):
             sampler.load_state_dict({})
         with pytest.raises(UsageError, match="batch_size=None"):
             next(iter(DataLoader(mix, sampler=sampler)))
@@ -226,6 +226,9 @@ def test_batches_of_one_dataset_each_in_an_epoch_of_any_size(photos, ranks):
 def test_an_epoch_of_a_mix_has_as_many_draws_as_are_named(photos):
     with SuperSampler(SuperMix({photos.a: 3, photos.b: 1}), batch_size=7, shuffle=True, draws=50) as sampler:
         assert sampler.counts == (38, 12)
-    for how, message in ({"draws": 1}, "nothing of dataset 1"), ({"batching": "none"}, "one of mixed, per_"):
+    for how, message in (
+        ({"draws": 1}, "no samples of dataset 1"),
+        ({"batching": "none"}, "one of mixed, per_"),
+    ):
         with pytest.raises(ConfigError, match=message):
             SuperSampler(SuperMix({photos.a: 3, photos.b: 1}), batch_size=7, shuffle=True, **how)

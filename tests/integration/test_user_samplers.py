@@ -126,7 +126,7 @@ def test_a_state_has_what_the_sampler_needs_to_draw_the_same(shared_stack, image
             assert resumed.epoch == 2
     with (
         SuperSampler(dataset, batch_size=8, shuffle=False) as other,
-        pytest.raises(ConfigError, match="a sampler of yours draws the order in one of state and here"),
+        pytest.raises(ConfigError, match="drawn by your own sampler"),
     ):
         other.load_state_dict(state)
 
@@ -138,7 +138,7 @@ def test_a_sampler_that_draws_otherwise_cannot_go_on(shared_stack, images):
         state = sampler.state_dict(batches_consumed=1)
     with SuperSampler(dataset, sampler=list(range(1, 41)), batch_size=8) as another:
         another.load_state_dict(state)
-        with pytest.raises(ConfigError, match="draws another order of epoch 0"):
+        with pytest.raises(ConfigError, match="draws epoch 0 in a different order"):
             next(iter(another))
 
 
@@ -178,15 +178,15 @@ def test_of_a_subset_indices_are_its_places(shared_stack, images):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"sampler": [1]}, "give batch_size too"),
-        ({"sampler": [1], "batch_size": 2, "shuffle": True}, "leave out shuffle"),
-        ({"batch_sampler": [[1]], "batch_size": 2}, "leave out batch_size"),
-        ({"sampler": [1], "batch_sampler": [[1]]}, "give one of them"),
-        ({"sampler": 3, "batch_size": 2}, "yields the indices of an epoch; not int"),
+        ({"sampler": [1]}, "pass batch_size too"),
+        ({"sampler": [1], "batch_size": 2, "shuffle": True}, "do not pass shuffle"),
+        ({"batch_sampler": [[1]], "batch_size": 2}, "do not pass batch_size"),
+        ({"sampler": [1], "batch_sampler": [[1]]}, "pass only one of them"),
+        ({"sampler": 3, "batch_size": 2}, "yield indices, not int"),
         ({"sampler": [[1, 2]], "batch_size": 2}, "batch_sampler="),
         ({"sampler": [0.5], "batch_size": 2}, "whole numbers"),
-        ({"sampler": [0, SIZE], "batch_size": 2}, "the index 150; there are 150 samples"),
-        ({"sampler": [], "batch_size": 2}, "yields no index"),
+        ({"sampler": [0, SIZE], "batch_size": 2}, "index 150, but there are only 150"),
+        ({"sampler": [], "batch_size": 2}, "yielded no indices"),
         ({"batch_sampler": [[1], []]}, "an empty batch"),
     ],
 )
@@ -203,5 +203,5 @@ def test_what_is_no_order_is_refused(shared_stack, images, how, message):
 
 def test_a_mix_takes_no_sampler(shared_stack, images):
     parts = [SuperDataset(str(images), RECIPE, coordinator=shared_stack.address) for _ in range(2)]
-    with pytest.raises(ConfigError, match="a mix takes no sampler"):
+    with pytest.raises(ConfigError, match="a mix does not accept sampler"):
         SuperSampler(SuperMix(parts), sampler=[1], batch_size=2)

@@ -29,15 +29,15 @@ def test_a_state_survives_json_and_is_small(place):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"seed": 3}, "seed is -7 in the state and 3 here"),
-        ({"shuffle": False}, "shuffle is True in the state and False here"),
-        ({"drop_last": True}, "drop_last is False in the state and True here"),
+        ({"seed": 3}, "seed is -7 in the state but 3 here"),
+        ({"shuffle": False}, "shuffle is True in the state but False here"),
+        ({"drop_last": True}, "drop_last is False in the state but True here"),
         (
             {"fingerprint": b"g" * 16},
-            f"fingerprint is '{'66' * 16}' in the state and '{'67' * 16}' here.*files",
+            f"fingerprint is '{'66' * 16}' in the state but '{'67' * 16}' here.*files",
         ),
-        ({"batch_size": 9}, "8 x 4 ranks = 32 in the state and 9 x 4 ranks = 36 here"),
-        ({"num_replicas": 2}, "8 x 4 ranks = 32 in the state and 8 x 2 ranks = 16 here"),
+        ({"batch_size": 9}, "8 x 4 ranks = 32 in the state but 9 x 4 ranks = 36 here"),
+        ({"num_replicas": 2}, "8 x 4 ranks = 32 in the state but 8 x 2 ranks = 16 here"),
         ({"seed": 3, "num_replicas": 2}, "seed is -7.*; the global batch is 8 x 4"),
     ],
 )
@@ -55,13 +55,13 @@ def test_out_of_order_each_rank_has_a_state_of_its_own(change):
 
 
 OF_NOBODY = [
-    ({"version": 2}, "has version 2, this sampler reads version 1"),
+    ({"version": 2}, "has version 2, but this sampler reads version 1"),
     ({"version": np.arange(2)}, r"has version array\(\[0, 1\]\)"),
-    ({"position": 51}, "position is 51; an epoch has 50 batches"),
+    ({"position": 51}, "position is 51, but an epoch has 50"),
     ({"position": -1}, "position is -1"),
-    ({"epoch": 1.0}, "epoch is 1.0, which is no int"),
-    ({"epoch": 10**5000}, "epoch is a int that cannot be written, which is no int of ours"),
-    ({"shuffle": 1}, "shuffle is 1, which is no bool"),
+    ({"epoch": 1.0}, "epoch is 1.0, which is not a valid int"),
+    ({"epoch": 10**5000}, "epoch is a value of type int that cannot be printed"),
+    ({"shuffle": 1}, "shuffle is 1, which is not a valid bool"),
     *(({"epoch": epoch}, "epoch is") for epoch in (-1, 2**41)),
     *(({"given_ahead": ahead}, "given_ahead is") for ahead in ([2], [50], ["7"], [7] * 2000, [10**5000])),
 ]

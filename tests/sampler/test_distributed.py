@@ -54,7 +54,7 @@ def test_a_place_that_was_found_is_what_torch_distributed_says_later(process_gro
     check_still_there(0, 1, by_default=(True, True))
     for rank, replicas, by_default in ((1, 2, (True, True)), (1, 2, (True, False)), (0, 2, (False, True))):
         with pytest.raises(
-            UsageError, match=rf"rank {rank} of {replicas}, and .* rank 0 of 1.*train_dataloader"
+            UsageError, match=rf"rank {rank} of {replicas}, but .* rank 0 of 1.*train_dataloader"
         ):
             check_still_there(rank, replicas, by_default=by_default)
 

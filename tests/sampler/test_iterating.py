@@ -73,7 +73,7 @@ def test_more_than_was_given_cannot_have_been_consumed(make):
     iterator = iter(sampler)
     next(iterator)
     next(iterator)
-    with pytest.raises(ConfigError, match="batches_consumed=3, but the latest iteration gave 2"):
+    with pytest.raises(ConfigError, match="batches_consumed=3, but the latest iteration delivered 2"):
         sampler.state_dict(batches_consumed=3)
 
 
@@ -113,10 +113,10 @@ def test_the_end_of_an_epoch_is_told_too(make, coordinator):
 
 def test_a_state_of_another_plan_changes_nothing(make):
     sampler = make()
-    with pytest.raises(ConfigError, match="seed is 9 in the state and 0 here"):
+    with pytest.raises(ConfigError, match="seed is 9 in the state but 0 here"):
         sampler.load_state_dict(sampler.state_dict() | {"seed": 9, "epoch": 3})
     iterator = iter(sampler)
-    with pytest.raises(ConfigError, match="seed is 9 in the state and 0 here"):
+    with pytest.raises(ConfigError, match="seed is 9 in the state but 0 here"):
         iterator.load_state_dict(sampler.state_dict() | {"seed": 9, "epoch": 3})
     assert places(iterator) == epoch(0)
 

@@ -82,7 +82,7 @@ def test_an_error_is_raised_where_a_batch_is_asked_for_and_the_next_demand_tries
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"), [({"shift": 1}, "batch 1 came"), ({"page_batches": 0}, "empty")]
+    ("change", "reason"), [({"shift": 1}, "batch 1 arrived"), ({"page_batches": 0}, "empty")]
 )
 def test_a_wrong_page_is_named(coordinator, make_pager, change, reason):
     for name, value in change.items():
@@ -96,13 +96,13 @@ def test_a_wrong_page_is_named(coordinator, make_pager, change, reason):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"sample_ids": b"x" * 31}, "batch 7 of 1 samples has 31 bytes of sample ids"),
+        ({"sample_ids": b"x" * 31}, "batch 7 with 1 samples must not have 31 bytes"),
         ({"sample_ids": b""}, "0 bytes of sample ids"),
         ({"batch_id": b"b"}, "1 bytes of a batch id"),
         ({"labels": b"l" * 15}, "15 bytes are no labels of 2 samples"),
         ({"padding": b"p"}, "1 bytes of padding"),
-        ({"keys": ["a"]}, "batch 7 of 2 samples has 1 keys"),
-        ({"pack_of": bytes(4)}, "4 bytes of packs' numbers"),
+        ({"keys": ["a"]}, "batch 7 with 2 samples must not have 1 keys"),
+        ({"pack_of": bytes(4)}, "4 bytes of pack numbers"),
         ({"offsets": bytes(8)}, "8 bytes of places"),
         ({"lengths": b""}, "0 bytes of lengths"),
         ({"pack_of": b"\0\0\0\0\3\0\0\0"}, "batch 7: a place names pack 3 of 2"),

@@ -50,7 +50,7 @@ def test_warnings_are_told_once_by_the_first_rank(coordinator, caplog):
 
 def test_a_listing_that_stands_still_is_given_up(coordinator):
     coordinator.script.listing = [17] * 100_000
-    with pytest.raises(SourceError, match="file:///images stands at 17 samples"):
+    with pytest.raises(SourceError, match="file:///images is at 17 samples"):
         session(coordinator, listing_silence_s=0.05)
     assert coordinator.count("OpenJob") == 0
 
@@ -58,7 +58,7 @@ def test_a_listing_that_stands_still_is_given_up(coordinator):
 def test_another_version_in_the_answer(coordinator):
     coordinator.script.protocol_version = PROTOCOL_VERSION + 1
     with pytest.raises(
-        ProtocolMismatchError, match=f"version {PROTOCOL_VERSION}.*speaks {PROTOCOL_VERSION + 1}"
+        ProtocolMismatchError, match=f"version {PROTOCOL_VERSION}.*speaks version {PROTOCOL_VERSION + 1}"
     ):
         session(coordinator)
 

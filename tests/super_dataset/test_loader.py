@@ -163,11 +163,11 @@ def test_what_a_sampler_raises_comes_after_the_batches_it_gave(refs, threads):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"prefetch": 0}, "prefetch is a whole number"),
-        ({"prefetch": True}, "prefetch is a whole number"),
-        ({"threads": 1.5}, "threads is a whole number"),
-        ({"collate_fn": 3}, "collate_fn is called"),
-        ({"device": "warp"}, "device='warp' is not to be had"),
+        ({"prefetch": 0}, "prefetch must be a whole number"),
+        ({"prefetch": True}, "prefetch must be a whole number"),
+        ({"threads": 1.5}, "threads must be a whole number"),
+        ({"collate_fn": 3}, "collate_fn must be callable"),
+        ({"device": "warp"}, "device='warp' is not available"),
     ],
 )
 def test_bad_arguments_are_named(arguments, reason):
@@ -203,7 +203,7 @@ def test_a_fork_that_goes_on_with_a_pass_is_told(refs, threads):
         try:
             next(batches)
         except UsageError as error:
-            status = 0 if "in the process that made it" in str(error) else 2
+            status = 0 if "in the process that created it" in str(error) else 2
         os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
     assert next(batches)[0].shape == (16, 3, 8, 8)

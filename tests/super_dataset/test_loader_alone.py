@@ -103,9 +103,9 @@ def test_what_only_worker_processes_need_is_accepted(refs):
         "batch_sampler": None,
     }
     with SuperLoader(bound_dataset(), Planned(refs), **harmless) as loader:
-        assert "reads by threads: 1" in repr(loader)
+        assert "reads with threads: 1" in repr(loader)
         assert len(list(loader)) == BATCHES
-    with pytest.raises(ConfigError, match="batch_sampler: the Planned decides that"):
+    with pytest.raises(ConfigError, match="the Planned determines batch_sampler"):
         SuperLoader(bound_dataset(), Planned(refs), batch_sampler=[[1]])
 
 
@@ -154,9 +154,9 @@ def test_a_pass_that_another_has_replaced_says_so():
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"batch_size": 3}, r"batch_size=3, and the Planned beside it makes batches of 16"),
-        ({"shuffle": True}, "shuffle: the Planned decides that"),
-        ({"drop_last": True, "seed": 3}, "drop_last, seed: the Planned decides that"),
+        ({"batch_size": 3}, r"batch_size=3, but the Planned makes batches of 16"),
+        ({"shuffle": True}, "the Planned determines shuffle"),
+        ({"drop_last": True, "seed": 3}, "the Planned determines drop_last, seed"),
     ],
 )
 def test_what_contradicts_the_sampler_is_refused(refs, arguments, reason):
@@ -165,7 +165,7 @@ def test_what_contradicts_the_sampler_is_refused(refs, arguments, reason):
 
 
 def test_neither_sampler_nor_batch_size():
-    with pytest.raises(ConfigError, match="takes a sampler, or a batch_size"):
+    with pytest.raises(ConfigError, match="needs a sampler, or a batch_size"):
         SuperLoader(bound_dataset())
 
 

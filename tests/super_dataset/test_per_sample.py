@@ -307,7 +307,7 @@ def test_an_error_names_its_sample(refs, workers):
     with pytest.raises(RuntimeError) as raised:
         next(iter(loader))
     notes = getattr(raised.value.__cause__, "__notes__", [str(raised.value)])
-    assert "raised by the transform of train/0-0.jpg, which was given takes='pil'" in notes[0]
+    assert "raised by the transform for train/0-0.jpg, called with takes='pil'" in notes[0]
 
 
 def by_name(*, image, rng):

@@ -68,15 +68,15 @@ def test_an_error_in_answer_to_asking_shifts_nothing():
 @pytest.mark.parametrize(
     ("stream", "reason"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n", "no answer"),
-        (b"+OK\r\n", "answered by 'OK'"),
-        (b"$99999999999\r\n", "no answer"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "does not answer"),
+        (b"+OK\r\n", "reply to a GET: 'OK'"),
+        (b"$99999999999\r\n", "does not answer"),
         (b"x" * 70_000, "longer"),
-        (b"$3\r\nabcde", "instead of a line's end"),
-        (REPLY[:-2] + b"XX", "instead of a line's end"),
-        (REPLY[:-2] + b"\rX", "instead of a line's end"),
-        (b"$-1\r\n" * 4 + b"$-1\r\n", "nobody asked"),
-        (REPLY * 4 + b"$", "nobody asked"),
+        (b"$3\r\nabcde", "instead of a line end"),
+        (REPLY[:-2] + b"XX", "instead of a line end"),
+        (REPLY[:-2] + b"\rX", "instead of a line end"),
+        (b"$-1\r\n" * 4 + b"$-1\r\n", "not requested"),
+        (REPLY * 4 + b"$", "not requested"),
     ],
 )
 def test_nonsense_is_noticed(stream, reason):

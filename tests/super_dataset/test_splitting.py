@@ -83,12 +83,12 @@ def test_a_random_beginning_stays_whole_and_says_what_may_be_done(tv):
     parts = split_transform(pipeline)
     assert (parts.recipe, parts.rest, parts.moved) == (Recipe([]), pipeline, ())
     assert repr(parts) == (
-        "recipe: the decode alone\n"
+        "recipe: decode only\n"
         "rest: Compose(RandomResizedCrop, RandomHorizontalFlip, ToTensor)\n"
-        "Stopped at RandomResizedCrop: it is random, and functions would decode every image again in each "
-        "epoch. The recipe is the decode alone, and whole images are kept. Smaller ones, such as those of "
-        "Recipe.image(resize=320, reduced_decode=True), cost less to keep and to read, and change the pixels "
-        "that random crops see: that is for you to decide."
+        "Stopped at RandomResizedCrop: it is random, so functions would have to decode every image in each "
+        "epoch. The recipe only decodes, and whole images are kept. Smaller images, such as those of "
+        "Recipe.image(resize=320, reduced_decode=True), cost less to keep and to read, but change the pixels "
+        "that random crops see. That is for you to decide."
     )
 
 

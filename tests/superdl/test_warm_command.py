@@ -44,7 +44,7 @@ def warm(server, capsys, *words, source="s3://bucket/train", sizes=SIZES):
         ([*NOWHERE, *SIZES, "--max-bytes", "4"], "--max-bytes is a size of at least 1mb"),
         ([*NOWHERE, *SIZES, "--patience", "nan"], "--patience is above 0"),
         ([*NOWHERE, *SIZES, "--timeout", "-1"], "--timeout is above 0"),
-        (["--coordinator", "here", *SIZES], "--coordinator is 'host:port' or 'unix:/path/to.sock'"),
+        (["--coordinator", "here", *SIZES], "--coordinator must be 'host:port' or 'unix:/path/to.sock'"),
         ([*NOWHERE, "--resize", "0"], "size"),
     ],
 )

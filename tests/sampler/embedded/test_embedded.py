@@ -110,12 +110,12 @@ def test_revivals_are_bounded_and_the_last_reason_is_told(embedded_run, caplog):
     embedded_run.processes()["coordinator"].kill()
     until(lambda: embedded.failure() is not None)
     assert re.search("has died 4 times within 60 s.*could not be started.*log", str(embedded.failure()))
-    assert caplog.text.count("it is started again") == 3
+    assert caplog.text.count("restarting it") == 3
 
 
 def test_a_start_that_fails_tells_the_last_lines_of_the_log(embedded_run):
     fails = (sys.executable, "-c", "raise SystemExit('no more good starts')")
-    with pytest.raises(EmbeddedError, match=r"(?s)ended while it started.*no more good starts"):
+    with pytest.raises(EmbeddedError, match=r"(?s)exited during startup.*no more good starts"):
         embedded_run.hold(replace(embedded_run.settings(), program=fails))
     embedded_run.assert_all_gone()
 

@@ -69,5 +69,5 @@ def test_where_other_ranks_hold_it_they_are_told_of(embedded_run, monkeypatch, c
     embedded_for(embedded_run.run)
     monkeypatch.setenv("AWS_SESSION_TOKEN", "later")
     embedded_for(embedded_run.run)
-    assert "AWS_SESSION_TOKEN: changed since the embedded coordinator was started" in caplog.text
+    assert "AWS_SESSION_TOKEN changed since the embedded coordinator was started" in caplog.text
     assert "later" not in caplog.text

@@ -74,7 +74,7 @@ def test_a_certificate_for_another_name_is_told_with_both_names(certificates, tr
 
 
 def test_an_expired_certificate_is_told(certificates, trusting):
-    expired = pytest.raises(CoordinatorTrustError, match="certificate has expired: renew tls_cert")
+    expired = pytest.raises(CoordinatorTrustError, match="certificate has expired.*renew")
     with serving(certificates.expired) as server, expired:
         ask(server.address, **trusting)
 
@@ -93,14 +93,14 @@ def test_a_missing_or_strange_client_certificate_is_told(certificates, trusting)
 def test_a_coordinator_without_tls_is_told(trusting):
     with (
         serving() as server,
-        pytest.raises(CoordinatorTrustError, match="speaks no TLS: start the coordinator"),
+        pytest.raises(CoordinatorTrustError, match="does not use TLS"),
     ):
         ask(server.address, **trusting)
 
 
 def test_a_client_without_tls_is_told(certificates):
     with serving(certificates.server) as server:
-        with pytest.raises(CoordinatorTrustError, match="speaks TLS, and this client does not"):
+        with pytest.raises(CoordinatorTrustError, match="speaks TLS, but this client does not"):
             ask(server.address, token=TOKEN)
         assert not server.calls
 
@@ -116,7 +116,7 @@ def test_the_token_is_shown_in_every_call_and_followed_in_its_file(certificates,
         with caplog.at_level(logging.WARNING):
             ask(server.address, token_file=str(file), **trusting)
         assert server.tokens == [f"Bearer {TOKEN}", f"Bearer {TOKEN}-renewed", f"Bearer {TOKEN}-renewed"]
-        assert "the token stays as it was" in caplog.text
+        assert "keeping the previous token" in caplog.text
         assert TOKEN not in caplog.text
         with pytest.raises(ConfigError, match="holds no token"):
             ask(server.address, token_file=str(file), name="localhost", **trusting)
@@ -125,7 +125,7 @@ def test_the_token_is_shown_in_every_call_and_followed_in_its_file(certificates,
 def test_beyond_loopback_nothing_is_said_in_plain_text_unless_insecure(caplog):
     with serving() as server:
         address = f"0.0.0.0:{server.address.partition(':')[2]}"
-        with pytest.raises(CoordinatorTrustError, match="speaks no TLS.*SUPER_INSECURE=1"):
+        with pytest.raises(CoordinatorTrustError, match="does not use TLS.*SUPER_INSECURE=1"):
             ask(address, token=TOKEN)
         assert not server.calls
         for _ in range(2):

@@ -135,17 +135,21 @@ def test_the_way_of_devices_takes_lists_and_autocast(device, monkeypatch):
 
 
 WRONG = {
-    "size is a side": [{"size": size} for size in (0, 224.5, True, (1, 2, 3))],
-    "scale is a pair": [{"scale": scale} for scale in ((0, 1), (0.5, 0.1), (0.5, 1.5), 0.5)],
-    "ratio is a pair": [{"ratio": (1, float("nan"))}],
-    "flip is a probability": [{"flip": 1.5}, {"flip": "often"}],
-    "brightness is a number not below 0": [{"brightness": -1}],
-    "saturation is a number": [{"saturation": (1, 2, 3)}, {"saturation": (-1, 1)}],
-    "hue is a number from 0 to 0.5": [{"hue": 0.6}, {"hue": (0.1, -0.1)}],
-    "mean and std go together": [{"mean": MEAN}, {"mean": MEAN, "std": (1, 1)}, {"mean": [1], "std": [0]}],
-    "dtype is one of": [{"dtype": torch.float64}, {"dtype": "float32"}],
-    "are no uint8": [{"dtype": torch.uint8, "mean": MEAN, "std": STD}],
-    "seed is a whole number": [{"seed": 2**63}, {"seed": 1.0}],
+    "size must be a side": [{"size": size} for size in (0, 224.5, True, (1, 2, 3))],
+    "scale must be a pair": [{"scale": scale} for scale in ((0, 1), (0.5, 0.1), (0.5, 1.5), 0.5)],
+    "ratio must be a pair": [{"ratio": (1, float("nan"))}],
+    "flip must be a probability": [{"flip": 1.5}, {"flip": "often"}],
+    "brightness must be a number not below 0": [{"brightness": -1}],
+    "saturation must be a number": [{"saturation": (1, 2, 3)}, {"saturation": (-1, 1)}],
+    "hue must be a number from 0 to 0.5": [{"hue": 0.6}, {"hue": (0.1, -0.1)}],
+    "mean and std must be given together": [
+        {"mean": MEAN},
+        {"mean": MEAN, "std": (1, 1)},
+        {"mean": [1], "std": [0]},
+    ],
+    "dtype must be one of": [{"dtype": torch.float64}, {"dtype": "float32"}],
+    "cannot be uint8": [{"dtype": torch.uint8, "mean": MEAN, "std": STD}],
+    "seed must be a signed 64-bit integer": [{"seed": 2**63}, {"seed": 1.0}],
 }
 
 
@@ -162,10 +166,10 @@ def test_wrong_arguments(arguments, message):
         (Augment(24), torch.zeros(2, 3, 8, 8), "torch.float32 of shape (2, 3, 8, 8)"),
         (Augment(24), torch.zeros(2, 8, 8, 3, dtype=torch.uint8), "1, 3 or 4 channels"),
         (Augment(24), [picture(1), picture(1, channels=1)], "a list of 2"),
-        (Augment(), [picture(1, 8, 8), picture(1, 8, 9)], "give it a size, or the recipe a crop"),
+        (Augment(), [picture(1, 8, 8), picture(1, 8, 9)], "set its size, or add a crop"),
         (Augment(24), batch(1, 2, 3), "3 images need the BatchInfo of the same batch"),
-        (Augment(24, hue=0.1), batch(1, 2, channels=1), "colour jitter is for images of 3 channels"),
-        (Augment(24, mean=MEAN, std=STD), batch(1, 2, channels=1), "mean and std are of 3 channels"),
+        (Augment(24, hue=0.1), batch(1, 2, channels=1), "colour jitter needs images with 3 channels"),
+        (Augment(24, mean=MEAN, std=STD), batch(1, 2, channels=1), "mean and std have 3 channels"),
     ],
 )
 def test_what_it_cannot_take(augment, images, message):

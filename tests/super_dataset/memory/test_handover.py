@@ -181,7 +181,7 @@ def test_a_worker_that_is_gone_is_named():
     worker.join()
     assert len(held) == BLOCK_BYTES
     del held
-    with pytest.raises(SuperError, match=f"worker {worker.pid} .*ended before"):
+    with pytest.raises(SuperError, match=f"worker {worker.pid} .*exited before"):
         pickle.loads(message)
 
 
@@ -201,7 +201,7 @@ def test_a_worker_that_is_dying_is_dead_when_its_batch_is_given_up():
     here, there = multiprocessing.Pipe()
     worker = multiprocessing.get_context("fork").Process(target=die_slowly, args=(there,), daemon=True)
     worker.start()
-    with pytest.raises(SuperError, match=f"worker {worker.pid} .*ended before"):
+    with pytest.raises(SuperError, match=f"worker {worker.pid} .*exited before"):
         pickle.loads(here.recv_bytes())
     assert worker.exitcode == -signal.SIGALRM  # so torch, which looks now, tells of the dead worker
 

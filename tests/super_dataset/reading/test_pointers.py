@@ -84,6 +84,6 @@ def test_waiting_for_what_no_pointer_leads_to_is_bounded(valkey, packs):
     ref, placed = pointed(valkey, packs, images(SIZE))
     for name in placed.places.packs:
         packs.remove(name)
-    with pytest.raises(ReadTimeoutError, match="a pointer into 0123456789abcdef-"):
+    with pytest.raises(ReadTimeoutError, match="a record in 0123456789abcdef-"):
         reader_at(FakeTime(), read_timeout_s=3.0).read(ref)
     assert reports(valkey)[-1].done

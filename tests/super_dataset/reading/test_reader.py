@@ -123,7 +123,7 @@ def test_a_pack_that_is_gone_is_a_miss_told_once_and_heals(valkey, tmp_path, cap
         (2, 1, (), (), 4),
     ] * 3
     (told,) = (one.getMessage() for one in caplog.records if "from the store" in one.getMessage())
-    assert told.startswith(f"2 samples could not be read from the store at {pack_store.address}, so ")
+    assert told.startswith(f"2 samples could not be read from the store at {pack_store.address} and ")
     assert "train/0-1.jpg" in told
     assert refs[0].places.packs[1] in told
     assert "No such file" in told
@@ -159,15 +159,15 @@ def test_a_cache_without_memory_is_named(valkey):
     ref = stored(valkey, [None])
     with valkey.client() as client:
         client.config_set("maxmemory", 1)
-    with pytest.raises(ReadTimeoutError, match=r"is out of memory: it refuses to write \(OOM\)"):
+    with pytest.raises(ReadTimeoutError, match=r"is out of memory and refuses to write \(OOM\)"):
         reader_at(FakeTime(), read_timeout_s=1.0).read(ref)
 
 
 def test_samples_that_were_written_again_have_another_remedy_than_bad_ones(valkey):
     ref = stored(valkey, images(2))
     changed = "retries_spent: changed since it was listed at 2026-11-28: its version is 75-1"
-    assert "make a new sampler" in str(bad_sample_error(ref, {0: changed, 1: changed}))
-    assert "Mend or remove" in str(bad_sample_error(ref, {0: changed, 1: "undecodable: no image"}))
+    assert "create a new sampler" in str(bad_sample_error(ref, {0: changed, 1: changed}))
+    assert "Repair or remove" in str(bad_sample_error(ref, {0: changed, 1: "undecodable: no image"}))
 
 
 @pytest.mark.parametrize("permanent", [True, False])

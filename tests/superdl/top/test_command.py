@@ -84,7 +84,7 @@ def test_the_only_embedded_run_is_found_and_of_several_one_must_be_named(
     try:
         dataset = SuperDataset(images.as_uri(), RECIPE)
         with SuperSampler(dataset, batch_size=16, shuffle=True) as sampler:
-            assert "; superdl top shows " in capsys.readouterr().err
+            assert "; run superdl top " in capsys.readouterr().err
             dataset[next(iter(sampler))]
             assert main(["top", "--once", "--json", "--interval", "0.01"]) == 0
             view = json.loads(capsys.readouterr().out)
