@@ -1,4 +1,4 @@
-"""Images with captions: learn which caption belongs to an image, by contrast as CLIP does."""
+"""Images with captions: learn which caption belongs to which image, contrastively as CLIP does."""
 
 from __future__ import annotations
 

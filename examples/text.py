@@ -1,4 +1,4 @@
-"""Text that functions tokenise: learn whether a number written in words is even.
+"""Text that functions tokenise: learn whether a number spelt out in digits is even.
 
 ``pip install superdl[text]``. For a real tokenizer, use the ``tokenizer.json`` beside a model's weights.
 """

@@ -33,8 +33,8 @@ def stack_name(text: str) -> str:
     """Check a stack's name, and return it. For argparse's ``type``."""
     if len(text) > _NAME_MAX or not _NAME.fullmatch(text):
         msg = (
-            f"a stack's name must have at most {_NAME_MAX} lower-case letters, digits and single hyphens, "
-            f"and start with a letter, because ids of ElastiCache and a host name contain it; not {text!r}"
+            f"{text!r} is not a valid stack name: use at most {_NAME_MAX} lower-case letters, digits and "
+            "single hyphens, starting with a letter, because ElastiCache ids and a host name contain it"
         )
         raise argparse.ArgumentTypeError(msg)
     return text

@@ -70,7 +70,9 @@ def run_of(arguments: Sequence[str], environment: Mapping[str, str], config: Pat
         parser = argparse.ArgumentParser(prog="python -m infra.launcher", allow_abbrev=False)
         parser.add_argument("--data-hosts", default="", help="hosts that preprocess, separated by commas")
         parser.add_argument("--training-hosts", default="", help="hosts that train, separated by commas")
-        parser.add_argument("--host", default="", help="this host (default: its name in the system)")
+        parser.add_argument(
+            "--host", default="", help="the name of this host (default: the system's host name)"
+        )
         options, command = parser.parse_args(arguments[:at]), list(arguments[at + 1 :])
         if options.training_hosts:
             named = options.data_hosts, options.training_hosts
@@ -89,7 +91,7 @@ def run_of(arguments: Sequence[str], environment: Mapping[str, str], config: Pat
     if current not in (*data, *training) or not training:
         raise ConfigError(
             f"this host is {current!r}, data hosts are {list(data)}, training hosts {list(training)}: at "
-            "least one must train, and this one must be listed (--host, or SageMaker's SM_CURRENT_HOST)"
+            "least one host must train, and this one must be listed (--host, or SageMaker's SM_CURRENT_HOST)"
         )
     ports = tuple(map(int, environment.get("SUPER_LAUNCHER_PORTS", _PORTS).split(",")))
     gpus, name = environment.get("SM_NUM_GPUS"), environment.get("TRAINING_JOB_NAME") or "superdl"

@@ -65,7 +65,7 @@ def days_left(cert: str) -> float:
 
 
 def _is_good(cert: str, authority: str, host: str) -> bool:
-    """Return whether a certificate is still valid for long, signed by the authority, and for this host."""
+    """Return whether a certificate lasts a month, is signed by the authority, and is for this host."""
     loaded, issuer = (x509.load_pem_x509_certificate(text.encode()) for text in (cert, authority))
     try:
         loaded.verify_directly_issued_by(issuer)
@@ -135,7 +135,8 @@ def _authority(vault: Vault) -> Pair:
     if days_left(authority.cert) < _VALID_DAYS:
         _say(
             f"the authority expires in {days_left(authority.cert):.0f} days: delete the secret "
-            f"{vault.stack}/authority permanently, rerun this, and restart coordinator and trainers together"
+            f"{vault.stack}/authority permanently, rerun this command, and restart coordinator and trainers "
+            "together"
         )
     if vault.read("ca") != {"cert": authority.cert}:
         vault.write("ca", {"cert": authority.cert}, "SUPER: the authority's certificate, which is no secret")

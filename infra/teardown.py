@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--stack", type=stack_name, required=True, help="the stack's name")
     parser.add_argument("--region", help="its region (default: from the environment)")
-    words = "delete secrets permanently; otherwise they can be restored for a week"
+    words = "delete secrets permanently and at once; otherwise they can be restored for a week"
     parser.add_argument("--forget-secrets", action="store_true", help=words)
     arguments = parser.parse_args(argv)
     try:

@@ -43,7 +43,7 @@ _GROUPS = {
     "train": {
         "run": "train a model from a spec, and get a report of where the time went",
         "compare": "train with several loaders in turn, and compare them",
-        "report": "write the page of a run again, or one page about many runs",
+        "report": "rewrite the page of a run, or write one page about many runs",
         "evaluate": "compute the accuracy and loss of a checkpoint",
         "data": "create images to experiment with, or upload a folder to a bucket",
         "demo": "compare SUPER with DataLoader on this machine in a minute, on your images or generated ones",

@@ -181,7 +181,7 @@ def _print_cache(cache: dict[str, Any], console: Console) -> None:
 def _print_batches(answer: dict[str, Any], console: Console) -> None:
     for batch in answer["statuses"]:
         if not batch["known"]:
-            console.print(f"batch {batch['batch_id']}: not recently planned by an open job")
+            console.print(f"batch {batch['batch_id']}: no open job has planned it recently")
             continue
         console.print(
             f"batch {batch['batch_id']}: {batch['samples']} samples, {batch['resident']} resident, "

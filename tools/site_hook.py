@@ -63,7 +63,7 @@ def _uri(target: Path) -> str:
 
 
 class Examples(Extension):  # type: ignore[misc]  # unknown where the checks run
-    """A filter of docstrings, which fences doctests and removes the roles of Sphinx."""
+    """A griffe extension that fences doctests in docstrings, and removes Sphinx roles."""
 
     def on_object(self, *, obj: Object, **_: object) -> None:
         """Rewrite the docstring of one object."""

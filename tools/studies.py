@@ -4,8 +4,9 @@
 figure of each repeat in ``docs/experiments/studies.json``, and writes the pages. Comments mark
 the generated parts of a page:
 
-- ``<!-- figures of NAME -->`` to ``<!-- end -->``: the table of a study's arms; ``<!-- figures -->``: of all;
-- ``<!-- =NAME FIGURE ARM -->1.23<!-- -->``: one figure, and with ``ARM/ARM`` the ratio of two.
+- ``<!-- figures of NAME -->`` to ``<!-- end -->`` is the table of a study's arms, or of all studies if it
+  starts with ``<!-- figures -->``;
+- ``<!-- =NAME FIGURE ARM -->1.23<!-- -->`` is one figure or, with ``ARM/ARM``, the ratio of two.
 
 Exit codes: 0 success, 1 a study failed or a page is out of date.
 """

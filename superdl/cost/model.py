@@ -99,7 +99,7 @@ def bills(scenario: Scenario, prices: PriceTable) -> list[Bill]:
 
 
 def left_out(scenario: Scenario, prices: PriceTable) -> dict[str, str]:
-    """Return the reasons why ways of loading have no bill, by their tags."""
+    """Return why some ways of loading have no bill, by their tags."""
     if scenario.random:
         return {
             _STORED: "a random recipe produces different samples in each epoch",
@@ -119,7 +119,7 @@ def cache_samples(scenario: Scenario, prices: PriceTable) -> int:
 
 
 def produced(scenario: Scenario, share: float) -> tuple[float, float]:
-    """Return how many samples a first and a later epoch produce if the cache holds a ``share`` of them."""
+    """Return how many samples a first and a later epoch produce if the cache can contain this ``share``."""
     size = float(scenario.samples)
     # Jobs in step use a sample once together.
     uses = size if scenario.in_step else size * scenario.jobs

@@ -100,7 +100,7 @@ class Scenario:
         0.2,
         "0.081 from a disk, by superdl bench read, and the rest for fetching; set your own",
     )
-    chunk_mb: PositiveNumber = _given("bytes per request for a LitData file", "MB", 64.0)
+    chunk_mb: PositiveNumber = _given("data per request for a LitData file", "MB", 64.0)
     read_cpu_ms: PositiveNumber = _assumed(
         "CPU time of the trainer per ready sample over TLS, with 2 workers",
         "ms",

@@ -51,7 +51,7 @@ def preflight(
     sample: bool = True,
     bad_may_come: bool = False,
 ) -> None:
-    """Check coordinator and cache with this process's rights, and source and function if ``sample``.
+    """Check coordinator and cache with this process's rights and, with ``sample``, also source and function.
 
     It takes at most 5 s. ``tell`` is called with a line if no sample arrived in time and there was no error.
     A bad sample ends a run unless ``bad_may_come``.
@@ -86,7 +86,7 @@ def preflight(
                     ) from error
                 tell(
                     f"no sample arrived within {left_s:.0f} s, for an unknown reason: functions may be "
-                    "starting, or may not reach source or cache. superdl doctor waits longer, and superdl "
+                    "starting, or unable to reach source or cache. superdl doctor waits longer, and superdl "
                     "stats shows the progress"
                 )
                 continue

@@ -178,7 +178,7 @@ def _looked(check: Check, case: Case) -> Finding:
     except Exception as error:  # noqa: BLE001  # a bug in one check keeps no other from being looked at
         lacking = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if lacking in _NOT_EVERYWHERE:
-            why = f"it needs {lacking}, which is not installed here, as is usual for a coordinator"
+            why = f"it needs {lacking}, which is not installed here, as is usual on a coordinator's machine"
             return skipped(why, "also run superdl doctor where trainers run")
         why = f"the check itself failed: {type(error).__name__}: {error}"
         return bad(why, "this is a bug in superdl doctor: please report it")

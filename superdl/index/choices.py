@@ -37,7 +37,7 @@ class Choices:
         "index only shards or images whose key matches this, such as 'train-*'", "PATTERN"
     )
     split: str | None = _option(
-        "the split to read if files or folders are named after several, or all", "NAME"
+        "the split to read if file or folder names contain several, or all to read every split", "NAME"
     )
     key_at: str = _option(
         "where the key of a file in an archive ends: at its first dot, as in WebDataset, or at its last",

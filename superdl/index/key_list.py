@@ -122,7 +122,7 @@ class Labelling:
             self._kept.write(json.dumps(rows).encode() + b"\n")
 
     def labelled(self) -> Iterator[Rows]:
-        """Yield all rows with labels; raise ``SourceError`` if folders are no classes, or label types mix."""
+        """Yield all rows with labels; raise ``SourceError`` if folders are splits, or label types differ."""
         first: Row = {}
         self._kept.seek(0)
         for rows in map(json.loads, self._kept):

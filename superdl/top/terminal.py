@@ -69,7 +69,7 @@ def _jobs(jobs: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _functions(functions: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("functions", "slots", "in flight", "samples/s", "requests ended (per second)")
+    table = _table("functions", "slots", "in flight", "samples/s", "finished requests (per second)")
     for function in functions:
         ended = ", ".join(
             f"{outcome.replace('_', ' ')} {count:,} ({_rate(function['ended_per_s'][outcome])})"
@@ -121,7 +121,7 @@ def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold dim", expand=True)
     for number, name in enumerate(columns):
         if number:
-            table.add_column(name, no_wrap=name not in {"waits for", "requests ended (per second)"})
+            table.add_column(name, no_wrap=name not in {"waits for", "finished requests (per second)"})
         else:
             table.add_column(name, ratio=1, no_wrap=True, overflow="ellipsis", min_width=12)
     return table
