@@ -139,7 +139,7 @@ def _authority(vault: Vault) -> Pair:
             "together"
         )
     if vault.read("ca") != {"cert": authority.cert}:
-        vault.write("ca", {"cert": authority.cert}, "SUPER: the authority's certificate, which is no secret")
+        vault.write("ca", {"cert": authority.cert}, "SUPER: the authority's certificate, which is not secret")
     return authority
 
 

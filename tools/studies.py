@@ -101,7 +101,7 @@ def _run(name: str) -> dict[str, Any] | None:
 
 
 def figures_of(comparison: Comparison, date: str) -> dict[str, Any]:
-    """Return what is recorded of a comparison: the machine, and each arm's figures by repeat."""
+    """Return what to record about a comparison: the machine, and each arm's figures by repeat."""
     machine = comparison.environment
     arms = {}
     for arm in comparison.arms:

@@ -28,7 +28,7 @@ _NEVER_IN_IT = (
 
 @dataclass(frozen=True, slots=True)
 class PaidByHour:
-    """Resources paid by the hour, with their names in the price table. None excludes one from the bill."""
+    """Resources paid by the hour, by their names in the price table. None leaves one out of the bill."""
 
     machine: str | None = None
     machines: int = 1
@@ -40,7 +40,7 @@ class PaidByHour:
 
 @dataclass(frozen=True, slots=True)
 class EpochUse:
-    """Resources used by an epoch and its validation. ``images`` counts those trained on."""
+    """Resources used by an epoch and its validation. ``images`` counts only training images."""
 
     epoch: int
     wall_s: float
@@ -64,7 +64,7 @@ class BillLine:
 
 @dataclass(frozen=True, slots=True)
 class EpochBill:
-    """The bill of one epoch with its validation. The images are those trained on."""
+    """The bill of one epoch with its validation. Only training images count."""
 
     epoch: int
     usd: float

@@ -30,7 +30,7 @@ _ONE_PILLOW = (
 
 
 def check_coordinator(case: Case) -> Finding:
-    """Check that the coordinator accepts these credentials and has our version."""
+    """Check that the coordinator accepts these credentials and runs our version."""
     if not case.coordinator:
         why = "none is set, so samplers start the embedded one"
         return skipped(why, "to use one, set --coordinator or SUPER_COORDINATOR")

@@ -1,4 +1,4 @@
-"""Tars and zips, whose members have paths as names, and labels from a file or their folder."""
+"""Tars and zips, whose members are named by their paths and labelled by a file or their folder."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _File(NamedTuple):
 
 
 class _Archive:
-    """The search for images and their labels among the files of an archive."""
+    """An archive, whose files are grouped into images and their labels."""
 
     def __init__(self, shard: Shard, choices: Choices, *, webdataset: bool) -> None:
         # webdataset: an image field is a whole extension, and a label belongs to one image.

@@ -77,7 +77,7 @@ class Layout(NamedTuple):
 
 
 def layouts_of(index: Shard) -> dict[str, Layout]:
-    """Return the layouts of the shards in an ``index.json`` by key, or nothing if it has another format."""
+    """Return the layouts of the shards in an ``index.json`` by key, or none if it has another format."""
     try:
         fields = json.loads(index.whole(_INDEX_BYTES))
         if isinstance(fields, dict) and "shards" in fields:
@@ -131,7 +131,7 @@ def _of_litdata(index: Shard, chunks: Any, config: Mapping[str, Any]) -> list[tu
 
 
 def chunk_members(shard: Shard, choices: Choices, layout: Layout) -> Iterator[Member]:
-    """Yield the images in a shard of MDS or LitData, each with its position in the shard as its name."""
+    """Yield the images in a shard of MDS or LitData, named by their positions in the shard."""
     # A shard begins with the number of samples and their offsets, in 32 bits.
     (samples,) = struct.unpack("<I", shard.read(0, _U32))
     if (shard.size, samples) != (layout.size, layout.samples):
@@ -200,7 +200,7 @@ def _chunk_label(shard: Shard, kind: str, offset: int, length: int, name: str) -
 
 
 def tfrecord_members(shard: Shard, choices: Choices) -> Iterator[Member]:
-    """Yield the images in a TFRecord file, each with its record's number as its name."""
+    """Yield the images in a TFRecord file, named by the numbers of their records."""
     shard.refuse_compressed()
     example_type = _example_type()
     at, number = 0, 0
@@ -270,7 +270,7 @@ def _example_type() -> Any:
 
 
 def parquet_members(shard: Shard, choices: Choices) -> Iterator[Member]:
-    """Yield the rows of a Parquet file, each with its column and number as its name."""
+    """Yield the rows of a Parquet file, named by their column and row number."""
     import pyarrow as pa
     from pyarrow import parquet
 

@@ -100,7 +100,7 @@ def _label(shard: Shard, member: Member, choices: Choices) -> Label | None:
 
 
 class Labelling:
-    """The labelling of rows once all are known, and the number of samples per class."""
+    """A collector of rows, which labels them once all are known, and counts the samples of each class."""
 
     def __init__(self, url: str, kept: IO[bytes]) -> None:
         # Until all are read, rows wait in a temporary file.

@@ -1,4 +1,4 @@
-"""Images outside of shards, and labels in files: beside images, also in archives, or COCO's.
+"""Images outside of shards, and labels in files beside images (also in archives) or in COCO's format.
 
 A label file contains a number, a string, a field of JSON, or YOLO's boxes. COCO's ``boxes`` are (left,
 top, right, bottom) in pixels, as torchvision's models expect. ``classes`` are category ids, the same in
@@ -44,11 +44,11 @@ def label_in(name: str, content: bytes, choices: Choices, fail: Fail) -> Label |
     try:
         text = content.decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:
-        raise fail(f"it is a label file, but is not UTF-8: {error}") from error
+        raise fail(f"the label is not UTF-8: {error}") from error
     if choices.labels == "yolo":
         return _boxes(text, fail)
     if not text:
-        raise fail(f"it is a label file, but is empty or longer than {LABEL_FILE_BYTES} bytes")
+        raise fail(f"the label is empty or longer than {LABEL_FILE_BYTES} bytes")
     return int(text) if _INTEGER.fullmatch(text) else text
 
 
@@ -79,7 +79,7 @@ def _boxes(text: str, fail: Fail) -> Label:
             kind, box = math.nan, []
         if not kind.is_integer() or len(box) != _BOX or not all(map(math.isfinite, box)):
             raise fail(
-                f"line {number} must have a class, and the centre and size of a box, not {line[:60]!r}"
+                f"line {number} must contain a class, and the centre and size of a box, not {line[:60]!r}"
             )
         boxes.append(box)
         classes.append(int(kind))

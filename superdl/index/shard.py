@@ -155,7 +155,7 @@ class ShardFile(io.RawIOBase):
         self._shard, self._limit_bytes, self._at = shard, limit_bytes, 0
 
     def readable(self) -> bool:
-        """Return True."""
+        """Return ``True``."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:

@@ -216,7 +216,7 @@ class Wrong:
 
 @dataclass(slots=True)
 class Verification:
-    """Counts of packs, records and checked records, and all faults."""
+    """The result of verifying a store: counts of packs, records and checked records, and all faults."""
 
     packs: int = 0
     records: int = 0

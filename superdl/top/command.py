@@ -32,7 +32,7 @@ _Figures = dict[str, Any]
 
 
 class Looks:
-    """The polling of one coordinator, which continues through its restarts.
+    """Polls of one coordinator, which continue through its restarts.
 
     ``text`` makes text from other programs safe to display. Rates are relative to a poll at least
     ``window_s`` old. Raise ``SuperError`` if the first poll reaches no coordinator.

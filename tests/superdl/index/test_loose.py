@@ -120,13 +120,13 @@ MISSING = (
 )
 WRONG = {
     "missing": (dict.fromkeys([*(f"images/{n}.jpg" for n in (1, 2, 3)), "labels/3.txt"], "1"), (), MISSING),
-    "no box": ({"1.jpg": "", "1.txt": "0 1 1 1"}, ("--labels", "yolo"), "1.txt: line 1 must have"),
+    "no box": ({"1.jpg": "", "1.txt": "0 1 1 1"}, ("--labels", "yolo"), "1.txt: line 1 must contain"),
     "polygons": (
-        {"1.jpg": "", "1.txt": "0 1 1 1 1\n0 1 1 1 1 1 1"}, ("--labels", "yolo"), "1.txt: line 2 must have",
+        {"1.jpg": "", "1.txt": "0 1 1 1 1\n0 1 1 1 1 1 1"}, ("--labels", "yolo"), "1.txt: line 2 must",
     ),
     "not finite": ({"1.jpg": "", "1.txt": "0 1 1 1 nan"}, ("--labels", "yolo"), "1.txt: line 1"),
-    "not UTF-8": ({"1.jpg": "", "1.txt": b"\xff"}, (), "1.txt: it is a label file, but is not UTF-8"),
-    "empty": ({"1.jpg": "", "1.txt": ""}, (), "1.txt: it is a label file, but is empty"),
+    "not UTF-8": ({"1.jpg": "", "1.txt": b"\xff"}, (), "1.txt: the label is not UTF-8"),
+    "empty": ({"1.jpg": "", "1.txt": ""}, (), "1.txt: the label is empty"),
     "too large": ({"1.jpg": "", "1.txt": bytes(LABEL_FILE_BYTES + 1)}, (), "1.txt: it cannot be read"),
     "no JSON": ({"1.jpg": "", "1.json": "{"}, (), "1.json: it is not JSON"),
     "no field": ({"1.jpg": "", "1.json": "{}"}, (), "1.jpg: it has no label"),
