@@ -167,7 +167,11 @@ def _looks(kind: ExecutorKind, case: Case, settings: Settings) -> list[Finding]:
     is_here = kind.runs_on is RunsOn.THIS_HOST
     # Workers that call in are checked by their coordinator.
     if kind.runs_on is RunsOn.OTHER_HOSTS:
-        return [skipped(f"functions run on {kind.place} of a coordinator", "pass it with --coordinator")]
+        return [
+            skipped(
+                f"functions run on {kind.place}, so a coordinator is needed", "pass it with --coordinator"
+            )
+        ]
     if not (is_here or case.cache):
         return [
             skipped(f"functions on {kind.place} need a cache that they can reach", "pass it with --cache")
