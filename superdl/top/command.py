@@ -228,7 +228,7 @@ def _shown_as(
         from superdl.top.web import Page
 
         with closing(Page(arguments.web, looks.late_batches)) as page:
-            sys.stdout.write(f"superdl top: serving {page.url} until Ctrl-C\n")
+            sys.stdout.write(f"superdl top: {page.url} (press Ctrl-C to stop)\n")
             sys.stdout.flush()
             yield page.show
     elif arguments.json:
