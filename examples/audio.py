@@ -1,4 +1,4 @@
-"""Audio as spectrograms made by functions: learn to distinguish steady and rising tones.
+"""Audio as spectrograms, which functions compute: learn to distinguish steady and rising tones.
 
 ``pip install superdl[audio]``
 """

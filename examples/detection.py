@@ -1,4 +1,4 @@
-"""Detection: YOLO's files become a key list, and each image has its own number of boxes."""
+"""Detection: turn YOLO's files into a key list, and train on any number of boxes per image."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLIP = v2.Compose([v2.RandomHorizontalFlip(), v2.RandomVerticalFlip(), v2.Saniti
 
 
 def make_data(folder: Path) -> None:
-    """Write images with zero to three squares, in YOLO's folders and files."""
+    """Write images with zero to three squares, and their boxes, in YOLO's layout."""
     draw = random.Random(0)
     for name in ("images", "labels"):
         (folder / name).mkdir()
@@ -37,7 +37,7 @@ def make_data(folder: Path) -> None:
 
 
 def flipped(image: torch.Tensor, boxes: torch.Tensor, classes: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return a sample after the transforms, its boxes (n, 4) as centre and size in pixels."""
+    """Return a transformed sample, with its boxes (n, 4) as centre and size in pixels."""
     boxes = tv_tensors.BoundingBoxes(boxes * SIDE, format="CXCYWH", canvas_size=(SIDE, SIDE))
     return FLIP({"image": tv_tensors.Image(image), "boxes": boxes, "labels": classes})
 

@@ -1,4 +1,4 @@
-"""Segmentation: crop and flip images and masks alike, in Pascal VOC's folders."""
+"""Segmentation: crop and flip images together with their masks, from Pascal VOC's folders."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from PIL import Image, ImageDraw
 from superdl import Recipe, SuperDataset, SuperLoader
 from superdl.main import main as superdl
 
-# Masks are palette PNGs, whose numbers are the classes.
+# Masks are palette PNGs, whose colour numbers are the classes.
 CLASSES = ["background", "red", "green"]
 CROPS = [{"op": "random_crop", "size": 48}, {"op": "horizontal_flip"}, {"op": "vertical_flip"}]
-# Functions cut the same part out of both.
+# Functions crop the same part of both.
 RECIPE = Recipe.fields(image=Recipe(CROPS), mask=Recipe([{"op": "mask"}, *CROPS]))
 
 
 def make_data(folder: Path) -> None:
-    """Write images of circles on a grey background, each with the mask of its circles."""
+    """Write images of circles on a grey background, each with a mask of the circles."""
     draw = random.Random(0)
     for name in ("JPEGImages", "SegmentationClass"):
         (folder / name).mkdir()

@@ -1,4 +1,4 @@
-"""Images with their captions: learn by contrast, as CLIP does, which caption belongs to an image."""
+"""Images with captions: learn which caption belongs to which image, contrastively as CLIP does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLACES = {"left": (0, 8), "right": (32, 8)}
 
 
 def make_data(folder: Path) -> None:
-    """Write images of a square, and a key list with their captions' tokens, padded to one length."""
+    """Write images of a square, and a key list with the tokens of their captions, padded to one length."""
     vocabulary = {word: number for number, word in enumerate(["[PAD]", "a", "square", *COLOURS, *PLACES])}
     draw = random.Random(0)
     rows = []

@@ -1,6 +1,6 @@
-"""Submit a training job to SageMaker, with CPU hosts beside the GPU hosts (docs/deploy/clusters.md).
+"""Submit a training job with CPU and GPU hosts to SageMaker (docs/deploy/clusters.md).
 
-Needs ``pip install 'sagemaker<3'``, since version 3 has no ``Estimator``. Set the upper-case names first.
+It needs ``pip install 'sagemaker<3'``, since version 3 has no ``Estimator``. Set the constants first.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def estimator() -> Estimator:
 
 
 def main() -> int:
-    """Submit the job, and retry while AWS has no machines; return 3 if all attempts fail."""
+    """Submit the job, and retry while AWS has no capacity; return 3 if all attempts fail."""
     for attempt in range(ATTEMPTS):
         try:
             estimator().fit(wait=True)
         except CapacityError as error:
-            sys.stderr.write(f"no machines (attempt {attempt + 1} of {ATTEMPTS}): {error}\n")
+            sys.stderr.write(f"no capacity (attempt {attempt + 1} of {ATTEMPTS}): {error}\n")
             time.sleep(PAUSE_S * 2**attempt)
         else:
             return 0

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Two CPU hosts preprocess for two GPU hosts (docs/deploy/clusters.md): sbatch examples/slurm.sh
-# Needs on every host SUPER, valkey-server and the script; set SUPER_TOKEN and the certificates, or SUPER_INSECURE=1 on a
-# network that nobody else reaches.
+# Every host needs SUPER, valkey-server and the script. Set SUPER_TOKEN and the certificates, or SUPER_INSECURE=1 on a
+# network that nobody else can reach.
 #SBATCH --job-name=superdl
 #SBATCH --nodes=2 --ntasks-per-node=1 --cpus-per-task=32 --partition=cpu
 #SBATCH hetjob

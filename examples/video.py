@@ -1,4 +1,4 @@
-"""Clips of videos, decoded by functions: learn whether a square moves right or left.
+"""Video clips, which functions decode: learn whether a square moves right or left.
 
 ``pip install superdl[video]``
 """
@@ -18,7 +18,7 @@ from superdl import Recipe, SuperDataset, SuperLoader
 
 
 def make_data(folder: Path) -> None:
-    """Write MP4 files of two seconds, and a key list with their labels."""
+    """Write MP4 files of two seconds each, and a key list with their labels."""
     draw = random.Random(0)
     rows = []
     for number in range(80):

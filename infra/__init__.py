@@ -1,4 +1,4 @@
-"""SUPER on AWS and on several hosts; not in the wheel. This module is for all commands for AWS."""
+"""SUPER on AWS and on several hosts; not in the wheel. All AWS commands use this module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_REGION", "TAG", "session_in", "stack_name"]
 
-NO_REGION = "name the region: --region, AWS_REGION or AWS_DEFAULT_REGION"
+NO_REGION = "no region is set: use --region, AWS_REGION or AWS_DEFAULT_REGION"
 # The tag on everything in a stack; its value is the stack's name.
 TAG = "super:stack"
 
@@ -21,7 +21,7 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
 def session_in(region: str | None) -> boto3.session.Session:
-    """Return a session in the given region, else in the AWS CLI's."""
+    """Return a session in the given region, or else in the AWS CLI's."""
     import boto3
 
     # The CLI prefers AWS_REGION, boto3 reads only AWS_DEFAULT_REGION and its file. If
@@ -30,11 +30,11 @@ def session_in(region: str | None) -> boto3.session.Session:
 
 
 def stack_name(text: str) -> str:
-    """Check a stack's name, as argparse's ``type``."""
+    """Check a stack's name, and return it. For argparse's ``type``."""
     if len(text) > _NAME_MAX or not _NAME.fullmatch(text):
         msg = (
-            f"a stack's name has at most {_NAME_MAX} lower-case letters, digits and single hyphens, and "
-            f"begins with a letter: ids of ElastiCache and a host name hold it; not {text!r}"
+            f"{text!r} is not a valid stack name: use at most {_NAME_MAX} lower-case letters, digits and "
+            "single hyphens, starting with a letter, because ElastiCache ids and a host name contain it"
         )
         raise argparse.ArgumentTypeError(msg)
     return text

@@ -1,8 +1,8 @@
-"""``python -m infra.launcher``: one host's part of a training run
+"""``python -m infra.launcher``: run one host's part of a training run
 (docs/deploy/clusters.md). Start it on every host.
 
-The first CPU host runs cache and coordinator, every CPU host a worker; without CPU hosts,
-the first GPU host runs all three. All hosts exit with training's code.
+The first CPU host runs cache and coordinator, and every CPU host runs a worker. Without CPU
+hosts, the first GPU host runs all three. All hosts exit with the exit code of training.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SIGNAL = 128
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The hosts of a run, and the training command."""
+    """The hosts of a run and the training command."""
 
     data_hosts: tuple[str, ...]  # that preprocess; may be empty
     training_hosts: tuple[str, ...]
@@ -53,24 +53,26 @@ class Run:
 
     @property
     def leader(self) -> str:
-        """The host with cache and coordinator."""
+        """The host that runs cache and coordinator."""
         return (*self.data_hosts, *self.training_hosts)[0]
 
     @property
     def coordinator(self) -> str:
-        """The coordinator's address; empty for one host, whose trainers start their own."""
+        """The coordinator's address, or an empty string for one host, whose trainers start their own."""
         return f"{self.leader}:{self.ports[0]}" if self.data_hosts or len(self.training_hosts) > 1 else ""
 
 
 def run_of(arguments: Sequence[str], environment: Mapping[str, str], config: Path = _CONFIG) -> Run:
-    """Return the run of the options, else of SageMaker's variables or files in ``config``."""
+    """Return the run from the options, or else from SageMaker's variables or files in ``config``."""
     named, host = ("", ""), ""
     if "--" in arguments:
         at = list(arguments).index("--")
         parser = argparse.ArgumentParser(prog="python -m infra.launcher", allow_abbrev=False)
-        parser.add_argument("--data-hosts", default="", help="hosts that preprocess, with commas between")
-        parser.add_argument("--training-hosts", default="", help="hosts that train")
-        parser.add_argument("--host", default="", help="this one (the system's name for it)")
+        parser.add_argument("--data-hosts", default="", help="hosts that preprocess, separated by commas")
+        parser.add_argument("--training-hosts", default="", help="hosts that train, separated by commas")
+        parser.add_argument(
+            "--host", default="", help="the name of this host (default: the system's host name)"
+        )
         options, command = parser.parse_args(arguments[:at]), list(arguments[at + 1 :])
         named, host = (options.data_hosts, options.training_hosts), options.host
     else:  # hyper-parameters, all of them the script's except its name
@@ -85,11 +87,13 @@ def run_of(arguments: Sequence[str], environment: Mapping[str, str], config: Pat
     else:
         data, training, current = _sagemaker_hosts(environment, config)
     if not "".join(command[:1]):
-        raise ConfigError("no training script: name it by the hyper-parameter train-script, or after --")
+        raise ConfigError(
+            "no training script: set the hyper-parameter train-script, or pass the script after --"
+        )
     if current not in (*data, *training) or not training:
         raise ConfigError(
-            f"this host is {current!r}, data hosts are {list(data)}, training hosts {list(training)}: one at "
-            "least trains, and this one is among them (--host, or SageMaker's SM_CURRENT_HOST)"
+            f"this host is {current!r}, data hosts are {list(data)}, training hosts {list(training)}: at "
+            "least one host must train, and this one must be listed (--host, or SageMaker's SM_CURRENT_HOST)"
         )
     ports = tuple(map(int, environment.get("SUPER_LAUNCHER_PORTS", _PORTS).split(",")))
     gpus, name = environment.get("SM_NUM_GPUS"), environment.get("TRAINING_JOB_NAME") or "superdl"
@@ -119,7 +123,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _words(parameters: Mapping[str, str]) -> list[str]:
     """Turn hyper-parameters into a command line."""
-    # SageMaker's SDK writes texts as JSON, and adds parameters of its own.
+    # SageMaker's SDK writes strings as JSON, and adds its own parameters.
     words = []
     for name, value in sorted(parameters.items()):
         if not name.startswith("sagemaker_"):
@@ -128,7 +132,7 @@ def _words(parameters: Mapping[str, str]) -> list[str]:
 
 
 def _preprocess(run: Run) -> int:
-    """Run a CPU host's part; return the exit code in the coordinator's goodbye."""
+    """Run a CPU host's part; return the exit code that the coordinator reports at the end of the run."""
     with contextlib.ExitStack() as stack:
         coordinator = _start_services(run, stack) if run.current == run.leader else None
         worker = (*_PYTHON, "superdl.lambda_prefetch.worker")
@@ -141,7 +145,7 @@ def _preprocess(run: Run) -> int:
 
 
 def _train(run: Run) -> int:
-    """Run a GPU host's part; return training's exit code."""
+    """Run a GPU host's part; return the exit code of training."""
     is_first = run.current == run.training_hosts[0]
     options = (
         f"--nnodes={len(run.training_hosts)}",
@@ -168,12 +172,12 @@ def _train(run: Run) -> int:
             try:
                 Client(run.coordinator).call("EndRun", pb.EndRunRequest(exit_code=code), FIRST_CONTACT)
             except SuperError as error:  # only training's exit code counts
-                _log.warning("the coordinator does not know that the run has ended: %s", error)
+                _log.warning("cannot report the end of the run to the coordinator: %s", error)
         return code
 
 
 def _torchrun(words: Sequence[str]) -> int:
-    """Run ``torchrun`` in this process; return the first failed rank's exit code, else 0."""
+    """Run ``torchrun`` in this process; return the exit code of the first rank that failed, or 0."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
@@ -190,7 +194,7 @@ def _torchrun(words: Sequence[str]) -> int:
 
 
 def _start_services(run: Run, stack: contextlib.ExitStack) -> subprocess.Popen[bytes]:
-    """Start a cache, unless ``SUPER_CACHE`` is set, and the coordinator; return the latter."""
+    """Start the coordinator and, unless ``SUPER_CACHE`` is set, a cache; return the coordinator."""
     address, cache = socket.gethostbyname(run.current), os.environ.get("SUPER_CACHE", "")
     if not cache:
         _start_cache(address, run.ports[1], stack)
@@ -209,11 +213,11 @@ def _start_services(run: Run, stack: contextlib.ExitStack) -> subprocess.Popen[b
 
 
 def _start_cache(address: str, port: int, stack: contextlib.ExitStack) -> None:
-    """Start a cache server, with TLS and password like the coordinator's."""
+    """Start a cache server with the coordinator's TLS settings and password."""
     cert, key = (os.environ.get(name, "") for name in ("SUPER_TLS_CERT", "SUPER_TLS_KEY"))
     server = shutil.which("valkey-server") or shutil.which("redis-server") if cert else server_binary()
     if server is None:
-        raise ConfigError("a cache with TLS needs valkey-server or redis-server here, or SUPER_CACHE")
+        raise ConfigError("a cache with TLS needs valkey-server or redis-server on this host, or SUPER_CACHE")
     files = (f'tls-cert-file "{cert}"', f'tls-key-file "{key}"', "tls-auth-clients no")
     ports = ("port 0", f"tls-port {port}", *files) if cert else (f"port {port}",)
     listens = (f"bind {address}", "protected-mode no", *ports)
@@ -226,7 +230,7 @@ def _start_cache(address: str, port: int, stack: contextlib.ExitStack) -> None:
 
 
 def _held(process: subprocess.Popen[bytes], stack: contextlib.ExitStack) -> subprocess.Popen[bytes]:
-    """End a process with the stack."""
+    """Terminate a process when the stack closes."""
     # The stack calls these in reverse order.
     stack.callback(process.wait)
     stack.callback(process.terminate)
@@ -234,7 +238,7 @@ def _held(process: subprocess.Popen[bytes], stack: contextlib.ExitStack) -> subp
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do this host's part; return training's exit code, or 2 for a wrong setting."""
+    """Do this host's part; return the exit code of training, or 2 for an invalid setting."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="launcher: %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_SIGNAL + signal.SIGTERM))
     try:

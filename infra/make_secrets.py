@@ -1,10 +1,10 @@
-"""``python -m infra.make_secrets --stack NAME``: puts certificates and token into Secrets Manager.
+"""``python -m infra.make_secrets --stack NAME``: put certificates and token into Secrets Manager.
 
-It creates what is missing or expires within a month. Standard output gets parameters for
-``sam deploy --parameter-overrides``. Exit codes: 0 done, 1 AWS refused.
+It creates what is missing or expires within a month, and prints the parameters for
+``sam deploy --parameter-overrides``. Exit codes: 0 success, 1 AWS refused.
 
-Secrets: ``NAME/authority`` (with its key, only for those who renew), ``NAME/ca`` (the certificate
-alone), ``NAME/coordinator``, ``NAME/token`` and, with ``--mutual-tls``, ``NAME/client``.
+Secrets: ``NAME/authority`` (with its key, only for those who renew certificates), ``NAME/ca`` (only the
+certificate), ``NAME/coordinator``, ``NAME/token`` and, with ``--mutual-tls``, ``NAME/client``.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _TOKEN_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A certificate and its key, as PEM texts."""
+    """A certificate and its key, in PEM."""
 
     cert: str
     key: str = field(repr=False)
 
 
 def new_authority(name: str) -> Pair:
-    """Return an authority that may sign certificates, but no other authority."""
+    """Return an authority that may sign certificates, but not other authorities."""
     # trustme makes the keys, of the curve P-256, in memory.
     authority = trustme.CA(path_length=0, organization_name=_NAME, organization_unit_name=name)
     return Pair(authority.cert_pem.bytes().decode(), authority.private_key_pem.bytes().decode())
@@ -59,13 +59,13 @@ def sign(authority: Pair, host: str, *others: str, days: int) -> Pair:
 
 
 def days_left(cert: str) -> float:
-    """Return the days until a certificate expires; below 0 if it has."""
+    """Return the days until a certificate expires, which are negative if it has expired."""
     expires = x509.load_pem_x509_certificate(cert.encode()).not_valid_after_utc
     return (expires - dt.datetime.now(dt.UTC)) / dt.timedelta(days=1)
 
 
 def _is_good(cert: str, authority: str, host: str) -> bool:
-    """Return whether a certificate lasts, is the authority's and names the host."""
+    """Return whether a certificate lasts a month, is signed by the authority, and is for this host."""
     loaded, issuer = (x509.load_pem_x509_certificate(text.encode()) for text in (cert, authority))
     try:
         loaded.verify_directly_issued_by(issuer)
@@ -76,14 +76,14 @@ def _is_good(cert: str, authority: str, host: str) -> bool:
 
 
 class Vault:
-    """The secrets of one stack: JSON objects of texts."""
+    """The secrets of one stack, which are JSON objects of strings."""
 
     def __init__(self, client: Any, stack: str) -> None:
         self._client = client
         self.stack = stack
 
     def read(self, name: str) -> dict[str, str]:
-        """Return a secret's content, or an empty one; restore it if marked for deletion."""
+        """Return a secret's content, empty if it does not exist; restore a secret marked for deletion."""
         full = f"{self.stack}/{name}"
         try:
             if self._client.describe_secret(SecretId=full).get("DeletedDate"):
@@ -95,7 +95,7 @@ class Vault:
         return content
 
     def write(self, name: str, content: Mapping[str, str], description: str) -> None:
-        """Create a secret, or give it a new version."""
+        """Create a secret, or add a new version of it."""
         full, text = f"{self.stack}/{name}", json.dumps(content)
         try:
             self._client.put_secret_value(SecretId=full, SecretString=text)
@@ -103,7 +103,7 @@ class Vault:
         except self._client.exceptions.ResourceNotFoundException:
             tags = [{"Key": TAG, "Value": self.stack}]
             self._client.create_secret(Name=full, Description=description, SecretString=text, Tags=tags)
-            _say(f"made {full}")
+            _say(f"created {full}")
 
     def arn(self, name: str) -> str:
         """Return the ARN of a secret."""
@@ -128,15 +128,18 @@ def _authority(vault: Vault) -> Pair:
     authority = Pair(current["cert"], current["key"]) if current else new_authority(f"SUPER {vault.stack}")
     if not current:
         content = {"cert": authority.cert, "key": authority.key}
-        vault.write("authority", content, "SUPER: the private authority. Keep it to who renews certificates")
+        vault.write(
+            "authority", content, "SUPER: the private authority, only for those who renew certificates"
+        )
     # A new certificate would now outlive the authority.
     if days_left(authority.cert) < _VALID_DAYS:
         _say(
-            f"the authority runs out in {days_left(authority.cert):.0f} days: delete the secret "
-            f"{vault.stack}/authority for good, run this again and restart coordinator and trainers together"
+            f"the authority expires in {days_left(authority.cert):.0f} days: delete the secret "
+            f"{vault.stack}/authority permanently, rerun this command, and restart coordinator and trainers "
+            "together"
         )
     if vault.read("ca") != {"cert": authority.cert}:
-        vault.write("ca", {"cert": authority.cert}, "SUPER: the authority's certificate, which is no secret")
+        vault.write("ca", {"cert": authority.cert}, "SUPER: the authority's certificate, which is not secret")
     return authority
 
 
@@ -166,17 +169,17 @@ def _say(text: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line, create the secrets, print the parameters."""
+    """Parse the command line, create the secrets, and print the parameters."""
     parser = argparse.ArgumentParser(
-        prog="python -m infra.make_secrets", description="Certificates and a token for a stack of SUPER."
+        prog="python -m infra.make_secrets", description="Create certificates and a token for a SUPER stack."
     )
-    parser.add_argument("--stack", type=stack_name, required=True, help="the name that the stack will have")
-    parser.add_argument("--region", help="its region (else the environment's)")
-    parser.add_argument("--mutual-tls", action="store_true", help="make a certificate for trainers, too")
-    parser.add_argument("--renew", action="store_true", help="make new certificates now")
+    parser.add_argument("--stack", type=stack_name, required=True, help="the name of the stack to be created")
+    parser.add_argument("--region", help="its region (default: from the environment)")
+    parser.add_argument("--mutual-tls", action="store_true", help="also create a certificate for trainers")
+    parser.add_argument("--renew", action="store_true", help="create new certificates now")
     add = parser.add_mutually_exclusive_group().add_argument
-    add("--rotate-token", action="store_true", help="make a token; those before are accepted beside it")
-    add("--retire-token", action="store_true", help="accept the newest token alone")
+    add("--rotate-token", action="store_true", help="create a new token; earlier tokens remain valid")
+    add("--retire-token", action="store_true", help="accept only the newest token")
     arguments = parser.parse_args(argv)
     try:
         client = session_in(arguments.region).client("secretsmanager")

@@ -1,7 +1,7 @@
-"""``python -m infra.teardown --stack NAME``: deletes secrets and logs that ``sam delete``
-leaves, and lists the rest.
+"""``python -m infra.teardown --stack NAME``: delete the secrets and logs that ``sam delete``
+leaves, and list the rest.
 
-Exit codes: 0 nothing is left; 1 something is, or AWS refused; 2 the stack still exists.
+Exit codes: 0 nothing is left; 1 something is left, or AWS refused; 2 the stack still exists.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from infra import NO_REGION, TAG, session_in, stack_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    # Makes boto3's client of a service.
+    # Creates boto3's client of a service.
     Client = Callable[[str], Any]
 
 _RECOVERY_DAYS = 7
@@ -32,7 +32,7 @@ def _all(service: Any, operation: str, field: str, **asked: Any) -> Iterator[dic
 
 
 def _stacks(client: Client, stack: str) -> dict[str, str]:
-    """Return the states of all stacks of this name, by id."""
+    """Return the states of all stacks with this name, by id."""
     # CloudFormation lists deleted stacks for 90 days.
     summaries = _all(client("cloudformation"), "list_stacks", "StackSummaries")
     return {
@@ -67,7 +67,9 @@ def _delete(client: Client, stack: str, *, forget: bool) -> Iterator[str]:
 def _tear_down(client: Client, stack: str, *, forget: bool) -> int:
     stacks = _stacks(client, stack)
     if any(state != "DELETE_COMPLETE" for state in stacks.values()):
-        sys.stderr.write(f"{stack} is there: terminate trainers, then sam delete --stack-name {stack}\n")
+        sys.stderr.write(
+            f"{stack} still exists: terminate trainers, then run sam delete --stack-name {stack}\n"
+        )
         return 2
     deleted = list(_deleted_with_stacks(client, stacks))
     for arn in _delete(client, stack, forget=forget):
@@ -82,23 +84,23 @@ def _tear_down(client: Client, stack: str, *, forget: bool) -> int:
     arns = [mapping["ResourceARN"] for mapping in mappings]
     remaining = [arn for arn in arns if arn not in deleted and not arn.endswith(suffixes)]
     if not remaining:
-        print(f"nothing of {stack} is left that costs money")
+        print(f"nothing that costs money is left of {stack}")
         return 0
     print(
-        f"{len(remaining)} things with the tag of {stack} are left (AWS remembers for a while what is gone):"
+        f"{len(remaining)} resources with the tag of {stack} are left (AWS lists deleted ones for a while):"
     )
     print("".join(f"  {arn}\n" for arn in remaining), end="")
     return 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line and delete."""
+    """Parse the command line, and delete what is left."""
     parser = argparse.ArgumentParser(
-        prog="python -m infra.teardown", description="Delete what sam delete leaves of a stack of SUPER."
+        prog="python -m infra.teardown", description="Delete what sam delete leaves of a SUPER stack."
     )
     parser.add_argument("--stack", type=stack_name, required=True, help="the stack's name")
-    parser.add_argument("--region", help="its region (else the environment's)")
-    words = "delete secrets for good, at once; else they can be restored for a week"
+    parser.add_argument("--region", help="its region (default: from the environment)")
+    words = "delete secrets permanently and at once; otherwise they can be restored for a week"
     parser.add_argument("--forget-secrets", action="store_true", help=words)
     arguments = parser.parse_args(argv)
     try:
@@ -107,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except NoRegionError:
         sys.stderr.write(f"{NO_REGION}\n")
     except (BotoCoreError, ClientError) as error:
-        sys.stderr.write(f"{error}\nRun this again when it is mended: it goes on where it stopped.\n")
+        sys.stderr.write(f"{error}\nFix this and run the command again: it continues where it stopped.\n")
     return 1
 
 

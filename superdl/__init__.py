@@ -32,7 +32,7 @@ __all__ = [
     "split_transform",
 ]
 
-# Modules of names that are not the dataset's. All are imported on first use: superdl --help
+# Modules of names that are not the dataset's. All are imported on first use, so that superdl --help
 # does not pay for them.
 _HOMES = {"Recipe": "superdl.super_wire", "SuperSampler": "superdl.sampler"}
 

@@ -1,4 +1,4 @@
-"""``superdl cost``: the cost of your epochs in US dollars, by five ways of loading."""
+"""``superdl cost``: estimate the cost of epochs in US dollars, for five ways of loading."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 # Options for the inputs that differ most.
 _CASE = {
-    "images": ("samples", "N", "images of the dataset (1281167)"),
-    "jobs": ("jobs", "N", "jobs that read it at the same time (1)"),
-    "epochs": ("epochs", "N", "epochs of each job (90)"),
-    "machine": ("machine", "NAME", "machine of each job, by its name at AWS (g4dn.xlarge)"),
-    "images-per-s": ("images_per_s", "X", "images/s that one GPU of it takes (427: ResNet-50 on a T4)"),
+    "images": ("samples", "N", "images in the dataset (default: 1281167)"),
+    "jobs": ("jobs", "N", "jobs that read it at the same time (default: 1)"),
+    "epochs": ("epochs", "N", "epochs per job (default: 90)"),
+    "machine": ("machine", "NAME", "AWS instance type that each job runs on (default: g4dn.xlarge)"),
+    "images-per-s": ("images_per_s", "X", "images/s of one of its GPUs (default: 427, ResNet-50 on a T4)"),
 }
 
 
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help=text,
         )
     add_overrides(parser, "cache_nodes=5 or x86_vcpu=0.8")
-    parser.add_argument("--all", action="store_true", help="show what is paid for, and every assumption")
+    parser.add_argument("--all", action="store_true", help="show each item of the cost, and every assumption")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -81,11 +81,14 @@ def _print(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill], *, ever
         for bill in rows
     ]
     table += [(tag, *[ABSENT] * 4, why) for tag, why in left_out(scenario, prices).items()]
-    heads = ("US dollars", "first\nepoch", "a later\nepoch", "all\nepochs", "images/s", "held back by")
+    heads = ("US dollars", "first\nepoch", "a later\nepoch", "all\nepochs", "images/s", "limited by")
     print_rows(console, heads, table)
-    say(console, f"List prices of {prices.date}, {prices.region}; all jobs together. Trust a factor of two.")
+    say(
+        console,
+        f"List prices of {prices.date}, {prices.region}, for all jobs. Expect errors up to a factor of two.",
+    )
     if not everything:
-        say(console, "superdl cost --all shows what is paid for, and every assumption; --set changes one.")
+        say(console, "superdl cost --all shows each item and every assumption; --set changes an assumption.")
         return
     paid = [name for name in PARTS if any(getattr(bill.month, name) for bill in rows)]
     items = [(bill.tag, *(_usd(getattr(bill.month, name)) for name in paid)) for bill in rows]
@@ -93,13 +96,13 @@ def _print(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill], *, ever
     fit = min(cache_samples(scenario, prices), scenario.samples)
     held = f"{scenario.cache_nodes} x {scenario.cache_node} for {fit / scenario.samples:.0%} of the images"
     at_once = math.ceil(max(bill.functions_at_once for bill in rows))
-    say(console, f"With Lambda: {held}, {at_once} functions at once in a first epoch")
-    say(console, "\nAssumed (--set NAME=VALUE):")
+    say(console, f"With Lambda: {held}, {at_once} functions at once in the first epoch")
+    say(console, "\nAssumptions (change them with --set NAME=VALUE):")
     for entry in scenario.inputs():
         value = f"{_shown(entry['value'])} {entry['unit']}".rstrip()
         say(console, f"  {entry['name']} = {value}: {entry['about']} ({entry['basis']})")
-    verified = f"looked up: {', '.join(prices.verified)}" if prices.verified else "none was looked up"
-    say(console, f"Of the prices {verified}; others are from memory.")
+    verified = f"looked up: {', '.join(prices.verified)}" if prices.verified else "looked up: none"
+    say(console, f"Prices {verified}; the others are from memory.")
 
 
 def _mapping(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``superdl data``: create and list image sets, and push a directory to a bucket."""
+"""``superdl data``: create and list image sets, and upload a directory to a bucket."""
 
 from __future__ import annotations
 
@@ -20,25 +20,29 @@ _MEGABYTE = 1e6
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the actions and their options."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    make = actions.add_parser("make", help="write a set, once", description="Write a set, once and whole.")
-    make.add_argument("name", metavar="NAME", help="one that superdl data list names")
-    make.add_argument("--directory", metavar="DIR", help="where to; default data/NAME")
+    make = actions.add_parser(
+        "make",
+        help="create an image set",
+        description="Create an image set, unless it exists. An incomplete set never appears.",
+    )
+    make.add_argument("name", metavar="NAME", help="one of the sets that superdl data list shows")
+    make.add_argument("--directory", metavar="DIR", help="where to write it (default: data/NAME)")
     size = make.add_mutually_exclusive_group()
-    size.add_argument("--samples", type=int, metavar="N", help="so many training images; default all")
-    size.add_argument("--quick", action="store_true", help="as many as are enough to try things out")
-    make.add_argument("--seed", type=int, default=0, help="of what is drawn (0)")
-    make.add_argument("--json", action="store_true", help="print where it is as JSON")
+    size.add_argument("--samples", type=int, metavar="N", help="number of training images (default: all)")
+    size.add_argument("--quick", action="store_true", help="create only enough images to try things out")
+    make.add_argument("--seed", type=int, default=0, help="seed of the generated images (default: 0)")
+    make.add_argument("--json", action="store_true", help="print its location as JSON")
     push = actions.add_parser(
         "push",
-        help="send a directory to S3",
-        description="Send all files of a directory to S3, in parallel, but for those that are there.",
+        help="upload a directory to S3",
+        description="Upload all files of a directory to S3 in parallel, except those that are already there.",
     )
-    push.add_argument("directory", metavar="DIR", help="what to send, with all that is below it")
-    push.add_argument("url", metavar="s3://BUCKET/PREFIX", help="where to")
-    push.add_argument("--workers", type=int, default=16, metavar="N", help="files at the same time (16)")
-    push.add_argument("--json", action="store_true", help="print what was done as JSON")
+    push.add_argument("directory", metavar="DIR", help="directory to upload, with its subdirectories")
+    push.add_argument("url", metavar="s3://BUCKET/PREFIX", help="where to upload it")
+    push.add_argument("--workers", type=int, default=16, metavar="N", help="parallel uploads (default: 16)")
+    push.add_argument("--json", action="store_true", help="print the result as JSON")
     list_parser = actions.add_parser(
-        "list", help="show the sets", description="Show which sets there are, and what each takes."
+        "list", help="list the sets", description="List the available sets and the size of each."
     )
     list_parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -68,8 +72,8 @@ def _push(arguments: argparse.Namespace) -> None:
     if arguments.json:
         sys.stdout.write(json.dumps(counts | {"url": arguments.url}) + "\n")
         return
-    sent = f"{counts['sent']:,} files ({counts['bytes'] / _MEGABYTE:,.1f} MB) sent to {arguments.url}"
-    sys.stdout.write(f"{sent}, {counts['there']:,} were there\n")
+    sent = f"{counts['sent']:,} files ({counts['bytes'] / _MEGABYTE:,.1f} MB) uploaded to {arguments.url}"
+    sys.stdout.write(f"{sent}, {counts['there']:,} were already there\n")
 
 
 def _make(arguments: argparse.Namespace) -> None:
@@ -81,7 +85,7 @@ def _make(arguments: argparse.Namespace) -> None:
 
     name: str = arguments.name
     if arguments.seed < 0:
-        raise ConfigError(f"--seed is a whole number of at least 0, not {arguments.seed}")
+        raise ConfigError(f"--seed must be a whole number of at least 0, not {arguments.seed}")
     if name == "digits":
         if arguments.samples is not None or arguments.quick or arguments.seed:
             raise ConfigError("the digits are 1,797 real scans: --samples, --quick and --seed do not apply")
@@ -99,17 +103,17 @@ def _make(arguments: argparse.Namespace) -> None:
     elif name in PUBLISHED_SETS:
         published = PUBLISHED_SETS[name]
         raise ConfigError(
-            f"{name} is downloaded, not made: unpack it to data/{published.folder} ({published.layout}), "
-            f"or superdl data make {published.like}, which stands in for it"
+            f"{name} must be downloaded: unpack it to data/{published.folder} ({published.layout}), "
+            f"or run superdl data make {published.like} for a substitute"
         )
     else:
-        raise ConfigError(f"NAME is one of {', '.join(('digits', *MADE_SETS))}; not {name!r}")
+        raise ConfigError(f"NAME must be one of {', '.join(('digits', *MADE_SETS))}, not {name!r}")
     if arguments.json:
         sys.stdout.write(json.dumps({"name": name, "directory": str(directory)}) + "\n")
         return
     sys.stdout.write(
         f"{name} is in {directory}\n"
-        f"train on it: superdl run digits --set data.kind={name} --set 'data.directory={directory}'\n"
+        f"to train on it: superdl run digits --set data.kind={name} --set 'data.directory={directory}'\n"
     )
 
 
@@ -122,16 +126,14 @@ def _list(arguments: argparse.Namespace) -> None:
         return
     for row in rows:
         quick = "" if row["quick"] is None else f", {row['quick']:,} with --quick"
-        there = f"; made in {', '.join(row['there'])}" if row["there"] else ""
+        there = f"; already in {', '.join(row['there'])}" if row["there"] else ""
         images = f"{row['train']:,} training and {row['val']:,} validation images"
         size = f"{row['bytes'] / _MEGABYTE:,.0f} MB on disk"
         sys.stdout.write(f"{row['name']}: {row['about']}\n  {images}, {size}{quick}{there}\n")
-    sys.stdout.write(
-        "\nPublished sets that are taken as they are (data.kind), and what stands in for each:\n"
-    )
+    sys.stdout.write("\nPublished sets that can be used as they are (data.kind), each with a substitute:\n")
     for published in PUBLISHED_SETS.values():
         location = f"data/{published.folder} or data.directory, {published.layout}"
-        sys.stdout.write(f"  {published.name}: {location}; else {published.like}\n")
+        sys.stdout.write(f"  {published.name}: {location}; substitute: {published.like}\n")
 
 
 def _rows() -> list[dict[str, Any]]:

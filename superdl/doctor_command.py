@@ -1,6 +1,6 @@
 """``superdl doctor``: check whether this machine can train, and print remedies if not.
 
-Exit codes: 0 nothing is wrong (warnings and skipped checks are printed), 1 something is, 2 wrong use.
+Exit codes: 0 no check failed (warnings and skipped checks are printed), 1 a check failed, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -31,22 +31,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("source", nargs="?", default="", help="s3://bucket/prefix, file:///directory or a path")
     add_recipe_options(parser)
-    parser.epilog = "Images are taken to be resized to 256 and cropped to 224 where nothing is said."
+    parser.epilog = "Without options for the recipe, images are resized to 256 and cropped to 224."
     add("--key-list", default="", help="URL of a CSV, JSONL or Parquet file with keys and labels")
-    add("--coordinator", help="address; default SUPER_COORDINATOR, else the stack's")
-    add("--cache", help="address; default SUPER_CACHE, else the stack's, else the coordinator's")
-    add("--store", help="directory, s3://bucket/prefix or none; default SUPER_STORE, else your cache's")
-    add("--stack", metavar="FILE", help="what aws cloudformation describe-stacks printed of a deployed stack")
-    add("--executor", help="how functions run; default the coordinator's, else local")
-    add("--batch-size", type=int, default=256, help="samples in a batch, with --all; default 256")
-    patience = "for the first sample; default 120"
+    add("--coordinator", help="the coordinator's address (default: SUPER_COORDINATOR, else the stack's)")
+    add(
+        "--cache", help="the cache's address (default: SUPER_CACHE, else the stack's, else the coordinator's)"
+    )
+    add(
+        "--store",
+        help="directory, s3://bucket/prefix or none (default: SUPER_STORE, else in your cache directory)",
+    )
+    add("--stack", metavar="FILE", help="output of aws cloudformation describe-stacks for a deployed stack")
+    add("--executor", help="how functions run (default: as the coordinator runs them, else local)")
+    add("--batch-size", type=int, default=256, help="samples per batch with --all (default: 256)")
+    patience = "how long to wait for the first sample (default: 120)"
     add("--patience", type=float, default=120.0, metavar="SECONDS", help=patience)
     add("--all", action="store_true", help="decode every sample, and list all bad ones")
     add("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the checks in order and print findings; return 1 if something is bad."""
+    """Run the checks in order and print the findings; return 1 if a check failed."""
     from superdl.doctor import ALL_SAMPLES, CHECKS, CheckStatus, run_checks
     from superdl.super_wire.redaction import shown_lines
 
@@ -70,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _case_of(arguments: argparse.Namespace) -> Case:
-    """Return the input of the checks; ``ConfigError`` if part of it is invalid."""
+    """Return the input of the checks; raise ``ConfigError`` if part of it is invalid."""
     from superdl.coordinator.catalog.source import parse_source
     from superdl.coordinator.server.settings import Settings, load_settings
     from superdl.doctor import Case
@@ -109,8 +114,8 @@ def _case_of(arguments: argparse.Namespace) -> Case:
 def read_stack(file: str) -> dict[str, str]:
     """Return a deployed stack's outputs, by their keys in ``infra/template.yaml``.
 
-    ``file``: what ``aws cloudformation describe-stacks`` printed, or a mapping of names; ``ConfigError``
-    if it cannot be read, or has no outputs.
+    ``file`` contains the output of ``aws cloudformation describe-stacks``, or a mapping of names. Raise
+    ``ConfigError`` if it cannot be read or contains no outputs.
     """
     from superdl.super_wire.redaction import without_credentials
     from superdl.super_wire.user_text import load_json
@@ -125,12 +130,12 @@ def read_stack(file: str) -> dict[str, str]:
         outputs = {name: value for name, value in content.items() if isinstance(value, str)}
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"the stack's outputs in {shown} cannot be read: {why}") from error
+        raise ConfigError(f"cannot read the stack's outputs from {shown}: {why}") from error
     except (AttributeError, LookupError, TypeError):
         outputs = {}
     if not outputs:
         raise ConfigError(
-            f"{shown} holds no outputs of a stack: write what aws cloudformation "
-            "describe-stacks --stack-name NAME prints into a file and name that"
+            f"{shown} contains no stack outputs: save the output of aws cloudformation "
+            "describe-stacks --stack-name NAME to a file and pass that file"
         )
     return outputs

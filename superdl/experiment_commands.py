@@ -1,6 +1,6 @@
-"""The commands around experiments: run, compare, report, evaluate, advise, simulate, demo and bench.
+"""The commands for experiments: run, compare, report, evaluate, advise, simulate, demo and bench.
 
-``--help`` imports none of the experiments, except that ``run`` has the keys of a spec as options.
+``--help`` does not import the experiments, except for ``run``, whose options include the keys of a spec.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def _add_quick(parser: argparse.ArgumentParser) -> None:
-    text = "the spec's small variant: its section quick, else two epochs of 20 steps"
+    text = "run the spec's small variant: its section quick if it has one, else two epochs of 20 steps"
     parser.add_argument("--quick", action="store_true", help=text)
 
 
@@ -38,21 +38,25 @@ def _add_json(parser: argparse.ArgumentParser, text: str = "print JSON instead o
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``superdl run SPEC``: train from a spec and report."""
     add = parser.add_argument
-    add("spec", help="path of a YAML spec, or the name of one that comes along (digits)")
+    add("spec", help="path of a YAML spec, or the name of a built-in one (digits)")
     add_overrides(parser, "data.train=s3://bucket/train")
     _add_keys(parser)
     _add_quick(parser)
-    add("--no-page", action="store_true", help="write no report.html; superdl report DIRECTORY does it later")
+    add(
+        "--no-page",
+        action="store_true",
+        help="do not write report.html; superdl report DIRECTORY can do it later",
+    )
     add(
         "--find-batch-size",
         action="store_true",
-        help="train nothing: find the largest loader.batch_size whose step fits into the GPU",
+        help="do not train; find the largest loader.batch_size whose step fits in GPU memory",
     )
     _add_json(parser, "print the report as JSON instead of tables")
 
 
 def _add_keys(parser: argparse.ArgumentParser) -> None:
-    """Add ``--epochs 25`` for ``--set epochs=25``."""
+    """Add each key of a spec as an option, so that ``--epochs 25`` means ``--set epochs=25``."""
     # Services pass hyper-parameters in this form.
     from superdl.experiments.spec import spec_keys
 
@@ -73,7 +77,7 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
 
 
 def spec_of(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Spec:
-    """Return the spec of arguments and environment; ``ConfigError`` if invalid."""
+    """Return the spec from the arguments and the environment; raise ``ConfigError`` if it is invalid."""
     from superdl.experiments import load_spec
     from superdl.experiments.spec import placed
 
@@ -99,7 +103,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _keep_no_samples() -> None:
-    """Turn off store and state, or samples decoded by one run would serve the next."""
+    """Turn off store and state, so that no run can reuse samples that another one decoded."""
     for name in ("SUPER_STORE", "SUPER_STATE"):
         os.environ.setdefault(name, "none")
 
@@ -107,26 +111,24 @@ def _keep_no_samples() -> None:
 def _add_compare(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     group = parser.add_mutually_exclusive_group(required=True)
-    group.add_argument(
-        "spec", nargs="?", help="path of a YAML spec, or the name of one that comes along (digits)"
-    )
+    group.add_argument("spec", nargs="?", help="path of a YAML spec, or the name of a built-in one (digits)")
     group.add_argument(
         "--runs",
         nargs="+",
         metavar="[NAME=]DIR",
-        help="compare runs that are there already, by their directories; runs of one name are its repeats",
+        help="compare the existing runs in these directories; runs with the same name count as repeats",
     )
     add_overrides(parser, "loader.batch_size=256, in all arms")
     _add_quick(parser)
     add(
         "--arms",
         metavar="A,B",
-        help="these alone: names of compare.arms, or kinds of loaders (default: all arms; if there are none, "
-        "super and torch)",
+        help="run only these: names from compare.arms, or kinds of loaders (default: all arms, or super and "
+        "torch if there are none)",
     )
-    add("--repeats", type=int, metavar="N", help="run each arm so often (compare.repeats)")
-    add("--warmup-epochs", type=int, metavar="N", help="leave the first N epochs of a run out of its rates")
-    add("--keep-going", action="store_true", help="go on without the figures of a run that fails")
+    add("--repeats", type=int, metavar="N", help="run each arm N times (compare.repeats)")
+    add("--warmup-epochs", type=int, metavar="N", help="exclude the first N epochs of a run from its rates")
+    add("--keep-going", action="store_true", help="continue without the figures of a run that fails")
     _add_json(parser, "print the report as JSON instead of a table")
 
 
@@ -158,10 +160,12 @@ def _compare_runs(arguments: argparse.Namespace, console: Console) -> Comparison
     given = [arguments.overrides, arguments.quick, arguments.arms, arguments.repeats, arguments.keep_going]
     if any(given):
         raise ConfigError(
-            "--runs compares what is there: of the other options it takes --warmup-epochs, --json"
+            "--runs compares existing runs, so it can only be combined with --warmup-epochs and --json"
         )
     if arguments.warmup_epochs is not None and arguments.warmup_epochs < 0:
-        raise ConfigError(f"--warmup-epochs is a whole number of at least 0, not {arguments.warmup_epochs}")
+        raise ConfigError(
+            f"--warmup-epochs must be a whole number of at least 0, not {arguments.warmup_epochs}"
+        )
     report = compare_runs(arguments.runs, warmup_epochs=arguments.warmup_epochs)
     report = replace(report, directory=str(new_directory("runs", f"{report.name}-compare")))
     publish(report, console)
@@ -170,12 +174,16 @@ def _compare_runs(arguments: argparse.Namespace, console: Console) -> Comparison
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "directory", metavar="DIRECTORY", help="that superdl run or compare has written, whole or not"
+        "directory",
+        metavar="DIRECTORY",
+        help="a directory that superdl run or compare wrote, complete or not",
     )
     parser.add_argument(
-        "--book", action="store_true", help="write book.html and book.csv, a row for each run below DIRECTORY"
+        "--book",
+        action="store_true",
+        help="write book.html and book.csv, with a row for each run below DIRECTORY",
     )
-    _add_json(parser, "print where the page is, and what it tells of")
+    _add_json(parser, "print the path of the page and what it describes, as JSON")
 
 
 def _report(arguments: argparse.Namespace) -> int:
@@ -197,7 +205,7 @@ def _writing(place: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(
-            f"cannot write {place}: {error.strerror}; copy the runs to where you may"
+            f"cannot write {place}: {error.strerror}; copy the runs to a directory that you may write to"
         ) from error
 
 
@@ -220,7 +228,7 @@ def _write_page(directory: Path) -> dict[str, Any]:
     with _writing(path):
         write_whole(page, path)
     if (missing := plots_missing()) is not None:
-        sys.stderr.write(f"superdl report: without plots: {missing}\n")
+        sys.stderr.write(f"superdl report: the page has no plots: {missing}\n")
     return {"page": str(path), "name": measured.name, "status": measured.status}
 
 
@@ -238,7 +246,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint",
         choices=("best", "last"),
-        help="which (default: the best where it is, else the last)",
+        help="which checkpoint to evaluate (default: the best if it exists, else the last)",
     )
     add_overrides(parser, "data.val=s3://bucket/test")
     _add_json(parser, "print the figures as JSON instead of a table")
@@ -262,10 +270,13 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _add_advise(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("spec", help="as superdl run takes it; it is probed for ten seconds")
+    parser.add_argument("spec", help="a spec, as for superdl run, which is probed for ten seconds")
     add_overrides(parser, "loader.num_workers=8")
     parser.add_argument(
-        "--ranks", type=int, default=1, help="of the run: GPUs of this host, or hosts without one; default 1"
+        "--ranks",
+        type=int,
+        default=1,
+        help="number of ranks: GPUs of this host, or hosts without a GPU (default: 1)",
     )
     _add_quick(parser)
     _add_json(parser)
@@ -278,7 +289,7 @@ def _advise(arguments: argparse.Namespace) -> int:
 
     console = Console(stderr=arguments.json)
     if arguments.ranks < 1:
-        raise ConfigError(f"--ranks is 1 or more, not {arguments.ranks}")
+        raise ConfigError(f"--ranks must be at least 1, not {arguments.ranks}")
     advice = advise(spec_of(arguments), lambda line: say(console, line), arguments.ranks)
     print_advice(advice, console)
     tell_json(advice.to_mapping(), shown=arguments.json)
@@ -288,11 +299,11 @@ def _advise(arguments: argparse.Namespace) -> int:
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "spec",
-        help="path of a YAML spec, or a built-in one: digits, imagenet, many_jobs, thousand_jobs",
+        help="path of a YAML spec, or a built-in one: digits, imagenet, many_jobs or thousand_jobs",
     )
     add_overrides(parser, "cache.budget_gb=64")
     _add_json(parser, "print JSON instead of tables")
-    parser.add_argument("--output", metavar="FILE", type=Path, help="write the JSON to a file too")
+    parser.add_argument("--output", metavar="FILE", type=Path, help="also write the JSON to a file")
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
@@ -314,13 +325,13 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
         "directory",
         nargs="?",
         metavar="FOLDER",
-        help="your images, with a folder for each class (default: 1,500 that are drawn into data/demo)",
+        help="your images, with a folder for each class (default: 1,500 images generated in data/demo)",
     )
     parser.add_argument(
         "--images",
         type=int,
         metavar="N",
-        help="how many of them to read (default: 1,500, and fewer where decoding takes long)",
+        help="how many images to read (default: 1,500, or fewer if decoding is slow)",
     )
     _add_json(parser, "print the figures as JSON")
 
@@ -338,7 +349,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
-    """Add the benchmarks as subcommands; without a checkout, accept any words."""
+    """Add the benchmarks as subcommands. Without a checkout, accept any arguments."""
     benchmarks = _benchmarks()
     if benchmarks is None:
         parser.add_argument("benchmark", nargs=argparse.REMAINDER, help="needs a checkout of SUPER")
@@ -350,8 +361,8 @@ def _bench(arguments: argparse.Namespace) -> int:
     benchmarks = _benchmarks()
     if benchmarks is None:
         raise ConfigError(
-            "the benchmarks are not in the wheel, they need a checkout of SUPER: clone its repository, "
-            "run 'make .venv' there, and call .venv/bin/superdl bench"
+            "the benchmarks are not in the wheel and need a checkout of SUPER: clone its repository, "
+            "run 'make .venv' there, and use .venv/bin/superdl bench"
         )
     _keep_no_samples()
     return int(benchmarks.run(arguments))

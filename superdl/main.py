@@ -1,6 +1,6 @@
-"""The command ``superdl``: parse, dispatch to a subcommand's module, map errors to exit codes.
+"""The ``superdl`` command: parse arguments, dispatch to a subcommand's module, map errors to exit codes.
 
-Exit codes: 0 done; 1 it failed, the reason is on stderr; 2 wrong use or settings; 130 interrupted.
+Exit codes: 0 success; 1 failure, with the reason on stderr; 2 wrong usage or settings; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ _MODULES = {
 _GROUPS = {
     "load": {
         "doctor": "find what would stop your training, and how to fix it",
-        "index": "make the key list by which tars, zips, TFRecords, Parquet, MDS, LitData load as they are",
-        "warm": "have images decoded ahead of the jobs that will read them",
-        "store": "see, check and clear out what was decoded and kept",
+        "index": "write the key list to load tars, zips, TFRecords, Parquet, MDS and LitData as they are",
+        "warm": "decode images ahead of the jobs that will read them",
+        "store": "list, check and remove decoded samples that were kept",
     },
     "watch": {
         "top": "watch jobs, functions, cache and cost live, in a terminal or a browser",
-        "stats": "see once what jobs do, or what happened to a batch",
+        "stats": "show once what jobs are doing, or what happened to a batch",
     },
     "train": {
         "run": "train a model from a spec, and get a report of where the time went",
-        "compare": "train with several loaders in turn, and see how they differ",
-        "report": "get the page of a run again, or one page of many runs",
-        "evaluate": "get the accuracy and loss of a checkpoint",
-        "data": "get images to try things on, or send a folder to a bucket",
-        "demo": "see SUPER beside DataLoader on this machine in a minute, with your images or drawn ones",
-        "bench": "repeat the measurements of SUPER beside other loaders (needs a checkout)",
+        "compare": "train with several loaders in turn, and compare them",
+        "report": "rewrite the page of a run, or write one page about many runs",
+        "evaluate": "compute the accuracy and loss of a checkpoint",
+        "data": "create images to experiment with, or upload a folder to a bucket",
+        "demo": "compare SUPER with DataLoader on this machine in a minute, on your images or generated ones",
+        "bench": "repeat the measurements of SUPER and other loaders (needs a checkout)",
     },
     "plan": {
-        "cost": "get the cost of your epochs in US dollars, by five ways of loading",
-        "advise": "learn from a probe of ten seconds how a run will go, and what would help it most",
+        "cost": "estimate the cost of your epochs in US dollars, for five ways of loading",
+        "advise": "probe a run for ten seconds to predict how it will go, and what would help it most",
         "simulate": "predict throughput, waiting and cost of jobs that you describe",
     },
     "serve": {
@@ -66,7 +66,7 @@ _INDENT, _NARROWEST = 18, 40
 def _functions(
     name: str,
 ) -> tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]:
-    """Return what adds a command's options, and what runs it."""
+    """Return the functions that add a command's options and run it."""
     if name in _MODULES:
         module = import_module(_MODULES[name])
         return module.add_arguments, module.run

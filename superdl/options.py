@@ -1,4 +1,4 @@
-"""Options shared by subcommands, and confirmation by the user."""
+"""Options that subcommands share, and a prompt for the user's confirmation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Number = TypeVar("Number", int, float)
 
 
 def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:
-    """Add ``--set``, with ``example`` in its help."""
+    """Add ``--set``, with ``example`` in its help text."""
     description = f"replace one value, such as {example}; may be repeated"
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=description
@@ -28,14 +28,16 @@ def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:
 
 def add_coordinator(parser: argparse.ArgumentParser) -> None:
     """Add ``--coordinator``, which :func:`coordinator_of` reads."""
-    description = "address; default SUPER_COORDINATOR, else the one embedded run of this user on this host"
+    description = (
+        "the coordinator's address (default: SUPER_COORDINATOR, else your only embedded run on this host)"
+    )
     parser.add_argument("--coordinator", help=description)
 
 
 def coordinator_of(arguments: argparse.Namespace, command: str) -> str:
-    """Return the address of the option, of ``SUPER_COORDINATOR``, or of the only embedded run.
+    """Return the coordinator's address: from the option, ``SUPER_COORDINATOR``, or the only embedded run.
 
-    ``ConfigError`` if there is none, or several runs, which it lists for ``command``.
+    Raise ``ConfigError`` if there is no run, or if there are several, which the error lists for ``command``.
     """
     from superdl.super_wire.run_directory import RunDirectory
 
@@ -48,10 +50,10 @@ def coordinator_of(arguments: argparse.Namespace, command: str) -> str:
         lines = "".join(
             f"\n  superdl {command} --coordinator {address}  # {_sources(address)}" for address in runs
         )
-        raise ConfigError(f"{len(runs)} embedded runs of this user are on this host; name one:{lines}")
+        raise ConfigError(f"you have {len(runs)} embedded runs on this host; choose one:{lines}")
     raise ConfigError(
-        "name the coordinator: --coordinator host:port, or the variable SUPER_COORDINATOR (no embedded run "
-        "of this user is on this host)"
+        "no coordinator is set, and you have no embedded run on this host: use --coordinator host:port, "
+        "or set the variable SUPER_COORDINATOR"
     )
 
 
@@ -67,18 +69,18 @@ def _sources(address: str) -> str:
 
 
 def above_zero(option: str, value: Number) -> Number:
-    """Return the value of an option; ``ConfigError`` unless it is above 0."""
+    """Return an option's value; raise ``ConfigError`` unless it is above 0."""
     if not value > 0:
-        raise ConfigError(f"{option} is above 0; not {value}")
+        raise ConfigError(f"{option} must be above 0, not {value}")
     return value
 
 
 def agreed(question: str, *, yes: bool, otherwise: str) -> bool:
-    """Return whether the user agrees, or did by ``--yes``; ``ConfigError`` without a terminal."""
+    """Return whether the user agrees, by ``yes`` or at a prompt; raise ``ConfigError`` without a terminal."""
     if yes:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise ConfigError(f"no terminal to ask on: {otherwise}")
+        raise ConfigError(f"cannot ask for confirmation without a terminal: {otherwise}")
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
@@ -87,18 +89,34 @@ def agreed(question: str, *, yes: bool, otherwise: str) -> bool:
 def add_recipe_options(parser: argparse.ArgumentParser) -> None:
     """Add options for a recipe, none of them required."""
     add = parser.add_argument
-    add("--resize", type=int, metavar="PIXELS", help="shorter side, as Recipe.image(resize=)")
-    add("--crop", type=int, metavar="PIXELS", help="side of the centre, as Recipe.image(crop=)")
-    add("--recipe", metavar="FILE", help="a recipe's JSON, as Recipe(...).json gives it, or a list of steps")
+    add(
+        "--resize",
+        type=int,
+        metavar="PIXELS",
+        help="resize the shorter side to this, as Recipe.image(resize=) does",
+    )
+    add(
+        "--crop",
+        type=int,
+        metavar="PIXELS",
+        help="crop a centre square of this side, as Recipe.image(crop=) does",
+    )
+    add(
+        "--recipe",
+        metavar="FILE",
+        help="a recipe in JSON, as Recipe(...).json returns it, or a list of steps",
+    )
 
 
 def recipe_of(arguments: argparse.Namespace) -> Recipe | None:
-    """Return the recipe that the options name, or ``None``; ``ConfigError`` if they name two."""
+    """Return the recipe from the options, or ``None``; raise ``ConfigError`` if they define two."""
     from superdl.super_wire.recipe import Recipe
 
     sizes = arguments.resize is not None or arguments.crop is not None
     if sizes and arguments.recipe:
-        raise ConfigError("name the recipe by --resize 256 --crop 224, or --recipe FILE.json: not by both")
+        raise ConfigError(
+            "set the recipe with --resize 256 --crop 224 or with --recipe FILE.json, not with both"
+        )
     if arguments.recipe:
         return _read(arguments.recipe)
     return Recipe.image(resize=arguments.resize, crop=arguments.crop) if sizes else None
@@ -111,6 +129,6 @@ def _read(file: str) -> Recipe:
     try:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--recipe {file} cannot be read: {error}") from error
+        raise ConfigError(f"cannot read --recipe {file}: {error}") from error
     fields = load_json(text, f"--recipe {file}")
     return Recipe(fields) if isinstance(fields, list) else Recipe.from_json(text)

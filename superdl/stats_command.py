@@ -1,4 +1,4 @@
-"""``superdl stats``: print the jobs of a coordinator, or the facts about one batch."""
+"""``superdl stats``: print a coordinator's jobs, or the status of batches."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options."""
     add = parser.add_argument
     add_coordinator(parser)
-    add("--batch", action="append", default=[], metavar="ID", help="a batch id in hex; may be repeated")
-    add("--history", action="store_true", help="also jobs that are not open any more")
+    add("--batch", action="append", default=[], metavar="ID", help="a batch's id in hex; may be repeated")
+    add("--history", action="store_true", help="include jobs that are no longer open")
     add("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Query the coordinator and print."""
+    """Query the coordinator and print its reply."""
     from superdl.experiments.console import Console  # --help does not need it
     from superdl.sampler.rpc import FIRST_CONTACT, Client, checked_address
     from superdl.super_wire import coordinator_pb2 as pb
@@ -65,12 +65,12 @@ def _batch_id(text: str) -> bytes:
     except ValueError:
         batch = b""
     if len(batch) != ID_BYTES:
-        raise ConfigError(f"a batch id is 32 hex digits, as info.batch_id.hex() gives them; not {text!r}")
+        raise ConfigError(f"a batch id must be 32 hex digits, as info.batch_id.hex() returns, not {text!r}")
     return batch
 
 
 def mapping(message: Message, text: Callable[[str], str] = str) -> dict[str, Any]:
-    """Return a message as JSON values: all fields, ids in hex, texts through ``text``."""
+    """Return all fields of a message as JSON values, with ids in hex and strings passed through ``text``."""
     return {field.name: _value(getattr(message, field.name), text) for field in message.DESCRIPTOR.fields}
 
 
@@ -104,7 +104,7 @@ def _print_jobs(answer: dict[str, Any], console: Console) -> None:
         console.print(
             f"job {job['job']}  {job['source']}{'  of team ' if job['team'] else ''}{job['team']}\n"
             f"  at epoch {job['epoch']}, position {job['position']}; {job['batches_read']:,} batches read, "
-            f"one each {job['interval_s']:.3f} s{ahead}"
+            f"one every {job['interval_s']:.3f} s{ahead}"
             f"{'; no sign of life lately' if job['lapsed'] else ''}\n"
             f"  cache: {share} of {read:,} + {missed:,} samples hit, {job['samples_reused']:,} resident when "
             f"planned; {job['stalls']:,} batches stalled{': ' if stalls else ''}{stalls}\n"
@@ -118,7 +118,7 @@ def _print_jobs(answer: dict[str, Any], console: Console) -> None:
             f"{sized(job['read_bytes'])} out of it"
             + (
                 f"\n  store: {job['samples_restored']:,} samples restored, {job['samples_straight']:,} read "
-                f"straight; {job['store_requests']:,} requests, {sized(job['store_bytes'])}"
+                f"directly; {job['store_requests']:,} requests, {sized(job['store_bytes'])}"
                 if answer["cache"]["store"]
                 else ""
             )
@@ -130,7 +130,7 @@ def _print_jobs(answer: dict[str, Any], console: Console) -> None:
         console.print(
             f"  {'team ' if team['name'] else 'no team'}{team['name']}: share {team['share']:g}, priority "
             f"{team['priority']}; {counted(team['jobs'], 'job')}, {team['in_flight']:,} requests in flight, "
-            f"{team['requests']:,} since the coordinator's start; {team['usd']:.4f} USD in all{cap}"
+            f"{team['requests']:,} since the coordinator started; {team['usd']:.4f} USD in all{cap}"
             f"{'; stopped at its cap' if team['stopped'] else ''}"
         )
 
@@ -138,10 +138,10 @@ def _print_jobs(answer: dict[str, Any], console: Console) -> None:
 def _print_executors(executors: list[dict[str, Any]], console: Console) -> None:
     for executor in executors:  # a single one is shown with the cache already, except its trouble
         if len(executors) > 1 or executor["trouble"]:
-            trouble = f"; in trouble: {executor['trouble']}" if executor["trouble"] else ""
+            trouble = f"; problem: {executor['trouble']}" if executor["trouble"] else ""
             console.print(
                 f"  {executor['name']}: {executor['in_flight']:,} in flight, {executor['concurrency']:,} of "
-                f"{executor['capacity']:,} at once now; {executor['requests']:,} calls, "
+                f"{executor['capacity']:,} at once; {executor['requests']:,} calls, "
                 f"{executor['samples']:,} samples, {executor['usd']:.4f} USD so far{trouble}"
             )
 
@@ -153,24 +153,27 @@ def _print_cache(cache: dict[str, Any], console: Console) -> None:
         f"{cache['dropped_samples']:,} dropped, {cache['reproduced_samples']:,} of them produced again"
     )
     if cache["cache_trouble"]:
-        console.print(f"  in trouble: {cache['cache_trouble']}")
+        console.print(f"  problem: {cache['cache_trouble']}")
     if cache["thrashing"]:
         from superdl.coordinator.core import maxmemory_for
 
         console.print(
-            f"  thrash: samples are dropped and produced again; {sized(cache['needed_bytes'])} for records "
-            f"would end it, a maxmemory of {sized(maxmemory_for(cache['needed_bytes']))}"
+            f"  thrashing: samples are dropped and produced again; {sized(cache['needed_bytes'])} for "
+            f"records, or a maxmemory of {sized(maxmemory_for(cache['needed_bytes']))}, would stop it"
         )
     if cache["store"]:
         room = f" of {sized(cache['store_room_bytes'])}" if cache["store_room_bytes"] else ""
-        trouble = f"; in trouble: {cache['store_trouble']}" if cache["store_trouble"] else ""
+        trouble = f"; problem: {cache['store_trouble']}" if cache["store_trouble"] else ""
         stored = f"{counted(cache['store_packs'], 'pack')}, {sized(cache['store_used_bytes'])}{room}{trouble}"
         console.print(f"store {cache['store']}: {stored}")
-    spending = {"slowed": "; near a cap: only what readers wait for", "stopped": "; stopped at the cap"}
+    spending = {
+        "slowed": "; near a cap: producing only what readers wait for",
+        "stopped": "; stopped at the cap",
+    }
     console.print(
         f"functions: {cache['total_requests_in_flight']:,} requests in flight, {cache['concurrency']:,} of "
-        f"{cache['capacity']:,} at once now\n"
-        f"spent: {cache['total_usd']:.4f} USD, lately {cache['usd_per_hour']:.2f} USD an hour"
+        f"{cache['capacity']:,} at once\n"
+        f"spent: {cache['total_usd']:.4f} USD, recently {cache['usd_per_hour']:.2f} USD an hour"
         f"{spending.get(cache['spending'], '')}"
     )
 
@@ -178,7 +181,7 @@ def _print_cache(cache: dict[str, Any], console: Console) -> None:
 def _print_batches(answer: dict[str, Any], console: Console) -> None:
     for batch in answer["statuses"]:
         if not batch["known"]:
-            console.print(f"batch {batch['batch_id']}: not planned lately by a job that is open now")
+            console.print(f"batch {batch['batch_id']}: no open job has planned it recently")
             continue
         console.print(
             f"batch {batch['batch_id']}: {batch['samples']} samples, {batch['resident']} resident, "

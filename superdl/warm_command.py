@@ -1,6 +1,6 @@
-"""``superdl warm SOURCE``: fill a coordinator's cache or store ahead of jobs.
+"""``superdl warm SOURCE``: fill a coordinator's cache or store before jobs need it.
 
-Exit codes: 0 all samples that fit are there, 1 some failed or it ended early.
+Exit codes: 0 all samples that fit are there, 1 some samples failed or it stopped early.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _POLL_S = 0.05
 _LINE_EVERY_S = 10.0
 _ENDS = {
     "all": "all samples were processed",
-    "full": "the cache is full: more would drop what is in it",
+    "full": "the cache is full: more samples would replace those in it",
     "max_bytes": "stopped at --max-bytes",
     "max_usd": "stopped at --max-usd",
-    "spending_cap": "the coordinator's own cap on spending is reached",
+    "spending_cap": "the coordinator's own spending cap was reached",
     "stalled": "given up",
     "timeout": "stopped at --timeout",
 }
@@ -47,30 +47,30 @@ _ENDS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options."""
     add = parser.add_argument
-    add("source", help="s3://bucket/prefix, file:///directory or a path, as SuperDataset takes it")
-    add("--coordinator", help="address; default SUPER_COORDINATOR")
+    add("source", help="s3://bucket/prefix, file:///directory or a path, as for SuperDataset")
+    add("--coordinator", help="the coordinator's address (default: SUPER_COORDINATOR)")
     add_recipe_options(parser)
     add("--key-list", metavar="URL", help="the dataset's key list, if it has one")
-    add("--alias", help="the name that stands for the source's place in ids")
-    add("--versions", choices=("times", "digests"), help="of files, in ids")
-    add("--shuffle", action="store_true", help="in the order of a job that shuffles, what it reads first")
-    add("--seed", type=int, default=0, help="of that job's shuffle")
-    add("--to", choices=("cache", "store"), help="what to fill (the store where the coordinator has one)")
-    add("--max-bytes", metavar="SIZE", help="stop at so much in all, such as 100gb")
-    add("--max-usd", type=float, default=math.inf, metavar="USD", help="stop at about so much")
+    add("--alias", help="name that replaces the source's location in sample ids")
+    add("--versions", choices=("times", "digests"), help="what identifies a file's version in sample ids")
+    add("--shuffle", action="store_true", help="start with the samples that a shuffling job reads first")
+    add("--seed", type=int, default=0, help="seed of that job's shuffle (default: 0)")
+    add("--to", choices=("cache", "store"), help="what to fill (default: the store, or else the cache)")
+    add("--max-bytes", metavar="SIZE", help="stop at this total size, such as 100gb")
+    add("--max-usd", type=float, default=math.inf, metavar="USD", help="stop at about this cost")
     add(
         "--patience",
         type=float,
         default=120.0,
         metavar="SECONDS",
-        help="give up when no sample of a batch comes for so long (120)",
+        help="give up if no sample of a batch arrives for this long (default: 120)",
     )
-    add("--timeout", type=float, default=math.inf, metavar="SECONDS", help="stop after so long")
+    add("--timeout", type=float, default=math.inf, metavar="SECONDS", help="stop after this time")
     add("--json", action="store_true", help="print the report as JSON on standard output")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fill and report."""
+    """Fill the cache or store, and report the result."""
     from superdl.experiments.console import Console
     from superdl.experiments.output import tell_json
     from superdl.super_dataset import SuperDataset  # torch is not for --help
@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     bounds.to_store = target == "store"
     if bounds.to_store and not stats.cache.store:
         raise ConfigError(
-            f"the coordinator at {client.address} has no store: start it with --store, or warm --to cache"
+            f"the coordinator at {client.address} has no store: start it with --store, or use --to cache"
         )
     shape = recipe.output_shape
     record_bytes = HEADER_BYTES + math.prod(shape) if shape else 1
@@ -126,8 +126,8 @@ def _address(arguments: argparse.Namespace) -> str:
     address = arguments.coordinator or os.environ.get("SUPER_COORDINATOR")
     if not address:
         raise ConfigError(
-            "superdl warm needs a coordinator that stays (superdl coordinator --listen ...): the embedded "
-            "one goes with its run, and its cache with it. Name it: --coordinator host:port, or "
+            "superdl warm needs a coordinator that keeps running (superdl coordinator --listen ...), since "
+            "the embedded one ends with its run, together with its cache. Set --coordinator host:port or "
             "SUPER_COORDINATOR"
         )
     return str(address)
@@ -137,11 +137,11 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
     recipe = recipe_of(arguments)
     if recipe is None:
         raise ConfigError(
-            "say what is done to the images as the jobs will: --resize 256 --crop 224, or --recipe FILE.json"
+            "set the same recipe as the jobs, with --resize 256 --crop 224, or --recipe FILE.json"
         )
     if recipe.random:
         raise ConfigError(
-            "this recipe is random: each epoch has samples of its own, which no warming can have ready. Put "
+            "this recipe is random, so each epoch has its own samples and none can be prepared. Put "
             "random augmentation after the cache (SuperDataset(transform=Augment(...)), docs/data.md)"
         )
     return recipe
@@ -149,14 +149,14 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
 
 @dataclass(slots=True)
 class _Report:
-    """The result, by the coordinator's count."""
+    """The result, as counted by the coordinator."""
 
     samples: int
     to_store: bool
     ended: str = ""
-    # Of an early end.
+    # The reason for an early end.
     why: str = ""
-    # In the cache or the store, where they take record_bytes: produced for this job, or hits.
+    # In the cache or the store, where they take up record_bytes: produced for this job, or hits.
     warm: int = 0
     hits: int = 0
     produced: int = 0
@@ -168,7 +168,7 @@ class _Report:
     invocations: int = 0
     source_requests: int = 0
     seconds: float = 0.0
-    # Keys and reasons of the first failed ones.
+    # Keys and reasons of the first failed samples.
     failures: list[dict[str, str]] = field(default_factory=list)
 
 
@@ -178,7 +178,7 @@ _COUNTED = {"produced": "samples_produced", **{n: n for n in ("usd", "invocation
 
 @dataclass(slots=True)
 class _Warming:
-    """The job, from its opening to its end."""
+    """The warming job, from its start to its end."""
 
     client: Client
     dataset: SuperDataset
@@ -203,7 +203,7 @@ class _Warming:
                     time.sleep(_POLL_S)
                     self._poll(time.monotonic() - begin_s)
                     done, speed = report.warm + report.failed, report.warm / max(report.seconds, 1e-9)
-                    counts = f"{report.produced:,} made  {report.failed:,} failed  {report.usd:.4f} USD"
+                    counts = f"{report.produced:,} produced  {report.failed:,} failed  {report.usd:.4f} USD"
                     bar.update(task, completed=done, phrase=f"{speed:,.0f}/s  {counts}")
                     if bar.disable and report.seconds >= line_due_s:
                         line_due_s = report.seconds + _LINE_EVERY_S
@@ -218,7 +218,7 @@ class _Warming:
                     self.client.call("CloseJob", pb.CloseJobRequest(job=self.job.job), FIRST_CONTACT)
 
     def _poll(self, seconds: float) -> None:
-        """Take the coordinator's counts, which continues as long as it is polled."""
+        """Fetch the coordinator's counts. It continues to fill only while it is polled."""
         try:
             if not self.is_open:
                 self.client.call("OpenJob", self.job, RUNNING)
@@ -245,22 +245,22 @@ class _Warming:
         if before != (report.warm, report.failed, report.produced):
             self.moved_s = seconds
         if not report.ended and seconds > self.timeout_s:
-            report.ended, report.why = "timeout", f"{self.timeout_s:g} s are over"
+            report.ended, report.why = "timeout", f"{self.timeout_s:g} s have passed"
         elif not report.ended and seconds - self.moved_s > self.patience_s:
             trouble = cache.store_trouble if report.to_store else ""
             because = trouble or "are the coordinator's functions running (superdl stats, its log)?"
             remaining = report.samples - report.warm - report.failed
             report.ended = "stalled"
-            report.why = f"none of {remaining:,} samples has come for {self.patience_s:g} s: {because}"
+            report.why = f"none of {remaining:,} samples has arrived for {self.patience_s:g} s: {because}"
 
 
 def _print_report(report: _Report, target: str, console: Console) -> None:
     end = _ENDS.get(report.ended, report.ended)
     console.print(f"{end}: {report.why}" if report.why else end)
     console.print(
-        f"{report.warm:,} of {report.samples:,} samples are in the {target} and take "
-        f"{sized(report.record_bytes)}: {report.hits:,} were there, {report.produced:,} were made; "
-        f"{report.failed:,} failed"
+        f"{report.warm:,} of {report.samples:,} samples are in the {target} and take up "
+        f"{sized(report.record_bytes)}: {report.hits:,} were already there, {report.produced:,} were "
+        f"produced; {report.failed:,} failed"
     )
     console.print(
         f"{report.usd:.4f} USD, {report.invocations:,} invocations, {report.source_requests:,} GETs in "
@@ -268,7 +268,7 @@ def _print_report(report: _Report, target: str, console: Console) -> None:
     )
     if report.dropped:
         console.print(
-            f"{report.dropped:,} samples were dropped meanwhile: others use this cache beyond its budget"
+            f"{report.dropped:,} samples were dropped meanwhile: other jobs use this cache beyond its budget"
         )
     for failure in report.failures:
         console.print(f"  {shown(failure['key'])}: {shown(failure['reason'])}")

@@ -1,7 +1,7 @@
-"""``python -m tools.lambda_zip``: builds ``dist/super-prefetch-<architecture>.zip`` without docker.
+"""``python -m tools.lambda_zip``: build ``dist/super-prefetch-<architecture>.zip`` without docker.
 
-With ``--unpacked`` it writes the same files to a folder, for an image. Exit codes: 0 built, 1 it
-cannot be built.
+With ``--unpacked`` it writes the same files to a folder, for an image. Exit codes: 0 success,
+1 failure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "infra" / "function" / "requirements.txt"
 
 LAMBDA_PYTHON = "3.13"  # Amazon Linux 2023, glibc 2.34, supported until 2029; all wheels exist
-MACHINES = {"arm64": "aarch64", "x86_64": "x86_64"}  # Lambda's names of architectures, and those of wheels
+MACHINES = {"arm64": "aarch64", "x86_64": "x86_64"}  # Lambda's names of architectures: those in wheel names
 
 _GLIBC_MINORS = (17, 24, 26, 27, 28, 31, 34)  # versions that wheels are built for, up to Lambda's own
 _TIME_LIMIT_S = 300.0
@@ -49,17 +49,17 @@ _LEVEL = 9
 
 
 class BundleError(Exception):
-    """The package cannot be built; the message gives the reason and the remedy."""
+    """The package cannot be built. The message contains the reason and the remedy."""
 
 
 class Platform(NamedTuple):
-    """A Python, such as ``3.13``, and a machine as wheels name it, such as ``aarch64``."""
+    """A Python version, such as ``3.13``, and a machine as in wheel names, such as ``aarch64``."""
 
     python: str
     machine: str
 
     def pip_options(self) -> list[str]:
-        """Return the options that make pip select only wheels, and only this target's."""
+        """Return the options that make pip select only wheels for this target."""
         options = ["--only-binary", ":all:", "--python-version", self.python, "--implementation", "cp"]
         for abi in (f"cp{self.python.replace('.', '')}", "abi3", "none"):
             options += ["--abi", abi]
@@ -73,11 +73,11 @@ def lay_out(
 ) -> None:
     """Put all files of the package into an empty ``folder``.
 
-    ``modules`` are packages (folders) or modules (files) of custom steps, ``requirements`` files
-    besides SUPER's own, for packages of its extras or custom steps.
+    ``modules`` are packages (folders) or modules (files) with custom steps. ``requirements`` are
+    requirements files in addition to SUPER's own, for its extras or custom steps.
     """
     if any(folder.glob("*")):
-        raise BundleError(f"{folder} is not empty: name a new folder")
+        raise BundleError(f"{folder} is not empty: use a new folder")
     _install([REQUIREMENTS, *requirements], target, folder)
     for pattern in _NEEDLESS:
         for path in list(folder.glob(pattern)):
@@ -108,19 +108,19 @@ def _install(requirements: Sequence[Path], target: Platform, folder: Path) -> No
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIME_LIMIT_S)
     except subprocess.TimeoutExpired as error:
-        raise BundleError(f"pip took longer than {_TIME_LIMIT_S:.0f} s to bring the wheels") from error
+        raise BundleError(f"pip took longer than {_TIME_LIMIT_S:.0f} s to download the wheels") from error
     if done.returncode != 0:
         why = [line for line in done.stderr.strip().splitlines() if not line.startswith("WARNING:")]
         raise BundleError(
-            f"pip cannot bring the wheels of {', '.join(file.name for file in requirements)} for Python "
-            f"{target.python} on {target.machine}; it needs the network or an index of its own (see pip's "
-            "configuration), and `make lock` renews the file. It says:\n" + "\n".join(why[-12:])
+            f"pip cannot download the wheels of {', '.join(file.name for file in requirements)} for Python "
+            f"{target.python} on {target.machine}; it needs the network or a local index (see pip's "
+            "configuration), and `make lock` updates the file. Its output:\n" + "\n".join(why[-12:])
         )
 
 
 def _copy(origin: Path, place: Path, *but: str) -> None:
     if place.exists():
-        raise BundleError(f"{origin} cannot be deployed as {place.name}: that is there already, from a wheel")
+        raise BundleError(f"{origin} cannot be deployed as {place.name}: a wheel already contains that name")
     place.parent.mkdir(parents=True, exist_ok=True)
     if origin.is_dir():
         shutil.copytree(origin, place, ignore=shutil.ignore_patterns("__pycache__", *but))
@@ -135,7 +135,7 @@ def project_version() -> str:
 
 
 def write_archive(path: Path, folder: Path) -> str:
-    """Write the files of ``folder`` as a zip, whole or not at all; return its SHA-256 in hex."""
+    """Write the files of ``folder`` to a zip, completely or not at all; return its SHA-256 in hex."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.unfinished")
     # A fixed order, time and mode make the zip reproducible.
@@ -150,18 +150,18 @@ def write_archive(path: Path, folder: Path) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Build what the arguments name; return the exit code."""
+    """Build what the arguments ask for; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.lambda_zip", description="Build the function's package for AWS Lambda."
     )
     add = parser.add_argument
     add("--arch", action="append", choices=list(MACHINES), help="default: both")
-    words = "no zips: the files, for this Python and machine"
+    words = "write the files for this Python and machine to FOLDER instead of zips"
     add("--unpacked", type=Path, metavar="FOLDER", help=words)
-    add("--out", type=Path, default=ROOT / "dist", help="folder for the zips (dist)")
-    words = "a package or module of custom steps to deploy with the function; may be repeated"
+    add("--out", type=Path, default=ROOT / "dist", help="folder for the zips (default: dist)")
+    words = "a package or module with custom steps to deploy with the function; may be repeated"
     add("--module", type=Path, action="append", default=[], help=words)
-    words = "a file of further packages, each with version and hash, as for an extra; may be repeated"
+    words = "a file of additional packages with versions and hashes, as for an extra; may be repeated"
     add("--requirements", type=Path, action="append", default=[], help=words)
     arguments = parser.parse_args(argv)
     additions = (arguments.module, arguments.requirements)

@@ -1,6 +1,6 @@
-"""Pins the packages on Lambda and in containers: exact versions with the hashes of their files.
+"""Pin the packages on Lambda and in containers to exact versions and the hashes of their files.
 
-``make lock`` runs it; pyproject.toml names the files and their packages (``tool.superdl.locks``).
+``make lock`` runs it. pyproject.toml lists the files and their packages (``tool.superdl.locks``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WRITE = ("--only-binary", ":all:", "--generate-hashes", "--custom-compile-comma
 
 
 def main() -> int:
-    """Write all files; return the exit code."""
+    """Write all lock files; return the exit code."""
     for file, requirements in locks().items():
         command = ["uv", "pip", "compile", *_RESOLVE, *_WRITE, "--output-file", file, "-"]
         text = "\n".join(requirements.values())
@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def locks() -> dict[str, dict[str, str]]:
-    """Return each file's packages with the versions that pyproject.toml allows."""
+    """Return the packages of each file, with the versions that pyproject.toml allows."""
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     dependencies = _by_name(pyproject["project"]["dependencies"])
     allowed = _by_name(chain(*pyproject["project"]["optional-dependencies"].values())) | dependencies

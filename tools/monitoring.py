@@ -1,6 +1,6 @@
-"""Generates the tables in docs/monitoring.md and Grafana's dashboard.
+"""Generate the tables in docs/monitoring.md and Grafana's dashboard.
 
-With ``--check`` it only checks that the files are up to date. Exit codes: 0 fine, 1 a file is out
+With ``--check``, only check that the files are up to date. Exit codes: 0 success, 1 a file is out
 of date.
 """
 
@@ -46,20 +46,20 @@ def files() -> dict[Path, str]:
 
 
 def alerts() -> list[dict[str, Any]]:
-    """Return Prometheus's rules."""
+    """Return the alert rules of Prometheus."""
     (group,) = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
     return list(group["rules"])
 
 
 def panels() -> list[tuple[str, str, list[tuple[str, str]]]]:
-    """Return title and unit of each panel, with its legends and expressions."""
+    """Return the title and unit of each panel, with its legends and expressions."""
     # Grafana fills in the interval of rates.
     text = PANELS.read_text(encoding="utf-8").replace("[@]", "[$__rate_interval]")
     return [(panel["title"], panel["unit"], list(panel["series"].items())) for panel in yaml.safe_load(text)]
 
 
 def _dashboard() -> str:
-    """Return the dashboard in Grafana's import format, a panel per line."""
+    """Return the dashboard in Grafana's import format, with one panel per line."""
     source = {"type": "prometheus", "uid": "${source}"}
     head: dict[str, Any] = {
         "title": "SUPER",
@@ -90,15 +90,17 @@ def _dashboard() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write, or with ``--check`` compare; return the exit code."""
-    parser = argparse.ArgumentParser(description="Write what follows from the list of metrics, or check it.")
-    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a file is old")
+    """Write the files or, with ``--check``, compare them; return the exit code."""
+    parser = argparse.ArgumentParser(description="Write the files generated from the list of metrics.")
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing; exit with 1 if a file is out of date"
+    )
     arguments = parser.parse_args(argv)
     texts = files()
     outdated = [path for path, text in texts.items() if not path.exists() or path.read_text("utf-8") != text]
     for path in outdated:
         if arguments.check:
-            sys.stderr.write(f"{path.relative_to(ROOT)} is old: python -m tools.monitoring\n")
+            sys.stderr.write(f"{path.relative_to(ROOT)} is out of date: run python -m tools.monitoring\n")
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(texts[path], encoding="utf-8")

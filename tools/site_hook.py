@@ -1,4 +1,4 @@
-"""mkdocs hook: copies linked files into the site, and shows doctests as code."""
+"""A hook for mkdocs, which copies linked files into the site and shows doctests as code."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Point a page's links to the copies."""
+    """Make a page's links point to the copies."""
     source = Path(str(page.file.abs_src_path))
     here = Path(page.file.src_uri).parent
 
@@ -63,7 +63,7 @@ def _uri(target: Path) -> str:
 
 
 class Examples(Extension):  # type: ignore[misc]  # unknown where the checks run
-    """Fences the doctests of docstrings, and drops the roles of Sphinx."""
+    """A griffe extension that fences doctests in docstrings, and removes Sphinx roles."""
 
     def on_object(self, *, obj: Object, **_: object) -> None:
         """Rewrite the docstring of one object."""

@@ -1,13 +1,14 @@
-"""Runs the studies' quick variants, records figures, and writes them into their pages.
+"""Run the studies' quick variants, record the figures, and write them into the studies' pages.
 
-``python -m tools.studies [NAME ...]`` compares the arms of these studies, or of all, records each
+``python -m tools.studies [NAME ...]`` compares the arms of these studies, or of all. It records each
 figure of each repeat in ``docs/experiments/studies.json``, and writes the pages. Comments mark
 the generated parts of a page:
 
-- ``<!-- figures of NAME -->`` to ``<!-- end -->``: the table of a study's arms; ``<!-- figures -->``: of all;
-- ``<!-- =NAME FIGURE ARM -->1.23<!-- -->``: one figure, and with ``ARM/ARM`` the ratio of two.
+- ``<!-- figures of NAME -->`` to ``<!-- end -->`` is the table of a study's arms, or of all studies if it
+  starts with ``<!-- figures -->``;
+- ``<!-- =NAME FIGURE ARM -->1.23<!-- -->`` is one figure or, with ``ARM/ARM``, the ratio of two.
 
-Exit codes: 0 fine, 1 a study failed or a page is old.
+Exit codes: 0 success, 1 a study failed or a page is out of date.
 """
 
 from __future__ import annotations
@@ -54,15 +55,19 @@ _OF_ALL = ("step_ms", "wait_percent", "cpu_s", "decodes_per_image", "accuracy")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the studies and write the pages; return the exit code."""
     parser = argparse.ArgumentParser(description="Run the studies' quick variants and write their pages.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"studies: {', '.join(STUDIES)} (all)")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"studies to run: {', '.join(STUDIES)} (default: all)"
+    )
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--pages", action="store_true", help="run nothing; write the pages")
-    group.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a page is old")
+    group.add_argument("--pages", action="store_true", help="do not run studies; only write the pages")
+    group.add_argument(
+        "--check", action="store_true", help="change nothing; exit with 1 if a page is out of date"
+    )
     arguments = parser.parse_args(argv)
     if unknown := sorted(set(arguments.names) - set(STUDIES)):
-        parser.error(f"no such study: {', '.join(unknown)}; there are {', '.join(STUDIES)}")
+        parser.error(f"no such study: {', '.join(unknown)}; choose from {', '.join(STUDIES)}")
     if arguments.names and (arguments.pages or arguments.check):
-        parser.error("names are of studies to run: leave out --pages and --check, or the names")
+        parser.error("names select studies to run, so they cannot be combined with --pages or --check")
     studies: dict[str, Any] = json.loads(FIGURES_FILE.read_text(encoding="utf-8"))
     failed = []
     if not arguments.pages and not arguments.check:
@@ -76,12 +81,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             studies = {key: studies[key] for key in STUDIES if key in studies}
             FIGURES_FILE.write_text(json.dumps(studies, indent=1) + "\n", encoding="utf-8")
     if failed:
-        sys.stderr.write(f"failed, and their pages have the figures of before: {', '.join(failed)}\n")
+        sys.stderr.write(f"failed, so their pages keep the previous figures: {', '.join(failed)}\n")
     return 1 if _write_pages(studies, changing=not arguments.check) or failed else 0
 
 
 def _run(name: str) -> dict[str, Any] | None:
-    """Compare a study's arms with the user's own command; ``None`` after a logged failure."""
+    """Compare a study's arms with the command that users run. Return ``None`` after a logged failure."""
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     with tempfile.TemporaryDirectory() as output:
         command = ("compare", name, "--quick", "--set", f"output={output}")
@@ -96,7 +101,7 @@ def _run(name: str) -> dict[str, Any] | None:
 
 
 def figures_of(comparison: Comparison, date: str) -> dict[str, Any]:
-    """Return the recorded facts of a comparison: the machine, and each arm's figures by repeat."""
+    """Return what to record about a comparison: the machine, and each arm's figures by repeat."""
     machine = comparison.environment
     arms = {}
     for arm in comparison.arms:
@@ -117,7 +122,7 @@ def figures_of(comparison: Comparison, date: str) -> dict[str, Any]:
 
 
 def _write_pages(studies: Mapping[str, Any], *, changing: bool) -> bool:
-    """Write all pages, or if not ``changing``, report those out of date; return whether any is."""
+    """Write all pages or, unless ``changing``, report those out of date; return whether there are any."""
     outdated = False
     for page in (OVERVIEW, *sorted(PAGES.glob("*.md"))):
         text = page.read_text(encoding="utf-8")
@@ -125,13 +130,15 @@ def _write_pages(studies: Mapping[str, Any], *, changing: bool) -> bool:
         if updated != text and changing:
             page.write_text(updated, encoding="utf-8")
         elif updated != text:
-            sys.stderr.write(f"{page.name} has other figures than {FIGURES_FILE.name}: --pages writes it\n")
+            sys.stderr.write(
+                f"{page.name} has different figures from {FIGURES_FILE.name}: update it with --pages\n"
+            )
             outdated = True
     return outdated
 
 
 def regenerated(page: str, studies: Mapping[str, Any]) -> str:
-    """Return the page with its generated parts made from ``studies``."""
+    """Return the page with its generated parts updated from ``studies``."""
     page = _TABLE.sub(lambda at: at[1] + (_study(studies[at[2]]) if at[2] else _all(studies)) + at[3], page)
     return _CELL.sub(lambda at: f"{at[1]}{_cell(studies[at[2]]['arms'], *at.group(3, 4, 5))}{at[6]}", page)
 

@@ -1,4 +1,4 @@
-"""The bill of a run, by cost item."""
+"""The bill of a run, itemised."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _MILLION = 1e6
 _NEVER_IN_IT = (
     "free tiers, discounts and taxes",
     "storage of the images",
-    "disks and addresses of machines, endpoints and logs",
+    "disks and IP addresses of machines, endpoints and logs",
     "people's time",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class PaidByHour:
-    """Resources paid by the hour, by names of the price table; None: not in the bill."""
+    """Resources paid by the hour, by their names in the price table. None leaves one out of the bill."""
 
     machine: str | None = None
     machines: int = 1
@@ -40,7 +40,7 @@ class PaidByHour:
 
 @dataclass(frozen=True, slots=True)
 class EpochUse:
-    """Resources used by an epoch with its validation; ``images`` are those trained on."""
+    """Resources used by an epoch and its validation. ``images`` counts only training images."""
 
     epoch: int
     wall_s: float
@@ -50,21 +50,21 @@ class EpochUse:
 
 @dataclass(frozen=True, slots=True)
 class BillLine:
-    """The cost of one item: in total, and for each epoch with its validation.
+    """The cost of one item, in total and for each epoch with its validation.
 
-    ``how`` explains the arithmetic or, if ``usd`` is None, why the item is not in the bill.
+    ``how`` explains the calculation or, if ``usd`` is None, why the item is not in the bill.
     """
 
     name: str
     usd: float | None
-    # The rest of usd was spent before, between and after the epochs.
+    # The rest of usd was spent before, between or after the epochs.
     by_epoch: tuple[float, ...]
     how: str
 
 
 @dataclass(frozen=True, slots=True)
 class EpochBill:
-    """One epoch with its validation; the images are those trained on."""
+    """The bill of one epoch with its validation. Only training images count."""
 
     epoch: int
     usd: float
@@ -73,7 +73,7 @@ class EpochBill:
 
 @dataclass(frozen=True, slots=True)
 class RunBill:
-    """A run's bill in US dollars; ``left_out`` lists the missing items."""
+    """A run's bill in US dollars. ``left_out`` lists the missing items."""
 
     usd: float
     usd_per_million_images: float | None
@@ -87,7 +87,7 @@ class RunBill:
 
 
 def prices_for(hired: PaidByHour, file: str | None = None) -> PriceTable:
-    """Return the price table, or ``ConfigError`` if it lacks one of ``hired``."""
+    """Return the price table; raise ``ConfigError`` if it lacks anything in ``hired``."""
     prices = load_prices(file)
     for name in filter(None, (hired.machine, hired.data_machine)):
         prices.machine(name)
@@ -105,10 +105,11 @@ def bill_of(
     prices: PriceTable,
     rest: WorkCounters | None,
 ) -> RunBill:
-    """Return the bill of a run of ``wall_s`` seconds, from its complete epochs.
+    """Return the bill of a run that took ``wall_s`` seconds, from its complete epochs.
 
-    ``prices`` have all that is ``hired``. ``executor`` names executors, comma-separated; None: the loader
-    decodes itself. ``rest`` are counters outside of complete epochs; None: not reported.
+    ``prices`` must contain everything in ``hired``. ``executor`` lists executors, separated by commas, or is
+    None if the loader decodes by itself. ``rest`` counts what was used outside of complete epochs, or is None
+    if that was not reported.
     """
     making = _BillMaking(epochs, hired, executor, wall_s, prices, rest)
     lines = making.lines()
@@ -119,7 +120,7 @@ def bill_of(
         usd_per_million_images=_each_million(usd, sum(epoch.images for epoch in epochs)),
         lines=tuple(lines),
         epochs=tuple(_epoch_bill(at, epoch, lines) for at, epoch in enumerate(epochs)),
-        left_out=(*(["what was used after the coordinator's last answer"] if untold else []), *_NEVER_IN_IT),
+        left_out=(*(["anything used after the coordinator's last answer"] if untold else []), *_NEVER_IN_IT),
         region=prices.region,
         date=prices.date,
         source=prices.source,
@@ -139,14 +140,14 @@ class _BillMaking:
     def lines(self) -> list[BillLine]:
         hired = self.hired
         if hired.machine is None:
-            machines = [_absent("training machine", "cost.machine names none")]
+            machines = [_absent("training machine", "cost.machine is not set")]
         else:
             machines = [self._machine("training machine", hired.machine, hired.machines)]
         if hired.data_machine is not None:
             machines.append(self._machine("data machines", hired.data_machine, hired.data_machines))
         if self.executor is None:
             return [*machines, self._gets_of_the_loader()]
-        transfer = self._told("transfer", "transfer_usd", "out of the source, into the cache and out of it")
+        transfer = self._told("transfer", "transfer_usd", "from the source, and to and from the cache")
         how = f"{self._count('store_requests'):,} GETs and PUTs"
         store = self._told("store", "store_requests_usd", how)
         return [
@@ -168,15 +169,15 @@ class _BillMaking:
             return self._nothing("functions", "they run on the training machine")
         if self.hired.data_machine is not None:
             return self._nothing("functions", "they run on the data machines")
-        return _absent("functions", "they run on machines that cost.data_machine does not name")
+        return _absent("functions", "they run on machines that cost.data_machine does not specify")
 
     def _cache(self) -> BillLine:
         hired = self.hired
-        # The spec's nodes replace the coordinator's account.
+        # The spec's nodes replace the coordinator's accounting.
         if hired.cache_node is None:
             return self._told("cache", "cache_usd", "by the hour")
         hour = self.prices.cache_node(hired.cache_node).hour
-        how = f"{hired.cache_nodes} x {hired.cache_node} at {hour:g} USD an hour, by the spec"
+        how = f"{hired.cache_nodes} x {hired.cache_node} at {hour:g} USD an hour, as in the spec"
         return self._hours("cache", hired.cache_nodes * hour, how)
 
     def _machine(self, name: str, machine: str, count: int) -> BillLine:
@@ -192,14 +193,14 @@ class _BillMaking:
     def _gets_of_the_loader(self) -> BillLine:
         request_usd = self.prices.of("local").source_request
         costs = [request_usd * counters.source_requests for counters in self._counted()]
-        how = f"{self._count('source_requests'):,} at {request_usd * _MILLION:g} USD a million"
+        how = f"{self._count('source_requests'):,} at {request_usd * _MILLION:g} USD per million"
         return BillLine("GETs", math.fsum(costs), tuple(costs[: len(self.epochs)]), how)
 
     def _told(self, name: str, counter: str, how: str) -> BillLine:
         # The coordinator's account allocates a job's share (coordinator.core.ledger); not
         # recomputed here.
         costs: list[float] = [getattr(counters, counter) for counters in self._counted()]
-        share = f"{how}: the job's share by the coordinator's account"
+        share = f"{how}: the job's share in the coordinator's accounting"
         return BillLine(name, math.fsum(costs), tuple(costs[: len(self.epochs)]), share)
 
     def _nothing(self, name: str, how: str) -> BillLine:
@@ -209,7 +210,7 @@ class _BillMaking:
         return sum(getattr(counters, counter) for counters in self._counted())
 
     def _counted(self) -> list[WorkCounters]:
-        """Return each epoch's counters, then those outside of complete epochs."""
+        """Return the counters of each epoch, followed by those outside of complete epochs."""
         return [*(epoch.counted for epoch in self.epochs), *([] if self.rest is None else [self.rest])]
 
 

@@ -1,4 +1,4 @@
-"""Bills of five ways of loading: a first epoch, a later one, and a month. Jobs are alike."""
+"""The bills of five ways of loading, for a first epoch, a later one and a month of identical jobs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _STORE_SHARE = 0.9  # largest share of a disk for a store
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A period of all jobs: samples produced and fetched, and their cost in USD."""
+    """A period of all jobs, with the number of samples produced and the costs in USD."""
 
     hours: float = 0.0
     produced: float = 0.0
@@ -52,7 +52,7 @@ class Period:
         return math.fsum(getattr(self, name) for name in PARTS)
 
     def plus(self, other: Period, times: float = 1.0) -> Period:
-        """Add another period, ``times`` over."""
+        """Return the sum of this period and ``times`` the other one."""
         names = [entry.name for entry in fields(self)]
         return Period(*(getattr(self, name) + times * getattr(other, name) for name in names))
 
@@ -63,10 +63,10 @@ PARTS = tuple(entry.name for entry in fields(Period) if entry.name.endswith("_us
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """A way of loading (``tag``), and its cost."""
+    """The cost of one way of loading, which ``tag`` names."""
 
     tag: str
-    # Of each job in an epoch after the first; bound is the resource that limits it.
+    # Images/s of each job in an epoch after the first, and the resource that limits them.
     images_per_s: float
     bound: str
     first: Period
@@ -79,7 +79,7 @@ class Bill:
 
 
 class _Epoch(NamedTuple):
-    """An epoch of all jobs; the bottleneck of each job, and its images/s."""
+    """One epoch of all jobs, with the bottleneck and the images/s of each."""
 
     period: Period
     bound: str
@@ -87,7 +87,7 @@ class _Epoch(NamedTuple):
 
 
 def bills(scenario: Scenario, prices: PriceTable) -> list[Bill]:
-    """Return the bill of each possible way; ``ConfigError`` if a machine is not priced."""
+    """Return the bill of each possible way of loading; raise ``ConfigError`` if a machine has no price."""
     absent = left_out(scenario, prices)
     rows = [_with_lambda(scenario, prices), _embedded(scenario, prices)]
     if _STORED not in absent:
@@ -99,27 +99,27 @@ def bills(scenario: Scenario, prices: PriceTable) -> list[Bill]:
 
 
 def left_out(scenario: Scenario, prices: PriceTable) -> dict[str, str]:
-    """Return the tags of ways of loading without a bill, with the reasons."""
+    """Return why some ways of loading have no bill, by their tags."""
     if scenario.random:
         return {
-            _STORED: "a random recipe makes other samples in each epoch",
-            _CONVERTED: "a random recipe needs whole images, not pixels that were cropped before",
+            _STORED: "a random recipe produces different samples in each epoch",
+            _CONVERTED: "a random recipe needs whole images, not pixels that are already cropped",
         }
     if not prices.machine(scenario.machine).nvme_gb:
-        return {_STORED: f"{scenario.machine} has no such disk"}
+        return {_STORED: f"{scenario.machine} has no NVMe"}
     if _store_share(scenario, prices) <= _embedded_reuse(scenario, prices):
-        return {_STORED: "the machine's memory holds as many samples"}
+        return {_STORED: "the machine's memory already holds as many samples"}
     return {}
 
 
 def cache_samples(scenario: Scenario, prices: PriceTable) -> int:
-    """Return the samples that fit in the cache, less reserved memory and buffers."""
+    """Return how many samples fit in the cache, without reserved memory and buffers."""
     node_gib = prices.cache_node(scenario.cache_node).memory_gib * (1 - scenario.reserved_share)
     return _fitting(scenario, node_gib, scenario.cache_nodes)
 
 
 def produced(scenario: Scenario, share: float) -> tuple[float, float]:
-    """Return samples produced in a first and a later epoch, with a ``share`` in the cache."""
+    """Return how many samples a first and a later epoch produce if the cache can contain this ``share``."""
     size = float(scenario.samples)
     # Jobs in step use a sample once together.
     uses = size if scenario.in_step else size * scenario.jobs
@@ -129,7 +129,7 @@ def produced(scenario: Scenario, share: float) -> tuple[float, float]:
 
 
 def _fitting(scenario: Scenario, node_gib: float, nodes: int) -> int:
-    """Return the samples that a cache of ``nodes`` with this maxmemory holds."""
+    """Return how many samples fit in a cache of ``nodes`` nodes with this maxmemory each."""
     maxmemory = int(node_gib * _GIB)
     infos = [
         CacheInfo(frozenset({str(number)}), 0, maxmemory, "noeviction", maxmemory, 0)
@@ -151,13 +151,13 @@ def _store_share(scenario: Scenario, prices: PriceTable) -> float:
 
 
 def _vcpus_rate(scenario: Scenario, machine: Machine, cpu_ms: float, *, kept: float = 0.0) -> float:
-    """Return a machine's images/s, less ``kept`` vCPUs, at ``cpu_ms`` on the measured core."""
+    """Return the images/s of a machine without ``kept`` vCPUs, at ``cpu_ms`` on the measured core."""
     worth = scenario.arm_vcpu if machine.arm else scenario.x86_vcpu
     return max(machine.vcpus - kept, 0.0) * worth / (cpu_ms * _MS)
 
 
 def _epoch(scenario: Scenario, prices: PriceTable, cpu_ms: float, gets: float, **others: float) -> _Epoch:
-    """Return an epoch with ``gets`` GETs at its slowest part's images/s, of ``others`` too."""
+    """Return an epoch with ``gets`` GETs, at the images/s of its slowest part, ``others`` included."""
     machine = prices.machine(scenario.machine)
     bounds = {
         "GPU": scenario.images_per_s * max(machine.gpus, 1),
@@ -167,8 +167,8 @@ def _epoch(scenario: Scenario, prices: PriceTable, cpu_ms: float, gets: float, *
     bound, rate = min(bounds.items(), key=lambda entry: entry[1])
     if not rate > 0:
         raise ConfigError(
-            f"{scenario.machine} has no vCPU left to load with: trainer_vcpus is "
-            f"{scenario.trainer_vcpus:g}; take fewer, or another machine"
+            f"{scenario.machine} has no vCPU left for loading, since trainer_vcpus is "
+            f"{scenario.trainer_vcpus:g}: set fewer, or use another machine"
         )
     hours = scenario.samples / rate / 3600
     trainer = scenario.jobs * machine.hour * hours
@@ -220,7 +220,7 @@ def _lambda_epoch(scenario: Scenario, prices: PriceTable, count: float) -> _Epoc
 
 
 def _function_s(scenario: Scenario) -> float:
-    """Return the seconds of a function per sample, hedges and retries included."""
+    """Return the seconds that a function runs per sample, including hedges and retries."""
     # Lambda allocates CPU in proportion to memory; the model assumes at most one vCPU.
     vcpus = min(scenario.function_mb / _VCPU_MB, 1.0)
     work_s = scenario.function_cpu_ms * _MS / (scenario.lambda_vcpu * vcpus)
@@ -228,7 +228,7 @@ def _function_s(scenario: Scenario) -> float:
 
 
 def _standing(scenario: Scenario, prices: PriceTable, hours: float) -> Period:
-    """Return the cost of cache and coordinator for ``hours``, used or not."""
+    """Return what cache and coordinator cost for ``hours``, whether they are used or not."""
     task = _TASK_VCPUS * prices.fargate["vcpu_hour"] + _TASK_GB * prices.fargate["gb_hour"]
     task += scenario.endpoints * prices.endpoint["hour"]
     cache = scenario.cache_nodes * prices.cache_node(scenario.cache_node).hour
@@ -236,8 +236,8 @@ def _standing(scenario: Scenario, prices: PriceTable, hours: float) -> Period:
 
 
 def _embedded(scenario: Scenario, prices: PriceTable, *, store_share: float = 0.0) -> Bill:
-    """Return the bill of SUPER with functions and cache in the training machine."""
-    # The share stored on its NVMe is decoded once and read from there.
+    """Return the bill of SUPER with functions and cache on the training machine."""
+    # The share stored on the machine's NVMe is decoded once and read from there.
     share = max(_embedded_reuse(scenario, prices), store_share)
 
     def epoch(decoded: float) -> _Epoch:
@@ -259,7 +259,7 @@ def _decoding(scenario: Scenario, prices: PriceTable) -> Bill:
 
 
 def _converted(scenario: Scenario, prices: PriceTable) -> Bill:
-    """Return the bill of LitData's files in S3, with the pixels of SUPER's records."""
+    """Return the bill of LitData reading files in S3 that contain the pixels of SUPER's records."""
     host, units = prices.machine(scenario.cpu_host), prices.of("local")
     set_bytes = scenario.samples * scenario.record_bytes
     requests = set_bytes / (scenario.chunk_mb * 1e6)

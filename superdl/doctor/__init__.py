@@ -1,4 +1,4 @@
-"""The checks of ``superdl doctor``: each returns a finding with reason and remedy."""
+"""The checks of ``superdl doctor``. Each returns a finding with a reason and a remedy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LIMIT_S = 5.0
 _ANSWER_S = 0.5  # reserved for closing, besides the time of a sample
 _FOR_A_SAMPLE = ("listing", "coordinator", "cache", "function")
 
-# Each comes after those that it builds on.
+# Each check follows those that it depends on.
 CHECKS = (
     Check("credentials", check_credentials, by_role=True),
     Check("listing", check_listing, needs=("credentials",), by_role=True),
@@ -51,13 +51,13 @@ def preflight(
     sample: bool = True,
     bad_may_come: bool = False,
 ) -> None:
-    """Check coordinator and cache with this process's rights and, with ``sample``, source and function too.
+    """Check coordinator and cache with this process's rights and, with ``sample``, also source and function.
 
-    It takes 5 s at most. ``tell`` gets a line if no sample came in time without an error. A bad sample ends
-    a run unless ``bad_may_come``.
+    It takes at most 5 s. ``tell`` is called with a line if no sample arrived in time and there was no error.
+    A bad sample ends a run unless ``bad_may_come``.
 
     Raises:
-        SuperError: the run would end with this error, at once or later.
+        SuperError: the error that the run would end with, at once or later.
     """
     from superdl.coordinator.server.settings import load_settings
 
@@ -85,8 +85,9 @@ def preflight(
                         f"the {check.name} did not answer within {left_s:.0f} s: {error}"
                     ) from error
                 tell(
-                    f"no sample came within {left_s:.0f} s, and nothing says why: functions may be starting, "
-                    "or cannot reach source or cache; superdl doctor looks longer, superdl stats goes on"
+                    f"no sample arrived within {left_s:.0f} s, for an unknown reason: functions may be "
+                    "starting, or unable to reach source or cache. superdl doctor waits longer, and superdl "
+                    "stats shows the progress"
                 )
                 continue
             if finding.verdict is CheckStatus.BAD:

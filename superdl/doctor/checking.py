@@ -1,4 +1,4 @@
-"""Input, findings and runner of the checks, functions from :class:`Case` to :class:`Finding`."""
+"""The input, findings and runner of the checks, which map a :class:`Case` to a :class:`Finding`."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ _CLOSING_S = 20.0
 _NOT_EVERYWHERE = ("torch", "PIL")
 _UNREACHABLE = (CacheUnreachableError, CoordinatorUnreachableError)
 _UNREACHED = (
-    "see that it runs, that host and port are right, and that firewall and security group let this machine in"
+    "check that it is running, that host and port are right, and that firewall and security group allow this "
+    "machine to connect"
 )
 _SILENCE = (
-    "what drops packets without a word looks like this: a firewall, a security group, a route that leads "
-    "nowhere, a name server that does not answer"
+    "something may be dropping packets silently: a firewall, a security group, a route that leads nowhere, "
+    "or a name server that does not answer"
 )
 
 
@@ -52,7 +53,7 @@ class CheckStatus(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The finding of a check. The runner fills in the check's name and its seconds."""
+    """The finding of a check. The runner fills in the check's name and duration."""
 
     check: str = ""
     verdict: CheckStatus
@@ -63,7 +64,7 @@ class Finding:
 
 
 def _finding(verdict: CheckStatus, reason: str, remedy: str = "", /, **measured: float | str) -> Finding:
-    """Return a finding; the remedy of a skipped check tells how to check it."""
+    """Return a finding. The remedy of a skipped check explains how to run it."""
     return Finding(verdict=verdict, reason=reason, remedy=remedy, measured=measured)
 
 
@@ -74,7 +75,7 @@ skipped = partial(_finding, CheckStatus.SKIPPED)
 
 
 def combined(findings: Sequence[Finding]) -> Finding:
-    """Combine findings: the worst verdict, all reasons, the problems' remedies."""
+    """Combine findings into one with the worst verdict, all reasons and all remedies."""
     order = (CheckStatus.BAD, CheckStatus.DOUBTFUL, CheckStatus.GOOD, CheckStatus.SKIPPED)
     return Finding(
         verdict=min((finding.verdict for finding in findings), key=order.index),
@@ -86,7 +87,7 @@ def combined(findings: Sequence[Finding]) -> Finding:
 
 @dataclass(slots=True)
 class Case:
-    """The user's input, and the results of checks; empty, 0 or ``None`` if missing."""
+    """The user's input and the results of checks. Missing values are empty, 0 or ``None``."""
 
     # How functions run, as in a coordinator's settings.
     settings: Settings
@@ -120,24 +121,24 @@ class Case:
 class Check:
     """A single check.
 
-    ``by_role``: with a coordinator elsewhere, its role does the real work, from another place. A timeout
-    here then only raises doubt, and a failure blocks only other checks of this kind.
+    With ``by_role``, a coordinator elsewhere does the real work under its own role and from another place. A
+    timeout here is then only a warning, and a failure blocks only other ``by_role`` checks.
     """
 
     name: str
     look: Callable[[Case], Finding]
     # Checks that must succeed for it to be meaningful.
     needs: tuple[str, ...] = ()
-    # 0: the case's own patience and a little more.
+    # 0 means the case's own patience and a little more.
     limit_s: float = 30.0
     by_role: bool = False
-    # A run makes it before it trains.
+    # Whether a run makes this check before it trains.
     of_a_run: bool = False
 
 
 def run_checks(checks: Sequence[Check], case: Case) -> Iterator[Finding]:
     """Yield findings as they arrive; close all opened resources at the end."""
-    failed: dict[str, str] = {}  # check: the one that is to blame
+    failed: dict[str, str] = {}  # by check: the failed check that caused it
     by_role = {check.name for check in checks if check.by_role and case.elsewhere}
     try:
         for check in checks:
@@ -145,7 +146,7 @@ def run_checks(checks: Sequence[Check], case: Case) -> Iterator[Finding]:
             blamed = next((failed[need] for need in needs if need in failed), "")
             began_s = time.monotonic()
             if blamed:
-                finding = skipped(f"not looked at, because the check {blamed!r} has failed")
+                finding = skipped(f"not checked, because the check {blamed!r} failed")
             else:
                 finding = _looked(check, case)
             if blamed or finding.verdict is CheckStatus.BAD:
@@ -161,7 +162,7 @@ def run_checks(checks: Sequence[Check], case: Case) -> Iterator[Finding]:
         try:
             within(_CLOSING_S, case.closing.close)
         except Exception as error:  # noqa: BLE001  # the findings stand all the same
-            _log.warning("what the checks opened could not be closed: %s", error)
+            _log.warning("cannot close what the checks opened: %s", error)
 
 
 def _looked(check: Check, case: Case) -> Finding:
@@ -170,25 +171,25 @@ def _looked(check: Check, case: Case) -> Finding:
         return within(limit_s, lambda: check.look(case))
     except OutOfTimeError:
         failure = doubtful if check.by_role and case.elsewhere else bad
-        return failure(f"it came to no end within {limit_s:g} s", _SILENCE)
+        return failure(f"it did not finish within {limit_s:g} s", _SILENCE)
     except SuperError as error:
         remedy = _UNREACHED if isinstance(error, _UNREACHABLE) else ""  # other messages contain one
         return bad(f"{type(error).__name__}: {error}", remedy)
     except Exception as error:  # noqa: BLE001  # a bug in one check keeps no other from being looked at
         lacking = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if lacking in _NOT_EVERYWHERE:
-            why = f"it needs {lacking}, which is not installed here, as on a coordinator's machine"
-            return skipped(why, "run superdl doctor where trainers run, too")
+            why = f"it needs {lacking}, which is not installed here, as is usual on a coordinator's machine"
+            return skipped(why, "also run superdl doctor where trainers run")
         why = f"the check itself failed: {type(error).__name__}: {error}"
-        return bad(why, "this is a bug of superdl doctor: tell us")
+        return bad(why, "this is a bug in superdl doctor: please report it")
 
 
 class OutOfTimeError(Exception):
-    """The work takes longer than its limit."""
+    """The work took longer than its limit."""
 
 
 def within(limit_s: float, work: Callable[[], _Value]) -> _Value:
-    """Return the result of ``work``; after ``OutOfTimeError`` its thread is abandoned."""
+    """Return the result of ``work``. On a timeout, raise ``OutOfTimeError`` and abandon its thread."""
     answer: Future[_Value] = Future()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Checks through the whole path: of one small batch, or of every sample."""
+"""Checks of the whole path, with one small batch or with every sample."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _SAMPLES = 4
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108  # looked at, never written to
 _ENOUGH_BYTES = 256 * 2**20
 _PROGRESS_EVERY_S = 10.0
-_REMEDY = 'mend or remove these objects, or train with on_bad_sample="skip" or "replace"'
+_REMEDY = 'fix or remove these objects, or train with on_bad_sample="skip" or "replace"'
 _MORE_MEMORY = (
-    "give the container more: docker run --shm-size=2g (or --ipc=host), shm_size: 2gb in a compose file, an "
-    "emptyDir with medium: Memory mounted at /dev/shm in Kubernetes"
+    "give the container more: docker run --shm-size=2g (or --ipc=host), shm_size: 2gb in a compose file, or "
+    "an emptyDir with medium: Memory mounted at /dev/shm in Kubernetes"
 )
 
 
 def check_sample(case: Case) -> Finding:
     """Read the first few samples of the source, unshuffled."""
     if not case.source:
-        remedy = "name one: superdl doctor s3://bucket/prefix --resize 256 --crop 224"
-        return skipped("no source is named", remedy)
+        remedy = "pass one: superdl doctor s3://bucket/prefix --resize 256 --crop 224"
+        return skipped("no source is given", remedy)
     began_s = time.monotonic()
     # Cached samples would prove nothing, so they are requested under new ids.
     sampler = _planned_by(case, _fresh(case.recipe), _SAMPLES, return_info=True)
@@ -52,7 +52,7 @@ def check_sample(case: Case) -> Finding:
     case.budget_bytes = case.budget_bytes or sampler.job_stats().budget_bytes
     fetch_ms, decode_ms = cold.fetch_s / count * 1000, cold.decode_s / count * 1000
     summary = (
-        f"{count} of {len(dataset):,} samples: listed and planned in {planned_s:.2f} s; there after "
+        f"{count} of {len(dataset):,} samples: listed and planned in {planned_s:.2f} s; ready after "
         f"{produced_s:.2f} s ({fetch_ms:.1f} ms to fetch and {decode_ms:.1f} to decode each), read in "
         f"{warm.read_s * 1000:.1f} ms"
     )
@@ -64,8 +64,8 @@ def check_sample(case: Case) -> Finding:
         "read_s": round(warm.read_s, 6),
     }
     if warm.misses:
-        remedy = "see whether the cache is full, or drops keys of its own accord (memory, above)"
-        return doubtful(f"{summary}; some were gone when they were read again", remedy, **measured)
+        remedy = "check whether the cache is full or evicts keys by itself (see the cache memory above)"
+        return doubtful(f"{summary}; some were missing when they were read again", remedy, **measured)
     return good(summary, **measured)
 
 
@@ -91,7 +91,7 @@ def _planned_by(case: Case, recipe: Recipe, batch_size: int, **of_dataset: Any) 
 
 
 def _fresh(recipe: Recipe) -> Recipe:
-    """Return an equivalent recipe whose samples are in no cache, without custom steps."""
+    """Return an equivalent recipe whose samples are in no cache, unless it has custom steps."""
     from superdl.super_wire.recipe import Recipe
 
     seed = int.from_bytes(os.urandom(7), "little")
@@ -107,7 +107,7 @@ def _fresh(recipe: Recipe) -> Recipe:
 
 @contextlib.contextmanager
 def _embedded_variables(case: Case) -> Iterator[None]:
-    """Set the embedded default's variables for executors and cache, for the block."""
+    """Set the embedded default's variables for executors and cache while the block runs."""
     before, variables = (
         dict(os.environ),
         {"SUPER_EXECUTOR": case.settings.executor, "SUPER_CACHE": case.named_cache},
@@ -125,40 +125,40 @@ def _embedded_variables(case: Case) -> Iterator[None]:
 def check_dataset_fits(case: Case) -> Finding:
     """Check that the cache has room for all samples at once."""
     if case.dataset is None or not case.record_bytes or not case.budget_bytes:
-        return skipped("its samples' size or the cache's room is not known")
+        return skipped("the size of its samples or the cache's budget is not known")
     samples = len(case.dataset)
     need = samples * case.record_bytes
-    summary = f"{samples:,} samples of {case.record_bytes:,} bytes are {sized(need)}"
+    summary = f"{samples:,} samples of {case.record_bytes:,} bytes take up {sized(need)}"
     room = f"the cache has room for {sized(case.budget_bytes)}"
     if need <= case.budget_bytes:
         return good(f"{summary}, {room}", need_bytes=need, budget_bytes=case.budget_bytes)
     why = f"{summary}, {room}: {1 - case.budget_bytes / need:.0%} must be decoded again in every epoch"
-    remedy = "a larger cache, or smaller samples; superdl simulate shows what each costs"
+    remedy = "use a larger cache or smaller samples; superdl simulate shows what each costs"
     return doubtful(why, remedy, need_bytes=need, budget_bytes=case.budget_bytes)
 
 
 def check_shared_memory(_: Case) -> Finding:
-    """Check for enough shared memory for torch's workers."""
+    """Check that torch's workers have enough shared memory."""
     try:
         # Docker's 64 MB are full after a batch or two. SUPER's own batches are in memory files,
         # which do not count; labels, results of a transform and batches of other loaders do.
         stats = os.statvfs(_SHARED_MEMORY)
     except OSError as error:
-        return skipped(f"{_SHARED_MEMORY} cannot be looked at: {error.strerror}")
+        return skipped(f"cannot check {_SHARED_MEMORY}: {error.strerror}")
     size, free = stats.f_frsize * stats.f_blocks, stats.f_frsize * stats.f_bavail
-    room = f"{_SHARED_MEMORY} has {sized(size)}, {sized(free)} of it free"
-    why = f"{room}: a DataLoader worker that finds no room in it dies with a bus error"
+    room = f"{_SHARED_MEMORY} has a size of {sized(size)}, of which {sized(free)} are free"
+    why = f"{room}: a DataLoader worker that runs out of it dies with a bus error"
     if size < _ENOUGH_BYTES:
         return bad(why, _MORE_MEMORY)
     if free < _ENOUGH_BYTES:
-        return doubtful(why, f"see who fills it (ls -l {_SHARED_MEMORY}), or {_MORE_MEMORY}")
+        return doubtful(why, f"find out what fills it (ls -l {_SHARED_MEMORY}), or {_MORE_MEMORY}")
     return good(room)
 
 
 def check_all_samples(case: Case) -> Finding:
     """Read each sample and list the bad ones with reasons; progress goes to stderr."""
     if not case.source:
-        return skipped("no source is named", "name one: superdl doctor s3://bucket/prefix --all")
+        return skipped("no source is given", "pass one: superdl doctor s3://bucket/prefix --all")
     from superdl.super_dataset import SuperLoader
 
     sampler = _planned_by(case, case.recipe, case.batch_size, on_bad_sample="skip")

@@ -1,4 +1,4 @@
-"""Checks of coordinator, cache and function: reachable, permitted, large enough, and of our version."""
+"""Checks that coordinator, cache and functions are reachable, permitted, large enough, and of our version."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ if TYPE_CHECKING:
 _TIMEOUT_S = 5.0
 _NO_ID = bytes(16)
 _ONE_VERSION = "install one version of SUPER on both sides"
-_ONE_PILLOW = "install one Pillow everywhere, for one kind of processor: these executors share a cache"
+_ONE_PILLOW = (
+    "install the same Pillow for the same kind of processor everywhere: these executors share a cache"
+)
 
 
 def check_coordinator(case: Case) -> Finding:
-    """Check that it answers these credentials, and has our version."""
+    """Check that the coordinator accepts these credentials and runs our version."""
     if not case.coordinator:
-        why = "none is named, so that samplers start the embedded one"
-        return skipped(why, "name one: --coordinator or SUPER_COORDINATOR")
+        why = "none is set, so samplers start the embedded one"
+        return skipped(why, "to use one, set --coordinator or SUPER_COORDINATOR")
     from superdl.sampler.rpc import Client, Patience, checked_address
     from superdl.super_wire import coordinator_pb2 as pb
     from superdl.super_wire.protocol import installed_version
@@ -46,20 +48,20 @@ def check_coordinator(case: Case) -> Finding:
     installed = installed_version()
     if description.version != installed:
         return doubtful(
-            f"{why}; it is SUPER {description.version}, this machine has {installed}", _ONE_VERSION
+            f"{why}; it runs SUPER {description.version}, but this machine has {installed}", _ONE_VERSION
         )
     return good(f"{why}; SUPER {installed}, functions: {', '.join(description.executors)}")
 
 
 def check_cache(case: Case) -> Finding:
-    """Check that a reader can log in at every node, with its permissions."""
+    """Check that a reader can log in to every node, and has its permissions."""
     announced = case.coordinating.cache if case.coordinating is not None else ""
     address = case.named_cache or announced
     if not address and case.coordinator:
-        return skipped("the coordinator did not report its cache's address", "name it: --cache")
+        return skipped("the coordinator did not report its cache's address", "pass it with --cache")
     if not address:
-        why = "none is named: the embedded default starts its own"
-        return skipped(why, "name one: --cache or SUPER_CACHE, or a coordinator that knows it")
+        why = "none is set, so the embedded default starts its own"
+        return skipped(why, "to use one, set --cache or SUPER_CACHE, or a coordinator that knows it")
     from superdl.super_dataset.reading import BatchReader, ReadSettings
     from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials, ErrorReply
     from superdl.super_wire.keys import cache_key, report_stream
@@ -74,30 +76,30 @@ def check_cache(case: Case) -> Finding:
         connection.converse((b"GET", cache_key(_NO_ID)))
         answer_s = round(time.monotonic() - began_s, 6)
         (reported,) = connection.converse(report)
-    tls = ", by TLS" if connection.address.tls else ""
-    reached = f"{address} lets this machine read{tls}, an answer takes {answer_s * 1000:.2f} ms"
+    tls = ", over TLS" if connection.address.tls else ""
+    reached = f"this machine can read from {address}{tls}; an answer takes {answer_s * 1000:.2f} ms"
     findings = [_judge_report(reported.text if isinstance(reported, ErrorReply) else "")]
     if announced and address != announced:
-        why = f"{reached}; the coordinator names another address: {announced}"
-        remedy = "see that both are the same cache: readers get the coordinator's address, not SUPER_CACHE"
+        why = f"{reached}; the coordinator uses another address: {announced}"
+        remedy = "make sure that both are the same cache: readers use the coordinator's, not SUPER_CACHE"
         return combined([doubtful(why, remedy, answer_s=answer_s), *findings])
     return combined([good(reached, answer_s=answer_s), *findings])
 
 
 def _judge_report(refusal: str) -> Finding:
     if refusal.startswith("NOPERM"):
-        why = f"this user lacks the right to write read reports (XADD on super:n1:*): {refusal}"
+        why = f"this user may not write read reports (XADD on super:n1:*): {refusal}"
         return bad(why, "ACL SETUSER <user> %W~super:n1:* +xadd (docs/reference.md)")
     if refusal.startswith("READONLY"):
-        return bad(f"it is a replica, which takes no reports: {refusal}", "name the primary's address")
+        return bad(f"it is a replica, which accepts no reports: {refusal}", "use the primary's address")
     if refusal.startswith("OOM"):
-        remedy = "see the memory below; readers go on, but the coordinator learns nothing of them"
-        return doubtful(f"it takes nothing more: {refusal}", remedy)
-    return good("this user may read records and leave read reports")
+        remedy = "see the memory below; readers continue, but the coordinator gets no reports from them"
+        return doubtful(f"it accepts no more writes: {refusal}", remedy)
+    return good("this user may read records and write read reports")
 
 
 def check_memory(case: Case) -> Finding:
-    """Check the memory and policy that the coordinator plans with."""
+    """Check the cache memory and the eviction policy that the coordinator plans with."""
     if not case.cache:
         return skipped("no cache is known")
     try:
@@ -107,8 +109,8 @@ def check_memory(case: Case) -> Finding:
         if "NOPERM" not in str(error) and "permission" not in str(error):
             raise
         budget = f"; the coordinator plans with {sized(case.budget_bytes)}" if case.budget_bytes else ""
-        remedy = "to look, use the coordinator's user, or +info +dbsize; a reader needs neither"
-        return skipped(f"this user may not ask the cache for its memory (INFO){budget}", remedy)
+        remedy = "to check it, use the coordinator's user, or add +info +dbsize; a reader needs neither"
+        return skipped(f"this user may not query the cache's memory (INFO){budget}", remedy)
     case.budget_bytes = case.budget_bytes or info.budget(case.settings.cache_bytes)
     return judge_memory(info)
 
@@ -136,21 +138,21 @@ def judge_memory(info: CacheInfo) -> Finding:
     }
     if not info.maxmemory:
         why = f"maxmemory is not set: SUPER plans for {room}, but the server may use all memory"
-        remedy = "set maxmemory (config set maxmemory 16gb), with a fifth of the machine left over"
+        remedy = "set maxmemory (config set maxmemory 16gb), and leave a fifth of the machine's memory free"
         return doubtful(why, remedy, **measured)
     if info.policy != "noeviction":
         why = f"{state}: the server may evict records that are about to be read"
         remedy = "config set maxmemory-policy noeviction: the coordinator decides what stays"
         return doubtful(why, remedy, **measured)
     if info.evicted_keys:
-        why = f"{state}; it has dropped {info.evicted_keys:,} keys by itself since it started"
-        remedy = "the policy was another one before; if the number grows, maxmemory is too small"
+        why = f"{state}; it has evicted {info.evicted_keys:,} keys since it started"
+        remedy = "the policy was different before; if the number grows, maxmemory is too small"
         return doubtful(why, remedy, **measured)
     return good(f"{state}; room for {room} of records", budget_bytes=info.budget(0), **measured)
 
 
 def check_function(case: Case) -> Finding:
-    """Check that each executor's function starts, has our version, decodes alike."""
+    """Check that each executor's function starts, has our version, and decodes as this machine does."""
     settings = case.settings
     if case.elsewhere:
         executors = case.coordinating.executors if case.coordinating is not None else settings.executors
@@ -165,23 +167,29 @@ def _looks(kind: ExecutorKind, case: Case, settings: Settings) -> list[Finding]:
     is_here = kind.runs_on is RunsOn.THIS_HOST
     # Workers that call in are checked by their coordinator.
     if kind.runs_on is RunsOn.OTHER_HOSTS:
-        return [skipped(f"functions run on {kind.place} at a coordinator", "name it: --coordinator")]
+        return [
+            skipped(
+                f"functions run on {kind.place}, so a coordinator is needed", "pass it with --coordinator"
+            )
+        ]
     if not (is_here or case.cache):
-        return [skipped(f"functions on {kind.place} need a cache that they reach", "name it: --cache")]
+        return [
+            skipped(f"functions on {kind.place} need a cache that they can reach", "pass it with --cache")
+        ]
     began_s = time.monotonic()
     try:
         fingerprint, capacity = _start(kind, settings, "" if is_here else case.cache)
     except ExecutorError as error:
-        remedy = "see what it says on standard error above; is SUPER installed as a whole?"
+        remedy = "see its messages on standard error above, and check that SUPER is installed completely"
         if not is_here:
             chosen = ", ".join(f"SUPER_{name.upper()}" for name in kind.chosen_by)
-            remedy = f"see {chosen}, and that SUPER is installed there"
+            remedy = f"check {chosen}, and that SUPER is installed there"
         return [bad(str(error), remedy)]
     took_s = round(time.monotonic() - began_s, 3)
     if is_here:
-        started = good(f"{settings.function} starts in a process of its own, {took_s:.2f} s", start_s=took_s)
+        started = good(f"{settings.function} starts in its own process, in {took_s:.2f} s", start_s=took_s)
     else:
-        why = f"{capacity} functions run on {kind.place} at once, it starts in {took_s:.2f} s"
+        why = f"{capacity} functions can run on {kind.place} at once; it starts in {took_s:.2f} s"
         started = good(f"{why}; the lines above list what was skipped, and why", places=capacity)
     return [started, _judge_decoder(kind, settings, fingerprint)]
 
@@ -212,12 +220,12 @@ def _judge_decoder(kind: ExecutorKind, settings: Settings, fingerprint: str) -> 
     if kind.runs_on is RunsOn.THIS_HOST:
         if not same_decoder:
             why = f"{settings.function} decodes images differently from SUPER's own function here"
-            return doubtful(why, "expected of a function of your own; else install SUPER again")
-        return good(f"the {kind.name} function is this installation's, SUPER {installed_version()}")
-    summary = f"on {kind.place} it is SUPER {installed_version()} as here, and reaches the cache"
+            return doubtful(why, "expected if the function is your own; otherwise reinstall SUPER")
+        return good(f"the {kind.name} function belongs to this installation, SUPER {installed_version()}")
+    summary = f"on {kind.place} it is SUPER {installed_version()}, as here, and reaches the cache"
     if same_decoder:
         return good(f"{summary}; it decodes images as this machine does")
-    summary += "; it decodes images otherwise than this machine (another Pillow or processor)"
+    summary += "; it decodes images differently from this machine (another Pillow or processor)"
     if any(EXECUTORS[name].runs_on is RunsOn.THIS_HOST for name in settings.executors):
         return bad(summary, _ONE_PILLOW)
-    return good(f"{summary}, which does no harm while nothing here decodes for the same cache")
+    return good(f"{summary}, which is harmless while nothing here decodes for the same cache")

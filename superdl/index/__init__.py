@@ -1,4 +1,4 @@
-"""``superdl index``: find samples in shards, or with label files beside them."""
+"""``superdl index``: find samples in shards, or images with label files beside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tars and zips: members are named by paths, and labelled by a file or their folder."""
+"""Tars and zips, whose members are named by their paths and labelled by a file or their folder."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ENCODINGS = {zipfile.ZIP_STORED: "", zipfile.ZIP_DEFLATED: "deflate"}
 
 
 class _File(NamedTuple):
-    """A file in an archive. ``place`` returns offset, length and encoding, or raises."""
+    """A file in an archive. ``place`` returns its offset, length and encoding, or raises."""
 
     name: str
     size: int
@@ -49,7 +49,7 @@ class _File(NamedTuple):
 
 
 class _Archive:
-    """A finder of images and their labels among files."""
+    """An archive, whose files are grouped into images and their labels."""
 
     def __init__(self, shard: Shard, choices: Choices, *, webdataset: bool) -> None:
         # webdataset: an image field is a whole extension, and a label belongs to one image.
@@ -59,14 +59,14 @@ class _Archive:
         self._lone: dict[str, str] = {}  # label files without an image beside them, by key or stem
 
     def split(self, name: str) -> tuple[str, str]:
-        """Return a sample's key, and the extension after it."""
+        """Return a sample's key and the extension that follows it."""
         folder, slash, base = name.rpartition("/")
         last = self._choices.key_at == "last-dot"
         first, _, extension = base.rpartition(".") if last else base.partition(".")
         return folder + slash + first, extension
 
     def members(self, files: Iterable[_File]) -> Iterator[Member]:
-        """Yield images among files with adjacent samples. All have a label, or none."""
+        """Yield images among files, where each sample's files are adjacent. All have a label, or none has."""
         first, bare = dict[bool, str](), dict[str, str]()  # one image with and one without label; see _lone
         # As in WebDataset, files of a sample share a name up to the first dot, and are adjacent.
         for key, group in groupby(files, lambda file: self.split(file.name)[0]):
@@ -75,7 +75,9 @@ class _Archive:
                 self._lone[key] = next(iter(labels.values())).name
             if self._webdataset and labels and len(images) > 1 and not self._choices.fields:
                 why = f"a sample has several images ({', '.join(file.name for file in images)})"
-                remedy = "name one by --image-field EXTENSION, or cut keys with dots by --key-at last-dot"
+                remedy = (
+                    "choose one with --image-field EXTENSION, or use --key-at last-dot for keys with dots"
+                )
                 raise self._shard.error(f"{why}: {remedy}", images[0].name)
             label = self._label(labels) if images else None
             for name, size, place in images:
@@ -86,12 +88,12 @@ class _Archive:
         dot = self._choices.key_at.replace("-", " ")
         for stem in sorted(bare.keys() & self._lone.keys()):
             file = self._lone[stem]
-            why = f"{file} is not its label, as keys end at their {dot}: try --key-at last-dot"
+            why = f"{file} is not its label, because keys end at their {dot}: try --key-at last-dot"
             if self.split(file)[1] in self._labels:
                 why = f"it and its label are not adjacent ({file}): sort the files (tar --sort=name)"
             raise self._shard.error(why, bare[stem])
         if len(first) > 1:
-            why = f"no label stands beside it, and one beside {first[True]} (keys end at their {dot})"
+            why = f"it has no label file, but {first[True]} has one (keys end at their {dot})"
             raise self._shard.error(f"{why}: add one, or use --labels folder for all", first[False])
 
     def _parted(self, sample: Iterable[_File]) -> tuple[list[_File], dict[str, _File]]:
@@ -99,7 +101,9 @@ class _Archive:
         for file in sample:
             extension = self.split(file.name)[1]
             if any(file.name == other.name for other in (*images, *labels.values())):
-                raise self._shard.error("its name comes more than once: give each sample its own", file.name)
+                raise self._shard.error(
+                    "its name appears more than once: give each file its own name", file.name
+                )
             if extension == field if field and self._webdataset else self._choices.is_image(file.name):
                 images.append(file)
             elif extension in self._labels:
@@ -122,9 +126,9 @@ class _Archive:
                     # One byte more than declared is enough to see that the size is wrong.
                     content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, file.size + 1)
             except zlib.error as error:
-                raise fail(f"it cannot be inflated: {error}") from error
+                raise fail(f"it cannot be decompressed: {error}") from error
             if len(content) != file.size:
-                raise fail(f"it is not the {file.size:,} bytes that its directory says")
+                raise fail(f"its size is not the {file.size:,} bytes stated in the directory")
         return label_in(file.name, content, self._choices, fail)
 
 
@@ -149,8 +153,8 @@ def tar_members(shard: Shard, choices: Choices) -> Iterator[Member]:
 
     def place(info: tarfile.TarInfo) -> tuple[int, int, str]:
         if info.issparse() or not info.isreg():
-            sparse = "it is sparse: pack it without --sparse"
-            link = "it is a link: pack what it leads to (tar -h --hard-dereference)"
+            sparse = "it is sparse: archive it without --sparse"
+            link = "it is a link: archive its target (tar -h --hard-dereference)"
             raise shard.error(sparse if info.issparse() else link, info.name)
         return info.offset_data, info.size, ""
 
@@ -175,13 +179,13 @@ def _tar_entries(shard: Shard) -> Iterator[tarfile.TarInfo]:
             if not info.isdir():
                 yield info
     except _BROKEN_TAR as error:
-        raise shard.error(f"it is no tar, or cut off: {error}") from error
+        raise shard.error(f"it is not a tar, or is truncated: {error}") from error
     # tarfile treats a broken header as an end.
     end, tail = tar.offset, shard.size - tar.offset
     if tail < _BLOCK:
-        raise shard.error(f"it is cut off: at {end:,} there is no end mark (a block of zeros)")
+        raise shard.error(f"it is truncated: there is no end mark (a block of zeros) at {end:,}")
     if tail > _PADDING_BYTES or shard.read(end, tail).strip(b"\0"):
-        why = "it is broken, or tars were appended to each other (pack them as one, or keep them apart)"
+        why = "it is broken, or tars were appended to each other (combine them into one, or keep them apart)"
         raise shard.error(f"after {end:,} there is neither a header nor zeros up to its end: {why}")
 
 
@@ -191,7 +195,7 @@ def zip_members(shard: Shard, choices: Choices) -> Iterator[Member]:
         with zipfile.ZipFile(ShardFile(shard, _DIRECTORY_BYTES)) as zip_file:
             infos, directory = zip_file.infolist(), zip_file.start_dir
     except _BROKEN_ZIP as error:
-        raise shard.error(f"it is no zip, or cut off: {error}") from error
+        raise shard.error(f"it is not a zip, or is truncated: {error}") from error
     infos = [info for info in infos if not info.filename.endswith("/") and not is_hidden(info.filename)]
     infos.sort(key=lambda info: info.header_offset)
     archive = _Archive(shard, choices, webdataset=False)
@@ -205,9 +209,9 @@ def zip_members(shard: Shard, choices: Choices) -> Iterator[Member]:
 def _place_in_zip(shard: Shard, info: zipfile.ZipInfo, directory: int) -> tuple[int, int, str]:
     name, at = info.filename, info.header_offset
     if info.flag_bits & _ENCRYPTED:
-        raise shard.error("it is encrypted: pack it without a password", name)
+        raise shard.error("it is encrypted: archive it without a password", name)
     if info.compress_type not in _ENCODINGS:
-        raise shard.error("it is neither stored nor deflated: pack it again (zip -0)", name)
+        raise shard.error("it is neither stored nor deflated: archive it again (zip -0)", name)
     # Only the local header has the length of its own name and extra field.
     magic, _, flags, method, *_, name_bytes, extra_bytes = _LOCAL.unpack(shard.read(at, _LOCAL.size, name))
     encoding = "utf-8" if info.flag_bits & _UTF8 else "cp437"
@@ -217,5 +221,5 @@ def _place_in_zip(shard: Shard, info: zipfile.ZipInfo, directory: int) -> tuple[
     if header != (b"PK\3\4", info.compress_type, info.orig_filename, 0, True):
         raise shard.error("its local header differs from the zip's directory: the zip is broken", name)
     if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
-        raise shard.error("it is stored, and its two sizes differ: the zip is broken", name)
+        raise shard.error("it is stored, but its two sizes differ: the zip is broken", name)
     return offset, info.compress_size, _ENCODINGS[info.compress_type]

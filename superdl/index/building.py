@@ -56,7 +56,7 @@ _IMAGES_AT_A_TIME = 256
 
 @dataclass(slots=True)
 class Built:
-    """Statistics of a written list; ``incomplete`` samples lack fields."""
+    """Statistics of a written list. ``incomplete`` counts samples that lack fields."""
 
     out: str
     samples: int = 0
@@ -71,7 +71,7 @@ class Built:
     classes: dict[Any, int] = field(default_factory=dict)  # samples of each of up to 100,000 labels
 
     def add(self, form: str, rows: Rows, empty: int, incomplete: int) -> None:
-        """Count the samples of a shard, or of loose images if the format is empty."""
+        """Count the samples of a shard, or of loose images if ``form`` is empty."""
         self.samples += len(rows)
         self.empty += empty
         self.incomplete += incomplete
@@ -92,22 +92,24 @@ def build_index(
     """Write the key list of a source's shards or, if it has none, of its loose images.
 
     Args:
-        sources: a URL or path; or several shards of one folder, as for web servers.
+        sources: a URL or path, or several shards of one folder, as needed for web servers.
         out: path or ``s3://`` URL of a ``.jsonl`` or ``.parquet`` file.
-        choices: the user's choice of samples.
+        choices: the user's choices.
         force: overwrite ``out``.
         tell: called with shards done, total shards, and samples found.
 
     Raises:
         ConfigError: an argument is invalid, or ``out`` exists.
-        SourceError: the source cannot be read or holds no sample, a label is wrong, or a shard is broken.
+        SourceError: the source cannot be read or has no samples, a label is wrong, or a shard is broken.
     """
     begin_s = time.monotonic()
     folder, shard_names = _named(sources)
     if (choices.coco or choices.labels == "yolo") and not out.endswith(".jsonl"):
-        raise ConfigError(f"-o {out!r}: images have any number of boxes: write .jsonl, which has lists")
+        raise ConfigError(
+            f"-o {out!r}: images can have any number of boxes, so use .jsonl, which supports lists"
+        )
     if shard_names and choices.of_loose_images:
-        raise ConfigError(f"{folder}: labels beside images are found in a listing: name this folder alone")
+        raise ConfigError(f"{folder}: finding labels beside images needs a listing, so pass only this folder")
     built, stop = Built(out), threading.Event()
     with key_list_at(out, force=force) as write, tempfile.TemporaryFile(dir=temporary_directory()) as kept:
         place = pinned(parse_source(folder))
@@ -124,8 +126,8 @@ def build_index(
             tell(built.shards, len(steps), built.samples)
         if not built.samples:
             sample = "an image with all its fields" if choices.fields else "an image"
-            why = f"{built.shards:,} shards were read, and none holds {sample}"
-            raise SourceEmptyError(f"{place.url}: {why}: name its extension or column by --image-field")
+            why = f"{built.shards:,} shards were read, but none contains {sample}"
+            raise SourceEmptyError(f"{place.url}: {why}: set its extension or column with --image-field")
         write(labelling.labelled())
     built.classes = dict(labelling.counts)
     built.seconds = round(time.monotonic() - begin_s, 3)
@@ -133,19 +135,21 @@ def build_index(
 
 
 def _named(sources: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the folder of the shards, and their names if given one by one."""
+    """Return the folder of the shards, and the shards' names if they were given one by one."""
     of_web = sources[0].lower().startswith(("https://", "http://"))
     if len(sources) == 1 and not of_web:
         return sources[0], []
     folders, _, names = zip(*(source.rpartition("/") for source in sources), strict=True)
     if len(set(folders)) > 1 or not all(names) or "{" in names[0]:
-        why = "a web server lists nothing: name shards of one folder, one by one"
-        raise ConfigError(f"{sources[0]}: {why}, as https://host/train-{{0000..0099}}.tar, without quotes")
+        why = "a web server cannot list files, so pass the shards of one folder one by one"
+        raise ConfigError(
+            f"{sources[0]}: {why}, such as https://host/train-{{0000..0099}}.tar, without quotes"
+        )
     return folders[0], [unquote(name) if of_web else name for name in dict.fromkeys(names)]
 
 
 def _steps_of_folder(shards: Shards, choices: Choices, built: Built) -> list[Step]:
-    """Return the steps that read a source: its shards, or some loose images each."""
+    """Return the steps that read a source. Each reads a shard, or some loose images."""
     place = shards.place
     here = place.directory if place.is_file else place.url.rstrip("/")
     out = os.path.realpath(built.out) if place.is_file else built.out  # the list being replaced
@@ -169,12 +173,12 @@ def _steps_of_folder(shards: Shards, choices: Choices, built: Built) -> list[Ste
 
 
 def _steps_of_shards(shards: Shards, keys: Sequence[str], choices: Choices, built: Built) -> list[Step]:
-    """Return the steps that read the split's shards, or the archives' members of it."""
+    """Return the steps that read the split's shards, or the split's members in archives."""
     readers = readers_of(shards, keys, choices)
     built.passed_over = len({*keys}) - len(readers)
     of_others = sorted({form for form, _ in readers.values()} - {"tar", "zip"})
     if choices.fields and of_others:
-        raise ConfigError(f"--fields are of tars, zips and loose images; here are {of_others}")
+        raise ConfigError(f"--fields works for tars, zips and loose images, but this source has {of_others}")
     chosen, of_members = list(readers), choices
     try:
         chosen = keys_of_split(chosen, choices.split, shards.place.url, of_shards=True)
@@ -197,7 +201,7 @@ def _layouts(shards: Shards, keys: Collection[str]) -> dict[str, formats.Layout]
 
 
 def readers_of(shards: Shards, keys: Collection[str], choices: Choices) -> dict[str, tuple[str, Reader]]:
-    """Return format and reader of each shard, ordered by the bytes of their keys."""
+    """Return the format and reader of each shard, sorted by the bytes of their keys."""
     layouts, known, readers = _layouts(shards, keys), {*keys}, dict[str, tuple[str, "Reader"]]()
     for key in sorted(filter(choices.takes, known), key=str.encode):
         if key in layouts:
@@ -206,15 +210,15 @@ def readers_of(shards: Shards, keys: Collection[str], choices: Choices) -> dict[
             readers[key] = extension.removeprefix("."), _FORMATS[extension]
         elif _PACKED.search(key.lower()):
             why = f"it is compressed as a whole, so no member can be read alone: {UNPACK}"
-            raise ShardError(f"{shards.url(key)}: {why}; or leave it out by --only")
+            raise ShardError(f"{shards.url(key)}: {why}; or exclude it with --only")
     url = shards.place.url
     if missing := sorted({key for key in layouts if choices.takes(key)} - known):
-        why = f"{formats.INDEX_FILE} names {len(missing):,} shards that are not there, such as {missing[0]}"
+        why = f"{formats.INDEX_FILE} lists {len(missing):,} shards that do not exist, such as {missing[0]}"
         raise ShardError(f"{url}: {why}")
     if not readers:
-        like = f" whose key is like {choices.only!r}" if choices.only else ""
+        like = f" whose key matches {choices.only!r}" if choices.only else ""
         forms = f"{', '.join(_FORMATS)}, or of MDS or LitData with their {formats.INDEX_FILE}"
-        raise SourceEmptyError(f"{url} holds no shard{like} ({forms})")
+        raise SourceEmptyError(f"{url} contains no shard{like} ({forms})")
     return readers
 
 
@@ -223,7 +227,7 @@ def _is_index(key: str) -> bool:
 
 
 def _format_of(key: str) -> str:
-    """Return the extension of the format by a shard's name; empty if the name has none."""
+    """Return the extension of a shard's format, from its name, or an empty string if it has none."""
     extension = posixpath.splitext(key)[1].lower()
     return extension if extension in _FORMATS else ".tfrecord" if _SHARD_OF.search(key) else ""
 

@@ -1,4 +1,4 @@
-"""The user's choices: samples to index, names of their images and labels, and splits."""
+"""The user's choices: which samples and splits to index, and how images and labels are named."""
 
 from __future__ import annotations
 
@@ -31,27 +31,35 @@ def _option(text: str, metavar: str | None = None, default: Any = None, of: Any 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The command's options that choose samples; ``fields`` as pairs."""
+    """The command's options that choose samples. ``fields`` are pairs of a name and a pattern."""
 
-    only: str | None = _option("shards, or images, whose key is like this, such as 'train-*'", "PATTERN")
-    split: str | None = _option("the split to read, where files or folders name several, or all", "NAME")
+    only: str | None = _option(
+        "index only shards or images whose key matches this, such as 'train-*'", "PATTERN"
+    )
+    split: str | None = _option(
+        "the split to read if file or folder names contain several, or all to read every split", "NAME"
+    )
     key_at: str = _option(
         "where the key of a file in an archive ends: at its first dot, as in WebDataset, or at its last",
         default="first-dot",
         of=("first-dot", "last-dot"),
     )
-    image_field: str | None = _option("column, feature or extension of the image, of several", "NAME")
-    label_field: str | None = _option("column or feature of the label, extension, or field of .json", "NAME")
+    image_field: str | None = _option(
+        "column, feature or extension of the image, if there are several", "NAME"
+    )
+    label_field: str | None = _option("column, feature, extension or .json field of the label", "NAME")
     labels: str = _option(
-        "from where: what the shard or a file beside the image says, else the first folder (auto); numbers "
-        "for ClassLabels; the folder that the image lies in; the shard's name; none; YOLO's boxes",
+        "where labels come from: the shard or a file beside the image, else the first folder (auto); numbers "
+        "for ClassLabels; the folder that contains the image; the shard's name; none; YOLO's boxes",
         default="auto",
         of=LABELS,
     )
-    missing_label: str | None = _option("replaces label files that are missing: '' for no boxes, 0", "TEXT")
-    coco: str | None = _option("boxes out of instances_*.json, a path or s3://, for SOURCE's images", "FILE")
+    missing_label: str | None = _option("use this for missing label files: '' for no boxes, or 0", "TEXT")
+    coco: str | None = _option(
+        "take boxes from instances_*.json, a path or s3://, for SOURCE's images", "FILE"
+    )
     fields: tuple[tuple[str, str], ...] = _option(
-        "several files a sample: image=jpg,mask=png or 'image=images/*.jpg,mask=masks/*.png'", "FIELDS", ()
+        "several files per sample: image=jpg,mask=png or 'image=images/*.jpg,mask=masks/*.png'", "FIELDS", ()
     )
 
     @property
@@ -69,7 +77,7 @@ class Choices:
         return self.only is None or fnmatch.fnmatchcase(key, self.only)
 
     def is_image(self, name: str) -> bool:
-        """Return whether a file's name is that of an image, or of another field."""
+        """Return whether a file is an image, or another field, according to its name."""
         if self.fields:
             return any(star_of(pattern, name) is not None for _, pattern in self.fields)
         from superdl.coordinator.catalog.listing import is_image
@@ -78,7 +86,7 @@ class Choices:
 
 
 def fields_in(text: str) -> tuple[tuple[str, str], ...]:
-    """Parse ``image=images/*.jpg,mask=masks/*.png``, ``image`` first; ``jpg`` is ``*.jpg``."""
+    """Parse ``image=images/*.jpg,mask=masks/*.png``, and put ``image`` first; ``jpg`` means ``*.jpg``."""
     pairs = [part.partition("=")[::2] for part in text.split(",")]
     fields = {checked_field(name): pattern if "*" in pattern else f"*.{pattern}" for name, pattern in pairs}
     # The files of a sample have the same text in place of the one *.
@@ -86,12 +94,12 @@ def fields_in(text: str) -> tuple[tuple[str, str], ...]:
     if not patterns or MAIN_FIELD not in fields or not 1 < len(fields) == len(pairs) <= MAX_FIELDS:
         forms = "extensions (image=jpg,mask=png) or names with one * ('image=images/*.jpg,mask=masks/*.png')"
         names = f"{MAIN_FIELD} and up to {MAX_FIELDS - 1} others, each once"
-        raise ConfigError(f"--fields names {names}, by {forms}; not {text[:80]!r}")
+        raise ConfigError(f"--fields must list {names}, as {forms}, not {text[:80]!r}")
     return tuple(sorted(fields.items(), key=lambda field: (field[0] != MAIN_FIELD, field[0])))
 
 
 def star_of(pattern: str, name: str) -> str | None:
-    """Return what ``*`` of the pattern matches in a name; ``None`` if it does not match."""
+    """Return what ``*`` in the pattern matches in a name, or ``None`` if the name does not match."""
     prefix, _, suffix = pattern.partition("*")
     name = name.removeprefix("./")
     end = len(name) - len(suffix)
@@ -100,21 +108,25 @@ def star_of(pattern: str, name: str) -> str | None:
 
 
 def folders_of(name: str) -> list[str]:
-    """Return the folders in which a file lies, from the outermost on."""
+    """Return the folders that contain a file, outermost first."""
     return name.removeprefix("./").split("/")[:-1]
 
 
 def keys_of_split(keys: Sequence[str], split: str | None, url: str, *, of_shards: bool) -> list[str]:
-    """Return the keys of one split; ``ConfigError`` if it is missing, or must be chosen."""
+    """Return the keys of one split; raise ``ConfigError`` if it does not exist, or if one must be chosen."""
     splits = {key: _split_of(key, of_shards=of_shards) for key in keys}
     counts = sorted(Counter(name for name in splits.values() if name).items())
     listed = ", ".join(f"{shown(name)} ({count:,} files)" for name, count in counts[:_SPLITS_SHOWN])
     if split is None and len(counts) > 1:
-        raise ConfigError(f"{url} holds the splits {listed}: pick one by --split NAME, or all by --split all")
+        raise ConfigError(
+            f"{url} has the splits {listed}: choose one with --split NAME, or all with --split all"
+        )
     if split in {None, EVERY_SPLIT}:
         return list(keys)
     if split not in dict(counts):
-        raise ConfigError(f"{url}: no file is of the split {split!r}; its splits are {listed or 'not named'}")
+        raise ConfigError(
+            f"{url}: no file belongs to the split {split!r}; its splits are {listed or 'not named'}"
+        )
     return [key for key, name in splits.items() if name == split]
 
 

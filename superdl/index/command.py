@@ -24,27 +24,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         nargs="+",
-        help="s3://bucket/prefix, another bucket's URL, file:///directory or a path that holds tars, zips, "
-        "TFRecords, Parquet files, or shards of MDS or LitData with their index.json; or images with label "
-        "files beside them; or shards of one folder, as https://host/train-{0000..0099}.tar",
+        help="s3://bucket/prefix, another bucket's URL, file:///directory or a path that contains tars, "
+        "zips, TFRecords, Parquet files, or shards of MDS or LitData with their index.json; or images with "
+        "label files beside them; or shards of one folder, as https://host/train-{0000..0099}.tar",
     )
-    listed = "the key list: .jsonl or .parquet, a path or s3://"
+    listed = "the key list to write: .jsonl or .parquet, a path or s3://"
     parser.add_argument("-o", "--out", required=True, metavar="OUT", help=listed)
     for option in dataclasses.fields(Choices):
         name = f"--{option.name.replace('_', '-')}"
         parser.add_argument(name, default=option.default, **option.metadata)
-    parser.add_argument("--force", action="store_true", help="replace OUT")
-    parser.add_argument("--json", action="store_true", help="print what was found as JSON on standard output")
+    parser.add_argument("--force", action="store_true", help="overwrite OUT")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Index, and print the result."""
+    """Index the source, and print the result."""
     from superdl.experiments.console import Console  # --help does not need it
     from superdl.experiments.output import tell_json
 
     keep_secrets_out_of_logs()
     if arguments.fields and (arguments.image_field or arguments.coco):
-        raise ConfigError("--fields says what the image is: leave out --image-field and --coco")
+        raise ConfigError("--fields already defines the image: leave out --image-field and --coco")
     options = {option.name: getattr(arguments, option.name) for option in dataclasses.fields(Choices)}
     options["fields"] = options["fields"] and fields_in(options["fields"])
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
@@ -65,9 +65,9 @@ def _summary(built: Built) -> str:
     formats = ", ".join(f"{count:,} {name}" for name, count in sorted(built.formats.items()))
     shards_text = f" in {counted(built.shards, 'shard')} ({formats})" if built.shards else ""
     notes = [
-        (built.passed_over, "other object", " passed over"),
+        (built.passed_over, "other object", " skipped"),
         (built.empty, "empty member", " left out"),
-        (built.incomplete, "sample", " without all fields left out"),
+        (built.incomplete, "sample", " left out because of missing fields"),
         (built.unlabelled, "sample", " with --missing-label instead of a label file"),
     ]
     line = f"{built.out}: {counted(built.samples, 'sample')}{shards_text}, in {built.seconds:.1f} s"
@@ -81,7 +81,7 @@ def _classes(built: Built) -> list[str]:
     ordered = sorted(counts.items(), key=lambda item: (isinstance(item[0], str), item[0]))
     note = " or more" if len(counts) >= MOST_CLASSES else ""
     if len(counts) == 1:
-        note = " (every sample has one label: --labels and --label-field choose others)"
+        note = " (all samples have the same label; --labels and --label-field choose others)"
     lines = [f"classes: {len(counts):,}{note}"]
     lines += [f"  {shown(str(name))[:_NAME_LENGTH]}  {count:,}" for name, count in ordered[:_CLASSES_SHOWN]]
     if len(ordered) > _CLASSES_SHOWN:

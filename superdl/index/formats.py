@@ -63,12 +63,12 @@ _SHOWN = 2000  # characters of names of features and columns
 
 
 def _picked(names: Collection[str], chosen: str | None, usual: Sequence[str]) -> str | None:
-    """Return the user's chosen name, else the first of the usual ones, if present."""
+    """Return the user's chosen name, or else the first usual one, if it is present."""
     return next((name for name in ((chosen,) if chosen else usual) if name in names), None)
 
 
 class Layout(NamedTuple):
-    """A shard as its index describes it: ``format`` is ``mds`` or ``litdata``."""
+    """A shard as its index describes it. ``format`` is ``mds`` or ``litdata``."""
 
     format: str
     samples: int
@@ -77,7 +77,7 @@ class Layout(NamedTuple):
 
 
 def layouts_of(index: Shard) -> dict[str, Layout]:
-    """Return the layouts of an ``index.json``'s shards by key; empty if it is unrelated."""
+    """Return the layouts of the shards in an ``index.json`` by key, or none if it has another format."""
     try:
         fields = json.loads(index.whole(_INDEX_BYTES))
         if isinstance(fields, dict) and "shards" in fields:
@@ -87,14 +87,16 @@ def layouts_of(index: Shard) -> dict[str, Layout]:
         else:
             return {}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise index.error(f"it is no index of MDS or LitData: {error!r}") from error
+        raise index.error(f"it is not an index of MDS or LitData: {error!r}") from error
     folder = posixpath.dirname(index.key)
     return {posixpath.normpath(posixpath.join(folder, name)): layout for name, layout in rows}
 
 
 def _of_mds(index: Shard, row: Mapping[str, Any]) -> tuple[str, Layout]:
     if (row["format"], row["version"]) != ("mds", 2):
-        raise index.error(f"its shards are of {row['format']!r}, version {row['version']}; MDS 2 is read")
+        raise index.error(
+            f"its shards are {row['format']!r}, version {row['version']}, but only MDS 2 can be read"
+        )
     if row.get("compression") or row.get("zip_data"):
         why = f"its shards are compressed ({row['compression']}), so no sample can be read alone"
         raise index.error(f"{why}: write them without compression=, which saves nothing on JPEGs and PNGs")
@@ -113,7 +115,9 @@ def _of_litdata(index: Shard, chunks: Any, config: Mapping[str, Any]) -> list[tu
                 f"its chunks have {setting} {config[setting]!r}: write them with {setting}=None"
             )
     if config.get("item_loader") not in {None, "PyTreeLoader"}:
-        raise index.error(f"its chunks are for {config['item_loader']}; those of PyTreeLoader are read")
+        raise index.error(
+            f"its chunks are for {config['item_loader']}, but only those for PyTreeLoader can be read"
+        )
     # The names of a sample's leaves are the keys of a flat dict, else their positions.
     tree = json.loads(config["data_spec"])[1] if config.get("data_spec") else {}
     flat = all(child.get("type") is None for child in tree.get("children_spec", ()))
@@ -127,23 +131,23 @@ def _of_litdata(index: Shard, chunks: Any, config: Mapping[str, Any]) -> list[tu
 
 
 def chunk_members(shard: Shard, choices: Choices, layout: Layout) -> Iterator[Member]:
-    """Yield the images in a shard of MDS or LitData, each named by its position in it."""
+    """Yield the images in a shard of MDS or LitData, named by their positions in the shard."""
     # A shard begins with the number of samples and their offsets, in 32 bits.
     (samples,) = struct.unpack("<I", shard.read(0, _U32))
     if (shard.size, samples) != (layout.size, layout.samples):
         has = f"it has {shard.size:,} bytes and {samples:,} samples"
         says = f"{INDEX_FILE} says {layout.size:,} and {layout.samples:,}"
-        raise shard.error(f"{has}, {says}: it is cut off, or newer than its index")
+        raise shard.error(f"{has}, but {says}: it is truncated, or newer than its index")
     image, label = _chunk_columns(shard, layout.columns, choices)
     before = 2 * _U32 + _U32 * samples
     if shard.read(before, min(len(_ARROW), shard.size - before)) == _ARROW:
         why = "its samples are rows of Arrow, as LitData writes bytes and numbers"
-        raise shard.error(f"{why}: give it images (PIL) to write, which it keeps as JPEG or PNG")
+        raise shard.error(f"{why}: write PIL images with it, which it stores as JPEG or PNG")
     table = np.frombuffer(shard.read(_U32, _U32 * (samples + 1)), "<u4").tolist()
     for number, (begin, end) in enumerate(pairwise(table)):
         name = str(number)
         if begin < before:
-            raise shard.error("it overlaps what is before it: the table of offsets is broken", name)
+            raise shard.error("it overlaps the data before it: the table of offsets is broken", name)
         spans = _spans(shard, layout.columns, begin, end, name)
         value = _chunk_label(shard, layout.columns[label][0], *spans[label], name) if label else None
         yield Member(name, *spans[image], value)
@@ -151,13 +155,13 @@ def chunk_members(shard: Shard, choices: Choices, layout: Layout) -> Iterator[Me
 
 
 def _chunk_columns(shard: Shard, columns: Columns, choices: Choices) -> tuple[str, str | None]:
-    """Return the image's and label's columns: as chosen, or by kind and name."""
+    """Return the columns of image and label, as chosen, or else by kind and name."""
     shown = f"its columns are {', '.join(f'{name} ({kind})' for name, (kind, _) in columns.items())}"
     images = [name for name, (kind, _) in columns.items() if kind.partition(":")[0] in _IMAGES]
     images = [choices.image_field] if choices.image_field else images
     if len(images) != 1:
         why = f"{'several' if images else 'none'} of its columns may be an encoded image"
-        raise shard.error(f"{why} (raw pixels, such as pil, are none): name one by --image-field; {shown}")
+        raise shard.error(f"{why} (raw pixels, such as pil, are not): choose one with --image-field; {shown}")
     label = choices.label_field if choices.reads_labels else None
     for name in (images[0], label or images[0]):
         if name not in columns:
@@ -166,7 +170,7 @@ def _chunk_columns(shard: Shard, columns: Columns, choices: Choices) -> tuple[st
 
 
 def _spans(shard: Shard, columns: Columns, begin: int, end: int, name: str) -> dict[str, tuple[int, int]]:
-    """Return offset and length of every column of a sample."""
+    """Return the offset and length of each column of a sample."""
     # A sample begins with sizes of its columns: in MDS of kinds without a fixed size, in LitData of all.
     varying = sum(size is None for _, size in columns.values())
     offset, spans, lengths = begin + _U32 * varying, {}, iter(())
@@ -176,7 +180,7 @@ def _spans(shard: Shard, columns: Columns, begin: int, end: int, name: str) -> d
         spans[column] = offset, next(lengths, 0) if size is None else size
         offset += spans[column][1]
     if offset != end:
-        why = f"its columns end at {offset:,}, it ends at {end:,}: the table of offsets is broken"
+        why = f"its columns end at {offset:,}, but it ends at {end:,}: the table of offsets is broken"
         raise shard.error(why, name)
     shard.check(begin, end - begin, name)
     return spans
@@ -184,19 +188,19 @@ def _spans(shard: Shard, columns: Columns, begin: int, end: int, name: str) -> d
 
 def _chunk_label(shard: Shard, kind: str, offset: int, length: int, name: str) -> Label:
     if length > _TEXT_BYTES:
-        raise shard.error(f"its label has {length:,} bytes", name)
+        raise shard.error(f"its label is too long ({length:,} bytes)", name)
     content = shard.read(offset, length, name)
     try:
         if kind in _TEXTS:
             return _TEXTS[kind](content.decode())  # type: ignore[no-any-return]
         (value,) = np.frombuffer(content, _NUMBERS[kind]).tolist()
     except (ValueError, KeyError) as error:
-        raise shard.error(f"its label is no {kind} that is a number or a text: {error}", name) from error
+        raise shard.error(f"its label is not a number or string of the kind {kind}: {error}", name) from error
     return int(value) if isinstance(value, bool) else value
 
 
 def tfrecord_members(shard: Shard, choices: Choices) -> Iterator[Member]:
-    """Yield the images in a TFRecord file, each named by its record's number."""
+    """Yield the images in a TFRecord file, named by the numbers of their records."""
     shard.refuse_compressed()
     example_type = _example_type()
     at, number = 0, 0
@@ -204,7 +208,9 @@ def tfrecord_members(shard: Shard, choices: Choices) -> Iterator[Member]:
         name = str(number)
         length, _ = _FRAME.unpack(shard.read(at, _FRAME.size, name))
         if length > _RECORD_BYTES:
-            why = f"it is no TFRecord, or broken: its length is {length:,}, more than {_RECORD_BYTES:,} bytes"
+            why = (
+                f"it is not a TFRecord, or is broken: its length is {length:,}, above {_RECORD_BYTES:,} bytes"
+            )
             raise shard.error(why, name)
         begin = at + _FRAME.size
         shard.check(begin, length + _FOOT_BYTES, name)
@@ -216,7 +222,7 @@ def tfrecord_members(shard: Shard, choices: Choices) -> Iterator[Member]:
             entries = {b"".join(entry.key).decode(): entry for entry in feature_entries}
             image, label = _image_and_label(entries, choices)
         except (DecodeError, ValueError) as error:
-            raise shard.error(f"it is no tf.train.Example with image and label: {error}", name) from error
+            raise shard.error(f"it is not a tf.train.Example with image and label: {error}", name) from error
         member = f"{choices.image_field}:{name}" if choices.image_field else name
         (content,) = _values_of(image)
         written = image.SerializeToString()  # which ends with the image
@@ -233,13 +239,13 @@ def _values_of(entry: Any) -> list[Any]:
 
 
 def _image_and_label(entries: Mapping[str, Any], choices: Choices) -> tuple[Any, Label | None]:
-    """Return the image's entry and the label; ``ValueError`` if there is no one image."""
+    """Return the image's entry and the label; raise ``ValueError`` unless there is exactly one image."""
     image = _picked(entries, choices.image_field, _RECORD_IMAGES)
     label = _picked(entries, choices.label_field, _RECORD_LABELS) if choices.reads_labels else None
     if image is None or [type(value) for value in _values_of(entries[image])] != [bytes]:
         names = choices.image_field or " or ".join(_RECORD_IMAGES)
         shown = f"its features are {', '.join(sorted(entries))[:_SHOWN]}"
-        raise ValueError(f"no feature {names} of one value of bytes (--image-field); {shown}")
+        raise ValueError(f"no feature {names} contains exactly one bytes value (--image-field); {shown}")
     if label is None:
         return entries[image], None
     (value,) = _values_of(entries[label])
@@ -248,7 +254,7 @@ def _image_and_label(entries: Mapping[str, Any], choices: Choices) -> tuple[Any,
 
 @cache
 def _example_type() -> Any:
-    """Return protobuf's class for ``tf.train.Example``; all fields may be repeated."""
+    """Return protobuf's class for ``tf.train.Example``, in which any field may be repeated."""
     file = FileDescriptorProto(name="example.proto", package="example")
     for message, fields in _EXAMPLE.items():
         described = file.message_type.add(name=message)
@@ -264,7 +270,7 @@ def _example_type() -> Any:
 
 
 def parquet_members(shard: Shard, choices: Choices) -> Iterator[Member]:
-    """Yield the rows of a Parquet file, each named by its column and its number."""
+    """Yield the rows of a Parquet file, named by their column and row number."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -273,7 +279,7 @@ def parquet_members(shard: Shard, choices: Choices) -> Iterator[Member]:
         with parquet.ParquetFile(ShardFile(shard, _READ_BYTES), pre_buffer=False) as file:
             yield from _parquet_rows(shard, file, choices)
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise shard.error(f"it is no Parquet, or broken: {error}") from error
+        raise shard.error(f"it is not Parquet, or is broken: {error}") from error
 
 
 def _parquet_rows(shard: Shard, file: Any, choices: Choices) -> Iterator[Member]:
@@ -287,7 +293,7 @@ def _parquet_rows(shard: Shard, file: Any, choices: Choices) -> Iterator[Member]
     label = _picked(columns, choices.label_field, _COLUMN_LABELS) if choices.reads_labels else ""
     if label is None:
         why = f"it has no column {choices.label_field or ' or '.join(_COLUMN_LABELS)}"
-        remedy = "name the labels' by --label-field, or --labels none"
+        remedy = "set the label column with --label-field, or use --labels none"
         raise shard.error(f"{why}: {remedy}; its columns are {', '.join(columns)[:_SHOWN]}")
     feature = features.get(label, {})
     names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
@@ -315,7 +321,7 @@ def _parquet_rows(shard: Shard, file: Any, choices: Choices) -> Iterator[Member]
 def _parquet_image(
     shard: Shard, file: Any, features: Mapping[str, Mapping[str, Any]], choices: Choices
 ) -> tuple[str, int]:
-    """Return path and index of the image's column: chosen, described, or the only one."""
+    """Return the path and index of the image's column, as chosen or described, or else the only one."""
     columns = [file.schema.column(index) for index in range(len(file.schema))]
     images = {name for name, feature in features.items() if feature.get("_type") == "Image"}
     wanted_paths = {choices.image_field} if choices.image_field else images
@@ -329,6 +335,10 @@ def _parquet_image(
     ]
     if len(candidates) == 1:
         return str(columns[candidates[0]].path), candidates[0]
-    problem = "several of its columns hold bytes" if candidates else "it has no column of an image's bytes"
+    problem = (
+        "several of its columns contain bytes"
+        if candidates
+        else "none of its columns contains an image's bytes"
+    )
     paths = ", ".join(f"{column.path} ({column.physical_type})" for column in columns)
-    raise shard.error(f"{problem}: name one by --image-field; its columns are {paths[:_SHOWN]}")
+    raise shard.error(f"{problem}: choose one with --image-field; its columns are {paths[:_SHOWN]}")

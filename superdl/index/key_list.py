@@ -1,4 +1,4 @@
-"""Rows of a key list: built, labelled, and written as JSONL or Parquet."""
+"""Build the rows of a key list, label them, and write them as JSONL or Parquet."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MEMBER_BYTES = Limits().object_bytes
 
 
 def rows_of(shard: Shard, members: Iterable[Member], choices: Choices) -> tuple[Rows, int, int]:
-    """Return a shard's rows, numbers of empty and incomplete ones; or ``ShardError``."""
+    """Return a shard's rows, and how many were empty or incomplete; or raise ``ShardError``."""
     members = sorted(members, key=lambda member: (member.offset, member.length))
     if choices.split not in {None, EVERY_SPLIT}:
         members = [member for member in members if choices.split in folders_of(member.name)]
@@ -65,14 +65,16 @@ def _check(shard: Shard, members: Sequence[Member]) -> None:
     end, before, names = 0, "", Counter(member.name for member in members)
     for name, offset, length, _, encoding in members:
         if _ODD.search(name) or not 0 < len(name.encode(errors="replace")) <= _NAME_BYTES:
-            why = f"its name is not UTF-8, empty, has a NUL or more than {_NAME_BYTES} bytes: rename it"
+            why = (
+                f"its name is not UTF-8, is empty, contains a NUL, or exceeds {_NAME_BYTES} bytes: rename it"
+            )
             raise shard.error(why, name)
         if names[name] > 1:
-            raise shard.error("its name comes more than once: which is meant?", name)
+            raise shard.error("its name appears more than once, which is ambiguous", name)
         if not is_row(encoding):
             shard.check(offset, length, name)
             if length > _MEMBER_BYTES:
-                raise shard.error(f"it has {length:,} bytes, more than {_MEMBER_BYTES:,}", name)
+                raise shard.error(f"it takes up {length:,} bytes, more than {_MEMBER_BYTES:,}", name)
             if offset < end:
                 raise shard.error(f"it overlaps the member {before!r}", name)
             end, before = offset + length, name
@@ -84,7 +86,7 @@ def _place(member: Member) -> Row:
 
 
 def _label(shard: Shard, member: Member, choices: Choices) -> Label | None:
-    """Return a member's label; ``None``: its folder's, once all are known."""
+    """Return a member's label, or ``None`` if its folder decides once all are known."""
     folders = folders_of(member.name)
     shard_name = posixpath.basename(shard.key).partition(".")[0]
     chosen: dict[str, Label] = {"none": 0, "shard": shard_name, "folder": "".join(folders[-1:])}
@@ -93,12 +95,12 @@ def _label(shard: Shard, member: Member, choices: Choices) -> Label | None:
         return None
     if label is None or label == "":
         options = f"--label-field NAME or --labels ({', '.join(LABELS)})"
-        raise shard.error(f"it has no label: say where labels are by {options}", member.name)
+        raise shard.error(f"it has no label: set where labels come from with {options}", member.name)
     return label
 
 
 class Labelling:
-    """The labelling of rows, once all are known, and the counts of classes."""
+    """A collector of rows, which labels them once all are known, and counts the samples of each class."""
 
     def __init__(self, url: str, kept: IO[bytes]) -> None:
         # Until all are read, rows wait in a temporary file.
@@ -120,7 +122,7 @@ class Labelling:
             self._kept.write(json.dumps(rows).encode() + b"\n")
 
     def labelled(self) -> Iterator[Rows]:
-        """Yield all rows with labels; ``SourceError`` if folders name no class, or labels mix."""
+        """Yield all rows with labels; raise ``SourceError`` if folders are splits, or label types differ."""
         first: Row = {}
         self._kept.seek(0)
         for rows in map(json.loads, self._kept):
@@ -130,17 +132,17 @@ class Labelling:
                 first, label = first or row, row["label"]
                 if isinstance(label, str) is not isinstance(first["label"], str):
                     difference = (
-                        f"its label is {label!r:.60}, that of {_where(first)} is {first['label']!r:.60}"
+                        f"its label is {label!r:.60}, but that of {_where(first)} is {first['label']!r:.60}"
                     )
-                    remedy = "labels are all numbers or all texts (--label-field, --labels)"
+                    remedy = "labels must be all numbers or all strings (--label-field, --labels)"
                     raise ShardError(f"{_where(row)}: {difference}: {remedy}")
                 if isinstance(label, int | str) and (label in self.counts or len(self.counts) < MOST_CLASSES):
                     self.counts[label] += 1
             yield rows
         names = sorted(name for name in self.counts if isinstance(name, str))
         if self._common is not None and len(names) > 1 and all(name.lower() in SPLITS for name in names):
-            why = f"the first folders of its samples are {', '.join(names)}, which are splits and no classes"
-            raise SourceError(f"{self._url}: {why}: name one by --split NAME")
+            why = f"the first folders of its samples are {', '.join(names)}, which are splits, not classes"
+            raise SourceError(f"{self._url}: {why}: choose one with --split NAME")
 
     def _folder_of(self, row: Row) -> str:
         folders, common = folders_of(row["member"]), self._common or []
@@ -148,7 +150,9 @@ class Labelling:
         depth = len(common) - (len(common) == self._deepest)
         if len(folders) > depth:
             return folders[depth]
-        why = f"all samples lie in {'/'.join(common)!r}, and this one in no further folder, its class"
+        why = (
+            f"all samples are below {'/'.join(common)!r}, but this one is in no further folder for its class"
+        )
         remedy = "use --labels folder to label each by its own folder, or --labels none for label 0"
         raise SourceError(f"{_where(row)}: {why}: {remedy}")
 
@@ -173,8 +177,10 @@ def _write_parquet(stream: IO[bytes], batches: Iterable[Rows]) -> None:
                 table = pa.Table.from_pylist(rows)
                 table = table if writer is None else table.cast(writer.schema)
             except (pa.ArrowInvalid, OverflowError) as error:
-                why = f"a column of Parquet has one type, and labels from {_where(rows[0])} on have another"
-                raise ConfigError(f"{why} ({error}): write .jsonl") from error
+                why = (
+                    f"a Parquet column must have one type, but labels from {_where(rows[0])} on have another"
+                )
+                raise ConfigError(f"{why} ({error}): use .jsonl") from error
             writer = writer or stack.enter_context(parquet.ParquetWriter(stream, table.schema))
             writer.write_table(table)
 
@@ -184,13 +190,15 @@ _WRITERS = {".jsonl": _write_jsonl, ".parquet": _write_parquet}
 
 @contextmanager
 def key_list_at(out: str, *, force: bool) -> Iterator[Callable[[Iterable[Rows]], None]]:
-    """Yield a list's writer of rows; it appears whole or not at all."""
+    """Yield a function that writes rows. The list appears complete or not at all."""
     bucket, path = split_url(out, "-o")
     write = _WRITERS.get(Path(out).suffix.lower())
     if write is None:
-        raise ConfigError(f"-o {out!r} ends in one of {', '.join(_WRITERS)}, by which its format is chosen")
+        raise ConfigError(f"-o {out!r} must end in one of {', '.join(_WRITERS)}, which selects its format")
     if bucket and not bucket.startswith("s3://"):
-        raise ConfigError(f"-o {out!r}: lists are written to S3 or to this machine: name s3:// or a path")
+        raise ConfigError(
+            f"-o {out!r}: lists can only be written to S3 or to this machine, so pass s3:// or a path"
+        )
     with _object(bucket, path, force=force) if bucket else _file(Path(path), force=force) as stream:
 
         def write_rows(batches: Iterable[Rows]) -> None:
@@ -208,7 +216,7 @@ def key_list_at(out: str, *, force: bool) -> Iterator[Callable[[Iterable[Rows]],
 @contextmanager
 def _file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
     if path.is_dir() or (path.exists() and not force):
-        raise ConfigError(f"-o {path} is there: --force replaces it, unless it is a directory")
+        raise ConfigError(f"-o {path} exists: use --force to replace it, unless it is a directory")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         stream = temporary.open("xb")
@@ -232,7 +240,7 @@ def _object(bucket: str, key: str, *, force: bool) -> Iterator[IO[bytes]]:
         except SourceNotFoundError:
             force = True
         if not force:
-            raise ConfigError(f"-o {url} is there: --force replaces it")
+            raise ConfigError(f"-o {url} exists: use --force to replace it")
         yield stream
         with source_failures(url):
             client.put(key, cast("BinaryIO", stream))

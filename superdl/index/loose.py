@@ -1,8 +1,8 @@
-"""Images outside of shards, and labels in files: beside images, also in archives, or COCO's.
+"""Images outside of shards, and labels in files beside images (also in archives) or in COCO's format.
 
-A label file contains a number or text, a field of JSON, or YOLO's boxes. COCO's ``boxes`` are (left, top,
-right, bottom) in pixels, as torchvision's models take; ``classes`` are category ids, the same in every
-split; ``crowd`` is 1 for a box around many objects.
+A label file contains a number, a string, a field of JSON, or YOLO's boxes. COCO's ``boxes`` are (left,
+top, right, bottom) in pixels, as torchvision's models expect. ``classes`` are category ids, the same in
+every split. ``crowd`` is 1 for a box around many objects.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _BOX = 4  # numbers
 
 
 def label_in(name: str, content: bytes, choices: Choices, fail: Fail) -> Label | None:
-    """Return the label in a file; ``None`` if it is JSON without one."""
+    """Return the label in a file, or ``None`` if the file is JSON without one."""
     if name.endswith(".json") and choices.labels != "yolo":
         return _json_label(content, choices.label_field or "label", fail)
     try:
         text = content.decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:
-        raise fail(f"it is a label and not UTF-8: {error}") from error
+        raise fail(f"the label is not UTF-8: {error}") from error
     if choices.labels == "yolo":
         return _boxes(text, fail)
     if not text:
-        raise fail(f"it is a label, and empty or longer than {LABEL_FILE_BYTES} bytes")
+        raise fail(f"the label is empty or longer than {LABEL_FILE_BYTES} bytes")
     return int(text) if _INTEGER.fullmatch(text) else text
 
 
@@ -56,16 +56,16 @@ def _json_label(content: bytes, field: str, fail: Fail) -> Label | None:
     try:
         fields = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise fail(f"no JSON: {error}") from error
+        raise fail(f"it is not JSON: {error}") from error
     label = fields.get(field) if isinstance(fields, dict) else None
     return None if label is None else number_or_text(label, fail)
 
 
 def number_or_text(value: object, fail: Fail) -> Label:
-    """Return a value that may be a label; booleans are 0 and 1."""
+    """Return a value that can be a label, with booleans as 0 and 1."""
     if isinstance(value, int | float | str):
         return int(value) if isinstance(value, bool) else value
-    raise fail(f"the label is a number or a text; not {str(value)[:60]!r}")
+    raise fail(f"the label must be a number or a string, not {str(value)[:60]!r}")
 
 
 def _boxes(text: str, fail: Fail) -> Label:
@@ -78,7 +78,9 @@ def _boxes(text: str, fail: Fail) -> Label:
         except ValueError:
             kind, box = math.nan, []
         if not kind.is_integer() or len(box) != _BOX or not all(map(math.isfinite, box)):
-            raise fail(f"line {number}: a line has a class and a box's center and size; not {line[:60]!r}")
+            raise fail(
+                f"line {number} must contain a class, and the centre and size of a box, not {line[:60]!r}"
+            )
         boxes.append(box)
         classes.append(int(kind))
     return {"boxes[]": boxes, "classes[]": classes}
@@ -87,9 +89,9 @@ def _boxes(text: str, fail: Fail) -> Label:
 class LooseImages:
     """The images among ``chosen`` objects of a source, with their labels and other fields.
 
-    ``versions`` are those of all objects, by key relative to the source. ``keys`` are sorted by their bytes;
-    ``others`` counts objects that are neither image nor label; ``unlabelled`` counts images without a label
-    file, which is a ``SourceNotFoundError`` unless ``missing_label`` is chosen.
+    ``versions`` maps the keys of all objects, relative to the source, to their versions. ``keys`` are sorted
+    by their bytes. ``others`` counts objects that are neither images nor labels. ``unlabelled`` counts images
+    without a label file, which raise ``SourceNotFoundError`` unless ``missing_label`` is set.
     """
 
     def __init__(
@@ -97,19 +99,19 @@ class LooseImages:
     ) -> None:
         self._shards, self._versions, self._choices, url = shards, versions, choices, shards.place.url
         if choices.labels == "shard":
-            raise ConfigError("--labels shard: these images lie in no shard")
+            raise ConfigError("--labels shard: these images are not in a shard")
         self._coco = dict[str, "Label"]()
         if choices.coco:  # a file on this machine or in S3
             folder, name = posixpath.split(choices.coco)
             self._coco = coco_in(Shards(parse_source(folder or "."), threading.Event()).open(name))
         if lost := sorted(self._coco.keys() - versions.keys()):
-            why = f"lacks {len(lost):,} of the images that {choices.coco} names, such as {lost[0][:200]!r}"
-            raise SourceNotFoundError(f"{url} {why}: the source is the folder in which they lie")
+            why = f"lacks {len(lost):,} of the images in {choices.coco}, such as {lost[0][:200]!r}"
+            raise SourceNotFoundError(f"{url} {why}: the source must be the folder that contains them")
         self._parts = {key: by_field for key in chosen if (by_field := self._parts_of(key)) is not None}
         self.keys = sorted(self._parts, key=str.encode)
         if not self.keys:
             fields = " with its fields beside it" * bool(choices.fields)
-            raise SourceEmptyError(f"{url} holds no image{fields}")
+            raise SourceEmptyError(f"{url} contains no image{fields}")
         reads = not choices.coco and choices.labels not in {"folder", "none"}
         self._files = {
             key: next((name for name in self._label_names(key) if name in versions), "")
@@ -123,11 +125,13 @@ class LooseImages:
         if bare and choices.missing_label is None:
             why = f"{len(bare):,} of {len(self.keys):,} images have no label file, such as {bare[0]}"
             names = ", ".join(self._label_names(bare[0]))
-            remedy = "--missing-label TEXT replaces it ('': no box), --labels folder takes the folder's name"
+            remedy = (
+                "use --missing-label TEXT instead ('' for no box), or --labels folder for the folder's name"
+            )
             raise SourceNotFoundError(f"{url}: {why} (not {names}): {remedy}")
 
     def rows(self, keys: Sequence[str]) -> list[dict[str, Any]]:
-        """Return some images' rows; ``SourceError`` names an invalid label file."""
+        """Return the rows of some images; raise ``SourceError`` if a label file is invalid."""
         return [
             {"key": key, "label": self._label(key), "version": self._versions[key]}
             | {f"{name}.key": field_key for name, field_key in self._parts[key].items()}
@@ -136,7 +140,7 @@ class LooseImages:
         ]
 
     def _parts_of(self, key: str) -> dict[str, str] | None:
-        """Return keys of an image's other fields; ``None`` if it is none, or lacks one."""
+        """Return the keys of an image's other fields, or ``None`` if it is no image or lacks one."""
         choices = self._choices
         if choices.coco or not choices.fields:
             return {} if (key in self._coco if choices.coco else choices.is_image(key)) else None
@@ -167,7 +171,9 @@ class LooseImages:
             fail = partial(self._error, name or f"{key} without a label file")
             label = label_in(name, content, choices, fail)
         if label is None or label == "":
-            raise self._error(key, "it has no label: say where labels are by --label-field or --labels")
+            raise self._error(
+                key, "it has no label: set where labels come from with --label-field or --labels"
+            )
         return label
 
     def _error(self, key: str, reason: str) -> SourceError:
@@ -175,11 +181,13 @@ class LooseImages:
 
 
 def coco_in(file: Shard) -> dict[str, Label]:
-    """Return labels by ``file_name``; ``SourceError`` if the file is not COCO's."""
+    """Return labels by ``file_name``; raise ``SourceError`` if the file is not in COCO's format."""
     try:
         return _labels_of(json.loads(file.whole(_COCO_BYTES), object_hook=_slimmed))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise SourceError(f"--coco {file.url}: it is no instances_*.json of COCO: {error!r}"[:400]) from error
+        raise SourceError(
+            f"--coco {file.url}: it is not an instances_*.json of COCO: {error!r}"[:400]
+        ) from error
 
 
 def _labels_of(instances: dict[str, Any]) -> dict[str, Label]:
@@ -190,10 +198,10 @@ def _labels_of(instances: dict[str, Any]) -> dict[str, Label]:
         label |= {"boxes[]": [], "classes[]": [], "crowd[]": []}
         labels[posixpath.normpath(image["file_name"])] = of_id[image["id"]] = label
     if twice := len(instances["images"]) - min(len(labels), len(of_id)):
-        raise ValueError(f"{twice:,} images have the id or the file_name of another one")
+        raise ValueError(f"{twice:,} images have the same id or file_name as another one")
     for number, box in enumerate(instances["annotations"]):
         if not isinstance(box, tuple) or box[0] not in of_id:
-            raise ValueError(f"annotation {number} has no bbox, or is of no image")
+            raise ValueError(f"annotation {number} has no bbox, or belongs to no image")
         for name, value in zip(("boxes[]", "classes[]", "crowd[]"), box[1:], strict=True):
             of_id[box[0]][name].append(value)
     return labels
@@ -206,6 +214,6 @@ def _slimmed(value: dict[str, Any]) -> Any:
     x, y, width, height = map(float, value["bbox"])
     box = x, y, x + width, y + height
     if not all(map(math.isfinite, box)):
-        raise ValueError(f"the bbox {value['bbox']}")
+        raise ValueError(f"invalid bbox {value['bbox']}")
     kind, crowd = operator.index(value["category_id"]), operator.index(value.get("iscrowd", 0))
     return value["image_id"], box, kind, crowd

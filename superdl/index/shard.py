@@ -1,4 +1,4 @@
-"""Reading shards in pieces, from files and buckets, and naming their members."""
+"""Read shards in pieces, from files and buckets, and describe their members."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _SHOWN = 200
 
 
 class ShardError(SourceError):
-    """A shard is broken or cannot be read in place; names it and the member at fault."""
+    """A shard is broken or cannot be read in place. The message names the shard and the bad member."""
 
 
 class Member(NamedTuple):
-    """A sample in a shard; ``offset``, ``length``: bytes, or Parquet's row group and row."""
+    """A sample in a shard. ``offset`` and ``length`` are bytes, or a row group and row of Parquet."""
 
     name: str
     offset: int
     length: int
-    # None: the shard has none.
+    # None if the shard has no labels.
     label: Label | None = None
     # Empty, deflate, or parquet:COLUMN.
     encoding: str = ""
@@ -49,9 +49,9 @@ _OF_BUCKET = 2**23, 2**16, 2**20
 
 
 class Shard:
-    """An object open for one thread's reading. All bytes are of ``version``, or reading fails.
+    """An object that is open for reading by one thread. Reading fails if it is no longer ``version``.
 
-    ``key`` is relative to the source; ``fetch`` returns bytes from an offset on.
+    ``key`` is relative to the source; ``fetch`` takes a length and an offset, and returns those bytes.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Shard:
         self._begin, self._piece, self._end_of_last = 0, b"", 0
 
     def read(self, offset: int, length: int, member: str = "") -> bytes:
-        """Return exactly these bytes; ``ShardError`` if the shard ends before."""
+        """Return exactly these bytes; raise ``ShardError`` if the shard ends before."""
         self.check(offset, length, member)
         begin = offset - self._begin
         if begin < 0 or begin + length > len(self._piece):
@@ -75,15 +75,15 @@ class Shard:
         return self._piece[begin : begin + length]
 
     def whole(self, limit_bytes: int) -> bytes:
-        """Return all bytes; ``ShardError`` if they exceed the limit."""
+        """Return all bytes; raise ``ShardError`` if they exceed the limit."""
         if self.size > limit_bytes:
-            raise self.error(f"it has {self.size:,} bytes; at most {limit_bytes:,} are read")
+            raise self.error(f"it has {self.size:,} bytes, but only up to {limit_bytes:,} can be read")
         return self.read(0, self.size)
 
     def check(self, offset: int, length: int, member: str = "") -> None:
         """Raise ``ShardError`` unless these bytes are within the shard."""
         if offset < 0 or length < 0 or offset + length > self.size:
-            wrong = f"bytes {offset:,} to {offset + length:,} lie beyond its end, at {self.size:,}"
+            wrong = f"bytes {offset:,} to {offset + length:,} are beyond its end, at {self.size:,}"
             raise self.error(f"it is truncated or its headers are wrong: {wrong}", member)
 
     def refuse_compressed(self) -> None:
@@ -93,12 +93,12 @@ class Shard:
             raise self.error(f"it is compressed with {name}, so no member can be read alone: {UNPACK}")
 
     def error(self, reason: str, member: str = "") -> ShardError:
-        """Return the error for a fault of the shard, or of one of its members."""
+        """Return an error about the shard, or about one of its members."""
         return ShardError(f"{self.url}: {f'member {member[:_SHOWN]!r}: ' if member else ''}{reason}")
 
 
 class Shards:
-    """The objects of a source, for any thread. Set ``stop`` to end all reading."""
+    """The objects of a source. Thread-safe. Set ``stop`` to end all reading."""
 
     def __init__(self, place: Source, stop: threading.Event) -> None:
         from superdl.lambda_prefetch.settings import FunctionSettings
@@ -110,22 +110,27 @@ class Shards:
             self._bucket = open_bucket(place.bucket, hosts, roots=("/",))
 
     def open(self, key: str) -> Shard:
-        """Open an object by its key, relative to the source."""
+        """Open an object by its key, which is relative to the source."""
         url = self.url(key)
         with source_failures(url):
             version, size = self._bucket.head(self.place.prefix + key)
         if not version:
-            raise SourceError(f"{url}: the object store gives no ETag, which tells versions apart")
+            raise SourceError(
+                f"{url}: the object store returns no ETag, which is needed to tell versions apart"
+            )
         return Shard(url, key, version, size, partial(self.read, key, version))
 
     def read(self, key: str, version: str, limit_bytes: int, begin: int | None = None) -> bytes:
-        """Return an object of at most ``limit_bytes``, or that many from ``begin`` on; or ``ShardError``."""
+        """Return an object of at most ``limit_bytes``, or that many bytes from ``begin`` on.
+
+        Raise ``ShardError`` if it is larger or cannot be read.
+        """
         if self._stop.is_set():
             raise CancelledError
 
         def check(size_bytes: int) -> None:
             if size_bytes > limit_bytes:
-                why = f"it has {size_bytes:,} bytes, and {limit_bytes:,} at most are read"
+                why = f"it has {size_bytes:,} bytes, but at most {limit_bytes:,} can be read"
                 raise ShardError(f"{self.url(key)}: it cannot be read: {why}")
 
         span = None if begin is None else Span(begin, begin + limit_bytes)
@@ -133,31 +138,31 @@ class Shards:
             return bytes(self._bucket.read(self.place.prefix + key, version=version, span=span, before=check))
         except ObjectError as error:
             changed = error.fault is Fault.CHANGED
-            why = "it was changed while it was read: index it again" if changed else "it cannot be read"
+            why = "it changed while it was being read: index it again" if changed else "it cannot be read"
             raise ShardError(f"{self.url(key)}: {why}: {error}") from error
 
     def url(self, key: str) -> str:
-        """Return an object's URL, or a file's path, for messages."""
+        """Return an object's URL or a file's path, for messages."""
         place = self.place
         return f"{place.directory.rstrip('/') if place.is_file else place.bucket}/{place.prefix}{key}"
 
 
 class ShardFile(io.RawIOBase):
-    """A shard as a seekable file; a read returns at most ``limit_bytes``."""
+    """A shard as a seekable file. One read returns at most ``limit_bytes``."""
 
     def __init__(self, shard: Shard, limit_bytes: int) -> None:
         super().__init__()
         self._shard, self._limit_bytes, self._at = shard, limit_bytes, 0
 
     def readable(self) -> bool:
-        """Return True."""
+        """Return ``True``."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Set the position of the next read, which may be beyond the end."""
         at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._shard.size}[whence]
         if at < 0:
-            raise self._shard.error("its headers lead to before its beginning")
+            raise self._shard.error("its headers point to before its start")
         self._at = at
         return at
 
@@ -167,7 +172,7 @@ class ShardFile(io.RawIOBase):
         if size is not None and size >= 0:
             length = min(length, size)
         if length > self._limit_bytes:
-            raise self._shard.error(f"a header has {length:,} bytes, more than {self._limit_bytes:,}")
+            raise self._shard.error(f"a header takes up {length:,} bytes, more than {self._limit_bytes:,}")
         content = self._shard.read(self._at, length) if length else b""
         self._at += length
         return content

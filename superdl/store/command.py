@@ -1,6 +1,6 @@
-"""``superdl store``: list a store of decoded records, verify it, drop packs from it.
+"""``superdl store``: list and verify a store of decoded records, and drop packs from it.
 
-Exit code 1 also if ``verify`` has found something wrong, dropped or not.
+The exit code is also 1 if ``verify`` found something wrong, whether it was dropped or not.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from superdl.super_wire.store import Store
 
 _ACTIONS = {
-    "ls": "show what lies in a store: bucket, recipe, packs, records, bytes, when last used; what is free",
+    "ls": "show a store's contents (bucket, recipe, packs, records, bytes, last use) and the free space",
     "verify": "check every index, and the header and hash of a share of the records",
-    "prune": "drop packs that are not worth their room; never those that somebody has open",
+    "prune": "drop packs that are not worth their space, but never those that are in use",
     "clear": "drop all packs and the whole index",
 }
 _SHOWN = 20
-_YES = "--yes drops without asking"
+_YES = "use --yes to drop without asking"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,15 +43,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, text in _ACTIONS.items():
         action = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         action.add_argument(
-            "store", nargs="?", help="directory or s3://bucket/prefix; default SUPER_STORE, else your cache's"
+            "store",
+            nargs="?",
+            help="directory or s3://bucket/prefix (default: SUPER_STORE, else in your cache directory)",
         )
         if name == "verify":
-            action.add_argument("--share", type=float, default=0.01, help="of the records, 0 to 1 (0.01)")
+            action.add_argument(
+                "--share", type=float, default=0.01, help="share of records to check, 0 to 1 (default: 0.01)"
+            )
         if name == "prune":
             group = action.add_mutually_exclusive_group(required=True)
-            group.add_argument("--bytes", metavar="SIZE", help="keep so much, such as 100gb")
+            group.add_argument("--bytes", metavar="SIZE", help="keep at most this much, such as 100gb")
             group.add_argument(
-                "--older-than", type=float, metavar="DAYS", help="drop what no job has opened for so long"
+                "--older-than", type=float, metavar="DAYS", help="drop what no job has opened for this long"
             )
         if name in {"verify", "prune", "clear"}:
             action.add_argument("--yes", action="store_true", help="drop without asking")
@@ -90,7 +94,7 @@ def _ls(_: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str
             f"decoder {decoders or 'unknown'}; {_used_text(collection)}"
         )
     for pack, why in list(contents.broken.items())[:_SHOWN]:
-        console.print(f"not readable: {pack}: {shown(str(why))}; superdl store verify drops what is broken")
+        console.print(f"cannot read {pack}: {shown(str(why))}; superdl store verify can drop it")
     free: dict[str, int] = {}
     if not is_bucket(store.address):
         free = {"disk_free_bytes": shutil.disk_usage(store.address).free}
@@ -110,7 +114,7 @@ def _ls(_: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str
 
 def _verify(arguments: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str, Any], int]:
     if not 0 <= arguments.share <= 1:
-        raise ConfigError(f"--share is a number from 0 to 1, such as 0.01; not {arguments.share:g}")
+        raise ConfigError(f"--share must be a number from 0 to 1, such as 0.01, not {arguments.share:g}")
 
     def note(text: str) -> None:
         sys.stderr.write(f"{shown(text)}\n")
@@ -126,15 +130,15 @@ def _verify(arguments: argparse.Namespace, store: Store, console: Console) -> tu
     )
     dropped: list[str] = []
     if wrong_packs and (arguments.yes or sys.stdin.isatty()):
-        question = f"drop {counted(len(wrong_packs), 'pack')}, to be decoded again when wanted?"
-        if agreed(question, yes=arguments.yes, otherwise="--yes drops them"):
+        question = f"drop {counted(len(wrong_packs), 'pack')}, and decode the samples again when needed?"
+        if agreed(question, yes=arguments.yes, otherwise="use --yes to drop them"):
             writable = open_store(store.address, create=False)
             for pack in wrong_packs:
                 writable.remove(pack)
             dropped = wrong_packs
             console.print(f"dropped: {', '.join(dropped)}")
     elif wrong_packs:
-        console.print("nothing was dropped: --yes drops these packs")
+        console.print("nothing was dropped; use --yes to drop these packs")
     return {**asdict(verification), "dropped": dropped}, int(bool(wrong_packs))
 
 
@@ -143,17 +147,19 @@ def _prune(arguments: argparse.Namespace, store: Store, console: Console) -> tup
     from superdl.super_wire.user_text import parse_bytes
 
     if arguments.older_than is not None and not arguments.older_than >= 0:
-        raise ConfigError(f"--older-than is a number of days, at least 0; not {arguments.older_than:g}")
+        raise ConfigError(
+            f"--older-than must be a number of days of at least 0, not {arguments.older_than:g}"
+        )
     keep_bytes = 0 if arguments.bytes is None else parse_bytes(arguments.bytes, "--bytes")
     now_s = time.time()
     contents, decoder = contents_of(store, now_s), decoder_fingerprint()
     packs = choose(contents, decoder, now_s, keep_bytes=keep_bytes, older_than_days=arguments.older_than)
     for collection in _by_use(contents):
         sizes = [collection.packs[pack] for pack in packs if pack in collection.packs]
-        spared = "; it is in use and stays" if collection.in_use else ""
+        spared = "; it is in use and will be kept" if collection.in_use else ""
         console.print(
             f"{shown(collection.bucket)} {_recipe_text(collection.recipe)}, {_used_text(collection)}: "
-            f"{len(sizes):,} of {counted(len(collection.packs), 'pack')} to go, {sized(sum(sizes))}{spared}"
+            f"{len(sizes):,} of {counted(len(collection.packs), 'pack')} to drop, {sized(sum(sizes))}{spared}"
         )
     removed = Removed()
     if packs and agreed(f"drop {counted(len(packs), 'pack')}?", yes=arguments.yes, otherwise=_YES):
@@ -166,7 +172,7 @@ def _prune(arguments: argparse.Namespace, store: Store, console: Console) -> tup
 def _clear(arguments: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str, Any], int]:
     packs = store.packs()
     all_packs = counted(len(packs), "pack")
-    question = f"drop all of {store.address}, {all_packs}, {sized(sum(packs.values()))}?"
+    question = f"drop everything in {store.address}: {all_packs}, {sized(sum(packs.values()))}?"
     removed = clear(store, time.time()) if agreed(question, yes=arguments.yes, otherwise=_YES) else Removed()
     return _tell_removed(store, removed, console)
 

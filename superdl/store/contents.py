@@ -1,4 +1,4 @@
-"""The contents of a store: its collections and packs, which are open, what is wrong, and dropping them."""
+"""A store's contents: list its collections and packs, find those in use or broken, and drop them."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _AT_A_TIME = 64  # records of one pack that are in memory at once
 
 @dataclass(slots=True)
 class Collection:
-    """The packs of one bucket under one recipe. ``packs`` are bytes by name."""
+    """The packs of one bucket under one recipe. ``packs`` maps their names to their sizes in bytes."""
 
     name: str
     packs: dict[str, int] = field(default_factory=dict)
-    # Empty, as the recipe, if none of its packs could be read.
+    # Empty, like the recipe, if none of its packs could be read.
     bucket: str = ""
     recipe: str = ""
     # Counts of packs, by their decoder's fingerprint.
@@ -61,7 +61,7 @@ class Collection:
 
     @property
     def size_bytes(self) -> int:
-        """Return the bytes of its packs."""
+        """Return the total size of its packs."""
         return sum(self.packs.values())
 
 
@@ -78,17 +78,17 @@ class Contents:
 
 
 def store_address(named: str | None, environment: Mapping[str, str]) -> str:
-    """Return the store's address: given, ``SUPER_STORE``, or default; ``ConfigError`` if off."""
+    """Return the address: ``named``, ``SUPER_STORE`` or the default. Raise ``ConfigError`` if it is off."""
     text = named or environment.get("SUPER_STORE") or AUTO
     if text.lower() == AUTO:
         return str(default_directory(environment))
     if text.lower() == NONE:
-        raise ConfigError("SUPER_STORE=none turns the store off: name the one that you mean as the argument")
+        raise ConfigError("SUPER_STORE=none turns the store off, so pass the one to use as an argument")
     return parse_store(text)
 
 
 def contents_of(store: Store, now_s: float) -> Contents:
-    """Return a store's contents from its index segments, and packs in none of them."""
+    """Return a store's contents, from its index segments and from packs that they do not describe."""
     contents = Contents(users=len(store.others(_INSTANCE, now_s)))
     used, packs = store.used(), store.packs()
     known: dict[str, tuple[PackMeta, int]] = {}
@@ -115,13 +115,13 @@ def contents_of(store: Store, now_s: float) -> Contents:
 
 
 def collection_name(pack: str) -> str:
-    """Return the collection of a pack, by its name."""
+    """Return the name of the collection that a pack belongs to."""
     return pack.partition("-")[0]
 
 
 @dataclass(slots=True)
 class Removed:
-    """Dropped packs, their bytes, and index segments that described nothing else."""
+    """The dropped packs, their size, and the number of dropped index segments."""
 
     packs: list[str] = field(default_factory=list)
     size_bytes: int = 0
@@ -136,10 +136,10 @@ def choose(
     keep_bytes: int = 0,
     older_than_days: float | None = None,
 ) -> list[str]:
-    """Return the packs to drop, in a coordinator's order; an open collection keeps its packs in any case.
+    """Return the packs to drop, in the order that a coordinator uses. An open collection keeps its packs.
 
-    ``keep_bytes`` of packs may stay; with ``older_than_days``, drop instead what no job opened for so long.
-    ``decoder`` is the fingerprint of this machine's; ``now_s`` is Unix time.
+    ``keep_bytes`` of packs may stay. With ``older_than_days``, return instead the packs that no job has
+    opened for that long. ``decoder`` is the fingerprint of this machine's decoder; ``now_s`` is Unix time.
     """
     free = [collection for collection in contents.collections.values() if not collection.in_use]
     if older_than_days is not None:
@@ -163,7 +163,7 @@ def _is_useless(contents: Contents, pack: str, decoder: str) -> bool:
 
 
 def prune(store: Store, contents: Contents, packs: Iterable[str]) -> Removed:
-    """Drop packs of unused collections, and index segments without packs."""
+    """Drop packs of unused collections, and index segments that are left without packs."""
     free = [collection for collection in contents.collections.values() if not collection.in_use]
     sizes = {pack: size for collection in free for pack, size in collection.packs.items()}
     removed = _dropped(store, {pack: sizes[pack] for pack in packs if pack in sizes})
@@ -191,11 +191,11 @@ def _segments_of_nothing(store: Store) -> Iterator[str]:
 
 
 def clear(store: Store, now_s: float) -> Removed:
-    """Drop packs, index and marks, not the store's file; ``StoreRefusedError`` if open."""
+    """Drop packs, index and marks, but not the store's file; raise ``StoreRefusedError`` if it is open."""
     if users := store.others(_INSTANCE, now_s):
         raise StoreRefusedError(
-            f"{store.address} is open in {len(users)} coordinators: end their runs, or wait 10 minutes where "
-            "they were killed; superdl store prune spares what they use"
+            f"{store.address} is open in {len(users)} coordinators: end their runs, or wait 10 minutes if "
+            "they were killed; superdl store prune keeps what they use"
         )
     removed = _dropped(store, store.packs())
     for name in store.segments():
@@ -207,7 +207,7 @@ def clear(store: Store, now_s: float) -> Removed:
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """A record unlike its description or, if ``sample`` is empty, an invalid pack."""
+    """A record that differs from its description or, if ``sample`` is empty, an invalid pack."""
 
     pack: str
     sample: str
@@ -216,7 +216,7 @@ class Wrong:
 
 @dataclass(slots=True)
 class Verification:
-    """Counts of packs, of records, and of checked records; and all faults."""
+    """The result of verifying a store: counts of packs, records and checked records, and all faults."""
 
     packs: int = 0
     records: int = 0
@@ -232,7 +232,7 @@ class Verification:
 def verify(
     store: Store, *, share: float = 0.01, note: Callable[[str], None] = lambda _: None
 ) -> Verification:
-    """Check all packs' indexes, and a random ``share`` (0 to 1) of each collection's records."""
+    """Check the indexes of all packs, and a random ``share`` (0 to 1) of each collection's records."""
     packs = store.packs()
     verification = Verification(len(packs))
     collections: dict[str, dict[str, PackIndex]] = defaultdict(dict)

@@ -1,4 +1,4 @@
-"""``superdl top``: views of a coordinator, in a terminal or as a page on loopback."""
+"""``superdl top``: a live view of a coordinator, in a terminal or as a page on loopback."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""``superdl top``: the current rates of a coordinator, as differences of two polls of its counters.
+"""``superdl top``: show a coordinator's current rates, the differences between two polls of its counters.
 
-A *view* is the displayed data: JSON values whose rates are per second, ``None`` before the second poll.
+A *view* is the displayed data as JSON values. Rates are per second, and ``None`` before the second poll.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _Figures = dict[str, Any]
 
 
 class Looks:
-    """The polling of one coordinator, from its first answer on through its restarts.
+    """Polls of one coordinator, which continue through its restarts.
 
-    ``text`` makes foreign text safe to display. Rates are computed from a poll at least ``window_s`` old.
-    ``SuperError`` if the first poll reaches no coordinator.
+    ``text`` makes text from other programs safe to display. Rates are relative to a poll at least
+    ``window_s`` old. Raise ``SuperError`` if the first poll reaches no coordinator.
     """
 
     def __init__(self, client: Client, text: Callable[[str], str] = str, window_s: float = WINDOW_S) -> None:
@@ -53,7 +53,7 @@ class Looks:
         return self._view
 
     def again(self) -> dict[str, Any]:
-        """Poll again; without an answer figures stay, and ``unreachable`` is set."""
+        """Poll again. If there is no answer, keep the figures and set ``unreachable``."""
         try:
             self._view = self._taken_down(self._patience)
             self._unreachable = None
@@ -94,7 +94,7 @@ class Looks:
 
 
 def view_of(before: Mapping[str, Any], after: Mapping[str, Any], over_s: float) -> dict[str, Any]:
-    """Compute the view from two replies to ``GetJobStats``, as mappings."""
+    """Compute the view from two ``GetJobStats`` replies, given as mappings."""
 
     def rate(old: float, new: float) -> float | None:
         # Entries missing before have begun since, and a counter that fell was restarted: both from 0.
@@ -184,10 +184,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options."""
     add = parser.add_argument
     add_coordinator(parser)
-    add("--interval", type=float, default=1.0, metavar="SECONDS", help="between looks (%(default)s)")
-    add("--once", action="store_true", help="show one look, with rates over one interval")
-    add("--json", action="store_true", help="print JSON, a line a look")
-    add("--web", type=int, metavar="PORT", help="show a page on this port of 127.0.0.1; 0 takes a free one")
+    add("--interval", type=float, default=1.0, metavar="SECONDS", help="between polls (default: %(default)s)")
+    add("--once", action="store_true", help="show the view once, with rates over one interval")
+    add("--json", action="store_true", help="print a line of JSON per poll")
+    add("--web", type=int, metavar="PORT", help="serve a page on this port of 127.0.0.1 (0: a free one)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -196,9 +196,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     interval_s, web = above_zero("--interval", arguments.interval), arguments.web is not None
     if interval_s > _INTERVAL_MAX_S:
-        raise ConfigError(f"--interval is {_INTERVAL_MAX_S:g} seconds at most; not {interval_s:g}")
+        raise ConfigError(f"--interval must be at most {_INTERVAL_MAX_S:g} seconds, not {interval_s:g}")
     if web and (arguments.once or arguments.json):
-        raise ConfigError("--web shows a page until Ctrl-C: leave out --once and --json")
+        raise ConfigError("--web serves a page until Ctrl-C, so it excludes --once and --json")
     client = Client(checked_address(coordinator_of(arguments, "top"), "--coordinator"))
     once = arguments.once or not (arguments.json or web or sys.stdout.isatty())
     pause, interrupted = threading.Event(), False
@@ -228,7 +228,7 @@ def _shown_as(
         from superdl.top.web import Page
 
         with closing(Page(arguments.web, looks.late_batches)) as page:
-            sys.stdout.write(f"superdl top: {page.url} until Ctrl-C\n")
+            sys.stdout.write(f"superdl top: {page.url} (press Ctrl-C to stop)\n")
             sys.stdout.flush()
             yield page.show
     elif arguments.json:

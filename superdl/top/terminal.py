@@ -1,4 +1,4 @@
-"""A view for the terminal."""
+"""The terminal rendering of a view."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ _JOBS_SHOWN = 20
 _LEAST_WAIT = 0.005  # of a second in each
 
 
-# Foreign text comes in Text, which is never taken as markup.
+# Text from other programs is wrapped in Text, which is never parsed as markup.
 def rendered(view: Mapping[str, Any]) -> RenderableType:
-    """Return the view, as wide as the terminal."""
+    """Return the view in a form that rich prints as wide as the terminal."""
     head = f"superdl {view['version']} at {view['coordinator']}  {time.strftime('%H:%M:%S')}"
     lines: list[RenderableType] = [Text(head, style="bold")]
     if lost := view["unreachable"]:
         since = time.strftime("%H:%M:%S", time.localtime(lost["since_s"]))
         lines.append(Text(f"not reachable since {since}: {lost['why']}", style="bold red"))
     money, jobs = view["money"], view["jobs"]
-    limited = {"slowed": "; near a cap: only what readers wait for", "stopped": "; stopped at the cap"}
+    limited = {
+        "slowed": "; near a cap: producing only what readers wait for",
+        "stopped": "; stopped at the cap",
+    }
     lines.append(
         Text(
             f"{_rate(view['images_per_s'])} images/s; waiting: {_waits(view['waits'])}; "
@@ -39,12 +42,12 @@ def rendered(view: Mapping[str, Any]) -> RenderableType:
     )
     lines += [Text(), _jobs(jobs[:_JOBS_SHOWN])]
     if len(jobs) > _JOBS_SHOWN:
-        lines.append(Text(f"and {len(jobs) - _JOBS_SHOWN:,} more jobs that read less", style="dim"))
+        lines.append(Text(f"and {len(jobs) - _JOBS_SHOWN:,} more jobs with lower throughput", style="dim"))
     if not jobs:
         lines.append(Text("no open jobs: a job is open while its sampler exists"))
     lines += [Text(), _functions(view["functions"]), Text(), *_memory(view["cache"], view["store"])]
     if view["warned"]:
-        lines += [Text(), Text("warned of in the last fifteen minutes", style="bold dim")]
+        lines += [Text(), Text("warnings of the last fifteen minutes", style="bold dim")]
         lines += [_warned(warning) for warning in view["warned"]]
     return Group(*lines)
 
@@ -66,7 +69,7 @@ def _jobs(jobs: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _functions(functions: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("functions", "slots", "in flight", "samples/s", "requests ended (a second)")
+    table = _table("functions", "slots", "in flight", "samples/s", "finished requests (per second)")
     for function in functions:
         ended = ", ".join(
             f"{outcome.replace('_', ' ')} {count:,} ({_rate(function['ended_per_s'][outcome])})"
@@ -89,7 +92,7 @@ def _memory(cache: Mapping[str, Any], store: Mapping[str, Any]) -> list[Text]:
         Text(
             f"cache  {sized(cache['resident_bytes'])} of {sized(cache['budget_bytes'])}; "
             f"{cache['resident_samples']:,} samples, {cache['in_flight_samples']:,} in flight; dropped "
-            f"{cache['dropped_samples']:,} ({_rate(cache['dropped_per_s'])} a second), "
+            f"{cache['dropped_samples']:,} ({_rate(cache['dropped_per_s'])} per second), "
             f"{cache['reproduced_samples']:,} produced again"
         )
     ]
@@ -97,7 +100,7 @@ def _memory(cache: Mapping[str, Any], store: Mapping[str, Any]) -> list[Text]:
         lines.append(Text(f"  {cache['cache_trouble']}", style="red"))
     if cache["thrashing"]:
         needed = sized(cache["needed_bytes"])
-        lines.append(Text(f"  thrash: {needed} for records would end it (superdl stats)", style="red"))
+        lines.append(Text(f"  thrashing: {needed} for records would stop it (superdl stats)", style="red"))
     if store["address"]:
         room = f" of {sized(store['room_bytes'])}" if store["room_bytes"] else ""
         lines.append(
@@ -110,7 +113,7 @@ def _memory(cache: Mapping[str, Any], store: Mapping[str, Any]) -> list[Text]:
 
 def _warned(warning: Mapping[str, Any]) -> Text:
     at = time.strftime("%H:%M:%S", time.localtime(warning["at_s"]))
-    times = f" (the newest of {warning['times']:,})" if warning["times"] > 1 else ""
+    times = f" (latest of {warning['times']:,})" if warning["times"] > 1 else ""
     return Text(f"{at} {warning['text']}{times}", style="" if warning["level"] == "WARNING" else "red")
 
 
@@ -118,14 +121,14 @@ def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold dim", expand=True)
     for number, name in enumerate(columns):
         if number:
-            table.add_column(name, no_wrap=name not in {"waits for", "requests ended (a second)"})
+            table.add_column(name, no_wrap=name not in {"waits for", "finished requests (per second)"})
         else:
             table.add_column(name, ratio=1, no_wrap=True, overflow="ellipsis", min_width=12)
     return table
 
 
 def _waits(waits: Mapping[str, float | None]) -> str:
-    """Return the causes of readers' waits, in seconds per second over all readers."""
+    """Return why readers wait, in seconds per second summed over all readers."""
     waiting = sorted(
         ((rate, cause) for cause, rate in waits.items() if (rate or 0) >= _LEAST_WAIT), reverse=True
     )

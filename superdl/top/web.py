@@ -1,4 +1,4 @@
-"""Views as a page in the browser, on loopback: one HTML file, which asks for the newest view every second."""
+"""The view as a browser page on loopback: one HTML file, which fetches the newest view every second."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _OURS = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE
 
 
 class Page:
-    """The page, with the last fifteen minutes for each new visitor.
+    """The page, which shows each new visitor the last fifteen minutes.
 
-    ``port`` is on 127.0.0.1, 0 a free one, ``ConfigError`` if it is taken. ``late_batches`` returns the
-    recent batches of a job, by its name, that readers waited for.
+    ``port`` is on 127.0.0.1, and 0 picks a free one. Raise ``ConfigError`` if it is taken. ``late_batches``
+    takes a job's name, and returns its recent batches that readers waited for.
     """
 
     def __init__(self, port: int, late_batches: Callable[[str], Sequence[Mapping[str, Any]]]) -> None:
         if not 0 <= port < _PORTS:
-            raise ConfigError(f"--web is a port from 0, which takes a free one, to 65535; not {port}")
+            raise ConfigError(f"--web must be a port from 0 (any free port) to 65535, not {port}")
         self.late_batches = late_batches
         self._lock = threading.Lock()
         self._view: Mapping[str, Any] | None = None
@@ -50,7 +50,7 @@ class Page:
             self._server = _Server(("127.0.0.1", port), _Request)
         except OSError as error:
             raise ConfigError(
-                f"--web {port}: the port cannot be had: {error.strerror}; 0 takes a free one"
+                f"cannot use port {port} for --web: {error.strerror}; 0 picks a free one"
             ) from error
         self._server.page = self
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/"
@@ -58,7 +58,7 @@ class Page:
         self._thread.start()
 
     def show(self, view: Mapping[str, Any]) -> None:
-        """Let all open pages show a view from now on."""
+        """Show a view on all open pages from now on."""
         jobs = view["jobs"]
         message = {**view, "jobs": jobs[:_JOBS_SHOWN], "more_jobs": max(0, len(jobs) - _JOBS_SHOWN)}
         message["helps"] = {name: wait.remedy for name, wait in WAITS.items()}
@@ -85,7 +85,7 @@ class Page:
 
 
 def _point(view: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a view's point on the timeline, empty without an answer."""
+    """Return a view's point on the timeline, with only its time if the coordinator did not answer."""
     if view["unreachable"]:
         return {"clock_s": view["clock_s"]}
     requests, cache = view["requests"], view["cache"]
@@ -110,7 +110,7 @@ def _policy(html: str) -> str:
 
 
 class _Server(ThreadingMixIn, TCPServer):
-    """A server without ``HTTPServer``'s DNS query for the name of its address."""
+    """A server that, unlike ``HTTPServer``, does not look up the name of its address in DNS."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -124,7 +124,7 @@ class _Server(ThreadingMixIn, TCPServer):
 
 
 class _Request(BaseHTTPRequestHandler):
-    """One request; the connection ends with it, as in HTTP/1.0."""
+    """One request, after which the connection is closed, as in HTTP/1.0."""
 
     timeout = 30
     server: _Server
@@ -134,7 +134,9 @@ class _Request(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         # Or a site in the browser could read the page under its own name (DNS rebinding).
         if len(hosts) != 1 or not _OURS.fullmatch(hosts[0].strip()):
-            self.send_error(403, f"this page answers to loopback names only: open {self.server.page.url}")
+            self.send_error(
+                403, f"this page is available under loopback names only: open {self.server.page.url}"
+            )
         elif path == "/":
             self._send(200, "text/html; charset=utf-8", self.server.page.html)
         elif path == "/view":
@@ -146,7 +148,7 @@ class _Request(BaseHTTPRequestHandler):
         elif path == "/batches":
             self._late_batches()
         else:
-            self.send_error(404, "there are /, /view and /batches")
+            self.send_error(404, "not found: use /, /view or /batches")
 
     def _asked(self, name: str) -> str:
         return parse_qs(urlsplit(self.path).query, errors="replace").get(name, [""])[0]
@@ -177,12 +179,12 @@ class _Request(BaseHTTPRequestHandler):
         self._send(200, "application/json", json.dumps(batches).encode())
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
-        """Send plain text that contains nothing of the request."""
-        text = message if code in {403, 404, 503} else "this is no request that is answered here"
+        """Send plain text that repeats nothing from the request."""
+        text = message if code in {403, 404, 503} else "this server does not support such requests"
         self._send(code, "text/plain; charset=utf-8", f"{text}\n".encode())
 
     def version_string(self) -> str:
         return "superdl"
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # http.server's name
-        """Log nothing: standard output has the page's address."""
+        """Log nothing, because standard output shows the page's address."""

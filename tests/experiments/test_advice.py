@@ -55,4 +55,4 @@ def test_a_run_is_foretold_from_a_probe(tmp_path, monkeypatch, capsys):
     assert main([*words, "--set=loader.kind=torch"]) == 2
     assert "what is foretold is SUPER, and loader.kind is torch" in capsys.readouterr().err
     assert main([*words, "--ranks=0"]) == 2
-    assert "--ranks is 1 or more, not 0" in capsys.readouterr().err
+    assert "--ranks must be at least 1, not 0" in capsys.readouterr().err

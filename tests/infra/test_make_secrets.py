@@ -122,7 +122,7 @@ def test_a_certificate_that_runs_out_within_a_month_is_renewed(manager, capsys):
 def test_an_authority_that_runs_out_is_told_of(manager, capsys, monkeypatch):
     run(capsys)
     monkeypatch.setattr(module, "_VALID_DAYS", 10**6)
-    assert "delete the secret super-1/authority for good" in run(capsys)[1]
+    assert "delete the secret super-1/authority permanently" in run(capsys)[1]
 
 
 @pytest.mark.slow
@@ -182,4 +182,4 @@ def test_the_region_is_the_clis(manager, capsys, monkeypatch):
     monkeypatch.delenv("AWS_REGION")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
     assert main(["--stack", "super-1"]) == 1
-    assert "name the region: --region, AWS_REGION or AWS_DEFAULT_REGION" in capsys.readouterr().err
+    assert "--region, AWS_REGION or AWS_DEFAULT_REGION" in capsys.readouterr().err

@@ -42,7 +42,7 @@ def test_a_stack_goes_first_and_nothing_of_it_is_left(aws, capsys):
     cloudformation.delete_stack(StackName=STACK)
     client("logs").create_log_group(logGroupName="/aws/lambda/super-1-prefetch")  # by Lambda, afterwards
     assert tear_down() == 0
-    assert "nothing of super-1 is left that costs money" in capsys.readouterr().out
+    assert "nothing that costs money is left of super-1" in capsys.readouterr().out
     assert logs() == []
     names = ("authority", "ca", "client", "coordinator", "token")
     assert secrets_waiting() == {f"super-1/{name}": True for name in names}
@@ -57,7 +57,7 @@ def test_what_is_left_is_listed_but_for_what_went_with_the_stack(aws, capsys, mo
     volume = ec2.create_volume(AvailabilityZone="us-east-1a", Size=1, TagSpecifications=tagged)["VolumeId"]
     assert tear_down() == 1
     said = capsys.readouterr().out
-    assert "1 things with the tag of super-1 are left" in said
+    assert "1 resources with the tag of super-1 are left" in said
     assert f":volume/{volume}\n" in said
     monkeypatch.setattr("infra.teardown._deleted_with_stacks", lambda *_: iter([volume, STACK]))
     assert tear_down() == 0
@@ -89,5 +89,5 @@ def test_a_refusal_of_aws_is_told(aws, capsys, monkeypatch, lacks):
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
     assert tear_down() == 1
     assert (
-        "Run this again" if lacks == "AWS_ACCESS_KEY_ID" else "name the region"
+        "run the command again" if lacks == "AWS_ACCESS_KEY_ID" else "no region is set"
     ) in capsys.readouterr().err

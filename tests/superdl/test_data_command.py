@@ -54,10 +54,10 @@ def test_digits_are_made_and_counted_as_the_list_says(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["tiny-imagenet"], "downloaded, not made: unpack it to data/tiny-imagenet-200"),
-        (["imagenette"], "NAME is one of digits, tiny-imagenet-like"),
+        (["tiny-imagenet"], "must be downloaded: unpack it to data/tiny-imagenet-200"),
+        (["imagenette"], "NAME must be one of digits, tiny-imagenet-like"),
         (["digits", "--samples", "5"], "the digits are 1,797 real scans"),
-        (["mnist-like", "--seed", "-1"], "--seed is a whole number of at least 0"),
+        (["mnist-like", "--seed", "-1"], "--seed must be a whole number of at least 0"),
         (["mnist-like", "--samples", "9"], "mnist-like has 10 classes"),
     ],
 )

@@ -26,8 +26,11 @@ def working_directory(tmp_path, monkeypatch):
         (["digits", "--warmup-epochs", "3"], "compare.warmup_epochs=3 leaves none to compare"),
         (["digits", "--quick", "--warmup-epochs", "2"], "compare.warmup_epochs=2 leaves none to compare"),
         (["--runs", "nowhere"], "nowhere holds no report.json"),
-        (["--runs", "nowhere", "--repeats", "2"], "--runs compares what is there"),
-        (["--runs", "nowhere", "--warmup-epochs", "-1"], "--warmup-epochs is a whole number of at least 0"),
+        (["--runs", "nowhere", "--repeats", "2"], "--runs compares existing runs"),
+        (
+            ["--runs", "nowhere", "--warmup-epochs", "-1"],
+            "--warmup-epochs must be a whole number of at least 0",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_and_nothing_is_written(words, message, tmp_path, capsys):
@@ -121,7 +124,7 @@ def test_without_matplotlib_that_is_told(killed, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(["report", str(killed)]) == 0
-    assert "without plots: plots need the package matplotlib" in capsys.readouterr().err
+    assert "the page has no plots: plots need the package matplotlib" in capsys.readouterr().err
 
 
 def test_a_directory_of_no_run_is_refused(tmp_path, capsys):

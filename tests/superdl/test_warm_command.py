@@ -36,14 +36,14 @@ def warm(server, capsys, *words, source="s3://bucket/train", sizes=SIZES):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (SIZES, "needs a coordinator that stays"),
+        (SIZES, "needs a coordinator that keeps running"),
         (NOWHERE, "--resize 256 --crop 224, or --recipe FILE.json"),
-        ([*NOWHERE, *SIZES, "--recipe", "r.json"], "or --recipe FILE.json"),
-        ([*NOWHERE, "--recipe", "/nowhere/r.json"], "--recipe /nowhere/r.json cannot be read"),
-        ([*NOWHERE, *SIZES, "--max-usd", "0"], "--max-usd is above 0"),
+        ([*NOWHERE, *SIZES, "--recipe", "r.json"], "with --recipe FILE.json"),
+        ([*NOWHERE, "--recipe", "/nowhere/r.json"], "cannot read --recipe /nowhere/r.json"),
+        ([*NOWHERE, *SIZES, "--max-usd", "0"], "--max-usd must be above 0"),
         ([*NOWHERE, *SIZES, "--max-bytes", "4"], "--max-bytes is a size of at least 1mb"),
-        ([*NOWHERE, *SIZES, "--patience", "nan"], "--patience is above 0"),
-        ([*NOWHERE, *SIZES, "--timeout", "-1"], "--timeout is above 0"),
+        ([*NOWHERE, *SIZES, "--patience", "nan"], "--patience must be above 0"),
+        ([*NOWHERE, *SIZES, "--timeout", "-1"], "--timeout must be above 0"),
         (["--coordinator", "here", *SIZES], "--coordinator must be 'host:port' or 'unix:/path/to.sock'"),
         ([*NOWHERE, "--resize", "0"], "size"),
     ],
@@ -111,10 +111,10 @@ def test_a_store_that_gets_full_ends_it_with_a_report(server, capsys):
             ["--patience", "0.2"],
             "",
             "stalled",
-            "none of 996 samples has come for 0.2 s: are the coordinator's",
+            "none of 996 samples has arrived for 0.2 s: are the coordinator's",
         ),
         (["--patience", "0.2", "--to", "store"], "disk full", "stalled", "for 0.2 s: disk full"),
-        (["--timeout", "0.2"], "", "timeout", "0.2 s are over"),
+        (["--timeout", "0.2"], "", "timeout", "0.2 s have passed"),
     ],
 )
 def test_waiting_is_bounded(server, capsys, words, store_trouble, ended, reason):

@@ -127,8 +127,8 @@ def test_without_an_index_the_reason_and_the_remedy_are_told(lock, tmp_path, cap
     (tmp_path / "n-1.0-py3-none-any.whl").unlink()
     assert main(["--arch", "arm64", "--out", str(tmp_path / "dist")]) == 1
     said = capsys.readouterr().err
-    assert "pip cannot bring the wheels of n.txt for Python 3.13 on aarch64" in said
-    assert "needs the network or an index" in said
+    assert "pip cannot download the wheels of n.txt for Python 3.13 on aarch64" in said
+    assert "needs the network or a local index" in said
     assert not (tmp_path / "dist").exists()
 
 

@@ -13,7 +13,7 @@ def test_what_is_old_is_found_and_mended(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(monitoring, "PAGE", page)
     monkeypatch.setattr(monitoring, "ROOT", tmp_path)
     assert monitoring.main(["--check"]) == 1
-    assert "monitoring.md is old: python -m tools.monitoring" in capsys.readouterr().err
+    assert "monitoring.md is out of date: run python -m tools.monitoring" in capsys.readouterr().err
     assert monitoring.main([]) == 0
     assert monitoring.main(["--check"]) == 0
     assert "super_batches_read_total" in page.read_text()

@@ -51,12 +51,12 @@ def test_all_shows_what_is_paid_for_and_what_is_assumed(capsys):
     text = printed(capsys, "--jobs", "8", "--all")
     for words in (
         "conversion",
-        "functions at once in a first epoch",
-        "jobs = 8: jobs at the same time, a training machine each (given)",
+        "functions at once in the first epoch",
+        "jobs = 8: simultaneous jobs, each on its own training machine (given)",
         "s3_cpu_ms = 2.75 ms: ",
         "(assumed: its Python thread)",
         "(measured: superdl bench function)",
-        "looked up: endpoint.gb; others",
+        "looked up: endpoint.gb; the others",
     ):
         assert words in text
 

@@ -40,7 +40,7 @@ def test_all_is_well(valkey, capsys):
 
 def test_a_cache_that_wants_a_password(capsys):
     with served(f"CONFIG SET requirepass {SECRET}") as server:
-        blamed = ["skip", "not looked at, because the check 'cache' has failed"]
+        blamed = ["skip", "not checked, because the check 'cache' failed"]
         wrong = ["fail", "SUPER_CACHE_PASSWORD"]
         judged(capsys, "--cache", server.url, cache=wrong, cache_memory=blamed)
 
@@ -64,7 +64,7 @@ def test_rights_of_a_reader(capsys, monkeypatch, rules, verdict, words):
     monkeypatch.setenv("SUPER_CACHE_PASSWORD", SECRET)
     with served(f"ACL SETUSER reader on >{SECRET} resetkeys -@all {rules} +cluster|slots +asking") as server:
         # What a reader may not ask for says so.
-        memory = ["skip", "'cache' has failed" if verdict == "fail" else "INFO"]
+        memory = ["skip", "'cache' failed" if verdict == "fail" else "INFO"]
         judged(capsys, "--cache", server.url, cache=[verdict, words], cache_memory=memory)
 
 
@@ -73,7 +73,7 @@ def test_a_certificate_of_nobody_that_is_known(valkey, certificates, monkeypatch
         address = f"rediss://127.0.0.1:{front.port}"
         judged(capsys, "--cache", address, cache=["fail", "SUPER_CACHE_CA_FILE"])
         monkeypatch.setenv("SUPER_CACHE_CA_FILE", certificates.ca_file)
-        judged(capsys, "--cache", address, cache=["ok", "by TLS"])
+        judged(capsys, "--cache", address, cache=["ok", "over TLS"])
 
 
 @pytest.mark.parametrize(

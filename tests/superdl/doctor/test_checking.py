@@ -27,8 +27,8 @@ def test_what_builds_on_a_failure_is_skipped_and_names_it():
     )
     assert first.verdict is CheckStatus.BAD
     assert second.verdict is third.verdict is CheckStatus.SKIPPED
-    assert "'first' has failed" in second.reason
-    assert "'first' has failed" in third.reason
+    assert "'first' failed" in second.reason
+    assert "'first' failed" in third.reason
     assert apart.verdict is CheckStatus.DOUBTFUL
     assert after.verdict is CheckStatus.GOOD  # a doubt holds nothing up
 

@@ -28,12 +28,12 @@ OUTPUTS = {
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--recipe", "/no/such/file"], "--recipe /no/such/file cannot be read"),
-        (["--recipe", "file", "--crop", "8"], "not by both"),
+        (["--recipe", "/no/such/file"], "cannot read --recipe /no/such/file"),
+        (["--recipe", "file", "--crop", "8"], "not with both"),
         (["--batch-size", "-1"], "--batch-size"),
         (["--patience", "0"], "--patience"),
         (["--executor", "carrier-pigeon"], "executor is one of"),
-        (["--stack", "no/such.json"], "cannot be read"),
+        (["--stack", "no/such.json"], "cannot read"),
         (["ftp://bucket"], "unknown scheme ftp://"),
         ([".", "--key-list", "ftp://bucket/k.csv"], "key list 'ftp://bucket/k.csv' has the unknown scheme"),
     ],

@@ -79,4 +79,4 @@ def test_a_store_that_is_not_there_or_never_answers(object_store, monkeypatch, c
     monkeypatch.setattr(doctor, "CHECKS", tuple(short))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        looked(capsys, "s3://photos", listing=["fail", "came to no end within 0.5 s", "firewall"])
+        looked(capsys, "s3://photos", listing=["fail", "did not finish within 0.5 s", "firewall"])

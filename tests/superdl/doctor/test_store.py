@@ -37,7 +37,7 @@ def test_the_store_of_a_coordinator(tmp_path, capsys):
     stack = Stack(arguments=("--store", str(place)))
     stack.start()
     try:
-        judged(capsys, "--coordinator", stack.address, store=["ok", f"{place} is seen from here"])
+        judged(capsys, "--coordinator", stack.address, store=["ok", f"{place} is accessible from here"])
         place.rename(tmp_path / "elsewhere")
         judged(capsys, "--coordinator", stack.address, store=["skip", "mount it"])
     finally:

@@ -69,7 +69,7 @@ def test_a_coordinator_that_never_answers_holds_nobody_for_ever(valkey, monkeypa
 def test_a_coordinator_of_another_version(tmp_path, monkeypatch, capsys):
     (tmp_path / "sitecustomize.py").write_text(OTHER_VERSION)
     with Stack(environment={"PYTHONPATH": str(tmp_path)}) as running:
-        judged(capsys, "--coordinator", running.address, coordinator=["warn", "it is SUPER 9.9.9"])
+        judged(capsys, "--coordinator", running.address, coordinator=["warn", "it runs SUPER 9.9.9"])
 
 
 def test_all_decodes_everything_and_lists_every_bad_file(stack, tmp_path, capsys, monkeypatch):

@@ -51,7 +51,7 @@ def test_rows_come_in_order_of_keys_and_offsets_each_time(source, tmp_path, caps
         "classes": {"z": 1, "x": 2, "y": 19},
     }
     assert "22 samples in 22 shards (21 tar, 1 tfrecord)" in told.err
-    assert "1 other object passed over; 1 empty member left out" in told.err
+    assert "1 other object skipped; 1 empty member left out" in told.err
     assert [row["key"] for row in index(source, tmp_path / "list.jsonl", "--only", "b/0[12]*")] == [
         "b/01.tar",
         "b/02.tar",
@@ -74,12 +74,12 @@ def test_labels_keep_their_kind(tmp_path, capsys):
     assert main(["index", str(source), "-o", str(tmp_path / "list.parquet")]) == 0
     tfrecord_of(source / "b.tfrecord", [{"image": b"1", "label": 7}])
     assert main(["index", str(source), "-o", str(tmp_path / "other.jsonl")]) == 1
-    assert "b.tfrecord: member '0': its label is 7, that of a.tar" in capsys.readouterr().err
+    assert "b.tfrecord: member '0': its label is 7, but that of a.tar" in capsys.readouterr().err
     (source / "a.tar").unlink()
     tfrecord_of(source / "c.tfrecord", [{"image": b"1", "label": 0.5}])
     assert [row["label"] for row in index(source, tmp_path / "list.jsonl")] == [7, 0.5]
     assert main(["index", str(source), "-o", str(tmp_path / "other.parquet")]) == 2
-    assert "write .jsonl" in capsys.readouterr().err
+    assert "use .jsonl" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"source", "list.jsonl", "list.parquet"}
 
 
@@ -89,7 +89,7 @@ def test_a_list_is_replaced_when_asked_and_whole_or_not_at_all(source, tmp_path,
     assert main(words) == 0
     before = out.read_bytes()
     assert main(words) == 2
-    assert "is there: --force replaces it" in capsys.readouterr().err
+    assert "exists: use --force" in capsys.readouterr().err
     with (source / "b" / "19.tar").open("r+b") as file:
         file.truncate(700)
     assert main([*words, "--force"]) == 1
@@ -107,9 +107,9 @@ def test_a_list_is_replaced_when_asked_and_whole_or_not_at_all(source, tmp_path,
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("-o", "list.txt"), 2, "ends in one of .jsonl, .parquet"),
+        (("-o", "list.txt"), 2, "must end in one of .jsonl, .parquet"),
         (("-o", "no/list.jsonl"), 2, "cannot be written: No such file or directory"),
-        (("-o", "list.jsonl", "--only", "c*"), 1, "holds no shard whose key is like 'c*'"),
+        (("-o", "list.jsonl", "--only", "c*"), 1, "contains no shard whose key matches 'c*'"),
     ],
 )
 def test_wrong_use_is_told_before_anything_is_read(
@@ -133,7 +133,7 @@ def test_a_file_that_changes_while_it_is_read_is_told(source, tmp_path, monkeypa
         return read(self, key, **how)
 
     monkeypatch.setattr(Directory, "read", change_and_read)
-    with pytest.raises(SourceError, match=r"\.tar: it was changed while it was read"):
+    with pytest.raises(SourceError, match=r"\.tar: it changed while it was being read"):
         build_index([str(source)], str(tmp_path / "list.jsonl"), Choices(only="b.tar"))
 
 
@@ -190,4 +190,4 @@ def test_indexes_of_others_beside_shards_are_passed_over_and_counted(tmp_path, c
     captured = capsys.readouterr()
     summary = json.loads(captured.out)
     assert summary["passed_over"] == 8
-    assert "8 other objects passed over" in captured.err
+    assert "8 other objects skipped" in captured.err

@@ -41,7 +41,7 @@ def test_members_of_a_tar(files, fields, labels, label, tmp_path, capsys):
     words = ("--fields", fields, "--labels", labels)
     (row,) = index(tmp_path / "shards", tmp_path / "list.jsonl", *words)
     assert "1 sample in 1 shard (1 tar)" in (told := capsys.readouterr().err)
-    assert "1 sample without all fields left out" in told
+    assert "1 sample left out because of missing fields" in told
     assert row["label"] == label
     assert content_of(row, tmp_path / "shards") == b"i1"
     assert content_of(mask_of(row), tmp_path / "shards") == b"m1"
@@ -94,14 +94,14 @@ def test_loose_files(fields, images, masks, tmp_path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--fields", "mask=png"), "--fields names image"),
+        (("--fields", "mask=png"), "--fields must list image"),
         (("--fields", "image=jpg"), "image and up to 15 others"),
         (("--fields", "image=jpg,mask=*a*"), "names with one *"),
         (("--fields", "image=jpg,a.b=png"), "a field has a name"),
         (("--fields", "image=jpg,mask=png,mask=gif"), "each once"),
         (
             ("--fields", "image=jpg,mask=gif"),
-            "none holds an image with all its fields|holds no image with its fields",
+            "none contains an image with all its fields|contains no image with its fields",
         ),
         (("--fields", "image=jpg,mask=png", "--image-field", "jpg"), "leave out --image-field"),
     ],

@@ -92,13 +92,13 @@ def test_yolos_boxes_are_as_many_as_an_image_has(source, tmp_path, capsys):
         {"boxes[]": [], "classes[]": []},
     ]
     assert "3 samples, in" in (told := capsys.readouterr().err)
-    assert "1 other object passed over" in told
+    assert "1 other object skipped" in told
     assert "1 sample with --missing-label instead of a label file" in told
     catalog = list_source(str(source), str(tmp_path / "list.jsonl"))
     assert catalog.labels[0]["boxes"].tolist() == [[0.5, 0.5, 0.25, 1], [0.1, 0.2, 0.3, 0.4]]
     assert catalog.labels[2]["boxes"].shape == (0, 4)
     assert main(["index", str(source), "-o", str(tmp_path / "list.parquet"), *words]) == 2
-    assert "write .jsonl" in capsys.readouterr().err
+    assert "use .jsonl" in capsys.readouterr().err
 
 
 def test_a_bucket_gives_what_a_directory_does(object_store, tmp_path):
@@ -120,21 +120,21 @@ MISSING = (
 )
 WRONG = {
     "missing": (dict.fromkeys([*(f"images/{n}.jpg" for n in (1, 2, 3)), "labels/3.txt"], "1"), (), MISSING),
-    "no box": ({"1.jpg": "", "1.txt": "0 1 1 1"}, ("--labels", "yolo"), "1.txt: line 1: a line has a class"),
+    "no box": ({"1.jpg": "", "1.txt": "0 1 1 1"}, ("--labels", "yolo"), "1.txt: line 1 must contain"),
     "polygons": (
-        {"1.jpg": "", "1.txt": "0 1 1 1 1\n0 1 1 1 1 1 1"}, ("--labels", "yolo"), "1.txt: line 2: a line has",
+        {"1.jpg": "", "1.txt": "0 1 1 1 1\n0 1 1 1 1 1 1"}, ("--labels", "yolo"), "1.txt: line 2 must",
     ),
     "not finite": ({"1.jpg": "", "1.txt": "0 1 1 1 nan"}, ("--labels", "yolo"), "1.txt: line 1"),
-    "not UTF-8": ({"1.jpg": "", "1.txt": b"\xff"}, (), "1.txt: it is a label and not UTF-8"),
-    "empty": ({"1.jpg": "", "1.txt": ""}, (), "1.txt: it is a label, and empty"),
+    "not UTF-8": ({"1.jpg": "", "1.txt": b"\xff"}, (), "1.txt: the label is not UTF-8"),
+    "empty": ({"1.jpg": "", "1.txt": ""}, (), "1.txt: the label is empty"),
     "too large": ({"1.jpg": "", "1.txt": bytes(LABEL_FILE_BYTES + 1)}, (), "1.txt: it cannot be read"),
-    "no JSON": ({"1.jpg": "", "1.json": "{"}, (), "1.json: no JSON"),
+    "no JSON": ({"1.jpg": "", "1.json": "{"}, (), "1.json: it is not JSON"),
     "no field": ({"1.jpg": "", "1.json": "{}"}, (), "1.jpg: it has no label"),
-    "a list": ({"1.jpg": "", "1.json": '{"label": [1]}'}, (), "1.json: the label is a number or a text"),
-    "mixed": ({"1.jpg": "", "1.txt": "1", "2.jpg": "", "2.txt": "x"}, (), "2.jpg: its label is 'x', that"),
-    "shards": ({"1.jpg": "", "1.txt": "1"}, ("--labels", "shard"), "these images lie in no shard"),
+    "a list": ({"1.jpg": "", "1.json": '{"label": [1]}'}, (), "1.json: the label must be a number"),
+    "mixed": ({"1.jpg": "", "1.txt": "1", "2.jpg": "", "2.txt": "x"}, (), "2.jpg: its label is 'x', but"),
+    "shards": ({"1.jpg": "", "1.txt": "1"}, ("--labels", "shard"), "these images are not in a shard"),
     "in no folder": ({"1.jpg": ""}, ("--labels", "folder"), "1.jpg: it has no label"),
-    "no image": ({"1.txt": "1"}, ("--labels", "yolo"), "holds no image"),
+    "no image": ({"1.txt": "1"}, ("--labels", "yolo"), "contains no image"),
 }  # fmt: skip
 
 
@@ -150,7 +150,7 @@ def test_labels_of_images_that_are_named_one_by_one_are_refused(source, tmp_path
     write(source, {"1.jpg": "", "2.jpg": "", "1.txt": "", "2.txt": ""})
     words = [str(source / "1.jpg"), str(source / "2.jpg"), "-o", str(tmp_path / "list.jsonl")]
     assert main(["index", *words, "--labels", "yolo"]) == 2
-    assert "labels beside images are found in a listing" in capsys.readouterr().err
+    assert "finding labels beside images needs a listing" in capsys.readouterr().err
 
 
 def test_links_to_labels_are_followed_as_those_to_images_are(source, tmp_path):
@@ -208,7 +208,7 @@ def test_cocos_boxes_become_a_key_list(source, tmp_path, capsys):
             },
         ),
     ]
-    assert "2 other objects passed over" in capsys.readouterr().err
+    assert "2 other objects skipped" in capsys.readouterr().err
     catalog = list_source(str(source), str(tmp_path / "list.jsonl"))
     assert catalog.labels[1]["boxes"].tolist() == [[1, 2.5, 4, 6.5], [0, 0, 10, 10]]
     assert [row["key"] for row in index(source, tmp_path / "list.jsonl", *words, "--only", "a/*")] == [
@@ -223,11 +223,17 @@ def _instances(**changed):
 IMAGE, BOX = INSTANCES["images"][0], INSTANCES["annotations"][0]
 NO_COCO = {  # spoilt files are for tests/hostile/fuzz_lists.py
     "no JSON": ("{", "JSONDecodeError"),
-    "one id twice": (_instances(images=[IMAGE, IMAGE | {"file_name": "c.jpg"}]), "1 images have the id"),
-    "one name twice": (_instances(images=[IMAGE, IMAGE | {"id": 5}]), "1 images have the id or the file"),
+    "one id twice": (_instances(images=[IMAGE, IMAGE | {"file_name": "c.jpg"}]), "1 images have the same id"),
+    "one name twice": (_instances(images=[IMAGE, IMAGE | {"id": 5}]), "1 images have the same id or file"),
     "captions": (_instances(annotations=[{"image_id": 9, "caption": "x"}]), "annotation 0 has no bbox, or"),
-    "not finite": (_instances(annotations=[BOX | {"bbox": [1, 2, 3, math.inf]}]), "the bbox .1, 2, 3, inf"),
-    "of no image": (_instances(annotations=[BOX, BOX | {"image_id": 7}]), "annotation 1 .*is of no image"),
+    "not finite": (
+        _instances(annotations=[BOX | {"bbox": [1, 2, 3, math.inf]}]),
+        "invalid bbox .1, 2, 3, inf",
+    ),
+    "of no image": (
+        _instances(annotations=[BOX, BOX | {"image_id": 7}]),
+        "annotation 1 .*belongs to no image",
+    ),
 }
 
 
@@ -245,7 +251,7 @@ def test_images_that_coco_names_and_the_source_lacks_are_told(source, tmp_path, 
         words = ["--coco", str(tmp_path / "instances.json"), "-o", str(tmp_path / "list.jsonl")]
         assert main(["index", str(source), *words]) == 1
         told = capsys.readouterr().err
-        assert f"lacks 1 of the images that {tmp_path}/instances.json names, such as {name!r}" in told
+        assert f"lacks 1 of the images in {tmp_path}/instances.json, such as {name!r}" in told
     assert (
         main(["index", str(source), "--coco", str(tmp_path / "none.json"), "-o", str(tmp_path / "x.jsonl")])
         == 1
