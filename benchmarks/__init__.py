@@ -17,7 +17,7 @@ BENCHMARKS: Mapping[str, str] = {
     "coordinator": "the coordinator: CPU per batch with many jobs, listing a source, and a restart",
     "function": "the function: images per CPU second, compared with a bare decoding loop",
     "read": "the trainer's CPU per image, compared with other loaders that users might choose",
-    "store": "the savings from a store below the cache, and the cost of reading it: memory, disk, S3",
+    "store": "what a store below the cache saves, and what reading it from memory, disk or S3 costs",
     "train": "training on one core, with decoding on the same core or on other cores",
 }
 

@@ -56,7 +56,7 @@ _METHOD = (
     ),
     (
         "'waiting' is the share of an epoch in which no step is running. 'cold' is the first epoch, with "
-        "warm functions and an empty cache; 'warm' are the later ones. For Pillow, only the later epochs "
+        "warm functions and an empty cache; 'warm' covers the later ones. For Pillow, only the later epochs "
         "count. Figures are medians over epochs and rounds. Each cold epoch has fresh services."
     ),
     (

@@ -91,7 +91,7 @@ def _check_length(count: int, limit: int, max_seconds: float) -> None:
     if count > limit:
         raise spoiled(
             "too_large",
-            f"{count} or more samples exceed the limit of {limit} ({max_seconds:g} s, {_MAX_BYTES} bytes)",
+            f"{count} or more samples exceed the limit of {limit} ({max_seconds:g} s or {_MAX_BYTES} bytes)",
         )
 
 
@@ -105,7 +105,9 @@ def mel(
     Slaney's, from 0 to half the rate, with equal area. Power is clipped at 1e-10.
     """
     if array.shape[-1] <= window // 2:
-        raise spoiled("too_small", f"{array.shape[-1]} samples are not more than half a window of {window}")
+        raise spoiled(
+            "too_small", f"it has {array.shape[-1]} samples, but needs more than half a window of {window}"
+        )
     edges = [(0, 0)] * (array.ndim - 1) + [(window // 2, window // 2)]
     padded = np.pad(array, edges, mode="reflect")
     # Window, mel scale and norm are the defaults of librosa and transformers.

@@ -116,8 +116,8 @@ class CustomStep:
     def _wrong_result(self, what: str) -> SampleFailedError:
         return SampleFailedError(
             Outcome.STEP_ERROR,
-            f"the custom step {self._name} returned {what}; it must return a numpy array of up to {MAX_NDIM} "
-            f"dimensions of {', '.join(DTYPE_CODES)}, or a dict of 1 to {MAX_ARRAYS} such arrays by name",
+            f"the custom step {self._name} returned {what}; it must return a numpy array of up to "
+            f"{MAX_NDIM} dimensions of {', '.join(DTYPE_CODES)}, or a dict of 1 to {MAX_ARRAYS} such arrays by their names",
         )
 
 

@@ -148,7 +148,10 @@ def _open(data: bytes | bytearray) -> Image.Image:
         raise spoiled("too_large", str(error)) from error
     except UnidentifiedImageError as error:
         known = ", ".join(FORMATS)
-        why = f"Pillow cannot open its {len(data)} bytes, from {bytes(data[:8])!r} on, as any of {known}"
+        why = (
+            f"Pillow cannot open its {len(data)} bytes, which begin with {bytes(data[:8])!r}, as any of "
+            f"these formats: {known}"
+        )
         raise spoiled("not_an_image", why) from error
     except MemoryError:
         raise
@@ -168,7 +171,7 @@ def _scale_of(tiles: Sequence[tuple[Any, ...]]) -> int:
     words = arguments if isinstance(arguments, tuple) else (arguments,)
     # Pillow rescales other maximum values to 255, which loses the numbers.
     if str(codec).startswith("ppm") and words[-1] not in _WHOLE:
-        why = f"the mask is a PGM with values up to {words[-1]}, which Pillow rescales to 255: use PNG"
+        why = f"the mask is a PGM with values up to {words[-1]}, which Pillow rescales to 255; use PNG"
         raise spoiled("undecodable", why)
     return _SCALES.get(str(words[0]), 1) if words else 1
 
@@ -179,7 +182,7 @@ def _numbers_of(image: Image.Image, scale: int) -> Image.Image:
         raise spoiled(
             "undecodable",
             f"a mask must have one number per pixel, but this {image.format or 'image'} is {image.mode}: "
-            "save class indexes as greyscale or palette PNG",
+            "save class indexes as a greyscale or palette PNG",
         )
     if image.mode == "L" and scale == 1:
         return image

@@ -41,7 +41,7 @@ _PILLOW_13 = "bf565ab92b121519bfc3b6744c36fcb5"
 
 
 def decoder_fingerprint() -> str:
-    """Hash the reference images after each recipe to 32 hex digits. This takes milliseconds."""
+    """Return a hash of the reference images after each recipe, as 32 hex digits. Takes milliseconds."""
     # Another libjpeg, Pillow or processor may give other bytes for the same sample ids: executors
     # refuse such a function.
     fingerprint = _digest_of(_RECIPES, REFERENCE_IMAGES)

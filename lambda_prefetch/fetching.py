@@ -302,8 +302,8 @@ class Fetchers:
             if len(member.data) < end - begin:
                 member.fail(
                     Outcome.CHANGED,
-                    f"it should be at {begin} to {end} of its object, ending at {span.begin + len(view)}; "
-                    "the object was truncated, or the key list is for another one: list its members again",
+                    f"its object ends at {span.begin + len(view)}, but it should be at {begin} to {end}: "
+                    "the object was truncated, or the key list is for another object. List its members again",
                 )
 
     def _read(self, arrived: Arrived, pending: Pending | None) -> None:

@@ -45,8 +45,8 @@ def handler(event: object, context: Any) -> dict[str, Any]:
     """Answer one event, a prefetch request or a warm event.
 
     Args:
-        event: a :class:`superdl.super_wire.request.PrefetchRequest` as JSON values, or to open
-            clients, ``{"super_warm": 1, "cache": address or ""}``.
+        event: a :class:`superdl.super_wire.request.PrefetchRequest` as JSON values, or
+            ``{"super_warm": 1, "cache": address or ""}`` to open clients.
         context: Lambda's, or an object with the same ``function_name``, ``aws_request_id`` and
             ``get_remaining_time_in_millis()``. It also needs ``memory_limit_in_mb`` where memory is
             billed, and ``end_when_answered()`` where this process can be ended when a decoder hangs.
@@ -73,7 +73,7 @@ def _answer(event: object, context: Any) -> dict[str, Any]:
     begun_ns = time.perf_counter_ns()
     if not isinstance(event, dict):
         raise ConfigError(
-            f"an event must be a JSON object, a prefetch request or a warm event, not {reprlib.repr(event)}"
+            f"an event must be a JSON object for a prefetch request or warm event, not {reprlib.repr(event)}"
         )
     settings = FunctionSettings.from_environment()
     cold_start = os.getpid() not in _seen_processes
@@ -183,8 +183,8 @@ def _check_deployed(request: PrefetchRequest) -> None:
     expected, own = request.function_version[:80], installed_version()
     if expected and expected != own:
         raise ConfigError(
-            f"this function has SUPER {own}, but the coordinator has SUPER {expected}: deploy the function "
-            f"with {expected}, or start a coordinator with {own}"
+            f"this function has SUPER {own}, but the coordinator has SUPER {expected}: deploy version "
+            f"{expected} of the function, or start version {own} of the coordinator"
         )
     if request.golden and request.kind.decodes and request.golden != _own_fingerprint():
         raise ConfigError(

@@ -33,7 +33,7 @@ _END_BYTES = 8  # behind the footer: its length in four bytes, and the magic
 _MAGIC = b"PAR1"
 _ROWS_AT_A_TIME = 32
 
-_LIST_AGAIN = "the object was truncated, or the key list is for another one; list its members again"
+_LIST_AGAIN = "the object was truncated, or the key list is for another object. List its members again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def ranges_of(request: PrefetchRequest, most_bytes: int) -> list[MemberRange]:
 
 
 def content_of(request: PrefetchRequest, index: int, data: bytes | bytearray | memoryview) -> bytes:
-    """Return a sample's bytes for its decoder, uncompressed up to the request's limit."""
+    """Return a sample's bytes for its decoder, decompressed up to the request's limit."""
     if not request.encodings or request.encodings[index] != "deflate":
         return bytes(data)
     limit_bytes = request.limits.object_bytes
@@ -87,7 +87,7 @@ def content_of(request: PrefetchRequest, index: int, data: bytes | bytearray | m
         raise spoiled("too_large", f"it exceeds the limit of {limit_bytes} bytes when uncompressed")
     if not unpacking.eof or unpacking.unused_data:
         where = "after" if unpacking.eof else "before"
-        raise spoiled("undecodable", f"its {len(data)} bytes end {where} the end of its deflate stream")
+        raise spoiled("undecodable", f"its {len(data)} bytes end {where} its deflate stream does")
     return content
 
 
@@ -136,8 +136,8 @@ def read_rows(
     if len(data) < span.size_bytes:
         raise SampleFailedError(
             Outcome.CHANGED,
-            f"its row group {group} should be at {span.begin} to {span.end} of its object, which ends at "
-            f"{span.begin + len(data)}: {_LIST_AGAIN}",
+            f"its object ends at {span.begin + len(data)}, but its row group {group} should be at "
+            f"{span.begin} to {span.end}: {_LIST_AGAIN}",
         )
     try:
         check_pages(data, unpacked_bytes, limit_bytes)  # pyarrow allocates what page headers declare
@@ -312,13 +312,14 @@ def _locate(footer: Any, group: int, column: str, limit_bytes: int) -> tuple[Spa
     size_bytes, unpacked_bytes = chunk.total_compressed_size, chunk.total_uncompressed_size
     if begin < 0 or size_bytes < 1 or unpacked_bytes < 0:
         raise spoiled(
-            "undecodable", f"the footer of its file is corrupt: row group {group} has no valid place"
+            "undecodable", f"the footer of its file is corrupt: row group {group} has no valid position"
         )
     if max(size_bytes, unpacked_bytes) > limit_bytes:
         raise spoiled(
             "too_large",
-            f"{column[:200]!r} of its row group {group} takes {size_bytes} bytes ({unpacked_bytes} "
-            f"uncompressed), over the limit of {limit_bytes}: use smaller row groups, as each is read whole",
+            f"column {column[:200]!r} of its row group {group} takes {size_bytes} bytes ({unpacked_bytes} "
+            f"uncompressed), over the limit of {limit_bytes}: write smaller row groups, since each is read "
+            "as a whole",
         )
     if leaf.length > limit_bytes:
         raise spoiled("too_large", f"its rows take {leaf.length} bytes each, over the limit of {limit_bytes}")

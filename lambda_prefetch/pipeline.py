@@ -122,7 +122,7 @@ class _Decoders:
             self._invocation.fail(
                 index,
                 Outcome.TIMED_OUT,
-                f"decoding it took longer than {timeout_s:g} s and was abandoned: if the machine is slow, "
+                f"decoding it took longer than {timeout_s:g} s and was abandoned. If the machine is slow, "
                 "raise SUPER_DECODE_TIMEOUT_S for the functions; otherwise replace or remove the object",
             )
             # Only the end of its process ends that thread.

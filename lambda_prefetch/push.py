@@ -45,7 +45,7 @@ _DENIED = (
 )
 _NO_ROUTE = (
     "a function in a VPC needs an interface endpoint for secretsmanager there (or a NAT), and a security "
-    "group that allows port 443 out to the endpoint and in at the endpoint"
+    "group that allows outbound and inbound traffic to it on port 443"
 )
 # Secrets Manager's codes, and boto3's exceptions.
 _REMEDIES = {
@@ -104,8 +104,8 @@ def _new_connections(address: CacheAddress, settings: FunctionSettings) -> NodeC
         _read_secret.cache_clear()  # the secret may have changed
         if (current := credentials()) == refused:
             raise WrongPasswordError(
-                f"{error}; a function can also read them from the secret in SUPER_CACHE_SECRET, and "
-                "functions of the local executor use the coordinator's settings"
+                f"{error}; a function can also read its credentials from the secret in SUPER_CACHE_SECRET, "
+                "and functions of the local executor use the coordinator's settings"
             ) from error
         return current
 
@@ -156,7 +156,7 @@ class BudgetClosedError(Exception):
 class ByteBudget:
     """A limit on the bytes that wait between two stages of the pipeline.
 
-    A piece larger than the capacity is admitted alone. Pieces are admitted in the order of arrival.
+    A piece larger than the capacity is admitted on its own. Pieces are admitted in the order of arrival.
     """
 
     def __init__(self, capacity_bytes: int) -> None:

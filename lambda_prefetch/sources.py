@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SampleFailedError(Exception):
-    """A sample cannot be produced, for now or for ever. The pipeline puts its name before ``why``.
+    """A sample cannot be produced now, or ever. The pipeline puts its name before ``why``.
 
     ``reason`` is the tombstone's short code, or empty if the object's bytes are not at fault.
     """
@@ -129,7 +129,7 @@ class ShardCache:
     def _fetch(
         self, bucket: Bucket, key: str, version: str, path: Path, block: Span
     ) -> bytes | bytearray | None:
-        """Fetch and keep a block, or return ``None`` if it or too many are being fetched, or without room."""
+        """Fetch and keep a block. Return ``None`` if others fetch it, too many are fetched, or it has no room."""
         partial, began_s = path.with_name(path.name + _PARTIAL), time.monotonic()
         with contextlib.ExitStack() as stack:
             try:

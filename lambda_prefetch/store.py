@@ -91,7 +91,7 @@ def trouble_in_words(error: Exception) -> str:
 
 
 class PackSaver:
-    """A writer that saves one request's acknowledged records to a pack, and notes it in the result.
+    """A writer that adds one request's acknowledged records to a pack, and their places to the result.
 
     Leaving the context normally commits the pack; an exception discards it. ``meta`` contains the fields
     that all records share. Without it, nothing is written. Without ``pace``, the disk may be slow.
@@ -131,7 +131,7 @@ class PackSaver:
             self._invocation.store_requests = self._store.requests - self._requests_before
 
     def take(self, index: int, header: bytes, payload: memoryview) -> bool:
-        """Write and keep a record if the cache is to get a pointer to it. Any thread may call this."""
+        """Write and keep a record for a pointer in the cache. Return whether it was written. Thread-safe."""
         is_kept = self._request.kind is RequestKind.DECODE_TO_POINTERS
         if not is_kept or payload.nbytes < _WORTH_A_POINTER:
             return False
@@ -146,7 +146,7 @@ class PackSaver:
             return True
 
     def add(self, index: int, header: bytes, payload: memoryview) -> None:
-        """Write an acknowledged record unless it is a tombstone. Any thread may call this."""
+        """Write an acknowledged record unless it is a tombstone. Thread-safe."""
         if self._invocation.outcomes[index] is Outcome.CACHED:
             with self._writing:
                 self._write(index, header, payload)

@@ -74,7 +74,7 @@ def _tokenizer(file: str, sha256: str) -> Tokenizer:
         raise ValueError(f"the tokenizer {file} does not have the SHA-256 in the recipe, {sha256}")
     tokenizer: Tokenizer = Tokenizer.from_str(data.decode())
     if getattr(tokenizer.model, "dropout", None):
-        raise ValueError(f"the tokenizer {file} uses dropout: a text would get different tokens each time")
+        raise ValueError(f"the tokenizer {file} uses dropout, so a text would get different tokens each time")
     # The step's `length` decides both.
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -103,7 +103,7 @@ class _Reader:
         good = HEADER_BYTES <= length <= MAX_BULK_BYTES and offset < 2**62
         if not good:
             self._invocation.fail(
-                index, Outcome.NOT_STORED, f"a record cannot have {length} bytes at offset {offset}"
+                index, Outcome.NOT_STORED, f"a record cannot be {length} bytes long at offset {offset}"
             )
         return good
 

@@ -265,7 +265,9 @@ def _random_resized_crop(image: Image.Image, step: Mapping[str, Any], to: _Drawi
 def _random_crop(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
     height, width = sides_of(step["size"])
     if image.width < width or image.height < height:
-        why = f"{image.width} x {image.height} pixels cannot be cropped to {width} x {height}: pad them first"
+        why = (
+            f"{image.width} x {image.height} pixels cannot be cropped to {width} x {height}: add a pad first"
+        )
         raise spoiled("too_small", why)
     draws = to.draws()
     top = draws.below(image.height - height + 1)

@@ -70,7 +70,7 @@ def _shown(data: bytes) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], 
             # Some formats, such as AVI, store no presentation times.
             stamp = packet.dts if packet.pts is None else packet.pts
             if packet.is_corrupt:
-                raise spoiled("undecodable", "a part of it is missing or corrupt")
+                raise spoiled("undecodable", "a part of it is truncated or corrupt")
             if stamp is None:  # the end
                 continue
             count += 1
@@ -102,7 +102,7 @@ def _frames(
         for number, frame in enumerate(file.decode(stream)):
             pixels += frame.width * frame.height
             if pixels > _MAX_CLIP_PIXELS:
-                raise spoiled("too_large", f"decoding the clip takes more than {_MAX_CLIP_PIXELS} pixels")
+                raise spoiled("too_large", f"the clip takes more than {_MAX_CLIP_PIXELS} pixels")
             # FFmpeg skips frames before the first key frame: counting would be off.
             place = number if ticks is None or frame.pts is None else int(np.searchsorted(ticks, frame.pts))
             if place in wanted:

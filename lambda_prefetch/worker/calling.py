@@ -227,7 +227,7 @@ class _Call:
                 pb.WorkerFailure(kind=error.kind, message=str(error)[:_MAX_WORDS], ran_s=error.ran_s)
             )
         if answer.ByteSize() > _MAX_ANSWER_BYTES:
-            why = f"its answer takes {answer.ByteSize():,} bytes"
+            why = f"its answer of {answer.ByteSize():,} bytes is too large"
             answer.failure.CopyFrom(pb.WorkerFailure(kind="too_large", message=why))
         self.outgoing.put_nowait(pb.FromWorker(answer=answer))
 

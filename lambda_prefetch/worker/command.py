@@ -39,11 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = "concurrent requests, each in its own process (default: SUPER_SLOTS, or the number of cores)"
     add("--slots", type=int, help=words)
     add("--name", help="name in the coordinator's log (default: host and process id)")
-    add("--nice", type=int, default=0, help="niceness of the slots, up to 19 (default: 0)")
+    add("--nice", type=int, default=0, help="niceness of the slots; 19 is the lowest priority (default: 0)")
     words = "exit after S seconds without an answer from a coordinator (default: 300)"
     add("--linger", type=float, default=300.0, metavar="S", help=words)
     add(
-        "--grace", type=float, default=30.0, metavar="S", help="seconds to finish after SIGTERM (default: 30)"
+        "--grace",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds to finish requests after SIGTERM (default: 30)",
     )
     add("--function", default=FUNCTION, help=f"module:attribute that the slots run (default: {FUNCTION})")
     add(
@@ -52,9 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the coordinator's store, if this host can access it (default: SUPER_STORE)",
     )
     add("--store-only", action="store_true", help="only restore and save, for functions that run elsewhere")
-    add("--metrics-listen", default="", help="host:port for Prometheus to read metrics (default: none)")
-    add("--health-listen", default="", help="host:port for probes of /healthz and /livez, in plain text")
-    words = "run workers on a Ray cluster, such as HEAD:6379 (default: the one that this machine belongs to)"
+    add("--metrics-listen", default="", help="host:port where Prometheus can read metrics (default: none)")
+    add("--health-listen", default="", help="host:port for probes of /healthz and /livez, without TLS")
+    words = "run workers on the Ray cluster at ADDRESS, such as HEAD:6379 (default: this machine's cluster)"
     add("--ray", nargs="?", const="auto", metavar="ADDRESS", help=words)
     add("--num", type=int, default=1, help="with --ray: number of workers (default: 1)")
     add("--num-cpus", type=float, default=1.0, help="with --ray: CPUs for each worker (default: 1)")
@@ -139,10 +143,10 @@ async def _serve(settings: WorkerSettings) -> int:
 
 
 class RayWorker:
-    """The actor, which runs a worker in one of Ray's processes."""
+    """A Ray actor that runs a worker in its process."""
 
     def host(self) -> str:
-        """Return the name of its host once the actor is placed."""
+        """Return the actor's host name, once it is placed."""
         return socket.gethostname()
 
     def work(self, settings: dict[str, Any]) -> str:

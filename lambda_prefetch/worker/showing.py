@@ -48,7 +48,7 @@ def check_listening(settings: WorkerSettings) -> None:
 
 
 async def show(settings: WorkerSettings, slots: Slots, connected: asyncio.Event, stack: ExitStack) -> None:
-    """Listen at the addresses in the settings until the stack is closed."""
+    """Listen on the addresses in the settings until the stack is closed."""
     if address := settings.metrics_listen:
         has_token, has_certificate = bool(settings.credentials.current_token()), _has_certificate()
         page = Page(lambda: metrics_text(slots, is_connected=connected.is_set()).encode, OPEN_METRICS)
@@ -92,7 +92,7 @@ def metrics_text(slots: Slots, *, is_connected: bool) -> str:
         ("slots", "gauge", "Number of requests that can run at once.", {"": slots.count}),
         ("busy_slots", "gauge", "Number of requests that are running.", {"": slots.busy}),
         ("connected", "gauge", "1 while connected to the coordinator, else 0.", {"": int(is_connected)}),
-        ("requests", "counter", "Requests that ended: answered, or the kind of failure.", ended),
+        ("requests", "counter", "Requests that ended, by outcome: answered, or the kind of failure.", ended),
         ("slot_restarts", "counter", "Slots that ended and were restarted.", {"": slots.restarts}),
         ("cpu_seconds", "counter", "CPU seconds used by the worker and its slots.", {"": slots.cpu_s}),
         ("build_info", "gauge", "Always 1. The label is SUPER's version.", build),

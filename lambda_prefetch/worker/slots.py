@@ -44,15 +44,15 @@ class WorkerSettings:
 
     coordinator: str  # host:port or unix:/path
     name: str  # in the coordinator's log
-    function: str = FUNCTION  # that the slots run, module:attribute
+    function: str = FUNCTION  # module:attribute that the slots run
     slots: int = 1  # concurrent requests, each in its own process
     nice: int = 0  # of these processes
     linger_s: float = 300.0  # to wait for an unreachable coordinator
-    grace_s: float = 30.0  # that running requests may take after SIGTERM
+    grace_s: float = 30.0  # time for running requests after SIGTERM
     credentials: CoordinatorCredentials = field(default_factory=CoordinatorCredentials)
-    store: str = ""  # the address of the store that it sees; empty means that of SUPER_STORE
-    store_only: bool = False  # only restore and save, for functions that do not see the store
-    metrics_listen: str = ""  # where Prometheus finds metrics, host:port; empty: nowhere
+    store: str = ""  # address of the store that it can access; empty for SUPER_STORE
+    store_only: bool = False  # only restore and save, for functions without access to the store
+    metrics_listen: str = ""  # host:port where Prometheus can read metrics; empty for none
     health_listen: str = ""  # the same for health probes
 
 
@@ -65,7 +65,7 @@ class RequestFailedError(SuperError):
 
 
 class Slots:
-    """``count`` slots that run ``function`` at niceness ``nice``, used from one event loop."""
+    """A pool of ``count`` slots that run ``function`` at niceness ``nice``. Use it from one event loop."""
 
     def __init__(self, function: str, count: int, *, nice: int = 0) -> None:
         self.function, self.count, self._nice = function, count, nice
@@ -87,7 +87,7 @@ class Slots:
         return sum(own[:4]) + sum(slot.cpu_s for slot in self._living)
 
     async def start(self) -> None:
-        """Start all slots and wait for a warm one. Raises SuperError if as many failures come first."""
+        """Start all slots and wait for a warm one. Raises SuperError after ``count`` failures."""
         self._keepers = [asyncio.create_task(self._keep()) for _ in range(self.count)]
         await self._warm.wait()
         if not self.fingerprint:
@@ -95,7 +95,7 @@ class Slots:
             raise SuperError(f"the function {self.function} could not be started: {self._last_failure}")
 
     async def run(self, request: bytes, timeout_s: float) -> bytes:
-        """Run a request, one line of JSON like its result. Raises :class:`RequestFailedError`."""
+        """Run a request and return its result, each a line of JSON, or raise :class:`RequestFailedError`."""
         outcome = "cancelled"
         self.busy += 1
         try:
@@ -161,7 +161,7 @@ class Slots:
             self.restarts += 1
 
     def _admit(self, warmed: object) -> None:
-        """Use the first slot's decoder as the worker's, and refuse slots with another."""
+        """Use the first slot's decoder as the worker's, and refuse slots with a different one."""
         fingerprint = warmed.get("golden") if isinstance(warmed, dict) else None
         if not isinstance(fingerprint, str) or not fingerprint:
             raise SuperError(
@@ -218,7 +218,7 @@ class _Slot:
         return 0.0
 
     async def call(self, event: bytes, timeout_s: float) -> bytes:
-        """Return the function's result. If there is none, or on cancellation, end the process."""
+        """Return the function's result. End the process if there is none or the call is cancelled."""
         began_s, is_answered = time.monotonic(), False
         try:
             async with asyncio.timeout(timeout_s):

@@ -229,7 +229,7 @@ def test_a_function_that_is_not_the_one_that_is_wanted_writes_nothing(root, valk
         ({"golden": "0" * 32}, f"decodes the reference images to {golden}, but the request expects 0{{32}}"),
         (
             {"function_version": "9.9.9"},
-            f"has SUPER {version}, but the coordinator has SUPER 9.9.9: deploy the",
+            f"has SUPER {version}, but the coordinator has SUPER 9.9.9: deploy",
         ),
     ):
         with pytest.raises(ConfigError, match=words):
