@@ -106,7 +106,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
 
 
 def rows_of(runs: Sequence[Run[FunctionFigures]]) -> Iterator[dict[str, Any]]:
-    """Yield medians over each arm's rounds, as shares of the bare loop on as many cores."""
+    """Yield medians over each arm's rounds, with shares of the bare loop on the same number of cores."""
     groups = [
         (conditions, medians([_figures(result) for result in results]))
         for conditions, results in by_conditions(runs)

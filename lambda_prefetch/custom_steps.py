@@ -117,7 +117,8 @@ class CustomStep:
         return SampleFailedError(
             Outcome.STEP_ERROR,
             f"the custom step {self._name} returned {what}; it must return a numpy array of up to "
-            f"{MAX_NDIM} dimensions of {', '.join(DTYPE_CODES)}, or a dict of 1 to {MAX_ARRAYS} such arrays by their names",
+            f"{MAX_NDIM} dimensions of {', '.join(DTYPE_CODES)}, or a dict of 1 to {MAX_ARRAYS} such arrays "
+            "by name",
         )
 
 

@@ -129,7 +129,7 @@ class ShardCache:
     def _fetch(
         self, bucket: Bucket, key: str, version: str, path: Path, block: Span
     ) -> bytes | bytearray | None:
-        """Fetch and keep a block. Return ``None`` if others fetch it, too many are fetched, or it has no room."""
+        """Fetch and keep a block, or return ``None`` if others do so, too many do, or there is no room."""
         partial, began_s = path.with_name(path.name + _PARTIAL), time.monotonic()
         with contextlib.ExitStack() as stack:
             try:
