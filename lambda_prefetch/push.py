@@ -131,7 +131,7 @@ def _read_secret(name: str) -> tuple[str, str]:
     except ClientError as error:
         code = str(error.response.get("Error", {}).get("Code", ""))
         remedy = _REMEDIES.get(code, "the function reads its cache password from it")
-        raise CacheError(f"Secrets Manager refused the secret {name} ({error}): {remedy}") from error
+        raise CacheError(f"Secrets Manager did not return the secret {name} ({error}): {remedy}") from error
     except (BotoCoreError, ValueError) as error:  # ValueError: the endpoint is no URL
         remedy = _REMEDIES.get(type(error).__name__, _NO_ROUTE)
         raise CacheError(

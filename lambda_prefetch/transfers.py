@@ -40,7 +40,7 @@ _TIMEOUT_S = 15.0
 
 
 def restore(invocation: Invocation) -> None:
-    """Read the records at a request's places and push them. Invalid ones become ``not_stored``."""
+    """Read and push the records at a request's places. Missing or invalid ones become ``not_stored``."""
     request, settings = invocation.request, invocation.settings
     try:
         store = own_store(invocation, writing=False)

@@ -42,19 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--nice", type=int, default=0, help="niceness of the slots; 19 is the lowest priority (default: 0)")
     words = "exit after S seconds without an answer from a coordinator (default: 300)"
     add("--linger", type=float, default=300.0, metavar="S", help=words)
-    add(
-        "--grace",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="seconds to finish requests after SIGTERM (default: 30)",
-    )
+    add("--grace", type=float, default=30.0, metavar="S", help="time to finish after SIGTERM (default: 30)")
     add("--function", default=FUNCTION, help=f"module:attribute that the slots run (default: {FUNCTION})")
-    add(
-        "--store",
-        default="",
-        help="the coordinator's store, if this host can access it (default: SUPER_STORE)",
-    )
+    add("--store", default="", help="the coordinator's store, if accessible here (default: SUPER_STORE)")
     add("--store-only", action="store_true", help="only restore and save, for functions that run elsewhere")
     add("--metrics-listen", default="", help="host:port where Prometheus can read metrics (default: none)")
     add("--health-listen", default="", help="host:port for probes of /healthz and /livez, without TLS")
