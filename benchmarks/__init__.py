@@ -1,4 +1,4 @@
-"""Measure the costs of SUPER beside the usual alternatives: ``superdl bench``. Not in the wheel."""
+"""Measure the costs of SUPER against the usual alternatives: ``superdl bench``. Not in the wheel."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["BENCHMARKS", "add_arguments", "run"]
 
 # By name. Each is a module here with add_arguments and measure, to compare in one run.
 BENCHMARKS: Mapping[str, str] = {
-    "coordinator": "the coordinator itself: CPU per batch with many jobs, listing a source, a restart",
-    "function": "the function: images per CPU second, beside a bare decoding loop",
-    "read": "the trainer's CPU per image, beside the loaders that users would otherwise pick",
-    "store": "what a store below the cache saves, and what reading it costs: memory, disk, S3",
-    "train": "a trainer on one core that decodes for itself, or has it done on other cores",
+    "coordinator": "the coordinator: CPU per batch with many jobs, listing a source, and a restart",
+    "function": "the function: images per CPU second, compared with a bare decoding loop",
+    "read": "the trainer's CPU per image, compared with other loaders that users might choose",
+    "store": "what a store below the cache saves, and what reading it from memory, disk or S3 costs",
+    "train": "training on one core, with decoding on the same core or on other cores",
 }
 
 _FILE_WIDTH = 140  # for tables written to a file or a pipe, which have no width
@@ -30,12 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, text in BENCHMARKS.items():
         benchmark = benchmarks.add_parser(name, help=text, description=f"Measure {text}.")
         benchmark.add_argument("--json", action="store_true", help="print JSON instead of a table")
-        benchmark.add_argument("--output", metavar="FILE", help="write the JSON here too")
+        benchmark.add_argument("--output", metavar="FILE", help="also write the JSON to this file")
         _module(name).add_arguments(benchmark)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, and return the exit code."""
+    """Run the benchmark, print its report, and return the exit code."""
     from rich.console import Console  # --help does not need these imports
 
     from benchmarks.harness.results import measured, print_report

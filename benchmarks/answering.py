@@ -1,4 +1,4 @@
-"""The coordinator with functions that only take time: ``python -m benchmarks.answering``."""
+"""A coordinator whose functions only take time: ``python -m benchmarks.answering``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SAMPLE_S = 0.002
 
 
 class AnswersAlone(Executor):
-    """An executor without functions: waits as they would, then reports all samples as cached."""
+    """An executor without functions. It waits as they would, then reports all samples as cached."""
 
     name = "local"  # the registry entry that it replaces
     remote = False

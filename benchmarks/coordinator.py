@@ -33,20 +33,23 @@ SOURCES = ("s3", "parquet")
 
 _METHOD = (
     (
-        "jobs: one coordinator process, its real service, core, catalogs and upkeep on a unix socket, with a "
-        "real cache server. Its CPU counts until the last read report was taken in. Another process plays "
-        f"the jobs: pages of {PAGE_BATCHES} batches, as the sampler asks, and a report for each batch. No "
-        "function runs: an executor waits 20 ms and 2 ms for each sample and reports all as cached."
+        "jobs: one coordinator process with its real service, core, catalogs and upkeep on a unix socket, "
+        "and a real cache server. Its CPU is counted until the last read report has been processed. Another "
+        f"process simulates the jobs: it requests pages of {PAGE_BATCHES} batches, as the sampler does, and "
+        "sends a report for each batch. No function runs. Instead, an executor waits for 20 ms plus 2 ms per "
+        "sample, then reports all samples as cached."
     ),
     (
-        f"'{CACHED}': all samples have been produced. '{RANDOM}': each epoch's are requested. Each job reads "
-        f"up to 100 batches a second, all together up to --rate; '{FLAT_OUT}' as fast as it goes. 'open ms' "
-        "is the median time of OpenJob. Of several rounds the one with the least CPU counts."
+        f"'{CACHED}': all samples have been produced. '{RANDOM}': the samples of each epoch are requested. "
+        "Each job reads up to 100 batches per second, and all jobs together up to --rate; "
+        f"'{FLAT_OUT}' is as fast as possible. 'open ms' is the median time of OpenJob. Of several rounds, "
+        "the one with the least CPU counts."
     ),
     (
-        "listing: a bucket of a local server, or a key list. CPU is that of the coordinator and its listing "
-        "process. 'check': 99% of health checks took less. 'peak' and 'after' are anonymous memory above the "
-        "idle coordinator's. 'restart': from the kill until a new one has answered the first page."
+        "listing: a bucket on a local server, or a key list. CPU is that of the coordinator and its listing "
+        "process. 'check': 99% of health checks took less. 'peak' and 'after' are anonymous memory in excess "
+        "of the idle coordinator's. 'restart': from the kill until a new coordinator has returned the first "
+        "page."
     ),
 )
 
@@ -81,18 +84,18 @@ _MB = 1e6
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the benchmark's options."""
-    add_option(parser, "--only", list(PARTS), "what is measured", choices=PARTS)
-    add_option(parser, "--jobs", [1, 10, 100, 1000], "jobs at a time")
-    add_option(parser, "--samples", 1_280_000, "of each source")
-    add_option(parser, "--batch-size", 256, "samples of a batch")
-    add_option(parser, "--rate", 1500, "batches a second that all jobs together read")
-    add_option(parser, "--seconds", 8, "of each measurement of jobs")
-    add_option(parser, "--sources", list(SOURCES), "what is listed", choices=SOURCES)
-    add_option(parser, "--rounds", 2, "rounds; the best counts")
+    add_option(parser, "--only", list(PARTS), "parts to measure", choices=PARTS)
+    add_option(parser, "--jobs", [1, 10, 100, 1000], "numbers of concurrent jobs")
+    add_option(parser, "--samples", 1_280_000, "samples of each source")
+    add_option(parser, "--batch-size", 256, "samples per batch")
+    add_option(parser, "--rate", 1500, "batches per second that all jobs together read")
+    add_option(parser, "--seconds", 8, "seconds per measurement of jobs")
+    add_option(parser, "--sources", list(SOURCES), "sources to list", choices=SOURCES)
+    add_option(parser, "--rounds", 2, "number of rounds, of which the best counts")
 
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
-    """Run all measurements; ``say`` gets a line for each."""
+    """Run all measurements. ``say`` receives a line for each."""
     runs = [run for part in arguments.only for run in PARTS[part](arguments, say)]
     rows = [
         {**conditions, **min(rounds, key=lambda figures: figures["cpu_s"])}
@@ -117,7 +120,7 @@ def _jobs(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator
         coordinator(directory, cache, *_SETTINGS, module="benchmarks.answering") as server,
         contextlib.closing(Clients(server.address, cache.address)) as clients,
     ):
-        say("listing, and a first epoch")
+        say("listing the source and reading a first epoch")
         source = directory / "bench"
         source.mkdir()
         register = partial(
@@ -137,7 +140,7 @@ def _jobs(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator
 
 
 def _fill(clients: Clients, dataset: bytes, samples: int) -> None:
-    """Produce a whole epoch, unmeasured, no faster than functions keep up."""
+    """Produce a whole epoch without measuring it, no faster than functions can keep up."""
     job = clients.open(dataset, "fill", batch_size=_FILL_BATCH, seed=0, epoch=0)
     clients.start([job])
     for _ in range(_FILL_EPOCHS):
@@ -194,7 +197,7 @@ def _measured_jobs(
 
 
 def _listing(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator[Run[dict[str, Any]]]:
-    """List each source with a new coordinator, then restart that."""
+    """List each source with a new coordinator, then restart it."""
     for number, source in itertools.product(range(1, arguments.rounds + 1), arguments.sources):
         say(f"round {number} of {arguments.rounds}: listing {source}, {arguments.samples:,} samples")
         conditions = {"part": "listing", "way": f"{arguments.samples:,} samples", "source": source}
@@ -297,5 +300,5 @@ def _anonymous_bytes(process: psutil.Process) -> int:
     return 0  # it has ended
 
 
-# By the name that --only takes.
+# By the name that --only accepts.
 PARTS = {"jobs": _jobs, "listing": _listing}

@@ -59,7 +59,7 @@ def write_key_list(path: Path, samples: int) -> str:
 
 @dataclass(slots=True)
 class SimulatedJob:
-    """A job with one rank, and its progress."""
+    """A job with one rank and its progress."""
 
     name: str
     batches_per_epoch: int
@@ -73,7 +73,7 @@ class SimulatedJob:
 
 
 class Clients:
-    """A client that opens jobs and advances them by pages, from a few threads."""
+    """A client that opens jobs and advances them page by page, in a few threads."""
 
     def __init__(self, coordinator: str, cache: str) -> None:
         self._channel = grpc.insecure_channel(
@@ -92,7 +92,7 @@ class Clients:
         self._channel.close()
 
     def register(self, source: str, recipe: Recipe, *, key_list: str = "") -> bytes:
-        """Have a source listed under a recipe; return the dataset's id."""
+        """Register a source with a recipe, and return the dataset's id once it is listed."""
         request = pb.RegisterDatasetRequest(
             protocol_version=PROTOCOL_VERSION,
             source=source,
@@ -107,7 +107,7 @@ class Clients:
         return bytes(dataset.dataset_id)
 
     def open(self, dataset_id: bytes, name: str, *, batch_size: int, seed: int, epoch: int) -> SimulatedJob:
-        """Open a shuffled job at the start of ``epoch``; its ``open_s`` is the time that took."""
+        """Open a shuffled job at the start of ``epoch``, and record the time taken in ``open_s``."""
         request = pb.OpenJobRequest(
             dataset_id=dataset_id,
             job=name,
@@ -128,7 +128,7 @@ class Clients:
             self._ask(job, PAGE_BATCHES + number % PAGE_BATCHES)
 
     def go_on(self, jobs: Sequence[SimulatedJob], batches: int, rate: float = math.inf) -> None:
-        """Read ``batches`` batches, of all jobs in turn, ``rate`` a second; wait for all."""
+        """Read ``batches`` batches from all jobs in turn, ``rate`` per second, and wait for all of them."""
         threads = min(_THREADS, len(jobs))
         began_s = time.perf_counter()
 
@@ -149,7 +149,7 @@ class Clients:
             self._coordinator.CloseJob(pb.CloseJobRequest(job=job.name, rank=0), timeout=_TIMEOUT_S)
 
     def produced(self, jobs: Sequence[SimulatedJob]) -> int:
-        """Return the samples that functions produced for these jobs."""
+        """Return the number of samples that functions produced for these jobs."""
         return sum(stats.samples_produced for stats in self._stats(jobs))
 
     def _read_one(self, job: SimulatedJob, connection: CacheConnection) -> None:
@@ -187,7 +187,9 @@ class Clients:
         )
         page = self._coordinator.NextBatches(request, timeout=_TIMEOUT_S)
         if not page.batches or page.batches[0].position != job.asked:
-            raise BenchmarkError(f"job {job.name} got {len(page.batches)} batches at {job.asked}")
+            raise BenchmarkError(
+                f"job {job.name} received {len(page.batches)} batches at position {job.asked}"
+            )
         job.samples = len(page.batches[0].sample_ids) // ID_BYTES
         job.asked += len(page.batches)
 
@@ -202,7 +204,7 @@ class Clients:
                 return
             if time.monotonic() > until_s:
                 raise BenchmarkError(
-                    f"{read} of {expected} reports were read, {under_way} requests are under way"
+                    f"only {read} of {expected} reports were read, with {under_way} requests in flight"
                 )
             time.sleep(_POLL_S)
 

@@ -1,4 +1,4 @@
-"""The function's cost per image, beside a bare loop: ``superdl bench function``."""
+"""The function's cost per image, compared with a bare loop: ``superdl bench function``."""
 
 from __future__ import annotations
 
@@ -58,13 +58,14 @@ _COLUMNS = (
 
 _METHOD = (
     (
-        "Each arm is a fresh process that is held to so many cores; S3 server (rclone) and cache have the "
-        "others where there are any. The first pass over the images is not counted. Figures are medians."
+        "Each arm is a fresh process that is pinned to this number of cores. The S3 server (rclone) and the "
+        "cache use the other cores if there are any. The first pass over the images is not counted. Figures "
+        "are medians."
     ),
     (
-        f"{BARE}: decode and resize of bytes in memory, a thread for each core. {S3}: whole calls of the "
-        "handler for all images of the set. 'share of bare' is of its images/s, then of its images per CPU "
-        "second. Fetch and push are the CPU of those threads, decode is the rest."
+        f"{BARE}: decodes and resizes bytes in memory, with one thread per core. {S3}: whole calls of the "
+        "handler for all images of the set. The first 'share of bare' is based on images/s, the second on "
+        "images per CPU second. 'fetch' and 'push' are the CPU of those threads, and 'decode' is the rest."
     ),
 )
 
@@ -72,16 +73,16 @@ _METHOD = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the benchmark's options."""
     add_option(parser, "--images", ["photos", "digits"], "image sets", choices=IMAGE_SETS)
-    add_option(parser, "--cores", [1, 2], "of the function")
-    add_option(parser, "--rounds", 3, "rounds that count")
+    add_option(parser, "--cores", [1, 2], "cores for the function")
+    add_option(parser, "--rounds", 3, "number of counted rounds")
     add_option(parser, "--passes", 2, "passes over the images in each arm")
     add_data_option(parser, photos=256)
 
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
-    """Run all arms; ``say`` gets a line for each."""
+    """Run all arms. ``say`` receives a line for each."""
     most = max(arguments.cores)
-    usable = usable_cores(most, f"--cores asks for {most}, to which this benchmark holds a process")
+    usable = usable_cores(most, f"this benchmark pins a process to the {most} cores of --cores")
     sets = [prepare_images(name, arguments, say) for name in arguments.images]
     runs: list[Run[FunctionFigures]] = []
     for images, count in itertools.product(sets, arguments.cores):
@@ -105,7 +106,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
 
 
 def rows_of(runs: Sequence[Run[FunctionFigures]]) -> Iterator[dict[str, Any]]:
-    """Yield medians over each arm's rounds, with shares of the bare loop on as many cores."""
+    """Yield medians over each arm's rounds, with shares of the bare loop on the same number of cores."""
     groups = [
         (conditions, medians([_figures(result) for result in results]))
         for conditions, results in by_conditions(runs)
@@ -139,7 +140,7 @@ def _figures(result: FunctionFigures) -> dict[str, float | None]:
 
 @dataclass(frozen=True, slots=True)
 class FunctionArm:
-    """One arm; the name of the images' directory is the bucket's."""
+    """One arm. The bucket has the name of the images' directory."""
 
     way: str
     images: Loading
@@ -150,7 +151,7 @@ class FunctionArm:
 
 @dataclass(frozen=True, slots=True)
 class FunctionFigures:
-    """Measurements over all counted passes; CPU seconds are of the arm's process."""
+    """Measurements over all counted passes. CPU seconds are those of the arm's process."""
 
     images: int
     wall_s: float
@@ -166,7 +167,7 @@ def run_arm(arm: FunctionArm, environment: Mapping[str, str]) -> FunctionFigures
 
 
 class _Context:
-    """Stand-in of the context that an executor passes to the handler."""
+    """Stand-in for the context that an executor passes to the handler."""
 
     function_name = "bench"
     aws_request_id = "bench"
@@ -233,7 +234,7 @@ def _bare(arm: FunctionArm) -> Callable[[], None]:
 
 
 def _calls(arm: FunctionArm) -> Callable[[], None]:
-    """Call the handler once for all images, in the order of the listing."""
+    """Return a function that calls the handler once for all images, in listing order."""
     recipe = _recipe(arm)
     catalog = list_source(f"s3://{Path(arm.images.directory).name}")
     request = PrefetchRequest(
@@ -251,6 +252,6 @@ def _calls(arm: FunctionArm) -> Callable[[], None]:
     def one_pass() -> None:
         result = handler({**event, "expires_at": time.time() + _TIME_LEFT_MS / 1000}, _Context())
         if set(result["outcomes"]) != {"cached"}:
-            raise BenchmarkError(f"not all was cached: {list(result['messages'].values())[:3]}")
+            raise BenchmarkError(f"not all samples were cached: {list(result['messages'].values())[:3]}")
 
     return one_pass

@@ -28,7 +28,7 @@ def listed_bucket(samples: int) -> Iterator[Server]:
 
 
 class _Listing(BaseHTTPRequestHandler):
-    """A handler of ListObjectsV2 for folders of equal size below ``train/``."""
+    """A handler for ListObjectsV2, with folders of equal size under ``train/``."""
 
     protocol_version = "HTTP/1.1"
     samples: ClassVar[int]

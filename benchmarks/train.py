@@ -49,19 +49,20 @@ _ALONE_IMAGES = 64
 
 _METHOD = (
     (
-        "A trainer that is held to one core trains a small ResNet. "
-        f"'{CONTENDERS[PILLOW].title}' decodes in workers on the same core; SUPER's functions, cache and "
-        "coordinator have the other cores. All train on the same batches in SUPER's order: a checksum of "
-        "pixels and labels is compared, and the loss of every step."
+        "A trainer that is pinned to one core trains a small ResNet. "
+        f"'{CONTENDERS[PILLOW].title}' decodes in workers on the same core. SUPER's functions, cache and "
+        "coordinator use the other cores. All train on the same batches in SUPER's order, which is checked "
+        "by a checksum of pixels and labels and by the loss of every step."
     ),
     (
-        "'waiting' is the share of an epoch in which no step is under way. 'cold': the first epoch, "
-        "functions warm, cache empty; 'warm': the later ones. Of Pillow the later ones count. Figures "
-        "are medians over epochs and rounds; each cold epoch has fresh services."
+        "'waiting' is the share of an epoch in which no step is running. 'cold' is the first epoch, with "
+        "warm functions and an empty cache; 'warm' covers the later ones. For Pillow, only the later epochs "
+        "count. Figures are medians over epochs and rounds. Each cold epoch has fresh services."
     ),
     (
-        "'gain' is the step time with Pillow over this row's. 'at most': over what the step cannot go below, "
-        "the larger of computing alone and the CPU of functions and services over the other cores."
+        "'gain' is the step time with Pillow divided by this row's. 'at most' divides it by the minimum step "
+        "time instead, which is the larger of computing alone and the CPU of functions and services divided "
+        "by the number of other cores."
     ),
 )
 
@@ -83,22 +84,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the benchmark's options."""
     add_option(parser, "--images", "photos", "image set", choices=IMAGE_SETS)
     add_data_option(parser, photos=2048)
-    add_option(parser, "--batch-size", 128, "images of a batch")
-    add_option(parser, "--workers", 2, "of the DataLoaders", type=not_negative)
-    add_option(parser, "--width", 8, "channels of the network's first stage")
-    add_option(parser, "--epochs", 3, "after the first one of each trainer")
-    add_option(parser, "--rounds", 3, "how often each trainer runs")
+    add_option(parser, "--batch-size", 128, "images per batch")
+    add_option(parser, "--workers", 2, "workers of each DataLoader", type=not_negative)
+    add_option(parser, "--width", 8, "channels in the network's first stage")
+    add_option(parser, "--epochs", 3, "epochs after the first one of each trainer")
+    add_option(parser, "--rounds", 3, "number of runs of each trainer")
 
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
-    """Train with each loader; ``say`` gets a line for each."""
+    """Train with each loader. ``say`` receives a line for each."""
     trainer_core, *function_cores = usable_cores(
-        2, "this benchmark holds the trainer to a core and functions to the others"
+        2, "this benchmark pins the trainer to one core and functions to the others"
     )
     images = prepare_images(arguments.images, arguments, say)
     spec = TrainerSpec(replace(images, batch_size=arguments.batch_size), arguments.width, trainer_core)
     with held_to(function_cores):  # processes started here inherit these cores, except the trainer
-        say("decoding and computing, each alone")
+        say("measuring decoding and computing alone")
         alone = run_child(costs_alone, spec, name="decoding and computing alone")
         runs: list[Run[Lap]] = []
         for number in range(1, arguments.rounds + 1):
@@ -111,10 +112,10 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
     rows = rows_of(runs, alone, workers=arguments.workers, other_cores=len(function_cores))
     group = {"images": images.name, "batch_size": arguments.batch_size}
     alone_line = (
-        f"Alone, an image takes {alone.decode_ms_per_image:.2f} ms of CPU to decode and "
-        f"{alone.compute_ms_per_image:.2f} ms to train on: decoding is {alone.decode_to_compute:.1f} times "
-        f"computing, which is {1e3 / alone.compute_ms_per_image:,.0f} images/s. Losses of equal steps "
-        f"differ by {loss_difference(runs):.2g} at most."
+        f"On its own, decoding takes {alone.decode_ms_per_image:.2f} ms of CPU per image and training "
+        f"{alone.compute_ms_per_image:.2f} ms: decoding takes {alone.decode_to_compute:.1f} times as long as "
+        f"computing, which reaches {1e3 / alone.compute_ms_per_image:,.0f} images/s. Losses of the same step "
+        f"differ by at most {loss_difference(runs):.2g}."
     )
     return BenchmarkReport(
         settings={
@@ -153,16 +154,16 @@ def _trained(contender: str, spec: TrainerSpec, arguments: argparse.Namespace) -
 def _check_same_training(runs: Sequence[Run[Lap]]) -> None:
     first, last = (run.conditions["contender"] for run in (runs[0], runs[-1]))
     if len({run.result.checksum for run in runs}) > 1:
-        raise BenchmarkError(f"{last} gave other pixels or labels than {first}")
+        raise BenchmarkError(f"{last} delivered different pixels or labels from {first}")
     difference = loss_difference(runs)
     if not difference <= _LOSS_DIFFERENCE_MAX:
         raise BenchmarkError(
-            f"{last} trained otherwise than {first}: losses of equal steps differ by {difference:.3g}"
+            f"{last} trained differently from {first}: losses of the same step differ by {difference:.3g}"
         )
 
 
 def loss_difference(runs: Sequence[Run[Lap]]) -> float:
-    """Return the largest difference of any run's losses from the first run's."""
+    """Return the largest difference between any run's losses and those of the first run."""
     expected: dict[int, Sequence[float]] = {}
     differences = [0.0]
     for run in runs:
@@ -184,7 +185,7 @@ class TrainerSpec:
 
 
 class Trainer:
-    """A small ResNet with its optimiser, in one torch thread; keeps each loss."""
+    """A small ResNet with its optimiser, in one torch thread. It keeps every loss."""
 
     def __init__(self, spec: TrainerSpec) -> None:
         # Workers that it starts inherit the core.
@@ -208,14 +209,14 @@ class Trainer:
         self._busy_s += time.perf_counter() - began_s
 
     def figures(self, wall_s: float) -> dict[str, Any]:
-        """Return steps since the last call, their losses, and ``wall_s`` outside them."""
+        """Return the steps since the last call, their losses, and the part of ``wall_s`` outside them."""
         losses, busy_s = self._losses, self._busy_s
         self._losses, self._busy_s = [], 0.0
         return {"steps": len(losses), "wait_s": wall_s - busy_s, "losses": losses}
 
 
 def warmed(spec: TrainerSpec) -> Trainer:
-    """Return a fresh trainer, in a process that has trained another."""
+    """Return a fresh trainer, after another one has warmed up this process."""
     first = Trainer(spec)
     for _ in range(_WARMING_STEPS):
         first.step(_random_batch(spec.loading))
@@ -230,14 +231,14 @@ def _random_batch(loading: Loading) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """The trainer's CPU ms per image: to decode with Pillow, and to train."""
+    """The trainer's CPU time in ms per image, for decoding with Pillow and for training."""
 
     decode_ms_per_image: float
     compute_ms_per_image: float
 
     @property
     def decode_to_compute(self) -> float:
-        """Return the ratio that limits the gain of splitting."""
+        """Return the ratio that limits the gain from splitting."""
         return self.decode_ms_per_image / self.compute_ms_per_image
 
     def gain_bound(self, plain_ms_per_image: float, beside_ms_per_image: float) -> float:
@@ -247,7 +248,7 @@ class Alone:
 
 
 def costs_alone(spec: TrainerSpec) -> Alone:
-    """Measure both in this process, which is fresh, with nothing else running."""
+    """Measure both in this process, which must be fresh, with nothing else running."""
     trainer, pairs = warmed(spec), Pairs(spec.loading)
     indices = range(min(len(pairs), _ALONE_IMAGES))
     decode_s = seconds_each(lambda: [pairs[index] for index in indices], time.process_time)
@@ -257,7 +258,7 @@ def costs_alone(spec: TrainerSpec) -> Alone:
 
 
 def small_resnet(classes: int, width: int) -> nn.Module:
-    """Return a ResNet with one block per stage, for uint8 images: about a millisecond an image."""
+    """Return a ResNet with one block per stage, for uint8 images, which takes about 1 ms per image."""
     declare_operators()
     from torchvision.models.resnet import BasicBlock
 
@@ -282,7 +283,7 @@ def small_resnet(classes: int, width: int) -> nn.Module:
 def rows_of(
     runs: Sequence[Run[Lap]], alone: Alone, *, workers: int, other_cores: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for Pillow's later epochs, and two for each other loader."""
+    """Yield one row for Pillow's later epochs, and two for each other loader."""
     laps: dict[str, tuple[list[Lap], list[Lap]]] = {}
     for conditions, part_laps in by_conditions(runs):
         first, later = laps.setdefault(conditions["contender"], ([], []))

@@ -1,4 +1,4 @@
-"""The function of SUPER, which fetches, decodes and pushes the samples in a prefetch request."""
+"""SUPER's function, which fetches and decodes the samples of a prefetch request and caches them."""
 
 from __future__ import annotations
 

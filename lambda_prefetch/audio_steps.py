@@ -1,4 +1,4 @@
-"""Shipped audio steps: waveforms, by libsndfile and soxr, and their log-mel spectrograms."""
+"""Built-in audio steps: waveforms (with libsndfile and soxr) and log-mel spectrograms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ try:
     import soundfile
     import soxr
 except ImportError as error:
-    raise ImportError("audio needs soundfile and soxr: pip install superdl[audio]") from error
+    raise ImportError("audio steps need soundfile and soxr: pip install superdl[audio]") from error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,18 +34,18 @@ _LINEAR_HZ, _KNEE_HZ, _LOG_STEP = 200 / 3, 1000.0, float(np.log(6.4) / 27)
 def waveform(
     array: NDArray[Any], *, rate: int, max_seconds: float, mono: bool = True, samples: int = 0
 ) -> NDArray[Any]:
-    """Decode an audio file to float32 from -1 to 1: (channels, samples), or (samples,) if ``mono``.
+    """Decode an audio file to float32 in [-1, 1], of shape (channels, samples), or (samples,) if ``mono``.
 
     Args:
-        array: the file's bytes, in any format that libsndfile reads, such as WAV, FLAC, OGG and MP3.
+        array: the file's bytes, in any format that libsndfile supports, such as WAV, FLAC, OGG and MP3.
         rate: samples per second of the result.
-        max_seconds: refuse a longer file, or one of more than 512 MiB as float32.
+        max_seconds: refuse longer files, and files that take more than 512 MiB as float32.
         mono: average the channels.
         samples: length of the result, cut or padded with zeros at the end; 0 keeps the file's length.
     """
     data = array.tobytes()
     if not data:
-        raise spoiled("empty", "the object has 0 bytes")
+        raise spoiled("empty", "the object is empty")
     frames, had_rate = _read(data, max_seconds)
     if mono:
         frames = frames.mean(axis=1, keepdims=True)
@@ -58,17 +58,15 @@ def waveform(
 
 
 def _read(data: bytes, max_seconds: float) -> tuple[NDArray[Any], int]:
-    """Return all samples, (samples, channels), and their rate."""
+    """Return all samples, of shape (samples, channels), and their rate."""
     whole = int.from_bytes(data[4:8], "little")
     if data.startswith(b"RIFF") and whole not in _UNKNOWN_LENGTHS and len(data) < whole + _RIFF_HEAD:
-        raise spoiled(
-            "undecodable", f"{len(data)} bytes of a WAV file of {whole + _RIFF_HEAD}: it is cut off"
-        )
+        raise spoiled("undecodable", f"the WAV file is truncated: {len(data)} of {whole + _RIFF_HEAD} bytes")
     # A header may lie about the length: check what it declares, then what is read.
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             if file.channels > MAX_CHANNELS:
-                raise spoiled("too_large", f"{file.channels} channels are over the limit of {MAX_CHANNELS}")
+                raise spoiled("too_large", f"its {file.channels} channels exceed the limit of {MAX_CHANNELS}")
             limit = int(min(max_seconds * file.samplerate, _MAX_BYTES / (4 * file.channels)))
             promised = file.frames
             _check_length(promised, limit, max_seconds)
@@ -81,9 +79,11 @@ def _read(data: bytes, max_seconds: float) -> tuple[NDArray[Any], int]:
     except (soundfile.SoundFileError, RuntimeError) as error:
         raise spoiled("undecodable", f"libsndfile cannot read it: {error}") from error
     if not blocks:
-        raise spoiled("empty", "it has no samples")
+        raise spoiled("empty", "it contains no samples")
     if count < promised:
-        raise spoiled("undecodable", f"{count} samples of {promised} can be read: it is cut off or broken")
+        raise spoiled(
+            "undecodable", f"only {count} of {promised} samples can be read: it is truncated or corrupt"
+        )
     return np.concatenate(blocks), rate
 
 
@@ -91,7 +91,7 @@ def _check_length(count: int, limit: int, max_seconds: float) -> None:
     if count > limit:
         raise spoiled(
             "too_large",
-            f"{count} samples or more are over the limit of {limit}: {max_seconds:g} s, {_MAX_BYTES} bytes",
+            f"{count} or more samples exceed the limit of {limit} ({max_seconds:g} s or {_MAX_BYTES} bytes)",
         )
 
 
@@ -99,13 +99,15 @@ def _check_length(count: int, limit: int, max_seconds: float) -> None:
 def mel(
     array: NDArray[Any], *, rate: int, bands: int = 80, window: int = 400, hop: int = 160
 ) -> NDArray[Any]:
-    """Return the natural logarithm of mel power: float32, (bands, frames) or (channels, bands, frames).
+    """Return the natural log of the mel power as float32, (bands, frames) or (channels, bands, frames).
 
-    Frames are centred, with reflected edges, under a periodic Hann window. Bands follow
-    Slaney, from 0 to half the rate, with equal area; power is clipped at 1e-10.
+    Frames are centred with reflected edges, and use a periodic Hann window. The mel bands are
+    Slaney's, from 0 to half the rate, with equal area. Power is clipped at 1e-10.
     """
     if array.shape[-1] <= window // 2:
-        raise spoiled("too_small", f"{array.shape[-1]} samples are fewer than half a window of {window}")
+        raise spoiled(
+            "too_small", f"it has {array.shape[-1]} samples, but needs more than half a window of {window}"
+        )
     edges = [(0, 0)] * (array.ndim - 1) + [(window // 2, window // 2)]
     padded = np.pad(array, edges, mode="reflect")
     # Window, mel scale and norm are the defaults of librosa and transformers.
@@ -118,7 +120,7 @@ def mel(
 
 @functools.lru_cache(maxsize=8)
 def _filters(rate: int, bands: int, window: int) -> NDArray[np.float64]:
-    """Return triangular filters, (frequencies, bands)."""
+    """Return triangular filters of shape (frequencies, bands)."""
     knee = _KNEE_HZ / _LINEAR_HZ
     top = rate / 2
     top_mel = knee + np.log(top / _KNEE_HZ) / _LOG_STEP if top > _KNEE_HZ else top / _LINEAR_HZ

@@ -1,7 +1,7 @@
 """Custom steps: user functions, named ``module:function@version`` and deployed with the function.
 
-A request can only name them. Their module is imported if ``SUPER_STEP_MODULES`` lists it,
-or if SUPER ships it. It marks each step with its version::
+A request refers to a step by its name only. The step's module is imported if ``SUPER_STEP_MODULES``
+lists it, or if it comes with SUPER. The module marks each step with its version::
 
     from superdl.lambda_prefetch import custom_step
 
@@ -9,12 +9,12 @@ or if SUPER ships it. It marks each step with its version::
     def invert(array):
         return 255 - array
 
-A step is called as ``function(array, **params)``; a random one also gets ``seed=``, an integer that
-depends on sample and epoch. The array is the image as uint8 of shape (height, width, 3), or the result
-of the custom step before, or, for a first step with ``"input": "bytes"``, the object itself: uint8 of
-shape (bytes,). A step must not write to it, returns an array that a record can hold, and may run in
-several threads at once. It may also return a dict of named arrays, such as an image and its mask; then
-only custom steps may follow.
+A step is called as ``function(array, **params)``. A random step also gets ``seed=``, an integer that
+depends on the sample and the epoch. The array is the image as uint8 of shape (height, width, 3), or the
+result of the previous custom step. For a first step with ``"input": "bytes"``, it is the object itself
+as uint8 of shape (bytes,). A step must not write to the array, must return an array that a record can
+store, and may run in several threads at once. It may also return a dict of named arrays, such as an
+image and its mask. Only custom steps can follow such a step.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ _Step = TypeVar("_Step", bound="Callable[..., Any]")
 
 
 def custom_step(version: str, *, check: Callable[..., object] | None = None) -> Callable[[_Step], _Step]:
-    """Mark a function as a custom step of this version; change it when the step's results change.
+    """Mark a function as a custom step. Change the version whenever the step's results change.
 
-    ``check`` is called with the step's parameters before a request's first sample. An error in it
-    refuses the whole request, while an error in the step would fail the samples one by one.
+    ``check`` is called with the step's parameters before a request's first sample. If it raises, the
+    whole request is refused, while an error in the step fails only one sample.
 
     Raises:
-        TypeError: the version is not a string, such as when the decorator is used without one.
+        TypeError: ``version`` is not a string, for example because the decorator has no arguments.
     """
     if not isinstance(version, str):
-        raise TypeError('a step is marked with its version, a text: write @custom_step("1")')
+        raise TypeError('custom_step needs a version as a string: write @custom_step("1")')
 
     def mark(function: _Step) -> _Step:
         setattr(function, _MARK, version)
@@ -73,7 +73,7 @@ def custom_step(version: str, *, check: Callable[..., object] | None = None) -> 
 
 
 class CustomStep:
-    """One custom step, imported; ConfigError if it is not allowed or not as its name says."""
+    """An imported custom step. Raises ConfigError if it is not allowed or does not match its name."""
 
     def __init__(
         self, name: str, params: Mapping[str, Any], *, random: bool, allowed: frozenset[str]
@@ -89,7 +89,7 @@ class CustomStep:
                 ) from error
 
     def run(self, array: Made, seed: int) -> Made:
-        """Run the step on an array, or on named ones. It fails with the outcome ``step_error``."""
+        """Run the step on one or more arrays. If it fails, the outcome is ``step_error``."""
         drawn = {"seed": seed} if self._random else {}
         try:
             result = self._function(array, **self._params, **drawn)
@@ -116,8 +116,9 @@ class CustomStep:
     def _wrong_result(self, what: str) -> SampleFailedError:
         return SampleFailedError(
             Outcome.STEP_ERROR,
-            f"the custom step {self._name} gave {what}; a record holds a numpy array of up to {MAX_NDIM} "
-            f"dimensions of {', '.join(DTYPE_CODES)}, or a dict of 1 to {MAX_ARRAYS} such arrays by names",
+            f"the custom step {self._name} returned {what}; it must return a numpy array of up to "
+            f"{MAX_NDIM} dimensions of {', '.join(DTYPE_CODES)}, or a dict of 1 to {MAX_ARRAYS} such arrays "
+            "by name",
         )
 
 
@@ -126,8 +127,8 @@ def _find(name: str, allowed: frozenset[str]) -> Callable[..., Any]:
     module_name = _MOVED_MODULES.get(named, named)
     if not (allowed | SHIPPED) & {named, module_name}:
         raise ConfigError(
-            f"the custom step {name} is refused: this function's SUPER_STEP_MODULES does not list "
-            f"{named}; it allows {', '.join(sorted(allowed)) or 'none'}"
+            f"the custom step {name} is not allowed: this function's SUPER_STEP_MODULES does not list "
+            f"{named} (it lists {', '.join(sorted(allowed)) or 'none'})"
         )
     try:
         module = importlib.import_module(module_name)
@@ -140,20 +141,20 @@ def _find(name: str, allowed: frozenset[str]) -> Callable[..., Any]:
     home, declared = getattr(function, "__module__", None), getattr(function, _MARK, None)
     if not callable(function):
         why = f"{module_name} has no function {function_name}"
-    # A module's imports are no steps: `from pickle import loads` would run code out of an
+    # What a module imports is not a step: `from pickle import loads` would run code from an
     # image's bytes.
     elif home != module_name:
         why = (
-            f"it is refused: {module_name} imports {function_name} from {home}, and only what a module "
-            "defines itself is a step"
+            f"{module_name} imports {function_name} from {home}, but a step must be defined in the module "
+            "itself"
         )
     elif declared is None:
         why = (
-            f"it is refused: {function_name} is not marked as a step: write "
-            f'@custom_step("{version}") above it, from superdl.lambda_prefetch'
+            f"{function_name} is not marked as a step; decorate it with "
+            f'@custom_step("{version}") from superdl.lambda_prefetch'
         )
     elif declared != version:
-        why = f"version {declared} is deployed; deploy {version}, or name {declared} in the recipe"
+        why = f"version {declared} is deployed; deploy {version}, or use {declared} in the recipe"
     else:
         step: Callable[..., Any] = function
         return step

@@ -1,4 +1,4 @@
-"""Decoding of encoded bytes to an upright RGB image, with Pillow."""
+"""Decode encoded bytes to an upright RGB image with Pillow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FILLS: ContextVar[bool] = ContextVar("_FILLS", default=False)
 
 
 class _FillsHere:
-    """Pillow's switch for truncated images, with a truth value per thread."""
+    """Pillow's switch for truncated images, with a separate value for each thread."""
 
     def __init__(self, elsewhere: object) -> None:
         self._elsewhere = elsewhere
@@ -85,21 +85,22 @@ def decode(
     of_mask: bool = False,
     fills: bool = False,
 ) -> Image.Image:
-    """Decode to an upright RGB image, or to a mask's stored numbers. Of an animation, return the
-    first frame.
+    """Decode to an upright RGB image, or to the stored numbers of a mask.
+
+    Only the first frame of an animation is decoded.
 
     Args:
         data: the encoded image.
-        limit_pixels: bound on width times height, before any reduction.
+        limit_pixels: maximum width times height, before any reduction.
         enough_side: if not 0, decode a JPEG at the smallest of the scales 1, 1/2, 1/4 and 1/8
-            that leaves its shorter side at least this many pixels, if it has that many.
-        of_mask: return the numbers of the only channel instead.
+            that keeps its shorter side at least this many pixels long, if it is that long.
+        of_mask: return the numbers of the only channel instead of RGB.
         fills: fill the missing part of a truncated image instead of failing.
 
-    SampleFailedError is permanent; after a MemoryError the image may be good.
+    A SampleFailedError is permanent. After a MemoryError, the image may still be valid.
     """
     if not data:
-        raise spoiled("empty", "the object has 0 bytes")
+        raise spoiled("empty", "the object is empty")
     # The fast path needs neither draft() nor the fill switch.
     if not enough_side and not of_mask and (plain := _plain_jpeg(data, limit_pixels)) is not None:
         return plain
@@ -147,7 +148,10 @@ def _open(data: bytes | bytearray) -> Image.Image:
         raise spoiled("too_large", str(error)) from error
     except UnidentifiedImageError as error:
         known = ", ".join(FORMATS)
-        why = f"its {len(data)} bytes begin with {bytes(data[:8])!r} and are no {known} that Pillow can open"
+        why = (
+            f"Pillow cannot open its {len(data)} bytes, which begin with {bytes(data[:8])!r}, as any of "
+            f"these formats: {known}"
+        )
         raise spoiled("not_an_image", why) from error
     except MemoryError:
         raise
@@ -160,14 +164,14 @@ def _undecodable(error: Exception) -> SampleFailedError:
 
 
 def _scale_of(tiles: Sequence[tuple[Any, ...]]) -> int:
-    """Return Pillow's multiplier for grey levels, by the tiles that it is about to decode."""
+    """Return Pillow's multiplier for grey levels, given the tiles that it is about to decode."""
     if not tiles:
         return 1
     codec, *_, arguments = tiles[0]
     words = arguments if isinstance(arguments, tuple) else (arguments,)
     # Pillow rescales other maximum values to 255, which loses the numbers.
     if str(codec).startswith("ppm") and words[-1] not in _WHOLE:
-        why = f"a mask is a PGM whose numbers go to {words[-1]}, and Pillow spreads them to 255: write PNG"
+        why = f"the mask is a PGM with values up to {words[-1]}, which Pillow rescales to 255; use PNG"
         raise spoiled("undecodable", why)
     return _SCALES.get(str(words[0]), 1) if words else 1
 
@@ -177,8 +181,8 @@ def _numbers_of(image: Image.Image, scale: int) -> Image.Image:
     if image.mode not in _MASKS:
         raise spoiled(
             "undecodable",
-            f"a mask has one number for each pixel, and this {image.format or 'image'} is {image.mode}: "
-            "write class indexes as greyscale or palette PNG",
+            f"a mask must have one number per pixel, but this {image.format or 'image'} is {image.mode}: "
+            "save class indexes as a greyscale or palette PNG",
         )
     if image.mode == "L" and scale == 1:
         return image
@@ -190,7 +194,7 @@ def _numbers_of(image: Image.Image, scale: int) -> Image.Image:
 
 
 def set_pillows_bounds(text_bytes: int = PngImagePlugin.MAX_TEXT_CHUNK) -> None:
-    """Bound each unpacked text of a PNG in this process, and disable Pillow's pixel limit."""
+    """Limit the size of each unpacked PNG text in this process, and disable Pillow's pixel limit."""
     # Pillow's limit would count crops too; decode() bounds pixels.
     Image.MAX_IMAGE_PIXELS = None
     PngImagePlugin.MAX_TEXT_CHUNK = text_bytes
@@ -200,11 +204,11 @@ def set_pillows_bounds(text_bytes: int = PngImagePlugin.MAX_TEXT_CHUNK) -> None:
 def check_pixels(width: int, height: int, limit_pixels: int) -> None:
     """Refuse an image or a step's result with more pixels than allowed."""
     if width * height > limit_pixels:
-        raise spoiled("too_large", f"{width} x {height} pixels are over the limit of {limit_pixels}")
+        raise spoiled("too_large", f"{width} x {height} pixels exceed the limit of {limit_pixels}")
 
 
 def _plain_jpeg(data: bytes | bytearray, limit_pixels: int) -> Image.Image | None:
-    """Decode a typical JPEG without opening it as a file; ``None`` for others and broken ones."""
+    """Decode a typical JPEG without opening it as a file. Return ``None`` for any other image."""
     size = _plain_size(data)
     if size is None:
         return None
@@ -220,7 +224,7 @@ def _plain_jpeg(data: bytes | bytearray, limit_pixels: int) -> Image.Image | Non
 
 
 def _plain_size(data: bytes | bytearray) -> tuple[int, int] | None:
-    """Return width and height of a baseline colour JPEG without EXIF, else ``None``."""
+    """Return the width and height of a baseline colour JPEG without EXIF, or ``None``."""
     size, at = None, len(_START_OF_IMAGE)
     if not data.startswith(_START_OF_IMAGE):
         return None
@@ -242,7 +246,7 @@ def _plain_size(data: bytes | bytearray) -> tuple[int, int] | None:
 
 
 def _check_scans(data: bytes | bytearray) -> None:
-    """Refuse a JPEG of many scans, which would take minutes to decode."""
+    """Refuse a JPEG with too many scans, which would take minutes to decode."""
     if _marks(data) <= MAX_SCANS:
         return
     # Marks in a thumbnail or behind the image begin no scan: walk the segments.
@@ -254,11 +258,11 @@ def _check_scans(data: bytes | bytearray) -> None:
             end += int.from_bytes(data[end : end + 2], "big")
         marker = _MARKER.search(data, end)
     if scans > MAX_SCANS:
-        raise spoiled("too_large", f"its {scans} scans are over the limit of {MAX_SCANS}")
+        raise spoiled("too_large", f"its {scans} scans exceed the limit of {MAX_SCANS}")
 
 
 def _marks(data: bytes | bytearray) -> int:
-    """Count the marks of scans."""
+    """Count the scan markers."""
     # For a few bytes numpy would release the GIL, and wait to get it back.
     if len(data) <= _FEW_BYTES:
         return data.count(_SCAN)
@@ -271,7 +275,7 @@ def _marks(data: bytes | bytearray) -> int:
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation, 1 (upright) to 8; 1 without one."""
+    """Return the EXIF orientation from 1 (upright) to 8, or 1 if there is none."""
     try:
         orientation = image.getexif().get(_ORIENTATION_TAG, 1)
     except (SyntaxError, ValueError, TypeError, KeyError, IndexError, OSError, struct.error):

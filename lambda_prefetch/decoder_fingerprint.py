@@ -1,4 +1,4 @@
-"""The decoder's fingerprint, ``golden`` on the wire: proof that all functions decode alike."""
+"""The decoder's fingerprint (``golden`` on the wire), which shows that all functions decode alike."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _PILLOW_13 = "bf565ab92b121519bfc3b6744c36fcb5"
 
 
 def decoder_fingerprint() -> str:
-    """Return 32 hex digits over the reference images after all recipes; takes milliseconds."""
+    """Return a hash of the reference images after each recipe, as 32 hex digits. Takes milliseconds."""
     # Another libjpeg, Pillow or processor may give other bytes for the same sample ids: executors
     # refuse such a function.
     fingerprint = _digest_of(_RECIPES, REFERENCE_IMAGES)

@@ -1,4 +1,4 @@
-"""Fetching of a request's objects by threads, ahead of the decoders, within a budget of bytes."""
+"""Fetch a request's objects in threads, ahead of the decoders and within a byte budget."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _RANGES_IN_BUDGET = 4  # so that some are received while others are decoded
 
 @dataclass(slots=True)
 class _Room:
-    """Room that ``samples`` members of a range share; the last one releases it."""
+    """Reserved bytes that ``samples`` members of a range share. The last one releases them."""
 
     reserved_bytes: int
     samples: int
@@ -42,7 +42,7 @@ class _Room:
 
 @dataclass(slots=True)
 class Arrived:
-    """One sample, fetched or failed; before that, a range of members, with its first ``index``."""
+    """A fetched or failed sample. Before that, a range of members, with the ``index`` of the first."""
 
     index: int
     data: bytes | bytearray | memoryview = b""  # a member's: a slice of its range
@@ -59,16 +59,16 @@ class Arrived:
 
     @property
     def span(self) -> Span | None:
-        """The requested span of its object, if it is a range."""
+        """The requested span of the object, if this is a range."""
         return None if self.range is None else self.range.span
 
     def fail(self, outcome: Outcome, why: str) -> None:
-        """Note a failure that is not the fault of the object's bytes."""
+        """Record a failure that the object's bytes did not cause."""
         self.failure = SampleFailedError(outcome, why)
 
 
 class Fetchers:
-    """Threads that read a request's objects. Leaving the context ends them, after current reads."""
+    """Threads that read a request's objects. Leaving the context stops them after their current reads."""
 
     def __init__(self, invocation: Invocation, bucket: Bucket, pusher: Pusher) -> None:
         request, settings = invocation.request, invocation.settings
@@ -118,10 +118,9 @@ class Fetchers:
             thread.join()  # reads have deadlines of their own
 
     def next(self) -> Arrived | None:
-        """Return the next sample to arrive, fetched or failed; ``None`` after the last one, or
-        :meth:`stop`.
+        """Return the next fetched or failed sample, or ``None`` after the last one or :meth:`stop`.
 
-        Several decoders may wait at once. A bug that ended a fetching thread is raised here.
+        Several decoders may wait at once. An unexpected error in a fetching thread is raised here.
         """
         with self._lock:
             # Each decoder comes back here, and the last one sees few: no fetcher rests for ever.
@@ -138,13 +137,13 @@ class Fetchers:
         return arrived
 
     def stop(self) -> None:
-        """Make :meth:`next` return ``None`` once all arrived samples are taken."""
+        """Make :meth:`next` return ``None`` once it has returned all samples that have arrived."""
         with self._lock:
             self._untaken = 0
         self._arrived.put(None)
 
     def release(self, arrived: Arrived) -> None:
-        """Release the room of a decoded sample."""
+        """Release the bytes reserved for a decoded sample."""
         arrived.data = b""
         if arrived.reserved_bytes is not None:
             self._budget.release(arrived.reserved_bytes)
@@ -197,7 +196,7 @@ class Fetchers:
                 replies.unregister(descriptor)
                 if not ready:
                     pending.close()
-                    arrived.fail(Outcome.UNAVAILABLE, f"no answer came for {_MAX_SILENCE_S} s")
+                    arrived.fail(Outcome.UNAVAILABLE, f"no reply arrived within {_MAX_SILENCE_S} s")
                 self._finish(arrived, pending)
 
     def _is_away(self) -> bool:
@@ -208,13 +207,13 @@ class Fetchers:
             return None if self._stopping else next(self._pieces, None)
 
     def _begin(self, arrived: Arrived) -> Pending | None:
-        """Request an object ahead of reading it; ``None`` if it failed or need not be requested."""
+        """Send the request for an object. Return ``None`` if that failed or is not needed."""
         if self._invocation.expired():
-            arrived.fail(Outcome.EXPIRED, "the request expired before it was begun")
+            arrived.fail(Outcome.EXPIRED, "the request expired before this sample was read")
             return None
         if self._pusher.broken:
             arrived.fail(
-                Outcome.CACHE_ERROR, f"not tried, since the cache takes nothing: {self._pusher.broken}"
+                Outcome.CACHE_ERROR, f"skipped because the cache accepts no records: {self._pusher.broken}"
             )
             return None
         if self._is_away():
@@ -234,7 +233,7 @@ class Fetchers:
             return None
 
     def _finish(self, arrived: Arrived, pending: Pending | None) -> None:
-        """Read a sample that has not failed yet, and hand it to the decoders."""
+        """Read a sample that has not failed yet, and pass it to the decoders."""
         asked_s = time.perf_counter()
         try:
             if arrived.failure is None and self._is_away():
@@ -303,8 +302,8 @@ class Fetchers:
             if len(member.data) < end - begin:
                 member.fail(
                     Outcome.CHANGED,
-                    f"it lies at {begin} to {end} of its object, which ends at {span.begin + len(view)}: the "
-                    "object was cut off, or the key list is of another; list its members again",
+                    f"its object ends at {span.begin + len(view)}, but it should be at {begin} to {end}: "
+                    "the object was truncated, or the key list is for another object. List its members again",
                 )
 
     def _read(self, arrived: Arrived, pending: Pending | None) -> None:

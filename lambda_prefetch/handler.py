@@ -45,11 +45,11 @@ def handler(event: object, context: Any) -> dict[str, Any]:
     """Answer one event, a prefetch request or a warm event.
 
     Args:
-        event: a :class:`superdl.super_wire.request.PrefetchRequest` as JSON values, or to open
-            clients ``{"super_warm": 1, "cache": address or ""}``.
+        event: a :class:`superdl.super_wire.request.PrefetchRequest` as JSON values, or
+            ``{"super_warm": 1, "cache": address or ""}`` to open clients.
         context: Lambda's, or an object with the same ``function_name``, ``aws_request_id`` and
-            ``get_remaining_time_in_millis()``, with ``memory_limit_in_mb`` where memory is billed, and
-            with ``end_when_answered()`` where this process can be ended, once a decoder hangs in it.
+            ``get_remaining_time_in_millis()``. It also needs ``memory_limit_in_mb`` where memory is
+            billed, and ``end_when_answered()`` where this process can be ended when a decoder hangs.
 
     Returns:
         A :class:`superdl.super_wire.request.PrefetchResult` as JSON values, or for a warm event
@@ -57,7 +57,7 @@ def handler(event: object, context: Any) -> dict[str, Any]:
 
     Raises:
         ConfigError: the request as a whole is invalid, or the function's settings forbid it.
-        CacheError: a warm event's cache refuses.
+        CacheError: the cache in a warm event refuses the connection.
     """
     try:
         return _answer(event, context)
@@ -73,7 +73,7 @@ def _answer(event: object, context: Any) -> dict[str, Any]:
     begun_ns = time.perf_counter_ns()
     if not isinstance(event, dict):
         raise ConfigError(
-            f"an event is a prefetch request or a warm event, a JSON object; not {reprlib.repr(event)}"
+            f"an event must be a JSON object for a prefetch request or warm event, not {reprlib.repr(event)}"
         )
     settings = FunctionSettings.from_environment()
     cold_start = os.getpid() not in _seen_processes
@@ -89,12 +89,12 @@ def _answer(event: object, context: Any) -> dict[str, Any]:
 def _warm(event: dict[str, Any], settings: FunctionSettings, *, cold_start: bool) -> dict[str, Any]:
     if event["super_warm"] != WARM_VERSION:
         raise ConfigError(
-            f"the function reads warm event version {WARM_VERSION}, not {event['super_warm']!r}: "
-            "deploy one version of SUPER"
+            f"this function supports warm event version {WARM_VERSION}, not {event['super_warm']!r}: "
+            "deploy the same version of SUPER everywhere"
         )
     cache = event.get("cache", "")
     if not isinstance(cache, str):
-        raise ConfigError(f"a warm event's cache is an address or empty; not {reprlib.repr(cache)}")
+        raise ConfigError(f"a warm event's cache must be an address or empty, not {reprlib.repr(cache)}")
     if cache:
         with cache_connections(cache, settings) as nodes:
             if not nodes.connected:
@@ -156,7 +156,7 @@ def _prefetch(
 
 
 def _pack_meta(request: PrefetchRequest, recipe: Recipe, settings: FunctionSettings) -> PackMeta | None:
-    """Return the common fields of a pack's records; ``None`` without a pack."""
+    """Return the fields that a pack's records share, or ``None`` if no pack is written."""
     # No other epoch can use the samples of a random recipe.
     if not request.kind.writes_pack or recipe.random or settings.store_read_only:
         return None
@@ -166,7 +166,7 @@ def _pack_meta(request: PrefetchRequest, recipe: Recipe, settings: FunctionSetti
 
 
 def open_source(bucket: str, settings: FunctionSettings) -> Bucket:
-    """Open a source such as ``s3://name``; ConfigError if the settings do not allow it."""
+    """Open a source such as ``s3://name``. Raises ConfigError if the settings do not allow it."""
     try:
         return open_bucket(bucket, settings.http_hosts, settings.file_roots)
     except ObjectError as error:
@@ -183,22 +183,22 @@ def _check_deployed(request: PrefetchRequest) -> None:
     expected, own = request.function_version[:80], installed_version()
     if expected and expected != own:
         raise ConfigError(
-            f"this function is SUPER {own}, the coordinator is SUPER {expected}: deploy the function of "
-            f"{expected}, or start a coordinator of {own}"
+            f"this function has SUPER {own}, but the coordinator has SUPER {expected}: deploy version "
+            f"{expected} of the function, or start version {own} of the coordinator"
         )
     if request.golden and request.kind.decodes and request.golden != _own_fingerprint():
         raise ConfigError(
-            f"this function decodes the reference images to {_own_fingerprint()}, the request wants "
-            f"{request.golden[:80]}: it was deployed again while a coordinator ran; deploy the one before, "
-            "or start it again with an empty cache"
+            f"this function decodes the reference images to {_own_fingerprint()}, but the request expects "
+            f"{request.golden[:80]}: the function was redeployed while a coordinator was running. Deploy the "
+            "previous function, or restart the coordinator with an empty cache"
         )
 
 
 def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
     if request.fields != recipe.beside:
         raise ConfigError(
-            f"the request names the fields {request.fields}, its recipe {recipe.beside}: deploy one version "
-            "of SUPER"
+            f"the request has the fields {request.fields}, but its recipe has {recipe.beside}: deploy the "
+            "same version of SUPER everywhere"
         )
     count, parts = len(request.ids), []
     keys, versions, members = (
@@ -220,6 +220,6 @@ def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
         derived_ids = [derived[at : at + width] for at in range(0, len(derived), width)]
         at = next(at for at, listed in enumerate(request.ids) if listed != derived_ids[at])
         raise ConfigError(
-            f"the request calls {request.bucket}/{request.name_of(at)} {request.ids[at]}, this function "
-            f"calls it {derived_ids[at]}: deploy one version of SUPER"
+            f"{request.bucket}/{request.name_of(at)} has the id {request.ids[at]} in the request, but "
+            f"{derived_ids[at]} in this function: deploy the same version of SUPER everywhere"
         )

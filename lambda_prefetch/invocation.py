@@ -27,9 +27,9 @@ _VALUES = ("messages", "pack", "store_trouble", "store_requests", "store_bytes",
 
 
 class Invocation:
-    """A request in progress, and its results, column by column.
+    """A request in progress, with its results in columns.
 
-    ``expires_at`` is Unix time in seconds: nothing is begun after it.
+    ``expires_at`` is a Unix time in seconds. No work is started after it.
     """
 
     def __init__(self, request: PrefetchRequest, settings: FunctionSettings, expires_at: float) -> None:
@@ -56,11 +56,11 @@ class Invocation:
         return bytes.fromhex(self.request.ids[index])
 
     def expired(self, margin_s: float = 0.0) -> bool:
-        """Report whether the request expires within ``margin_s`` seconds."""
+        """Return whether the request expires within ``margin_s`` seconds."""
         return time.time() >= self.expires_at - margin_s
 
     def fail(self, index: int, outcome: Outcome, why: str) -> str:
-        """Note the outcome of a sample that is not cached; return its message."""
+        """Record the outcome of a sample that is not cached, and return its message."""
         self.outcomes[index] = outcome
         if outcome is Outcome.CHANGED:
             why = f"{CHANGED_SINCE}: {why}"
@@ -69,23 +69,23 @@ class Invocation:
         return message
 
     def fail_all(self, indices: Iterable[int], outcome: Outcome, why: str) -> None:
-        """Note one outcome of several samples."""
+        """Record the same outcome for several samples."""
         for index in indices:
             self.fail(index, outcome, why)
 
     def settle(self, results: list[Pushed]) -> None:
-        """Note the cache's answers; a sample without one does not count as cached."""
+        """Record the cache's answers. A sample without an answer does not count as cached."""
         answered = {pushed.index for pushed in results}
         for index, outcome in enumerate(self.outcomes):
             if outcome in _IN_CACHE and index not in answered:
-                self.fail(index, Outcome.CACHE_ERROR, "it was not stored")
+                self.fail(index, Outcome.CACHE_ERROR, "it was not stored in the cache")
         for pushed in results:
             self.push_us[pushed.index] = pushed.push_us
             if pushed.refusal:
                 # The only refusal whose remedy is the coordinator's: room.
                 is_full = pushed.refusal.startswith("OOM")
                 outcome = Outcome.CACHE_FULL if is_full else Outcome.CACHE_ERROR
-                self.fail(pushed.index, outcome, f"the cache did not take it: {pushed.refusal}")
+                self.fail(pushed.index, outcome, f"the cache refused it: {pushed.refusal}")
             else:
                 self.record_bytes[pushed.index] = pushed.record_bytes
 

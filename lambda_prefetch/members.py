@@ -1,4 +1,4 @@
-"""Members of objects: which of them are read together, and how their bytes are unpacked."""
+"""Members of objects: group them into reads, and unpack their bytes."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _END_BYTES = 8  # behind the footer: its length in four bytes, and the magic
 _MAGIC = b"PAR1"
 _ROWS_AT_A_TIME = 32
 
-_LIST_AGAIN = "the object was cut off, or the key list is of another; list its members again"
+_LIST_AGAIN = "the object was truncated, or the key list is for another object. List its members again"
 
 
 @dataclass(frozen=True, slots=True)
 class MemberRange:
-    """The members at ``indices`` of a request, by offset, read together."""
+    """Members that are read together: their indices in the request, ordered by offset."""
 
     indices: list[int]
     span: Span | None  # of their object; None for rows of one row group and column
@@ -57,7 +57,7 @@ def ranges_of(request: PrefetchRequest, most_bytes: int) -> list[MemberRange]:
             groups.setdefault(place, MemberRange([], None)).indices.append(index)
             continue
         begin, end = offsets[index], offsets[index] + lengths[index]
-        # Members come by rising offset, so only the last range can take this one.
+        # Members come by ascending offset, so only the last range can take this one.
         last = ranges[-1] if ranges else None
         if last is not None and last.span is not None and objects[last.indices[0]] == objects[index]:
             span = Span(last.span.begin, max(last.span.end, end))
@@ -74,7 +74,7 @@ def ranges_of(request: PrefetchRequest, most_bytes: int) -> list[MemberRange]:
 
 
 def content_of(request: PrefetchRequest, index: int, data: bytes | bytearray | memoryview) -> bytes:
-    """Return a sample's bytes as its decoder takes them, unpacked up to the request's limit."""
+    """Return a sample's bytes for its decoder, decompressed up to the request's limit."""
     if not request.encodings or request.encodings[index] != "deflate":
         return bytes(data)
     limit_bytes = request.limits.object_bytes
@@ -82,18 +82,18 @@ def content_of(request: PrefetchRequest, index: int, data: bytes | bytearray | m
     try:
         content = unpacking.decompress(data, limit_bytes + 1)  # one more shows that it is too large
     except zlib.error as error:
-        raise spoiled("undecodable", f"it is no deflate stream: {error}") from error
+        raise spoiled("undecodable", f"it is not a deflate stream: {error}") from error
     if len(content) > limit_bytes:
-        raise spoiled("too_large", f"unpacked it is over the limit of {limit_bytes} bytes")
+        raise spoiled("too_large", f"it exceeds the limit of {limit_bytes} bytes when uncompressed")
     if not unpacking.eof or unpacking.unused_data:
-        where = "behind" if unpacking.eof else "before"
-        raise spoiled("undecodable", f"its {len(data)} bytes end {where} the end of its deflate stream")
+        where = "after" if unpacking.eof else "before"
+        raise spoiled("undecodable", f"its {len(data)} bytes end {where} its deflate stream does")
     return content
 
 
 @dataclass(slots=True)
 class Rows:
-    """Contents or failures of rows, by index in the request, and the reads for them."""
+    """Contents or failures of rows, by index in the request, and counts of the reads for them."""
 
     contents: dict[int, bytes | SampleFailedError] = field(default_factory=dict)
     requests: int = 0
@@ -101,21 +101,21 @@ class Rows:
 
 
 def need_pyarrow() -> None:
-    """Check that Parquet can be read; ``ConfigError`` names the missing package."""
+    """Raise ``ConfigError`` if the package that reads Parquet is missing."""
     try:
         # Imported for the first row: functions that read no Parquet do without it.
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            "the samples are rows of Parquet files, and this function has no pyarrow: pack it by "
-            f"infra/function/parquet-requirements.txt, as docs/data.md says ({error})"
+            "the samples are rows of Parquet files, but this function has no pyarrow: package it with "
+            f"infra/function/parquet-requirements.txt, as described in docs/data.md ({error})"
         ) from error
 
 
 def read_rows(
     request: PrefetchRequest, indices: Sequence[int], bucket: Bucket, reserve: Callable[[int], None]
 ) -> Rows:
-    """Read the rows at ``indices`` of a request, all of one row group and column; a row may fail alone.
+    """Read the rows at ``indices`` of a request, all from one row group and column. Each can fail alone.
 
     ``reserve`` is called once, with the sum of the column's compressed and uncompressed bytes.
     """
@@ -136,8 +136,8 @@ def read_rows(
     if len(data) < span.size_bytes:
         raise SampleFailedError(
             Outcome.CHANGED,
-            f"its row group {group} lies at {span.begin} to {span.end} of its object, which ends at "
-            f"{span.begin + len(data)}: {_LIST_AGAIN}",
+            f"its object ends at {span.begin + len(data)}, but its row group {group} should be at "
+            f"{span.begin} to {span.end}: {_LIST_AGAIN}",
         )
     try:
         check_pages(data, unpacked_bytes, limit_bytes)  # pyarrow allocates what page headers declare
@@ -150,7 +150,7 @@ def read_rows(
         kept_bytes += len(content) if isinstance(content, bytes) else 0
         result.contents[index] = content
         if kept_bytes > limit_bytes:  # each may fit in another request
-            why = f"rows of one request unpack to more than {limit_bytes} bytes"
+            why = f"the rows of this request exceed {limit_bytes} bytes when uncompressed"
             result.contents[index] = SampleFailedError(Outcome.SOURCE_ERROR, why)
     for row, index in rows[len(result.contents) :]:
         result.contents[index] = SampleFailedError(
@@ -162,7 +162,7 @@ def read_rows(
 def _contents(
     piece: _Piece, footer: Any, group: int, column: str, rows_at_a_time: int, rows: Sequence[int]
 ) -> Iterator[bytes | SampleFailedError]:
-    """Yield the bytes or failure of each of these rows, which are in rising order."""
+    """Yield the bytes or the failure of each of these rows, which are in ascending order."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -185,25 +185,25 @@ def _contents(
     except MemoryError:  # ArrowMemoryError is one
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError, TypeError) as error:
-        raise spoiled("undecodable", f"its row group {group} is no Parquet, or broken: {error}") from error
+        raise spoiled("undecodable", f"its row group {group} is not valid Parquet: {error}") from error
 
 
 def _leaf(array: Any, row: int) -> bytes | SampleFailedError:
-    """Return a row's bytes, out of nested structs of one field."""
+    """Return a row's bytes, which may be in nested structs with one field."""
     value = array[row].as_py()
     while isinstance(value, dict) and len(value) == 1:
         (value,) = value.values()
     if value is None:
-        return spoiled("empty", "its row has no bytes (does it name a file instead?)")
+        return spoiled("empty", "its row contains no bytes (does it refer to a file instead?)")
     if isinstance(value, str):
         return value.encode()
     if not isinstance(value, bytes):
-        return spoiled("undecodable", f"its row holds no bytes, but a {type(value).__name__}")
+        return spoiled("undecodable", f"its row contains a {type(value).__name__} instead of bytes")
     return value
 
 
 class _Piece(io.RawIOBase):
-    """A seekable file for pyarrow, with only one span of its bytes."""
+    """A seekable file for pyarrow that contains only one span of its bytes."""
 
     def __init__(self, data: bytes | bytearray, span: Span) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ class _Piece(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         begin = self._at - self._span.begin
         if begin < 0:
-            raise OSError("a column lies elsewhere than its footer says")
+            raise OSError("a column is not where the footer says it is")
         chunk = bytes(self._data[begin : None if size < 0 else begin + size])
         self._at += len(chunk)
         return chunk
@@ -263,10 +263,11 @@ def _read_footer(place: tuple[str, str, str], bucket: Bucket, counts: Rows) -> t
     end = _read_end(place, _FOOTER_READ_BYTES, bucket, counts)
     size_bytes = int.from_bytes(end[-_END_BYTES : -len(_MAGIC)], "little") + _END_BYTES
     if len(end) < _END_BYTES or not end.endswith(_MAGIC):
-        raise spoiled("undecodable", "its object is no Parquet file, or was cut off")
+        raise spoiled("undecodable", "its object is not a Parquet file, or it was truncated")
     if size_bytes > _MAX_FOOTER_BYTES:
         raise spoiled(
-            "too_large", f"its file's footer has {size_bytes} bytes; at most {_MAX_FOOTER_BYTES} are read"
+            "too_large",
+            f"the footer of its file takes {size_bytes} bytes, over the limit of {_MAX_FOOTER_BYTES}",
         )
     # A shorter answer is the whole object, and reading more of it would not help.
     if size_bytes > len(end) == _FOOTER_READ_BYTES:
@@ -276,7 +277,7 @@ def _read_footer(place: tuple[str, str, str], bucket: Bucket, counts: Rows) -> t
     except MemoryError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise spoiled("undecodable", f"its file's footer is broken: {error}") from error
+        raise spoiled("undecodable", f"the footer of its file is corrupt: {error}") from error
 
 
 def _read_end(
@@ -291,10 +292,12 @@ def _read_end(
 
 
 def _locate(footer: Any, group: int, column: str, limit_bytes: int) -> tuple[Span, int, int]:
-    """Return a column chunk's span, its bytes unpacked, and rows per batch."""
+    """Return a column chunk's span, its uncompressed size in bytes, and the rows per batch."""
     if group >= footer.num_row_groups:
         raise SampleFailedError(
-            Outcome.CHANGED, f"its object has {footer.num_row_groups} row groups, no {group}: {_LIST_AGAIN}"
+            Outcome.CHANGED,
+            f"its object has {footer.num_row_groups} row groups, so row group {group} does not exist: "
+            f"{_LIST_AGAIN}",
         )
     schema = footer.schema
     at = next((at for at in range(len(schema)) if schema.column(at).path == column), None)
@@ -302,21 +305,24 @@ def _locate(footer: Any, group: int, column: str, limit_bytes: int) -> tuple[Spa
         raise SampleFailedError(Outcome.CHANGED, f"its object has no column {column[:200]!r}: {_LIST_AGAIN}")
     leaf, chunk = schema.column(at), footer.row_group(group).column(at)
     if leaf.max_repetition_level:  # a few bytes may declare billions of items
-        raise spoiled("undecodable", "its row holds no bytes, but a list")
+        raise spoiled("undecodable", "its row contains a list instead of bytes")
     begin = chunk.data_page_offset
     if chunk.dictionary_page_offset:  # a dictionary page precedes the data pages
         begin = min(begin, chunk.dictionary_page_offset)
     size_bytes, unpacked_bytes = chunk.total_compressed_size, chunk.total_uncompressed_size
     if begin < 0 or size_bytes < 1 or unpacked_bytes < 0:
-        raise spoiled("undecodable", f"its file's footer is broken: row group {group} lies nowhere")
+        raise spoiled(
+            "undecodable", f"the footer of its file is corrupt: row group {group} has no valid position"
+        )
     if max(size_bytes, unpacked_bytes) > limit_bytes:
         raise spoiled(
             "too_large",
-            f"{column[:200]!r} of its row group {group} has {size_bytes} bytes, {unpacked_bytes} unpacked, "
-            f"over the limit of {limit_bytes}: row groups are read whole, write smaller ones",
+            f"column {column[:200]!r} of its row group {group} takes {size_bytes} bytes ({unpacked_bytes} "
+            f"uncompressed), over the limit of {limit_bytes}: write smaller row groups, since each is read "
+            "as a whole",
         )
     if leaf.length > limit_bytes:
-        raise spoiled("too_large", f"its rows have {leaf.length} bytes, over the limit of {limit_bytes}")
+        raise spoiled("too_large", f"its rows take {leaf.length} bytes each, over the limit of {limit_bytes}")
     # Null values of a fixed length take that length, too.
     rows_at_a_time = min(_ROWS_AT_A_TIME, limit_bytes // max(leaf.length, 1))
     return Span(begin, begin + size_bytes), unpacked_bytes, rows_at_a_time

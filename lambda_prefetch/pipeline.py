@@ -1,14 +1,14 @@
-"""The pipeline of a request's samples: threads fetch, threads decode, a thread pushes, all at once.
+"""The pipeline for a request's samples: threads that fetch, decode and push them concurrently.
 
-The memory used, besides that of the interpreter, custom steps and sockets, is at most
+Besides the memory of the interpreter, custom steps and sockets, it uses at most
 
     max(fetch_bytes, largest object) + max(push_bytes, largest record)
         + decoders x (largest object + 16 bytes x pixels)
 
-where ``pixels`` are those of the largest image; a decoder may hold four copies of it at 4
-bytes a pixel. Rows of Parquet files count as row groups, compressed and uncompressed. A
-pack for a store in S3 takes 32 MiB more, one that the cache points into at most
-``push_bytes``. Of samples with fields, decoded parts wait for the others.
+where ``pixels`` is the size of the largest image; a decoder may need four copies of it at 4
+bytes per pixel. Rows of Parquet files count as row groups, compressed and uncompressed. A
+pack for a store in S3 takes another 32 MiB, and a pack that the cache points to takes at most
+``push_bytes``. The decoded parts of a sample with fields wait for its other parts.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _WORTH_A_THREAD_US = 500
 
 
 def produce(invocation: Invocation, program: Program, bucket: Bucket, meta: PackMeta | None = None) -> None:
-    """Fetch, decode and push a request's samples; with ``meta``, write a pack of the cached ones."""
+    """Fetch, decode and push a request's samples. With ``meta``, also write the cached ones to a pack."""
     request, settings = invocation.request, invocation.settings
     count = min(decoding_threads(settings.decoders), len(request.ids))
     with PackSaver(invocation, meta) as saver:
@@ -71,7 +71,7 @@ def produce(invocation: Invocation, program: Program, bucket: Bucket, meta: Pack
 
 
 class _Decoders:
-    """Threads that decode samples and hand them to the pusher, with a watch."""
+    """Threads that decode samples and pass them to the pusher, with a timeout for each sample."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class _Decoders:
         self._parts = _Parts(invocation.request) if invocation.request.fields else None
 
     def run(self, count: int, timeout_s: float) -> None:
-        """Decode with up to ``count`` threads; give up a sample that takes ``timeout_s``."""
+        """Decode with up to ``count`` threads, and abandon samples that take longer than ``timeout_s``."""
         # One thread first: small samples gain nothing from more.
         self._start(1, others=count - 1)
         try:
@@ -122,8 +122,8 @@ class _Decoders:
             self._invocation.fail(
                 index,
                 Outcome.TIMED_OUT,
-                f"decoding it took longer than {timeout_s:g} s and was given up: where the machine is slow, "
-                "raise SUPER_DECODE_TIMEOUT_S for the functions; else replace or remove the object",
+                f"decoding it took longer than {timeout_s:g} s and was abandoned. If the machine is slow, "
+                "raise SUPER_DECODE_TIMEOUT_S for the functions; otherwise replace or remove the object",
             )
             # Only the end of its process ends that thread.
             self._invocation.stuck = True
@@ -137,12 +137,12 @@ class _Decoders:
             thread.start()
 
     def _run(self, others: int) -> None:
-        """Decode until nothing arrives; start ``others`` more threads once a sample takes long."""
+        """Decode until no more samples arrive. After a slow one, start ``others`` more threads."""
         try:
             while (arrived := self._fetchers.next()) is not None:
                 try:
                     if arrived.failure is None and self._invocation.expired():
-                        arrived.fail(Outcome.EXPIRED, "the request expired before it was decoded")
+                        arrived.fail(Outcome.EXPIRED, "the request expired before this sample was decoded")
                     took_us = self._finish(arrived)
                 finally:
                     self._fetchers.release(arrived)
@@ -154,7 +154,7 @@ class _Decoders:
             self._fetchers.stop()
 
     def _finish(self, arrived: Arrived) -> int:
-        """Decode and push a sample, or note its failure; return the microseconds taken."""
+        """Decode and push a sample, or record its failure. Return the time taken in microseconds."""
         index = arrived.index % len(self._request.ids)
         begun_ns = time.perf_counter_ns()
         with self._claiming:
@@ -188,7 +188,7 @@ class _Decoders:
         sample_id, fetch_us = self._invocation.sample_id(index), self._invocation.fetch_us[index]
         header, payload = pack_sample(made, sample_id, fetch_us=fetch_us, decode_us=decode_us)
         if HEADER_BYTES + payload.nbytes > MAX_BULK_BYTES:
-            why = f"its record of {payload.nbytes} bytes is over the {MAX_BULK_BYTES} that a cache takes"
+            why = f"its record of {payload.nbytes} bytes exceeds the cache's limit of {MAX_BULK_BYTES}"
             raise spoiled("too_large", why)
         return header, payload
 
@@ -202,7 +202,7 @@ class _Decoders:
             self._put(index, pack_tombstone(tombstone, self._invocation.sample_id(index)), memoryview(b""))
 
     def _claim(self) -> bool:
-        """Claim the right to report this thread's sample; ``False`` if it was given up."""
+        """Claim the right to report this thread's sample. Return ``False`` if it was abandoned."""
         with self._claiming:
             return self._making.pop(threading.current_thread(), None) is not None
 
@@ -228,14 +228,16 @@ def _attempt(make: Callable[[], _T]) -> _T | SampleFailedError:
         return failure.with_traceback(None)
     except MemoryError:
         # Not the fault of these bytes: a function with more memory may well decode them.
-        return SampleFailedError(Outcome.SOURCE_ERROR, "the function has not enough memory to decode it")
+        return SampleFailedError(
+            Outcome.SOURCE_ERROR, "the function does not have enough memory to decode it"
+        )
     except Exception as error:  # noqa: BLE001  # reported; other samples go on
-        why = f"it could not be made: {type(error).__name__}: {error}"
+        why = f"it could not be produced: {type(error).__name__}: {error}"
         return SampleFailedError(Outcome.STEP_ERROR, why)
 
 
 class _Parts:
-    """The decoded or failed parts of samples, until the last part of each sample is here."""
+    """Decoded or failed parts of samples, kept until the last part of each sample arrives."""
 
     def __init__(self, request: PrefetchRequest) -> None:
         self._request = request
@@ -248,9 +250,7 @@ class _Parts:
     def join(
         self, place: int, made: Made | SampleFailedError, decode_us: int
     ) -> tuple[Made | SampleFailedError, int] | None:
-        """Add a part at its place in the request; with the last one, return the sample and its
-        decoding time.
-        """
+        """Add the part at ``place``. After a sample's last part, return it and its decoding time."""
         part, index = divmod(place, len(self._request.ids))
         parts = self._waiting.setdefault(index, {})
         parts[part] = made

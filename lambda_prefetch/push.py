@@ -1,4 +1,4 @@
-"""The function's cache: connections that outlive an invocation, and the pushing thread."""
+"""The function's cache: connections that outlive an invocation, and the thread that pushes records."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ _MAX_IDLE = 4
 _ARN_PARTS = 7  # arn:aws:secretsmanager:region:account:secret:name
 _FORM = 'a JSON object such as {"username": "super-function", "password": "..."}'
 _DENIED = (
-    "grant the function's role secretsmanager:GetSecretValue on it, and kms:Decrypt if a key of your own "
-    "encrypts it"
+    "grant the function's role secretsmanager:GetSecretValue on it, and kms:Decrypt if it is encrypted "
+    "with your own key"
 )
 _NO_ROUTE = (
     "a function in a VPC needs an interface endpoint for secretsmanager there (or a NAT), and a security "
-    "group that lets port 443 out to it and in there"
+    "group that allows outbound and inbound traffic to it on port 443"
 )
 # Secrets Manager's codes, and boto3's exceptions.
 _REMEDIES = {
     "AccessDeniedException": _DENIED,
     "403": _DENIED,  # from something other than Secrets Manager, such as a proxy
     "DecryptionFailure": "grant the function's role kms:Decrypt on the key that encrypts it",
-    "InvalidRequestException": "restore it if it is marked for deletion",
-    "ResourceNotFoundException": "SUPER_CACHE_SECRET is its ARN, or its name in this region",
-    "NoRegionError": "set AWS_REGION, or let SUPER_CACHE_SECRET be its ARN",
+    "InvalidRequestException": "restore the secret if it is scheduled for deletion",
+    "ResourceNotFoundException": "set SUPER_CACHE_SECRET to its ARN, or to its name in this region",
+    "NoRegionError": "set AWS_REGION, or set SUPER_CACHE_SECRET to its ARN",
     "NoCredentialsError": "give the function a role",
     "PartialCredentialsError": "give the function a role",
 }
@@ -65,7 +65,7 @@ _idle: dict[tuple[int, str], NodeConnections] = {}
 
 @contextmanager
 def cache_connections(cache: str, settings: FunctionSettings) -> Iterator[NodeConnections]:
-    """Lend this process's connections to a cache for sole use, and keep them for the next call."""
+    """Yield this process's connections to a cache for exclusive use, and keep them for the next call."""
     place = os.getpid(), cache
     if nodes := _idle.pop(place, None):
         # A warm connection may be older than the cache it led to: allow one reconnection
@@ -88,7 +88,7 @@ def cache_connections(cache: str, settings: FunctionSettings) -> Iterator[NodeCo
 
 
 def close_idle_connections() -> None:
-    """Close all kept connections."""
+    """Close all idle connections."""
     while _idle:
         _idle.popitem()[1].close()
 
@@ -104,8 +104,8 @@ def _new_connections(address: CacheAddress, settings: FunctionSettings) -> NodeC
         _read_secret.cache_clear()  # the secret may have changed
         if (current := credentials()) == refused:
             raise WrongPasswordError(
-                f"{error}; a function may also have them from the secret that SUPER_CACHE_SECRET names; "
-                "functions of the local executor have the coordinator's settings"
+                f"{error}; a function can also read its credentials from the secret in SUPER_CACHE_SECRET, "
+                "and functions of the local executor use the coordinator's settings"
             ) from error
         return current
 
@@ -114,7 +114,7 @@ def _new_connections(address: CacheAddress, settings: FunctionSettings) -> NodeC
 
 @functools.lru_cache(maxsize=_MAX_IDLE)
 def _read_secret(name: str) -> tuple[str, str]:
-    """Read user and password from a secret, by its ARN or its name in the function's region."""
+    """Read the user name and password from a secret, given its ARN or its name in this region."""
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
@@ -130,8 +130,8 @@ def _read_secret(name: str) -> tuple[str, str]:
             text = client.get_secret_value(SecretId=name).get("SecretString", "")
     except ClientError as error:
         code = str(error.response.get("Error", {}).get("Code", ""))
-        remedy = _REMEDIES.get(code, "the function gets its cache password there")
-        raise CacheError(f"Secrets Manager refuses the secret {name} ({error}): {remedy}") from error
+        remedy = _REMEDIES.get(code, "the function reads its cache password from it")
+        raise CacheError(f"Secrets Manager did not return the secret {name} ({error}): {remedy}") from error
     except (BotoCoreError, ValueError) as error:  # ValueError: the endpoint is no URL
         remedy = _REMEDIES.get(type(error).__name__, _NO_ROUTE)
         raise CacheError(
@@ -142,21 +142,21 @@ def _read_secret(name: str) -> tuple[str, str]:
     except ValueError:  # not chained: the error contains the text
         content = None
     if not isinstance(content, dict):
-        raise CacheError(f"the secret {name} is not {_FORM}")
+        raise CacheError(f"the secret {name} must be {_FORM}")
     username, password = content.get("username", ""), content.get("password", "")
     if not (isinstance(username, str) and isinstance(password, str) and password):
-        raise CacheError(f"the secret {name} has no password: it is {_FORM}")
+        raise CacheError(f"the secret {name} contains no password: it must be {_FORM}")
     return username, password
 
 
 class BudgetClosedError(Exception):
-    """The invocation is ending: no more waiting for room."""
+    """The invocation is ending, so nothing waits for room any more."""
 
 
 class ByteBudget:
-    """A bound in bytes on the pieces that wait between two stages of the pipeline.
+    """A limit on the bytes that wait between two stages of the pipeline.
 
-    A piece larger than the capacity is admitted alone. Nothing overtakes a piece that waits for room.
+    A piece larger than the capacity is admitted on its own. Pieces are admitted in the order of arrival.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -167,7 +167,7 @@ class ByteBudget:
         self._changed = threading.Condition()
 
     def acquire(self, size_bytes: int) -> None:
-        """Wait for room; :class:`BudgetClosedError` once :meth:`close` was called."""
+        """Wait for room. Raises :class:`BudgetClosedError` once :meth:`close` has been called."""
         # A minimum per piece bounds many tiny ones as well.
         counted_bytes = max(size_bytes, MIN_PIECE_BYTES)
         with self._turn, self._changed:
@@ -183,7 +183,7 @@ class ByteBudget:
             self.used_bytes += counted_bytes
 
     def release(self, *sizes_bytes: int) -> None:
-        """Return the room of pieces of these sizes."""
+        """Release the room that pieces of these sizes took."""
         counted_bytes = sum([max(size_bytes, MIN_PIECE_BYTES) for size_bytes in sizes_bytes])
         with self._changed:
             self.used_bytes -= counted_bytes
@@ -221,12 +221,12 @@ class _Record:
 
 
 class Pusher:
-    """A thread that stores records in the cache; any thread may hand them over.
+    """A thread that stores records in the cache. Any thread can queue records for it.
 
-    At most ``settings.push_bytes`` wait. Leaving the context normally waits until every record
-    was acknowledged or refused, and then :attr:`results` has one entry for each; leaving it by an
-    exception drops the waiting ones. ``stored`` is called on its thread for each acknowledged
-    record, with its sample's place in the request, header and payload. It must not raise.
+    At most ``settings.push_bytes`` are queued. Leaving the context normally waits until every record
+    is acknowledged or refused; :attr:`results` then has one entry for each. Leaving it with an
+    exception drops the queued records. ``stored`` is called on the pushing thread for each acknowledged
+    record, with the sample's index in the request, the header and the payload. It must not raise.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class Pusher:
         self._thread.join()  # every exchange has a deadline, so this ends
 
     def put(self, index: int, key: bytes, header: bytes, payload: memoryview) -> None:
-        """Hand over a record; wait while too many bytes are waiting."""
+        """Queue a record. Wait while too many bytes are queued."""
         size_bytes = len(header) + payload.nbytes
         record = _Record(index, key, header, payload, size_bytes)
         with self._putting:
@@ -291,7 +291,7 @@ class Pusher:
                 self._budget.release(*[record.size_bytes for record in records])
 
     def _next_batch(self) -> tuple[list[_Record], bool]:
-        """Return the waiting records, at least one, and whether more may follow."""
+        """Wait for queued records, and return them and whether more may follow."""
         # Batches grow as the cache slows down, and a fast cache gets each bundle at once.
         records: list[_Record] = []
         bundle = self._waiting.get()
@@ -329,4 +329,4 @@ def _refusal(reply: Reply | CacheError) -> str:
         return reply.text
     if isinstance(reply, CacheError):
         return str(reply)
-    return "" if reply == b"OK" else f"the cache replied {reply!r:.60}, which is neither yes nor no"
+    return "" if reply == b"OK" else f"the cache sent an unexpected reply: {reply!r:.60}"

@@ -1,4 +1,4 @@
-"""The function operator's settings, read from the environment. A request can choose none."""
+"""The function operator's settings, read from the environment. A request cannot change them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NO_STORE = frozenset({"", "none", "auto"})  # the coordinator resolves auto
 
 @dataclass(frozen=True, slots=True)
 class FunctionSettings:
-    """The function's settings, each of one ``SUPER_*`` variable."""
+    """The function's settings, each read from one ``SUPER_*`` variable."""
 
     cache_credentials: Credentials = Credentials()  # noqa: RUF009  # frozen
     cache_secret: str = ""  # of AWS Secrets Manager, with the cache's user and password
@@ -49,7 +49,7 @@ class FunctionSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> FunctionSettings:
-        """Read the variables; ``ConfigError`` for an invalid value."""
+        """Read the variables. Raises ``ConfigError`` for an invalid value."""
         variables = os.environ if environment is None else environment
         modules = (name.strip() for name in variables.get("SUPER_STEP_MODULES", "").split(","))
         roots = variables.get("SUPER_FILE_ROOTS", "").split(os.pathsep)
@@ -57,8 +57,8 @@ class FunctionSettings:
         for name in ("SUPER_CACHE_PASSWORD", "SUPER_CACHE_USERNAME"):
             if secret and variables.get(name):
                 raise ConfigError(
-                    f"SUPER_CACHE_SECRET and {name} are both set: leave out the one that the cache's "
-                    "password is not to come from"
+                    f"SUPER_CACHE_SECRET and {name} are both set: unset the one that should not provide the "
+                    "cache's password"
                 )
         return cls(
             cache_credentials=Credentials.from_environment(variables),
@@ -82,7 +82,7 @@ class FunctionSettings:
 
 
 def store_in(variables: Mapping[str, str]) -> str:
-    """Return the normal address of the store in ``SUPER_STORE``, empty for none."""
+    """Return the normalised address of the store in ``SUPER_STORE``, or an empty string."""
     text = variables.get("SUPER_STORE", "").strip()
     try:
         return "" if text.lower() in _NO_STORE else parse_store(text)
@@ -95,21 +95,21 @@ def _whole(variables: Mapping[str, str], name: str, low: int, high: int, default
     if not text:
         return default
     if not text.isdecimal() or not low <= int(text) <= high:
-        raise ConfigError(f"{name} is a whole number from {low} to {high}; not {text!r}")
+        raise ConfigError(f"{name} must be a whole number from {low} to {high}, not {text!r}")
     return int(text)
 
 
 def _one_of(variables: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:
-    """Return the variable's value as spelled in ``known``; the first of these by default."""
+    """Return the variable's value as spelled in ``known``. The default is the first of them."""
     value = variables.get(name, "") or known[0]
     chosen = next((choice for choice in known if choice.lower() == value.lower()), None)
     if chosen is None:
-        raise ConfigError(f"{name} is one of {', '.join(known)}; not {value!r}")
+        raise ConfigError(f"{name} must be one of {', '.join(known)}, not {value!r}")
     return chosen
 
 
 def decoding_threads(setting: int, environment: Mapping[str, str] | None = None) -> int:
-    """Return the number of decoding threads: ``setting``, or for 0 the function's own cores."""
+    """Return the number of decoding threads: ``setting``, or the number of cores if it is 0."""
     if setting:
         return setting
     variables = os.environ if environment is None else environment

@@ -1,4 +1,4 @@
-"""Reading samples from their source, or out of *blocks*, aligned pieces of shards on this machine's disk."""
+"""Read samples from their source, or from *blocks*: aligned pieces of shards on this machine's disk."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class SampleFailedError(Exception):
-    """One sample cannot be produced now, or ever; the pipeline puts its name before ``why``.
+    """A sample cannot be produced now, or ever. The pipeline puts its name before ``why``.
 
-    ``reason`` is the tombstone's short code, empty if the object's bytes are not at fault.
+    ``reason`` is the tombstone's short code, or empty if the object's bytes are not at fault.
     """
 
     def __init__(self, outcome: Outcome, why: str, *, reason: str = "") -> None:
@@ -33,9 +33,9 @@ class SampleFailedError(Exception):
 
 
 def spoiled(reason: str, why: str) -> SampleFailedError:
-    """Return a permanent failure: this version's bytes will never give a sample.
+    """Return a permanent failure: the bytes of this version can never produce a sample.
 
-    ``reason``: ``empty``, ``not_an_image``, ``undecodable``, ``too_large``, ``too_small`` or
+    ``reason`` is ``empty``, ``not_an_image``, ``undecodable``, ``too_large``, ``too_small`` or
     ``unequal``.
     """
     return SampleFailedError(Outcome.TOMBSTONE, why, reason=reason)
@@ -51,16 +51,16 @@ def read_object(
     begun: Pending | None = None,
     span: Span | None = None,
 ) -> bytes | bytearray:
-    """Return the bytes of one object in exactly this version, or of a span of it; fewer if it ends earlier.
+    """Return the bytes of exactly this version of an object, or of a span, up to the object's end.
 
     More than ``limit_bytes`` are refused before they are read. ``reserve`` is called once, with
-    the size in bytes, before that; it may wait. ``begun`` is the result of :meth:`Bucket.begin`
-    for this key, version and span; it is consumed.
+    the size in bytes, before reading; it may wait. ``begun`` is the result of :meth:`Bucket.begin`
+    for this key, version and span, and is consumed.
     """
 
     def before(size_bytes: int) -> None:
         if size_bytes > limit_bytes:
-            raise spoiled("too_large", f"its {size_bytes} bytes are over the limit of {limit_bytes}")
+            raise spoiled("too_large", f"its {size_bytes} bytes exceed the limit of {limit_bytes}")
         reserve(size_bytes)
 
     try:
@@ -80,14 +80,14 @@ _READS, _PARTIAL, _LOCK = ".reads", ".partial", "lock"
 
 
 class ShardCache:
-    """Blocks in an existing directory, up to ``max_bytes``, for any threads and processes."""
+    """Up to ``max_bytes`` of blocks in an existing directory, shared by threads and processes."""
 
     def __init__(self, directory: str, max_bytes: int) -> None:
         self._directory, self._max_bytes = Path(directory), max_bytes
         self._alone_until_s = 0.0
 
     def has_or_wants(self, bucket: Bucket, key: str, version: str, span: Span) -> bool:
-        """Count a read of some bytes of a shard; report whether to use :meth:`read` for them."""
+        """Count a read of a span of a shard. Return whether to use :meth:`read` for it."""
         # Without a version an object may change. Files are already on a disk.
         if not version or span.size_bytes > BLOCK_BYTES or bucket.name.startswith("file://"):
             return False
@@ -100,10 +100,10 @@ class ShardCache:
     def read(
         self, bucket: Bucket, key: str, version: str, span: Span, reserve: Callable[[int], None]
     ) -> tuple[bytes | None, int, int]:
-        """Return some bytes of a shard, the number of bytes fetched for them, and of requests.
+        """Return a span of a shard, the number of bytes fetched for it, and the number of requests.
 
-        The bytes are ``None`` if a block can neither be read nor fetched here, and fewer if the shard
-        ends earlier. ``reserve`` is called with their number before they are read; it may wait.
+        The span is ``None`` if a block can be neither read nor fetched here, and shorter if the shard
+        ends earlier. ``reserve`` is called with its length before it is read; it may wait.
         """
         parts, fetched_bytes, requests = [], 0, 0
         reserve(span.size_bytes)
@@ -121,7 +121,7 @@ class ShardCache:
         return b"".join(parts), fetched_bytes, requests
 
     def _blocks(self, shard: tuple[str, str, str], span: Span) -> Iterator[tuple[Path, Span]]:
-        """Yield each block that holds a part of a span: its file, and its span of the shard."""
+        """Yield each block that overlaps a span, as its file and its own span of the shard."""
         name = hashlib.blake2b("\0".join(shard).encode(), digest_size=16).hexdigest()
         for begin in range(span.begin // BLOCK_BYTES * BLOCK_BYTES, span.end, BLOCK_BYTES):
             yield self._directory / f"{name}-{begin}", Span(begin, begin + BLOCK_BYTES)
@@ -129,7 +129,7 @@ class ShardCache:
     def _fetch(
         self, bucket: Bucket, key: str, version: str, path: Path, block: Span
     ) -> bytes | bytearray | None:
-        """Fetch and keep a block; ``None`` if others do, too many do, or there is no room."""
+        """Fetch and keep a block, or return ``None`` if others do so, too many do, or there is no room."""
         partial, began_s = path.with_name(path.name + _PARTIAL), time.monotonic()
         with contextlib.ExitStack() as stack:
             try:
@@ -154,7 +154,7 @@ class ShardCache:
             return data
 
     def _claim(self, partial: Path) -> bool:
-        """Claim room for a block by a sparse file of its length; remove long idle blocks."""
+        """Claim room for a block with a sparse file of its length. Remove blocks that are long idle."""
         with (self._directory / _LOCK).open("ab") as lock:  # the other lock is the coordinator's
             fcntl.flock(lock, fcntl.LOCK_EX)
             now_s, blocks, partials, used_bytes = time.time(), list[tuple[float, int, Path]](), 0, BLOCK_BYTES
@@ -184,7 +184,7 @@ class ShardCache:
 
 
 def _count(path: Path) -> int:
-    """Count a read of a missing block; return the reads by all processes."""
+    """Count a read of a missing block. Return the number of reads by all processes."""
     with contextlib.suppress(OSError), Path(f"{path}{_READS}").open("ab", buffering=0) as counter:
         counter.write(b".")  # appended, so that no count of another process is lost
         return counter.tell()
@@ -200,5 +200,5 @@ def _kept(path: Path, place: slice) -> bytes | None:
 
 @functools.lru_cache(maxsize=1)
 def open_shard_cache(directory: str, max_bytes: int) -> ShardCache | None:
-    """Return this process's shard cache; ``None`` without a directory, or room for a block."""
+    """Return this process's shard cache, or ``None`` without a directory or room for a block."""
     return ShardCache(directory, max_bytes) if directory and max_bytes >= BLOCK_BYTES else None

@@ -1,4 +1,4 @@
-"""The function's store: opened with the function's own settings, and the packs written to it."""
+"""The function's store, opened with the function's own settings, and the packs written to it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ _MIN_WAIT_S, _REMEMBERED_S = 0.5, 30.0
 
 
 def own_store(invocation: Invocation, *, writing: bool) -> Store:
-    """Return the request's store; :class:`StoreError` if it is not the function's, or fails."""
+    """Return the request's store. Raises :class:`StoreError` if it fails or is not the function's."""
     address, own = invocation.request.store, invocation.settings.store
     if address != own:
         raise StoreRefusedError(
-            f"the request's store is {address[:200]}, and SUPER_STORE of the function "
-            f"{f'is {own}' if own else 'names none'}: give the coordinator and its functions the same"
+            f"the request's store is {address[:200]}, but the function's SUPER_STORE "
+            f"{f'is {own}' if own else 'names none'}: use the same store for the coordinator and "
+            "its functions"
         )
     if is_bucket(address):
         from superdl.super_wire.objects.s3_account import settings_of_s3
@@ -54,20 +55,20 @@ def _open_bucket_store(address: str, _process: int, _settings: frozenset[tuple[s
 
 
 class Pace:
-    """The share of its time that a process waits for the store's disk, over its last packs."""
+    """The share of time that a process waits for the store's disk, over its latest packs."""
 
     def __init__(self) -> None:
         self._waited_s = self._passed_s = 0.0
 
     def check(self, waited_s: float, passed_s: float) -> None:
-        """Raise :class:`StoreBusyError` if the disk delays pack after pack."""
+        """Raise :class:`StoreBusyError` if the disk keeps delaying packs."""
         waited_s, passed_s = self._waited_s + waited_s, self._passed_s + passed_s
         if waited_s > max(_MIN_WAIT_S, passed_s / 2):
             self._waited_s = self._passed_s = 0.0  # a later try measures afresh
             # Writing on would delay each function, and so the readers.
             raise StoreBusyError(
                 f"writing packs took {waited_s:.1f} of {passed_s:.1f} s: the store's disk is slower than the "
-                "functions; name a faster one, or none"
+                "functions, so use a faster one, or no store"
             )
 
     def add(self, waited_s: float, passed_s: float) -> None:
@@ -84,16 +85,16 @@ _pace = Pace()
 
 
 def trouble_in_words(error: Exception) -> str:
-    """Return an error of the store as the answer reports it."""
+    """Return a store's error as text for the answer."""
     words = str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
     return clean_text(words)[:_MAX_TROUBLE]
 
 
 class PackSaver:
-    """A writer of one request's acknowledged records to a pack, which it notes in the result's columns.
+    """A writer that adds one request's acknowledged records to a pack, and their places to the result.
 
-    Leaving the context normally commits; leaving it by an exception leaves nothing. Without ``meta``,
-    the common fields of the records, nothing is written; without a ``pace``, a disk may take its time.
+    Leaving the context normally commits the pack; an exception discards it. ``meta`` contains the fields
+    that all records share. Without it, nothing is written. Without ``pace``, the disk may be slow.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class PackSaver:
             self._invocation.store_requests = self._store.requests - self._requests_before
 
     def take(self, index: int, header: bytes, payload: memoryview) -> bool:
-        """Write and keep a record that gets a pointer in the cache; from any thread."""
+        """Write and keep a record for a pointer in the cache. Return whether it was written. Thread-safe."""
         is_kept = self._request.kind is RequestKind.DECODE_TO_POINTERS
         if not is_kept or payload.nbytes < _WORTH_A_POINTER:
             return False
@@ -145,13 +146,13 @@ class PackSaver:
             return True
 
     def add(self, index: int, header: bytes, payload: memoryview) -> None:
-        """Write a record that the cache has acknowledged, if it is data; from any thread."""
+        """Write an acknowledged record unless it is a tombstone. Thread-safe."""
         if self._invocation.outcomes[index] is Outcome.CACHED:
             with self._writing:
                 self._write(index, header, payload)
 
     def commit(self) -> list[tuple[int, bytes, memoryview]]:
-        """Let the pack appear; return the records or pointers to push: sample, header, payload."""
+        """Publish the pack. Return the records or pointers to push, as (index, header, payload)."""
         if self._pack is not None:
             with self._reporting():
                 # A late answer costs more than the pack is worth, unless the records must be pushed then.
@@ -195,7 +196,7 @@ class PackSaver:
 
     @contextlib.contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Report a failure in the result, and write nothing more: the samples are cached anyway."""
+        """Report a failure in the result, and stop writing. The samples are cached anyway."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  # reported; this thread goes on

@@ -1,4 +1,4 @@
-"""The operator's log line and metrics per invocation, by AWS Lambda Powertools."""
+"""The log line and metrics of each invocation, written with AWS Lambda Powertools."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SERVICE = "super-prefetch"
 
 
 class Telemetry:
-    """Logger and metrics of this process."""
+    """The logger and metrics of this process."""
 
     def __init__(self, log_level: str) -> None:
         # Lambda collects it; elsewhere SUPER_LOG_LEVEL and POWERTOOLS_METRICS_DISABLED turn it off.

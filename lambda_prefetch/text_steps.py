@@ -1,4 +1,4 @@
-"""Shipped text step: token ids, by the tokenizers of Hugging Face's models."""
+"""Built-in text step: token ids from Hugging Face tokenizers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from superdl.lambda_prefetch.sources import spoiled
 try:
     from tokenizers import Tokenizer
 except ImportError as error:
-    raise ImportError("texts need the package tokenizers: pip install superdl[text]") from error
+    raise ImportError("text steps need the package tokenizers: pip install superdl[text]") from error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,22 +35,22 @@ def _check(*, file: str, sha256: str, **_: object) -> None:
 def tokenize(
     array: NDArray[Any], *, file: str, sha256: str, length: int = 0, packed: bool = False, pad_id: int = 0
 ) -> NDArray[Any]:
-    """Return the token ids of a text in UTF-8, int32, with the tokenizer's own special tokens.
+    """Return the token ids of a UTF-8 text as int32, with the tokenizer's own special tokens.
 
     Args:
         array: the text's bytes.
-        file: the path of the tokenizer's JSON, on the function's machine.
-        sha256: of that file, in hex.
-        length: 0 gives all tokens, (tokens,); else the first ``length`` of them, padded to (length,).
-        packed: cut nothing off: (rows, length), with the last row padded.
-        pad_id: the padding's id.
+        file: path of the tokenizer's JSON file on the function's machine.
+        sha256: SHA-256 of that file, in hex.
+        length: cut or pad the tokens to (length,); 0 returns all of them, as (tokens,).
+        packed: cut nothing off, but return (rows, length), with the last row padded.
+        pad_id: token id for padding.
     """
     if array.size > MAX_TEXT_BYTES:
-        raise spoiled("too_large", f"a text of {array.size} bytes is over the limit of {MAX_TEXT_BYTES}")
+        raise spoiled("too_large", f"its text of {array.size} bytes exceeds the limit of {MAX_TEXT_BYTES}")
     try:
         text = array.tobytes().decode()
     except UnicodeDecodeError as error:
-        raise spoiled("undecodable", f"it is no text in UTF-8: {error}") from error
+        raise spoiled("undecodable", f"it is not valid UTF-8: {error}") from error
     ids = np.array(_tokenizer(file, sha256).encode(text).ids, dtype=np.int32)
     if not length:
         return ids
@@ -63,18 +63,18 @@ def tokenize(
 @functools.lru_cache(maxsize=_FILES)
 def _tokenizer(file: str, sha256: str) -> Tokenizer:
     if not Path(file).is_file():
-        raise FileNotFoundError(f"the tokenizer {file} is no regular file here")
+        raise FileNotFoundError(f"the tokenizer {file} is not a regular file on this machine")
     with Path(file).open("rb") as opened:
         data = opened.read(_MAX_FILE_BYTES + 1)
     if len(data) > _MAX_FILE_BYTES:
-        raise ValueError(f"the tokenizer {file} is over the limit of {_MAX_FILE_BYTES} bytes")
+        raise ValueError(f"the tokenizer {file} exceeds the limit of {_MAX_FILE_BYTES} bytes")
     digest = hashlib.sha256(data).hexdigest()
     # Another tokenizer would give other samples under the same ids.
     if digest != sha256:
-        raise ValueError(f"the tokenizer {file} is another than the recipe's, of SHA-256 {sha256}")
+        raise ValueError(f"the tokenizer {file} does not have the SHA-256 in the recipe, {sha256}")
     tokenizer: Tokenizer = Tokenizer.from_str(data.decode())
     if getattr(tokenizer.model, "dropout", None):
-        raise ValueError(f"the tokenizer {file} has dropout: a text would have other tokens each time")
+        raise ValueError(f"the tokenizer {file} uses dropout, so a text would get different tokens each time")
     # The step's `length` decides both.
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -1,4 +1,4 @@
-"""Transfers of records between store and cache: *restore* and *save*. Each record is checked."""
+"""Transfer records between store and cache: *restore* and *save*. Each record is checked."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _TIMEOUT_S = 15.0
 
 
 def restore(invocation: Invocation) -> None:
-    """Read and push the records at a request's places; others become ``not_stored``."""
+    """Read and push the records at a request's places. Missing or invalid ones become ``not_stored``."""
     request, settings = invocation.request, invocation.settings
     try:
         store = own_store(invocation, writing=False)
@@ -59,7 +59,7 @@ def restore(invocation: Invocation) -> None:
 
 
 def _pieces(request: PrefetchRequest) -> Iterator[tuple[str, list[int]]]:
-    """Yield packs, with samples of each that are read together."""
+    """Yield each pack with the samples that are read from it together."""
     order = sorted(
         range(len(request.ids)), key=lambda index: (request.pack_of[index], request.offsets[index])
     )
@@ -98,22 +98,24 @@ class _Reader:
             self._budget.release(size_bytes)
 
     def _is_place(self, index: int) -> bool:
-        """Check a sample's place: no more bytes are read than a record can have."""
+        """Check a sample's place, so that no more bytes are read than a record can have."""
         offset, length = self._request.offsets[index], self._request.lengths[index]
         good = HEADER_BYTES <= length <= MAX_BULK_BYTES and offset < 2**62
         if not good:
-            self._invocation.fail(index, Outcome.NOT_STORED, f"no record has {length} bytes from {offset} on")
+            self._invocation.fail(
+                index, Outcome.NOT_STORED, f"a record cannot be {length} bytes long at offset {offset}"
+            )
         return good
 
     def _may_begin(self, indices: list[int]) -> bool:
         fail_all = self._invocation.fail_all
         if self._trouble:
-            fail_all(indices, Outcome.STORE_ERROR, f"not tried, since the store failed: {self._trouble}")
+            fail_all(indices, Outcome.STORE_ERROR, f"skipped because the store failed: {self._trouble}")
         elif self._pusher.broken:
-            why = f"not tried, since the cache takes nothing: {self._pusher.broken}"
+            why = f"skipped because the cache accepts no records: {self._pusher.broken}"
             fail_all(indices, Outcome.CACHE_ERROR, why)
         elif self._invocation.expired():
-            fail_all(indices, Outcome.EXPIRED, "the request expired before it was begun")
+            fail_all(indices, Outcome.EXPIRED, "the request expired before this sample was read")
         else:
             return True
         return False
@@ -143,7 +145,7 @@ class _Reader:
         try:
             check_record(record, sample_id)
         except RecordError as error:
-            why = f"pack {pack} has no good record of it at {self._request.offsets[index]}: {error}"
+            why = f"pack {pack} contains no valid record of it at {self._request.offsets[index]}: {error}"
             self._invocation.fail(index, Outcome.NOT_STORED, why)
             return
         self._invocation.outcomes[index] = Outcome.CACHED  # unless the cache refuses it
@@ -152,10 +154,12 @@ class _Reader:
 
 
 def save(invocation: Invocation, meta: PackMeta | None) -> None:
-    """Write a pack of a request's cached records; nothing without ``meta``."""
+    """Write a request's cached records to a pack. Without ``meta``, write nothing."""
     request = invocation.request
     if meta is None:
-        invocation.store_trouble = f"{request.store}: this function writes no packs (SUPER_STORE_READ_ONLY)"
+        invocation.store_trouble = (
+            f"{request.store}: this function does not write packs (SUPER_STORE_READ_ONLY)"
+        )
         return
     with (
         cache_connections(request.cache, invocation.settings) as nodes,
@@ -171,7 +175,7 @@ def save(invocation: Invocation, meta: PackMeta | None) -> None:
 
 
 def _save_some(indices: range, invocation: Invocation, nodes: NodeConnections, saver: PackSaver) -> int:
-    """Read some records and write the good ones; return the length of the longest."""
+    """Read some records and write the valid ones. Return the length of the longest."""
     ids = [invocation.sample_id(index) for index in indices]
     begun_ns, longest = time.perf_counter_ns(), 0
     replies = exchange(nodes, [_slice(sample_id, 0) for sample_id in ids], timeout_s=_TIMEOUT_S)
@@ -182,7 +186,7 @@ def _save_some(indices: range, invocation: Invocation, nodes: NodeConnections, s
         except CacheError as error:
             invocation.fail(index, Outcome.CACHE_ERROR, f"the cache did not return it: {error}")
         except RecordError as error:
-            invocation.fail(index, Outcome.NOT_CACHED, f"the cache has no good record of it: {error}")
+            invocation.fail(index, Outcome.NOT_CACHED, f"the cache contains no valid record of it: {error}")
         else:
             longest = max(longest, len(record))
             invocation.outcomes[index], invocation.record_bytes[index] = Outcome.CACHED, len(record)
@@ -197,7 +201,7 @@ def _slice(sample_id: bytes, start: int) -> Command:
 
 
 def _whole(answer: object, sample_id: bytes, nodes: NodeConnections) -> bytes:
-    """Return a whole record, as its header declares it; ``answer`` is its first slice."""
+    """Return a whole record, of the length in its header. ``answer`` is its first slice."""
     record = _bytes(answer)
     # In slices, so that memory stays bounded.
     parts, size = [record], len(record)

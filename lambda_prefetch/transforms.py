@@ -1,4 +1,4 @@
-"""A recipe's steps on PIL images, with the pixels of torchvision 0.17 and later."""
+"""A recipe's steps on PIL images, with the same pixels as torchvision 0.17 and later."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _NUMBERS = frozenset({"|u1", "<u2", "<i4", "<f4"})  # dtypes of masks that Pillo
 
 
 class SampleRandom:
-    """A stream of random numbers for one random step on one sample: equal everywhere, fresh in every epoch.
+    """Random numbers for one random step on one sample: the same everywhere, new in every epoch.
 
-    Steps that fields of a sample share also have a ``kind``, and ``step`` counts the steps of
+    Steps that the fields of a sample share also have a ``kind``, and ``step`` counts the steps of
     that kind.
     """
 
@@ -62,15 +62,15 @@ class SampleRandom:
         self._count = 0
 
     def seed(self) -> int:
-        """Return the next draw as an integer of 63 bits, to seed other generators."""
+        """Return the next draw as a 63-bit integer, to seed other generators."""
         return self._bits() >> 1
 
     def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
-        """Return the next draw from ``low`` to ``high`` (excluded, but for rounding)."""
+        """Return the next draw from ``low`` to ``high`` (excluded, except by rounding)."""
         return low + (high - low) * ((self._bits() >> (64 - _DOUBLE_BITS)) * 2.0**-_DOUBLE_BITS)
 
     def below(self, bound: int) -> int:
-        """Return the next draw from 0 to ``bound - 1``; the bias is below ``bound * 2**-64``."""
+        """Return the next draw from 0 to ``bound - 1``, with a bias below ``bound * 2**-64``."""
         return (self._bits() * bound) >> 64
 
     def _bits(self) -> int:
@@ -81,10 +81,10 @@ class SampleRandom:
 
 
 class Program:
-    """A recipe made ready to run on the samples of one request.
+    """A recipe that is ready to run on the samples of one request.
 
-    ``bucket``, ``epoch`` and keys without ``prefix`` seed random steps, ``limit_pixels`` bounds the
-    images that steps make, and ``step_modules`` lists the modules that custom steps may come from.
+    Random steps are seeded with ``bucket``, ``epoch`` and keys without ``prefix``. ``limit_pixels``
+    limits the images that steps return, and ``step_modules`` lists the modules allowed for custom steps.
     """
 
     def __init__(
@@ -129,12 +129,11 @@ class Program:
         part: int = 0,
         sizes: dict[str, tuple[int, int]] | None = None,
     ) -> Made:
-        """Decode an object's bytes, unless the first step takes them as they are, and :meth:`run`
-        the steps.
+        """Decode an object's bytes, unless the first step needs the bytes, and :meth:`run` the steps.
 
-        ``part`` is the number of the object's field, in the recipe's order. ``key`` is still the
-        sample's, and ``sizes`` is one dict for all its parts: parts that are cropped alike must
-        have one size.
+        ``part`` is the number of the object's field in the recipe's order. ``key`` is that of the
+        whole sample, and ``sizes`` is one dict for all its parts: parts that are cropped alike must
+        have the same size.
         """
         if self._parts[part] is not self:
             return self._parts[part].make(data, key, sizes=sizes)
@@ -144,9 +143,9 @@ class Program:
         return self.run(decode(data, **self._how), key, sizes)
 
     def run(self, image: Picture, key: str, sizes: dict[str, tuple[int, int]] | None = None) -> Made:
-        """Return the sample's array, or what its last custom step returned.
+        """Return the sample's array, or the result of its last custom step.
 
-        It is uint8 of shape (height, width, 3), (height, width, 1) if grey, or (height, width)
+        The array is uint8 of shape (height, width, 3), (height, width, 1) if grey, or (height, width)
         for a mask. ``image`` is the decoded image, or the object as uint8 of shape (bytes,).
         """
         picture: Picture = image
@@ -164,7 +163,7 @@ class Program:
         return self._array_of(picture)
 
     def _array_of(self, picture: Picture) -> Made:
-        """Return an image as uint8, (height, width, channels)."""
+        """Return an image as uint8 of shape (height, width, channels)."""
         if not isinstance(picture, Image.Image):
             return picture
         if self._of_mask:
@@ -180,7 +179,7 @@ class Program:
         return SampleRandom(self._whole_digest, count, seed, self._epoch, self._bucket, named, kind)
 
     def _kind(self, number: int) -> tuple[str, int]:
-        """Return the step's kind, and its number among those."""
+        """Return the step's kind, and its number among the steps of that kind."""
         # Fields share the draws of equal kind and number, so an image and its mask are cropped alike.
         kinds = [str(step.get("name", step["op"])) for step in self._recipe.steps[:number]]
         return kinds[-1], kinds.count(kinds[-1])
@@ -190,8 +189,8 @@ class Program:
         if (other := sizes.setdefault(f"{kind} {count}", size)) != size:
             raise spoiled(
                 "unequal",
-                f"step {number} ({kind}) would cut another part out of its {size[0]} x {size[1]} pixels than "
-                f"out of another field's {other[0]} x {other[1]}: resize both to one [height, width] before",
+                f"step {number} ({kind}) would crop its {size[0]} x {size[1]} pixels differently from "
+                f"another field's {other[0]} x {other[1]}: resize both to the same [height, width] first",
             )
 
 
@@ -221,7 +220,9 @@ def _resized(
     check_pixels(size[0], image.height, limit_pixels)
     check_pixels(image.width, size[1], limit_pixels)
     if 0 in size:
-        raise spoiled("too_small", f"{image.width} x {image.height} pixels become {size[0]} x {size[1]}")
+        raise spoiled(
+            "too_small", f"{image.width} x {image.height} pixels would be resized to {size[0]} x {size[1]}"
+        )
     filter_name = step.get("interpolation", "bilinear").upper()
     return image if size == image.size else image.resize(size, Image.Resampling[filter_name])
 
@@ -264,7 +265,9 @@ def _random_resized_crop(image: Image.Image, step: Mapping[str, Any], to: _Drawi
 def _random_crop(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
     height, width = sides_of(step["size"])
     if image.width < width or image.height < height:
-        why = f"{image.width} x {image.height} pixels hold no crop of {width} x {height}: put a pad before it"
+        why = (
+            f"{image.width} x {image.height} pixels cannot be cropped to {width} x {height}: add a pad first"
+        )
         raise spoiled("too_small", why)
     draws = to.draws()
     top = draws.below(image.height - height + 1)
@@ -294,7 +297,7 @@ _STEPS: Mapping[str, Callable[[Image.Image, Mapping[str, Any], _Drawing], Image.
 def random_crop_box(
     width: int, height: int, scale: list[float], ratio: list[float], draws: SampleRandom
 ) -> tuple[int, int, int, int]:
-    """Return (left, top, right, bottom) of a random part of the image."""
+    """Return a random part of the image as (left, top, right, bottom)."""
     log_low, log_high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_CROP_TRIES):
         # Area is uniform in scale, the logarithm of the aspect ratio in that of ratio.
@@ -329,6 +332,6 @@ def _as_image(picture: Picture, number: int, op: str, *, of_mask: bool) -> Image
         what = f"{picture.dtype} of shape {picture.shape}"
     raise SampleFailedError(
         Outcome.STEP_ERROR,
-        f"step {number} ({op}) needs uint8 of shape (height, width, 3), and the custom step before it gave "
-        f"{what}",
+        f"step {number} ({op}) needs uint8 of shape (height, width, 3), but the custom step before it "
+        f"returned {what}",
     )

@@ -1,4 +1,4 @@
-"""Shipped video step: the frames of a clip by their times, by FFmpeg's libraries (PyAV)."""
+"""Built-in video step: the frames of a clip at given times, with FFmpeg's libraries (PyAV)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from superdl.lambda_prefetch.sources import spoiled
 try:
     import av
 except ImportError as error:
-    raise ImportError("videos need the package av: pip install superdl[video]") from error
+    raise ImportError("video steps need the package av: pip install superdl[video]") from error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,19 +31,19 @@ _ROUNDING_S = 1e-6  # so that 7 / 10 s finds the frame shown at 0.7 s
 def clip(
     array: NDArray[Any], *, frames: int, size: int, fps: float = 0.0, start: float = 0.0
 ) -> NDArray[Any]:
-    """Return frames of a video, uint8 of shape (frames, size, size, 3): upright central squares in RGB.
+    """Return upright central RGB squares of a video's frames: uint8 of shape (frames, size, size, 3).
 
     Args:
-        array: the file's bytes: MP4, MOV, Matroska, WebM, AVI, MPEG-TS, Ogg or FLV. Its
-            first video is used.
-        frames: the number of frames. Each is the one shown at its time; past the end, the last one.
-        size: the shorter side that frames are resized to (bicubic), and the side of the square.
-        fps: frames per second; 0 spreads them over the video, each in the middle of its equal part.
+        array: the file's bytes, in MP4, MOV, Matroska, WebM, AVI, MPEG-TS, Ogg or FLV. Its
+            first video stream is used.
+        frames: number of frames. Each is the frame shown at its time, or the last one past the end.
+        size: length of the shorter side after resizing (bicubic), and side of the square.
+        fps: frames per second; 0 spreads them over the video, each in the middle of an equal part.
         start: seconds from the first frame. Decoding begins at the first frame in any case.
     """
     data = array.tobytes()
     if not data:
-        raise spoiled("empty", "the object has 0 bytes")
+        raise spoiled("empty", "the object is empty")
     try:
         # By packet headers alone: nothing is decoded yet.
         ticks, times, length = _shown(data)
@@ -60,17 +60,17 @@ def clip(
 
 
 def _shown(data: bytes) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], float]:
-    """Return frame times in ticks (``None`` unless all have one), in seconds, and the end."""
+    """Return the frame times in ticks (``None`` unless all have one) and in seconds, and the end."""
     with av.open(io.BytesIO(data), "r", options=_OPTIONS) as file:
         if not file.streams.video or file.streams.video[0].codec_context is None:
-            raise spoiled("undecodable", "it has no video that FFmpeg decodes")
+            raise spoiled("undecodable", "it contains no video that FFmpeg can decode")
         stream = file.streams.video[0]
         stamps, count, last, all_timed = [], 0, 0, True
         for packet in file.demux(stream):
             # Some formats, such as AVI, store no presentation times.
             stamp = packet.dts if packet.pts is None else packet.pts
             if packet.is_corrupt:
-                raise spoiled("undecodable", "a part of it is cut off or broken")
+                raise spoiled("undecodable", "a part of it is truncated or corrupt")
             if stamp is None:  # the end
                 continue
             count += 1
@@ -79,9 +79,11 @@ def _shown(data: bytes) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], 
                 stamps.append(stamp)
                 last = max(last, stamp + (packet.duration or 0))
         if count < stream.frames:
-            raise spoiled("undecodable", f"{count} frames of {stream.frames} can be read: it is cut off")
+            raise spoiled(
+                "undecodable", f"only {count} of {stream.frames} frames can be read: it is truncated"
+            )
         if not stamps or stream.time_base is None:
-            raise spoiled("empty", "it has no frames")
+            raise spoiled("empty", "it contains no frames")
         ticks = np.sort(np.array(stamps))
         seconds = (ticks - ticks[0]) * float(stream.time_base)
         return ticks if all_timed else None, seconds, float((last - int(ticks[0])) * stream.time_base)
@@ -90,7 +92,7 @@ def _shown(data: bytes) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], 
 def _frames(
     data: bytes, ticks: NDArray[np.int64] | None, wanted: set[int], size: int
 ) -> dict[int, NDArray[Any]]:
-    """Return the frames at these places in display order, by place."""
+    """Return the frames at the ``wanted`` places in display order, by place."""
     taken = {}
     with av.open(io.BytesIO(data), "r", options=_OPTIONS) as file:
         stream = file.streams.video[0]
@@ -100,21 +102,23 @@ def _frames(
         for number, frame in enumerate(file.decode(stream)):
             pixels += frame.width * frame.height
             if pixels > _MAX_CLIP_PIXELS:
-                raise spoiled("too_large", f"the clip ends after more than {_MAX_CLIP_PIXELS} pixels")
+                raise spoiled("too_large", f"the clip takes more than {_MAX_CLIP_PIXELS} pixels")
             # FFmpeg skips frames before the first key frame: counting would be off.
             place = number if ticks is None or frame.pts is None else int(np.searchsorted(ticks, frame.pts))
             if place in wanted:
                 taken[place] = _square(frame, size)
                 if len(taken) == len(wanted):
                     return taken
-    raise spoiled("undecodable", f"{len(taken)} frames of {len(wanted)} can be decoded")
+    raise spoiled("undecodable", f"only {len(taken)} of {len(wanted)} frames can be decoded")
 
 
 def _square(frame: av.VideoFrame, size: int) -> NDArray[Any]:
     short = min(frame.width, frame.height)
     width, height = (max(size, round(side * size / short)) for side in (frame.width, frame.height))
     if width * height > _MAX_FRAME_PIXELS:
-        raise spoiled("too_large", f"{frame.width}x{frame.height} would be resized to {width}x{height}")
+        raise spoiled(
+            "too_large", f"its {frame.width}x{frame.height} frames would be resized to {width}x{height}"
+        )
     resized = frame.reformat(width=width, height=height, format="rgb24", interpolation="BICUBIC")
     left, top = (width - size) // 2, (height - size) // 2
     square = resized.to_ndarray()[top : top + size, left : left + size]

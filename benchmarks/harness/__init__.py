@@ -1,1 +1,1 @@
-"""The harness of all benchmarks: fresh processes, CPU, services, image sets, tables."""
+"""The harness of all benchmarks: fresh processes, CPU times, services, image sets and tables."""

@@ -26,13 +26,13 @@ _SETTLED_S, _POLL_S = 30.0, 0.05
 
 
 class Trainer(Protocol):
-    """The protocol of a trainer on an arm's batches."""
+    """A trainer that consumes an arm's batches."""
 
     def step(self, batch: tuple[Tensor, Tensor]) -> None:
         """Train on one batch."""
 
     def figures(self, wall_s: float) -> dict[str, Any]:
-        """Return steps, waiting and losses since the last call, ``wall_s`` ago."""
+        """Return the steps, waiting time and losses since the last call, ``wall_s`` seconds ago."""
 
 
 class Contender:
@@ -42,9 +42,9 @@ class Contender:
     next one is requested: a loader may reuse its memory.
 
     Args:
-        batches: the iterable, which is closed, or else ends with its last reference.
+        batches: the iterable, which is closed if possible, or else ends with its last reference.
         pair: converts its items to images and labels, if they have another form.
-        sampler: SUPER's, which is closed too.
+        sampler: SUPER's sampler, which is closed as well.
         gets: returns the GETs sent so far by a loader without a sampler, if it counts them.
     """
 
@@ -65,7 +65,7 @@ class Contender:
         return iter(batches) if self._pair is None else map(self._pair, batches)
 
     def counts(self) -> dict[str, int]:
-        """Return the work so far: samples decoded, requests to a bucket's store and to the source."""
+        """Return the samples decoded so far, and the requests to a store in S3 and to the source."""
         if self._sampler is None:
             # A loader that decodes itself has no functions.
             return {"produced": 0, "store_requests": 0, "source_requests": self._gets()}
@@ -77,11 +77,11 @@ class Contender:
         }
 
     def settle(self) -> None:
-        """Wait until functions are idle: their last results come after the last batch."""
+        """Wait until functions are idle, as their last results arrive after the last batch."""
         until_s = time.monotonic() + _SETTLED_S
         while self._sampler is not None and self._sampler.job_stats().total_requests_in_flight:
             if time.monotonic() > until_s:
-                raise BenchmarkError(f"functions still run {_SETTLED_S:g} s after the last batch")
+                raise BenchmarkError(f"functions are still running {_SETTLED_S:g} s after the last batch")
             time.sleep(_POLL_S)
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class ArmSpec:
-    """One arm; epochs of a lap follow one another without a pause."""
+    """One arm. The epochs of a lap follow one another without a pause."""
 
     open: Callable[[Loading], Contender]
     loading: Loading
@@ -137,17 +137,17 @@ class Lap:
 
     @property
     def trainer_cpu_s(self) -> float:
-        """Return the CPU of the process that reads and of its workers."""
+        """Return the CPU seconds of the reading process and its workers."""
         return self.main_cpu_s + self.workers_cpu_s
 
     @property
     def cpu_of_all_s(self) -> float:
-        """Return the CPU of everything except the S3 server."""
+        """Return the CPU seconds of everything except the S3 server."""
         return self.trainer_cpu_s + self.cache_cpu_s + self.coordinator_cpu_s + self.functions_cpu_s
 
 
 class _Spent:
-    """CPU outside of the main process, and work of functions, since the last reading."""
+    """CPU time outside the main process, and work of functions, since the last reading."""
 
     def __init__(self, pids: Pids) -> None:
         self._pids = pids
@@ -162,23 +162,25 @@ class _Spent:
 
 
 def run_checked(spec: ArmSpec, name: str, environment: Mapping[str, str] | None = None) -> list[Lap]:
-    """Measure an arm in a fresh process; check that all came and later laps decoded nothing.
+    """Measure an arm in a fresh process. Check that all images arrive and later laps decode nothing.
 
     Raises:
-        BenchmarkError: it failed, or contradicts its description in the table.
+        BenchmarkError: the arm failed, or does not match its description in the table.
     """
     laps = run_child(measure_arm, spec, name=name, environment=environment)
     for count, lap in zip(spec.laps, laps, strict=True):
         if lap.images != count * spec.loading.images:
-            raise BenchmarkError(f"{name}: {lap.images} images came in {count} epochs")
+            raise BenchmarkError(f"{name}: {lap.images} images arrived in {count} epochs")
     for lap in laps[1:]:
         if lap.produced:
-            raise BenchmarkError(f"{name}: functions decoded {lap.produced} samples once all was read")
+            raise BenchmarkError(
+                f"{name}: functions decoded {lap.produced} samples after everything was read"
+            )
     return laps
 
 
 def measure_arm(spec: ArmSpec) -> list[Lap]:
-    """Measure the arm in this process, which is fresh."""
+    """Measure the arm in this process, which must be fresh."""
     for module in spec.imports:
         import_module(module)
     trainer = spec.trainer() if spec.trainer else None
@@ -239,12 +241,12 @@ def drop_pages(store: str) -> None:
 
 
 def checksum(images: Tensor, labels: Tensor) -> int:
-    """Return a number that grows with every pixel of a batch, weighted by its image's label."""
+    """Return the sum of all pixels of a batch, weighted by their images' labels."""
     # Sums over batches do not depend on the order.
     return int((images.sum(dim=(1, 2, 3), dtype=torch.int64) * (labels + 1)).sum())
 
 
 def _checked(images: Tensor, labels: Tensor, side: int) -> int:
     if images.dtype != torch.uint8 or images.shape != (len(labels), 3, side, side):
-        raise BenchmarkError(f"images came as {images.dtype} of shape {tuple(images.shape)}")
+        raise BenchmarkError(f"the images arrived as {images.dtype} of shape {tuple(images.shape)}")
     return checksum(images, labels)

@@ -1,4 +1,4 @@
-"""The image sets of the benchmarks: recipes, options, location, loading parameters."""
+"""The image sets of the benchmarks: recipes, options, location and loading parameters."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def positive(text: str) -> int:
-    """Parse an integer of at least 1 of an option, else raise ``ValueError``."""
+    """Parse an option's integer. Raises ``ValueError`` if it is less than 1."""
     if (number := int(text)) < 1:
         raise ValueError(text)
     return number
 
 
 def not_negative(text: str) -> int:
-    """Parse an integer of at least 0 of an option, else raise ``ValueError``."""
+    """Parse an option's integer. Raises ``ValueError`` if it is negative."""
     if (number := int(text)) < 0:
         raise ValueError(text)
     return number
@@ -37,7 +37,7 @@ IMAGE_SETS = {
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """An image set, and its loading parameters."""
+    """An image set and its loading parameters."""
 
     name: str
     directory: str  # its images in class folders
@@ -52,7 +52,7 @@ class Loading:
     seed: int = 0  # of the shuffle
 
     def format_directory(self, name: str) -> Path:
-        """Return the folder of the images in a format, beside the set."""
+        """Return the folder for the images in another format, next to the set."""
         parent = Path(self.directory).parent
         return parent.with_name(f"{parent.name}-{self.resize}-{self.crop}-converted") / name
 
@@ -63,26 +63,26 @@ def described(sets: Iterable[Loading]) -> dict[str, Any]:
 
 
 def add_option(parser: argparse.ArgumentParser, name: str, default: Any, text: str, **options: Any) -> None:
-    """Add an option whose default ends its help, and takes as many values: names, or numbers from 1 on."""
+    """Add an option for names or positive numbers. The help ends with the default; a list takes several."""
     several = isinstance(default, list)
     shown = " ".join(map(str, default)) if several else default
     if "choices" not in options:
         options = {"type": positive, "metavar": "N", **options}
     parser.add_argument(
-        name, default=default, nargs="+" if several else None, help=f"{text} ({shown})", **options
+        name, default=default, nargs="+" if several else None, help=f"{text} (default: {shown})", **options
     )
 
 
 def add_data_option(parser: argparse.ArgumentParser, *, photos: int) -> None:
     """Add the options for the number of photos and the location of sets."""
-    add_option(parser, "--photos", photos, "images of the set photos")
+    add_option(parser, "--photos", photos, "number of images in the set photos")
     add_option(
-        parser, "--data", "data/bench", "where image sets are kept", type=os.path.abspath, metavar="DIR"
+        parser, "--data", "data/bench", "directory of the image sets", type=os.path.abspath, metavar="DIR"
     )
 
 
 def prepare_images(name: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> Loading:
-    """Create the set in the options' directory, unless present; ``say`` gets a line first."""
+    """Create the set in the options' directory unless it exists. ``say`` receives a line first."""
     say(f"preparing images: {name}")
     directory = Path(arguments.data)
     if name == "digits":

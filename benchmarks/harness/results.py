@@ -1,4 +1,4 @@
-"""Reports of benchmarks as a table and as JSON: the figures, the method, and the machine."""
+"""Benchmark reports as tables and JSON: the figures, the method, and the machine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Column:
     spec: str = ""
 
     def cell(self, row: dict[str, Any]) -> str:
-        """Return the figure as text; a dash if it is missing."""
+        """Return the figure as text, or a dash if it is missing."""
         value = row.get(self.name)
         return "-" if value is None else format(value, self.spec)
 
@@ -67,12 +67,12 @@ class Run(Generic[Result]):
     result: Result
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return all fields as plain values."""
         return {**self.conditions, "round": self.round, **asdict(cast("Any", self.result))}
 
 
 def by_conditions(runs: Iterable[Run[Result]]) -> list[tuple[dict[str, Any], list[Result]]]:
-    """Return the results of all rounds by conditions, in order of appearance."""
+    """Return the results of all rounds, grouped by conditions in order of appearance."""
     groups: dict[tuple[Any, ...], tuple[dict[str, Any], list[Result]]] = {}
     for run in runs:
         groups.setdefault(tuple(run.conditions.values()), (run.conditions, []))[1].append(run.result)
@@ -80,13 +80,13 @@ def by_conditions(runs: Iterable[Run[Result]]) -> list[tuple[dict[str, Any], lis
 
 
 def medians(figures: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
-    """Return the median of each figure where present; None if it never is."""
+    """Return the median of each figure over the rows that have it, or None if none has."""
     values = {name: [value for row in figures if (value := row[name]) is not None] for name in figures[0]}
     return {name: median(present) if present else None for name, present in values.items()}
 
 
 def over(above: float | None, below: float | None) -> float | None:
-    """Return the ratio of two figures; None if one is missing or the second is 0."""
+    """Return the ratio of two figures, or None if one is missing or the second is 0."""
     return above / below if above is not None and below else None
 
 
@@ -95,7 +95,7 @@ def measured(
     arguments: argparse.Namespace,
     say: Callable[[str], None],
 ) -> tuple[BenchmarkReport, dict[str, Any]]:
-    """Run a benchmark; return its report and JSON: figures, options, machine, versions."""
+    """Run a benchmark. Return its report, and as JSON the figures, options, machine and versions."""
     # Before the benchmark, which is itself a load.
     began_s, started_at, load = time.perf_counter(), now_text(), os.getloadavg()[0]
     report = measure(arguments, say)
@@ -114,7 +114,7 @@ def measured(
 
 
 def print_report(report: BenchmarkReport, content: Mapping[str, Any], console: Console) -> None:
-    """Print a table per group of rows, without empty columns; method and machine."""
+    """Print a table per group of rows, without empty columns, then the method and the machine."""
 
     def title(row: dict[str, Any]) -> str:
         return ", ".join([content["benchmark"], *(f"{name} {row[name]}" for name in report.group_by)])

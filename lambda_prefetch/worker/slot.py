@@ -1,7 +1,7 @@
-"""A slot of a worker: a process that runs one request of the function at a time, without asyncio and gRPC.
+"""A worker's slot: a process that runs one request at a time, without asyncio and gRPC.
 
-``python -m superdl.lambda_prefetch.worker.slot module:attribute NICE`` reads a request
-per line, ``NUMBER TIMEOUT_S JSON``, and writes an answer per line, ``NUMBER KIND JSON``.
+``python -m superdl.lambda_prefetch.worker.slot module:attribute NICE`` reads one request
+per line, ``NUMBER TIMEOUT_S JSON``, and writes one answer per line, ``NUMBER KIND JSON``.
 The kind is ``result`` or ``raised``, followed by ``!`` if the process must be ended.
 """
 
@@ -54,7 +54,7 @@ class InvocationContext:
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until the input ends."""
+    """Serve requests until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker handles Ctrl-C and SIGTERM
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     name, niceness = arguments[0], int(arguments[1])
@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _take_standard_streams() -> tuple[BinaryIO, BinaryIO]:
-    """Reserve input and output for requests and answers; send prints to standard error."""
+    """Reserve input and output for requests and answers. Redirect prints to standard error."""
     requests_in, answers_out = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -81,7 +81,7 @@ def _take_standard_streams() -> tuple[BinaryIO, BinaryIO]:
 
 
 def _read(requests_in: BinaryIO, requests: queue.SimpleQueue[bytes]) -> None:
-    """Queue requests; end the process at once when there will be no more."""
+    """Queue requests. End the process as soon as the input ends."""
     for line in requests_in:
         requests.put(line)
     os._exit(0)  # not sys.exit: the function may run for long, and its answer is lost
@@ -97,7 +97,7 @@ def _load(name: str) -> Callable[[dict[str, Any], Any], dict[str, Any]]:
 
 
 def _invoke(name: str, event: bytes, request_id: str, timeout_s: float) -> tuple[bytes, bytes]:
-    """Return the kind of answer, and as JSON the function's result or its error."""
+    """Return the kind of answer, and the function's result or error as JSON."""
     context = InvocationContext(request_id, timeout_s)
     # This watchdog is a native thread: it also ends a process that hangs in native code.
     faulthandler.dump_traceback_later(timeout_s + _OVERTIME_S, exit=True, file=_STDERR)

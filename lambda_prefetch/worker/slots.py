@@ -1,4 +1,4 @@
-"""A worker's settings, and its slots: child processes that run functions, each replaced when it ends."""
+"""A worker's settings and slots: child processes that run functions and are replaced when they end."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ class WorkerSettings:
 
     coordinator: str  # host:port or unix:/path
     name: str  # in the coordinator's log
-    function: str = FUNCTION  # that the slots run, module:attribute
+    function: str = FUNCTION  # module:attribute that the slots run
     slots: int = 1  # concurrent requests, each in its own process
     nice: int = 0  # of these processes
     linger_s: float = 300.0  # to wait for an unreachable coordinator
-    grace_s: float = 30.0  # that running requests may take after SIGTERM
+    grace_s: float = 30.0  # time for running requests after SIGTERM
     credentials: CoordinatorCredentials = field(default_factory=CoordinatorCredentials)
-    store: str = ""  # the address of the store that it sees; empty means that of SUPER_STORE
-    store_only: bool = False  # only restore and save, for functions that do not see the store
-    metrics_listen: str = ""  # where Prometheus finds metrics, host:port; empty: nowhere
+    store: str = ""  # address of the store that it can access; empty for SUPER_STORE
+    store_only: bool = False  # only restore and save, for functions without access to the store
+    metrics_listen: str = ""  # host:port where Prometheus can read metrics; empty for none
     health_listen: str = ""  # the same for health probes
 
 
 class RequestFailedError(SuperError):
-    """A request crashed, timed_out or raised after ``ran_s`` seconds, or all slots were busy."""
+    """A request crashed, timed out or raised after ``ran_s`` seconds, or all slots were busy."""
 
     def __init__(self, kind: str, message: str, ran_s: float = 0.0) -> None:
         super().__init__(message)
@@ -65,7 +65,7 @@ class RequestFailedError(SuperError):
 
 
 class Slots:
-    """``count`` slots that run ``module:attribute`` at this niceness, used from one event loop."""
+    """A pool of ``count`` slots that run ``function`` at niceness ``nice``. Use it from one event loop."""
 
     def __init__(self, function: str, count: int, *, nice: int = 0) -> None:
         self.function, self.count, self._nice = function, count, nice
@@ -87,7 +87,7 @@ class Slots:
         return sum(own[:4]) + sum(slot.cpu_s for slot in self._living)
 
     async def start(self) -> None:
-        """Start all slots and wait for the first warm one; SuperError if as many failed before."""
+        """Start all slots and wait for a warm one. Raises SuperError after ``count`` failures."""
         self._keepers = [asyncio.create_task(self._keep()) for _ in range(self.count)]
         await self._warm.wait()
         if not self.fingerprint:
@@ -95,7 +95,7 @@ class Slots:
             raise SuperError(f"the function {self.function} could not be started: {self._last_failure}")
 
     async def run(self, request: bytes, timeout_s: float) -> bytes:
-        """Return a request's result, both JSON on a line, or raise :class:`RequestFailedError`."""
+        """Run a request and return its result, each a line of JSON, or raise :class:`RequestFailedError`."""
         outcome = "cancelled"
         self.busy += 1
         try:
@@ -131,11 +131,11 @@ class Slots:
                     pass
                 return slot
         except TimeoutError:
-            last = f"; the last to fail said: {self._last_failure}" if self._last_failure else ""
+            last = f"; the last failure was: {self._last_failure}" if self._last_failure else ""
             raise RequestFailedError("busy", f"no slot was free for {_FREE_WAIT_S:g} s{last}") from None
 
     async def _keep(self) -> None:
-        """Keep one slot running; after failures, pause longer and longer."""
+        """Keep one slot running, with longer and longer pauses after failures."""
         pause_s = _FIRST_PAUSE_S
         while True:
             slot = None
@@ -147,7 +147,7 @@ class Slots:
                 await slot.ended()
                 pause_s = _FIRST_PAUSE_S
             except SuperError as error:
-                _log.warning("a slot failed and is replaced: %s", error)
+                _log.warning("a slot failed and will be replaced: %s", error)
                 self._failures, self._last_failure = self._failures + 1, str(error)
                 if self._failures >= self.count:
                     self._warm.set()  # start() fails then if no slot became warm
@@ -161,17 +161,17 @@ class Slots:
             self.restarts += 1
 
     def _admit(self, warmed: object) -> None:
-        """Take the first slot's decoder as the worker's; refuse a differing slot."""
+        """Use the first slot's decoder as the worker's, and refuse slots with a different one."""
         fingerprint = warmed.get("golden") if isinstance(warmed, dict) else None
         if not isinstance(fingerprint, str) or not fingerprint:
             raise SuperError(
-                f"it answered a warm event with {str(warmed)[:_SHOWN]}: it is not SUPER's function"
+                f"it answered a warm event with {str(warmed)[:_SHOWN]}, so it is not SUPER's function"
             )
         self.fingerprint = self.fingerprint or fingerprint
         if fingerprint != self.fingerprint:
             raise SuperError(
-                f"a new slot decodes as {fingerprint}, the others as {self.fingerprint}: restart the worker, "
-                "so that all slots run what is installed now"
+                f"a new slot decodes as {fingerprint}, but the others decode as {self.fingerprint}: restart "
+                "the worker, so that all slots run what is installed now"
             )
         self._warm.set()
 
@@ -203,7 +203,7 @@ class _Slot:
             await slot.ended()
             raise
         except OSError as error:
-            raise SuperError(f"no process could be started for a slot: {error}") from error
+            raise SuperError(f"cannot start a process for a slot: {error}") from error
 
     @property
     def is_alive(self) -> bool:
@@ -218,14 +218,16 @@ class _Slot:
         return 0.0
 
     async def call(self, event: bytes, timeout_s: float) -> bytes:
-        """Return the function's result. A process without one is ended, also if cancelled."""
+        """Return the function's result. End the process if there is none or the call is cancelled."""
         began_s, is_answered = time.monotonic(), False
         try:
             async with asyncio.timeout(timeout_s):
                 kind, answer = await self._exchange(event, timeout_s)
             is_answered = True
         except TimeoutError:
-            why = f"the function did not answer within {timeout_s:g} s; process {self._process.pid} was ended"
+            why = (
+                f"the function did not answer within {timeout_s:g} s; process {self._process.pid} was killed"
+            )
             raise RequestFailedError("timed_out", why, time.monotonic() - began_s) from None
         except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
             is_malformed = isinstance(error, ValueError)
@@ -244,7 +246,7 @@ class _Slot:
         return answer
 
     async def _exchange(self, event: bytes, timeout_s: float) -> tuple[bytes, bytes]:
-        """Send a request; return kind and JSON of its answer, ``ValueError`` for anything else."""
+        """Send a request. Return the kind and JSON of its answer; raise ``ValueError`` for anything else."""
         self._calls += 1
         self._to_child.write(b"%d %f %b\n" % (self._calls, timeout_s, event))
         with contextlib.suppress(ConnectionError):  # it has ended: its last output is still unread
@@ -258,7 +260,7 @@ class _Slot:
                 return kind, answer
             if not 0 < int(number) < self._calls:
                 raise ValueError(f"it answered call {int(number)}, which was never made")
-            _log.warning("a slot answered call %d more than once; this is dropped", int(number))
+            _log.warning("a slot answered call %d more than once; ignoring the duplicate", int(number))
 
     async def ended(self) -> None:
         await self._process.wait()

@@ -261,4 +261,4 @@ def test_train_needs_two_cores(capsys, tmp_path):
         assert main(["bench", "train", "--data", str(tmp_path)]) == 1
     finally:
         os.sched_setaffinity(0, before)
-    assert "it needs 2 at least" in capsys.readouterr().err
+    assert "it needs at least 2" in capsys.readouterr().err

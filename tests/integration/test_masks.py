@@ -141,7 +141,7 @@ def test_crops_of_unequal_sizes_are_refused(scenes, shared_stack):
     dataset = SuperDataset(scenes, recipe, key_list=loose(scenes, "jsonl"))
     with (
         SuperSampler(dataset, batch_size=1, shuffle=True, coordinator=shared_stack.address) as sampler,
-        pytest.raises(BadSampleError, match="its field .* would cut another part out of its"),
+        pytest.raises(BadSampleError, match="its field .* would crop its"),
     ):
         list(DataLoader(dataset, sampler=sampler, batch_size=None))
 
@@ -181,7 +181,7 @@ def test_what_is_wrong_with_a_mask_is_the_samples_failure(scenes, shared_stack):
     assert len(images["image"]) == len(images["mask"]) == COUNT - 1
     ((name, reason),) = info.bad
     assert name == "images/03.png"
-    assert "its field 'mask', masks/03.png: a mask has one number for each pixel" in reason
+    assert "its field 'mask', masks/03.png: a mask must have one number per pixel" in reason
     rows = []
     for number in range(3):  # the list says the versions, so nobody looks before
         status = (scenes / "masks" / f"{number:02d}.png").stat()

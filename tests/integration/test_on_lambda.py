@@ -103,7 +103,7 @@ def test_a_function_of_another_version_is_not_read_from(stack, lambda_service, t
         batches = iter(DataLoader(dataset, sampler=sampler, batch_size=None))
         next(batches)
         lambda_service.deploy(handler="other.handler", environment=environment)
-        with pytest.raises(BadSampleError, match="is SUPER 9.9.9, the coordinator is SUPER"):
+        with pytest.raises(BadSampleError, match="has SUPER 9.9.9, but the coordinator has SUPER"):
             list(batches)
 
 

@@ -46,7 +46,7 @@ def test_a_node_that_is_killed_in_mid_epoch_costs_no_sample(ray_cluster, stack, 
     log = tmp_path / "placing.log"
     process = placed(ray_cluster.address, stack, log)
     try:
-        until(lambda: "a worker runs on" in log.read_text())
+        until(lambda: "a worker is running on" in log.read_text())
         stack.start()
         with SuperSampler(
             dataset, batch_size=BATCH, shuffle=True, seed=1, coordinator=stack.address

@@ -94,13 +94,13 @@ def test_a_random_step_gets_a_seed_that_is_equal_within_an_epoch_only(module):
 @pytest.mark.parametrize(
     ("name", "allowed", "words"),
     [
-        ("{module}:invert@2.1", [], "SUPER_STEP_MODULES does not list step_module_of_tests; it allows none"),
+        ("{module}:invert@2.1", [], r"SUPER_STEP_MODULES does not list step_module_of_tests \(it lists none"),
         ("os:getcwd@1", [NAME], "SUPER_STEP_MODULES does not list os"),
         ("{module}:invert@2.2", [NAME], "version 2.1 is deployed"),
         ("{module}:absent@2.1", [NAME], "has no function absent"),
         ("{module}:not_callable@2.1", [NAME], "has no function not_callable"),
         ("no_such_module_here:f@1", ["no_such_module_here"], "cannot be imported: ModuleNotFoundError"),
-        ("{module}:helper@1", [NAME], r'not marked as a step: write @custom_step\("1"\)'),
+        ("{module}:helper@1", [NAME], r'not marked as a step; decorate it with @custom_step\("1"\)'),
         ("colorsys:rgb_to_hsv@1", ["colorsys"], "not marked as a step"),
         ("{module}:loads@1", [NAME], "imports loads from _pickle"),
         ("{module}:heavy@1", [NAME], "imports heavy from superdl.experiments"),
@@ -120,7 +120,7 @@ def test_a_shipped_step_keeps_the_name_that_recipes_hash(prefix):
     expected = run([{**step, "name": f"superdl.{name}"}], "superdl.experiments.augmentations.heavy", epoch=1)
     assert made.shape == expected.shape
     assert not np.array_equal(made, pixels())
-    with pytest.raises(ConfigError, match="does not list experiments.augmentations.heavy; it allows os"):
+    with pytest.raises(ConfigError, match=r"does not list experiments.augmentations.heavy \(it lists os"):
         run([step], "os")
 
 
@@ -128,10 +128,10 @@ def test_a_shipped_step_keeps_the_name_that_recipes_hash(prefix):
     ("function", "words"),
     [
         ("fails", "RuntimeError: no such luck"),
-        ("gives_text", "gave str"),
-        ("gives_objects", "gave object of shape"),
-        ("gives_no_names", r"gave a dict with the keys \[''\]"),
-        ("gives_text_in_a_dict", "gave str"),
+        ("gives_text", "returned str"),
+        ("gives_objects", "returned object of shape"),
+        ("gives_no_names", r"returned a dict with the keys \[''\]"),
+        ("gives_text_in_a_dict", "returned str"),
     ],
 )
 def test_a_step_that_raises_or_gives_no_array_fails_the_sample_for_now(module, function, words):
@@ -148,7 +148,9 @@ def test_a_step_may_give_several_arrays_by_names(module):
     assert np.array_equal(made["mask"], pixels()[:, 3:, 0])
     after = run([*steps, custom(f"{module}:swapped@2.1")], module)
     assert np.array_equal(after["left"], made["mask"])
-    with pytest.raises(SampleFailedError, match=r"\(resize\) needs uint8 .* gave arrays named left, mask"):
+    with pytest.raises(
+        SampleFailedError, match=r"\(resize\) needs uint8 .* returned arrays named left, mask"
+    ):
         run([*steps, {"op": "resize", "size": 8}], module)
 
 

@@ -102,16 +102,16 @@ def test_the_first_part_that_fails_is_told_whichever_comes_first(source, valkey)
         assert result.outcomes == ("cached", "missing", "cached", "cached", "tombstone", "missing")
         told = result.messages
         assert "images.parquet::1: its field 'depth', 1.png: there is no such file" in told["1"]
-        assert "its field 'depth', 4.png: a mask has one number for each pixel" in told["4"]
+        assert "its field 'depth', 4.png: a mask must have one number per pixel" in told["4"]
         assert "its field 'depth', 5.png" in told["5"]
     rows[5] = rows[5] | {"depth.key": "0.png"}
     result = run(request_of(directory, [rows[0], *rows[2:4], rows[5]], valkey.unix_url))
-    assert "images.parquet::5: its field 'mask', masks.tar::5.png: its" in result.messages["3"]
+    assert "images.parquet::5: its field 'mask', masks.tar::5.png: Pillow cannot" in result.messages["3"]
 
 
 def test_a_request_is_held_to_its_recipe(source, valkey):
     request = request_of(*source, valkey.unix_url)
-    with pytest.raises(ConfigError, match="names the fields"):
+    with pytest.raises(ConfigError, match="has the fields"):
         run(replace(request, fields=("mask", "depth")))
-    with pytest.raises(ConfigError, match="this function calls it"):
+    with pytest.raises(ConfigError, match="in this function"):
         run(replace(request, versions=(*request.versions[:-1], "other")))

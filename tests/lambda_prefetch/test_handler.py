@@ -177,14 +177,14 @@ def test_expiry_is_checked_before_each_sample(root, valkey, monkeypatch):
     request = file_request(root, GOOD, valkey.unix_url, expires_in_s=expires_in_s)
     result = run(request)
     assert set(result.outcomes) == {"expired"}
-    assert "before it was decoded" in result.messages["0"]
-    assert "before it was begun" in result.messages["1"]
+    assert "before this sample was decoded" in result.messages["0"]
+    assert "before this sample was read" in result.messages["1"]
 
 
 def test_a_request_whose_ids_the_function_does_not_derive_is_refused_whole(root, valkey):
     event = event_of(root, valkey)
     event["ids"][3] = "0" * 32
-    with pytest.raises(ConfigError, match=r"3\.png 0{32}, this function calls it"):
+    with pytest.raises(ConfigError, match=r"3\.png has the id 0{32} in the request"):
         handler(event, Context())
     with valkey.client() as client:
         assert client.dbsize() == 0
@@ -194,7 +194,7 @@ def test_the_epoch_counts_for_the_ids_of_random_recipes_only(root, valkey):
     assert handler(event_of(root, valkey, epoch=4), Context())["outcomes"] == ("cached",) * 5
     recipe = Recipe([{"op": "horizontal_flip"}])
     event = json.loads(file_request(root, GOOD, valkey.unix_url, recipe, epoch=4).to_json())
-    with pytest.raises(ConfigError, match="this function calls it"):
+    with pytest.raises(ConfigError, match="in this function"):
         handler({**event, "epoch": 5}, Context())
 
 
@@ -216,7 +216,7 @@ def test_a_request_that_cannot_be_meant_is_refused(root, valkey, changes, error)
 
 
 def test_a_warm_event_of_another_version_or_without_a_cache_to_reach(tmp_path):
-    with pytest.raises(ConfigError, match="deploy one version"):
+    with pytest.raises(ConfigError, match="warm event version 1, not 2"):
         handler({"super_warm": 2, "cache": ""}, Context())
     with pytest.raises(CacheUnreachableError):
         handler({"super_warm": 1, "cache": f"unix://{tmp_path}/none.sock"}, Context())
@@ -226,8 +226,11 @@ def test_a_function_that_is_not_the_one_that_is_wanted_writes_nothing(root, valk
     warmed = handler({"super_warm": 1, "cache": ""}, Context())
     golden, version = warmed["golden"], warmed["function_version"]
     for wanted, words in (
-        ({"golden": "0" * 32}, f"decodes the reference images to {golden}, the request wants 0{{32}}"),
-        ({"function_version": "9.9.9"}, f"is SUPER {version}, the coordinator is SUPER 9.9.9: deploy the"),
+        ({"golden": "0" * 32}, f"decodes the reference images to {golden}, but the request expects 0{{32}}"),
+        (
+            {"function_version": "9.9.9"},
+            f"has SUPER {version}, but the coordinator has SUPER 9.9.9: deploy",
+        ),
     ):
         with pytest.raises(ConfigError, match=words):
             handler(event_of(root, valkey, **wanted), Context())

@@ -159,7 +159,7 @@ def test_faults_are_told_of_object_and_row(tmp_path, valkey):
     assert list(result.outcomes) == ends
     reasons = [tombstone_of(valkey, request, n).reason for n in range(6)]
     assert reasons == [*["undecodable"] * 5, "empty"]
-    said = {0: "no Parquet", 5: "name a file", 8: "no 3", 9: "no row 2", 10: "'picture'"}
+    said = {0: "not a Parquet file", 5: "refer to a file", 8: "row group 3", 9: "no row 2", 10: "'picture'"}
     for n, words in said.items():
         assert f"{cases[n]['key']}::m{n}" in result.messages[str(n)]
         assert words in result.messages[str(n)]
@@ -179,7 +179,7 @@ def test_ranges_of_buckets_and_bounds(kept, tmp_path):
     assert [found[n] for n in range(4)] == [bytes([n]) * 5000 for n in range(4)]
     found, _ = fetched(replace(request, limits=Limits(object_bytes=9000)), source)
     assert [found[n].reason for n in range(4)] == ["too_large"] * 4
-    assert "row groups are read whole" in found[0].why
+    assert "write smaller row groups" in found[0].why
     changed = member_request("file:///x", [row | {"version": "0" * 32} for row in rows], "redis://h:1")
     assert outcomes_of(fetched(changed, source)[0]) == ["changed"] * 4
 

@@ -276,8 +276,8 @@ def test_a_store_that_is_not_the_functions_own_is_not_touched(
     request = saving(root, valkey, directory_store, GOOD, kind=kind)
     for setting in ("", other.address, "s3://bucket/p"):
         monkeypatch.setenv("SUPER_STORE", setting)
-        words = f"the request's store is {directory_store.address}, and SUPER_STORE of the function "
-        words += f"is {setting}: give" if setting else "names none: give"
+        words = f"the request's store is {directory_store.address}, but the function's SUPER_STORE "
+        words += f"is {setting}: use" if setting else "names none: use"
         assert_delivered_with_trouble(run(request), words, valkey, request)
     assert files_of(Path(directory_store.address)) == files_of(Path(other.address)) == []
 

@@ -30,7 +30,7 @@ SIDES = (10, 200, 37, 150, 64, 171, 22)
 KEYS = [f"{n}.png" for n in range(len(SIDES))]
 COUNT = len(SIDES)
 DECODER = "f" * 32
-NO_STORE = "give the coordinator and its functions the same"
+NO_STORE = "use the same store for the coordinator and its functions"
 
 
 def images_request(tmp_path, valkey, sides=SIDES):
@@ -234,7 +234,7 @@ def assert_saved(store, result, records, lost=()):
     for n, record in enumerate(records):
         if n in lost:
             assert (result.outcomes[n], result.offsets[n]) == ("not_cached", 0)
-            assert f"images/{KEYS[n]}: the cache has no good record of it" in result.messages[str(n)]
+            assert f"images/{KEYS[n]}: the cache contains no valid record of it" in result.messages[str(n)]
         else:
             assert (result.outcomes[n], result.record_bytes[n]) == ("cached", len(record))
             assert store.read(result.pack, result.offsets[n], len(record)) == record
@@ -290,7 +290,7 @@ def assert_nothing_saved(result, words):
 def test_a_store_that_takes_nothing(directory_store, cached, tmp_path, monkeypatch):
     request, records = save_of(cached[0], directory_store), cached[1]
     monkeypatch.setenv("SUPER_STORE_READ_ONLY", "1")
-    assert_nothing_saved(run(request), "this function writes no packs (SUPER_STORE_READ_ONLY)")
+    assert_nothing_saved(run(request), "this function does not write packs (SUPER_STORE_READ_ONLY)")
     monkeypatch.delenv("SUPER_STORE_READ_ONLY")
     Path(directory_store.address).rename(tmp_path / "elsewhere")
     assert_nothing_saved(run(request), directory_store.address)

@@ -85,10 +85,10 @@ def test_figures_are_openmetrics_and_count_requests_by_their_end():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"metrics_listen": "9400"}, "--metrics-listen is host:port"),
-        ({"health_listen": "unix:/run/h.sock"}, "--health-listen is host:port"),
+        ({"metrics_listen": "9400"}, "--metrics-listen must be host:port"),
+        ({"health_listen": "unix:/run/h.sock"}, "--health-listen must be host:port"),
         ({"metrics_listen": "127.0.0.1:9400", "health_listen": "127.0.0.1:9400"}, "are both"),
-        ({"metrics_listen": "0.0.0.0:9400"}, "beyond loopback metrics need TLS and a token"),
+        ({"metrics_listen": "0.0.0.0:9400"}, "needs TLS and a token"),
     ],
 )
 def test_addresses_that_will_not_do_are_refused(given, words, monkeypatch):
