@@ -195,7 +195,7 @@ FAULTS = {
     stop_the_cache: ("waiting for the cache", "server"),
     shrink_the_cache: ("the cache's memory has changed", "server"),
     have_the_cache_evict: ("keys of its own accord", "server"),
-    forge_a_report: ("is skipped", "cache"),
+    forge_a_report: ("skipping a read report", "cache"),
     spoil_a_file: ("can never be decoded", "server"),
     remove_the_store: ("the store", "store"),
     replace_the_store: ("the store", "store"),
