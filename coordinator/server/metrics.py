@@ -1,4 +1,4 @@
-"""The coordinator's figures: their list, their values at a scrape, and CloudWatch's log lines."""
+"""The coordinator's metrics: their list, their values at a scrape, and log lines for CloudWatch."""
 
 from __future__ import annotations
 
@@ -157,13 +157,13 @@ def _figures(account: Job | ClosedJobs) -> NDArray[np.float64]:
 
 
 class Metrics:
-    """The collector of all figures for ``prometheus_client``; ``ConfigError`` without that extra."""
+    """A collector of all metrics for ``prometheus_client``. Raises ``ConfigError`` without that extra."""
 
     def __init__(self, engine: Engine, executors: Sequence[Executor]) -> None:
         try:
             from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
         except ImportError as error:
-            raise ConfigError("metrics need an extra: pip install 'superdl[metrics]'") from error
+            raise ConfigError("metrics need an optional package: pip install 'superdl[metrics]'") from error
         self._engine, self._executors = engine, executors
         self._named: frozenset[str] = frozenset()
         # Open jobs at the last scrape, and their figures then.
@@ -180,11 +180,11 @@ class Metrics:
         )
 
     def called(self, method: str, took_s: float) -> None:
-        """Record an answered call; ``method`` is one of the service's."""
+        """Record an answered call; ``method`` is one of the service's methods."""
         self._calls.labels(method.rpartition("/")[2]).observe(took_s)
 
     def look(self) -> Callable[[], bytes]:
-        """Take a snapshot of all figures; return a function that makes its text, in any thread."""
+        """Take a snapshot of all metrics. Return a function that renders it as text, in any thread."""
         from prometheus_client.openmetrics.exposition import generate_latest
 
         families: list[Family] = list(self._registry.collect())
@@ -288,7 +288,7 @@ class Metrics:
 
 
 def _fields(stats: object, labels: tuple[str, ...], values: tuple[str, ...]) -> Iterator[_Row]:
-    """Yield the figures that are fields of these statistics; a text counts as 1 if there is any."""
+    """Yield the metrics that are fields of these statistics. A non-empty string counts as 1."""
     for metric in METRICS:
         if metric.field and metric.labels == labels:
             value = getattr(stats, metric.field)
@@ -301,8 +301,9 @@ def _states(name: str, lapsed: list[bool]) -> Iterator[_Row]:
 
 
 class EmfLines:
-    """A writer of figures for alarms in CloudWatch's embedded metric format, with
-    the dimension ``owner``.
+    """A writer of metrics for alarms in CloudWatch's embedded metric format.
+
+    ``owner`` is the value of the dimension.
     """
 
     def __init__(self, engine: Engine, owner: str, stream: TextIO | None = None) -> None:
@@ -312,7 +313,7 @@ class EmfLines:
         self._written_s = engine.core.now_s
 
     async def write(self) -> None:
-        """Write a line with the figures since the last one."""
+        """Write a line with the metrics since the last one."""
         core, load, now_s = self._engine.core, self._engine.cache_load, time.monotonic()
         passed_s, self._written_s = now_s - self._written_s, now_s
         waited_us = {job.name: sum(job.stalls.wait_us.values()) for job in core.jobs}
