@@ -76,7 +76,7 @@ class TrustSettings:
         lacking = next((name for name in ("listen", "metrics_listen") if self.lacks(name)), "")
         if lacking and not self.insecure:
             raise ConfigError(
-                f"{lacking}={getattr(self, lacking)}: beyond loopback, a coordinator needs TLS and a token, "
+                f"{lacking}={getattr(self, lacking)}: beyond loopback a coordinator needs TLS and a token, "
                 f"but this one has {self.lacks(lacking)}. Set tls_cert and tls_key, and token or token_file; "
                 "or listen on 127.0.0.1 or a unix socket, and connect from elsewhere through an SSH tunnel; "
                 "or, in a network that nobody else can reach, pass --insecure (SUPER_INSECURE=1)"
