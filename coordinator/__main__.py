@@ -1,6 +1,6 @@
 """Run one coordinator: ``python -m superdl.coordinator`` or ``superdl coordinator``.
 
-The exit code is 0 after an orderly shutdown, or that of the run with which it ends, 2 for
+The exit code is 0 after an orderly shutdown, or that of its run if it ends with one. It is 2 for
 invalid settings, and 1 for other failures. The last line on stderr gives the reason.
 """
 

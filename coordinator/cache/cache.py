@@ -171,7 +171,7 @@ class Cache:
 
     @_as_asked
     async def agree_on_fingerprint(self, digest: str) -> tuple[str, bool]:
-        """Record the decoder fingerprint unless there is one. Return the recorded one, and if it is new."""
+        """Record the decoder fingerprint unless there is one. Return it, and whether it is new."""
         agreed = await self.fingerprint()
         # NX: of two coordinators that agree at once, the first wins, and the other
         # reads its digest.

@@ -86,7 +86,7 @@ class CacheLoad:
 def combined(infos: Sequence[CacheInfo], slots: Sequence[int], hosts: int) -> CacheInfo:
     """Combine the facts of a cluster's masters into those of one server, limited by the fullest node.
 
-    ``slots`` are the numbers of slots of each, and ``hosts`` is the number of machines they run on.
+    ``slots`` gives the number of slots of each, and ``hosts`` the number of machines they run on.
     """
     # Records spread over nodes as slots do: a node with a third of the slots and 1
     # GB makes a cluster of 3 GB; if it has 100 MB left, the cluster has 300 MB left.

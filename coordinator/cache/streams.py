@@ -138,7 +138,7 @@ class ReportReader:
         return list(self._jobs)
 
     async def follow(self, job: str) -> None:
-        """Start to read a job's stream. Reports to an earlier coordinator are discarded."""
+        """Start reading a job's stream. Reports to an earlier coordinator are discarded."""
         if job not in self._jobs:
             await self._streams.begin(report_stream(job))
             self._jobs.add(job)

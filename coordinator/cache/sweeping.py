@@ -128,7 +128,7 @@ Ids: TypeAlias = "NDArray[np.uint8] | HeldIds"
 
 
 def strangers_among(found: bytes, known: Sequence[Ids]) -> bytes:
-    """Return the ids in the concatenation ``found`` that no array in ``known`` contains, maybe repeated."""
+    """Return the concatenated ids of ``found`` that are in no array of ``known``. Some may repeat."""
     ids = np.frombuffer(found, dtype="<u8").reshape(-1, 2)
     ids = ids[np.argsort(ids[:, 0])]
     # The first eight bytes suffice: a practically impossible collision keeps a record.

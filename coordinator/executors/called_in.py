@@ -240,7 +240,7 @@ class Workers:
         others = self.fingerprint or hello.fingerprint
         if self.decodes and self.patience_s is None and hello.fingerprint != others:
             raise ConfigError(
-                f"this worker decodes as {one_line(hello.fingerprint, MAX_KIND)}, but the others as "
+                f"this worker decodes as {one_line(hello.fingerprint, MAX_KIND)}, but the others decode as "
                 f"{others}: install the same versions of SUPER and Pillow everywhere"
             )
         store = self._store, self._store_id()

@@ -274,7 +274,7 @@ class Eligibility:
         try:
             lengths = await self._audit(dataset.ids(_spread(dataset, _AUDITED), 0))
         except CacheError as error:
-            _log.info("%s: unknown whether the cache holds any samples: %s", dataset.listing.source, error)
+            _log.info("cannot check if the cache holds samples of %s: %s", dataset.listing.source, error)
             return False
         return bool((lengths > 0).any())
 

@@ -56,8 +56,8 @@ class LocalSettings:
     slots: int = setting(
         1, "requests that the local executor runs at once, each in its own process (1)", low=1, high=1024
     )
-    worker_nice: int = setting(0, "niceness of these processes; 19 yields to all others (0)", low=0, high=19)
-    start_timeout_s: int = setting(300, "seconds that they may take to start (300)", low=1, high=86400)
+    worker_nice: int = setting(0, "niceness of the slots; 19 yields to everything else (0)", low=0, high=19)
+    start_timeout_s: int = setting(300, "seconds that slots may take to start (300)", low=1, high=86400)
     shard_cache_bytes: int = setting(
         0,
         "disk space for shards while the coordinator runs (a tenth of the free space, at most 64 GiB)",

@@ -195,7 +195,7 @@ def _home(message: pb.FromWorker, workers: Mapping[bool, Workers]) -> Workers:
     if not 1 <= hello.slots <= _MAX_SLOTS:
         raise ConfigError(f"a worker must have 1 to {_MAX_SLOTS} slots, not {hello.slots}")
     if not _DIGEST.fullmatch(hello.fingerprint) or not math.isfinite(hello.clock_s):
-        raise ConfigError("a worker's hello must contain its clock and a fingerprint of 32 hex digits")
+        raise ConfigError("a worker's hello needs its clock and a decoder fingerprint of 32 hex digits")
     home = workers.get(not hello.store_only)
     if home is None:
         raise ConfigError(_NO_SAVERS if hello.store_only else _NO_DECODERS)

@@ -50,7 +50,7 @@ class Reception(WorkServicer):
 
     async def _answer(self, name: str, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         if self.service is None:
-            reason = "the coordinator is waiting for its first worker, or is shutting down"
+            reason = "the coordinator is starting and waiting for its first worker, or is shutting down"
             await context.abort(grpc.StatusCode.UNAVAILABLE, reason)
         return await getattr(self.service, name)(request, context)
 

@@ -86,7 +86,7 @@ class Health:
 
 
 class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic only in the stubs
-    """An interceptor that refuses calls with no token or a malformed or late message, and types errors."""
+    """An interceptor that refuses calls without a token or a valid, timely message, and types errors."""
 
     def __init__(
         self, tokens: Tokens | None, timeout_s: float, called: Callable[[str, float], None] | None
@@ -171,7 +171,7 @@ async def listen(
     called: Callable[[str, float], None] | None = None,
     health: Health | None = None,
 ) -> grpc.aio.Server:
-    """Start to serve on ``address``, which is ``host:port`` or ``unix:/path``.
+    """Start serving on ``address``, which is ``host:port`` or ``unix:/path``.
 
     Callers need one of ``tokens``, if given. ``called`` receives the method and seconds of each
     answered call. Raises ``ConfigError`` if the address is taken or cannot be used.

@@ -54,7 +54,7 @@ class Metric(NamedTuple):
 # to its targets.
 _LIST = """
 super_batches_read_total counter job_name | Batches that readers have received.
-super_samples_read_total counter job_name place | Samples by where they were found at first: cache, store, missed.
+super_samples_read_total counter job_name place | Samples by where first found: cache, store, missed.
 super_read_bytes_total counter job_name | Bytes that readers read from the cache.
 super_read_seconds_total counter job_name | Seconds that readers spent receiving batches.
 super_wait_seconds_total counter job_name cause | Seconds that readers waited for samples.
@@ -68,7 +68,7 @@ super_source_bytes_total counter job_name | Bytes that functions fetched from th
 super_record_bytes_total counter job_name | Bytes that functions pushed into the cache.
 super_lookahead_batches gauge job_name | Batches that a named job currently looks ahead.
 super_lookahead_seconds gauge job_name | The same in seconds, at the job's pace.
-super_job_usd gauge job_name | A job's share of the dollars spent, which changes as others read.
+super_job_usd gauge job_name | A job's share of spending, which changes as others read.
 super_jobs gauge state | Jobs that are reading, or have lapsed (gone silent).
 super_ranks gauge state | Ranks of open jobs, likewise.
 super_requests_total counter executor outcome | Finished requests: answered, or by kind of failure.

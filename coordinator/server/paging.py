@@ -1,4 +1,4 @@
-"""Plans of jobs that open, and pages of plans and catalogs, with batches' ids, labels and status."""
+"""Plans of newly opened jobs, and pages of plans and catalogs with batches' ids, labels and status."""
 
 from __future__ import annotations
 

@@ -301,7 +301,7 @@ def _core_settings(
     budget = info.budget(settings.cache_bytes)
     if budget < 1:
         raise ConfigError(
-            f"the cache {settings.cache} reports no memory: set its maxmemory, or cache_bytes "
+            f"the cache {settings.cache} reports no memory for records: set its maxmemory, or cache_bytes "
             "(SUPER_CACHE_BYTES)"
         )
     _log.info(

@@ -95,7 +95,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             )
         if max(map(len, (request.source, request.recipe, request.key_list, request.run_id))) > _MAX_TEXT:
             raise ConfigError(
-                f"source, recipe, key list and run id may be at most {_MAX_TEXT} characters long each"
+                f"source, recipe, key list and run id may each be at most {_MAX_TEXT} characters long"
             )
         self._eligibility.check_source(request.source)
         recipe = Recipe.from_json(request.recipe)
@@ -121,7 +121,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         dataset, team = self._dataset(request.dataset_id), team_of(self._tokens, context)
         plan = await asyncio.to_thread(self._orders.plan_of, request, len(dataset.catalog))
         if not self._is_ready(dataset):
-            raise SourceError(f"{dataset.listing.source} is not ready: its ids are still derived or tried")
+            raise SourceError(
+                f"{dataset.listing.source} is not ready: its ids are being derived, or its samples tried"
+            )
         if request.rank >= plan.replicas:
             raise PlanError(f"rank must be from 0 to {plan.replicas - 1}, not {request.rank}")
         check_place(plan, request.epoch, request.position)
@@ -209,7 +211,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return page
 
     async def FillUp(self, request: pb.FillUpRequest, context: _Context) -> pb.Filling:
-        """Have a job fill the cache or the store; return its progress."""
+        """Make a job fill the cache or the store, and return its progress."""
         job, keeper = self._job(request.job), self._engine.keeper
         if job.fill is None:
             raise ConfigError(f"the job {request.job!r} is for reading: open another one with fills")

@@ -1,4 +1,4 @@
-"""The coordinator's settings, from arguments, ``SUPER_*`` variables or a TOML file, in this order."""
+"""The coordinator's settings: arguments, else ``SUPER_*`` variables, else a TOML file, else defaults."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
         15.0, "seconds of silence after which no batches are prepared for a rank (15)", low=1e-3, high=_ANY_S
     )
     function_memory_mb: int = setting(
-        1769, "memory of a function in MB, for the accounts (1769)", low=128, high=10_240
+        1769, "memory of a function in MB, for cost accounting (1769)", low=128, high=10_240
     )
     prices: str = setting("", "TOML price table that replaces built-in prices")
     # 0 means no cap, as for the next.
     max_usd: float = setting(0.0, "stop producing once this much has been spent (no cap)", high=_ANY_USD)
     max_usd_per_hour: float = setting(
-        0.0, "above this spending, produce only what readers are waiting for (no cap)", high=_ANY_USD
+        0.0, "above this hourly rate, produce only what readers are waiting for (no cap)", high=_ANY_USD
     )
     owner: str = setting("", "owner of the cache's lock; a restart with the same owner takes it over at once")
     log_level: str = setting(

@@ -102,7 +102,7 @@ def team_of(tokens: Tokens | None, context: grpc.aio.ServicerContext[Any, Any]) 
 
 
 def is_named(tokens: Tokens | None, team: str) -> bool:
-    """Return whether any current token belongs to a team."""
+    """Return whether any current token belongs to ``team``."""
     return tokens is not None and any(limits.name == team for limits in tokens.teams_now())
 
 

@@ -39,7 +39,7 @@ class TrustSettings:
     cache: str = setting(
         "redis://127.0.0.1:6379", "redis://host:port[/db] or unix:///path (redis://127.0.0.1:6379)"
     )
-    insecure: bool = setting(False, "allow connections to other machines without TLS and a token")
+    insecure: bool = setting(False, "allow connections with other machines without TLS and a token")
     tls_cert: str = setting("", "PEM file of this server's certificate chain")
     tls_key: str = setting("", "PEM file of the certificate's key", secret=True)
     tls_client_ca: str = setting("", "PEM file of the authority whose certificates clients must present")
@@ -49,10 +49,10 @@ class TrustSettings:
     health_listen: str = setting("", "another address, without TLS, for the health service only")
     metrics_listen: str = setting("", "host:port that serves metrics to Prometheus (none)")
     file_roots: str = setting(
-        "", "directories of file:// sources and key lists (any, or none if other machines can connect)"
+        "", "directories allowed for file:// sources and key lists (any, or none if others can connect)"
     )
     http_hosts: str = setting(
-        "", "web servers of https:// sources and key lists (any, or none if other machines can connect)"
+        "", "web servers allowed for https:// sources and key lists (any, or none if others can connect)"
     )
 
     def check_trust(self) -> None:
@@ -89,18 +89,20 @@ class TrustSettings:
         has_tls, has_token = bool(self.tls_cert), bool(self.token or self.token_file)
         if has_tls:
             return "" if has_token else "no token"
-        return "no TLS" if has_token else "neither"
+        return "no TLS" if has_token else "neither TLS nor a token"
 
     def _check_certificates(self) -> None:
         if bool(self.tls_cert) != bool(self.tls_key):
             given, other = ("tls_cert", "tls_key") if self.tls_cert else ("tls_key", "tls_cert")
             raise ConfigError(f"{given} is set, but {other} is not: set both or neither")
         if self.tls_client_ca and not self.tls_cert:
-            raise ConfigError("tls_client_ca is set, but tls_cert is not: client certificates need TLS")
+            raise ConfigError(
+                "tls_client_ca is set, but tls_cert is not: to check clients' certificates, set both"
+            )
         if self.tls_cert and socket_path(self.listen) is not None:
             raise ConfigError(
-                f"listen={self.listen}: a unix socket cannot be tapped, so there is no TLS on it. Remove "
-                "tls_cert, tls_key and tls_client_ca, or listen on host:port"
+                f"listen={self.listen}: a unix socket cannot be eavesdropped on, so it does not use TLS. "
+                "Remove tls_cert, tls_key and tls_client_ca, or listen on host:port"
             )
 
 
@@ -187,7 +189,7 @@ class ServerTls:
         )
 
     def context(self) -> ssl.SSLContext:
-        """Return a context for an asyncio server, which also presents the certificate on disk.
+        """Return a context for an asyncio server. At each handshake, it presents what is on disk, too.
 
         Do not use it together with :meth:`credentials`: if both look for changes,
         one misses them.
@@ -248,7 +250,7 @@ def _pem(name: str, given: str) -> bytes:
 
 
 def _checked_context(loaded: _Loaded) -> ssl.SSLContext:
-    """Check that OpenSSL accepts the certificate and key, and the expiry: gRPC reports neither."""
+    """Check that OpenSSL accepts the certificate and key, and warn of expiry: gRPC does neither."""
     # Python's ssl reads only files: use one in memory where possible, since a key
     # must not reach a disk.
     with (
@@ -291,6 +293,6 @@ def _warn_of_the_end(path: str) -> None:
     end = dt.datetime.fromtimestamp(end_s, dt.UTC)
     remaining = end - dt.datetime.now(dt.UTC)
     if remaining < dt.timedelta():
-        _log.error("the certificate in tls_cert expired at %s: renew it, clients refuse it", end.isoformat())
+        _log.error("clients refuse the certificate in tls_cert: it expired at %s; renew it", end.isoformat())
     elif remaining < dt.timedelta(days=_WARN_DAYS):
         _log.warning("the certificate in tls_cert expires at %s, in %d days", end.isoformat(), remaining.days)

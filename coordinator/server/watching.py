@@ -63,13 +63,13 @@ class Watch:
             self._look_at_executor(member)
         self._look_at_teams()
         if self._thrashes and not self._core.thrashing:  # the core warns when it begins
-            _log.info("thrashing has ended: dropped samples are no longer produced again soon")
+            _log.info("thrashing has ended: dropped samples are no longer soon produced again")
         self._thrashes = self._core.thrashing
         if self._core.state.ledger.spending is not Spending.FREELY:  # the ledger warns about the caps
             self._capped_s = self._core.now_s
         elif self._capped_s is not None and self._core.now_s >= self._capped_s + _EVERY_S:
             self._capped_s = None
-            _log.info("no spending cap has been near for %g s: producing everything ahead again", _EVERY_S)
+            _log.info("spending was near no cap for %g s: producing everything ahead again", _EVERY_S)
         tell_counts()
 
     def _look_at_teams(self) -> None:
@@ -138,7 +138,7 @@ class Watch:
             about = {**self._about(self._core.state.jobs[name]), "rank": rank}
             _log.info("job %s: %s", names[0], what, extra=about)
         elif names:
-            _log.info("%s of jobs: %s: %s", counted(len(names), "rank"), what, some_of(names))
+            _log.info("%s of jobs: %s (%s)", counted(len(names), "rank"), what, some_of(names))
 
     def _look_at_executor(self, member: ExecutorState) -> None:
         now, concurrency = self._core.now_s, member.concurrency
@@ -183,7 +183,7 @@ class JobHistory:
                 jobs = read_history(await self._cache.kept(HISTORY_KEY))
                 self.jobs = {(job.job, job.opened_s): job for job in jobs}
             except (CacheError, ValueError) as error:
-                _log.warning("restarting the history of jobs, as the cache's cannot be read: %s", error)
+                _log.warning("cannot read the history of jobs in the cache, so it starts over: %s", error)
 
     async def keep(self) -> None:
         """Save the history if it has changed."""
@@ -199,7 +199,7 @@ class JobHistory:
 def read_history(content: bytes) -> list[pb.JobStats]:
     """Parse what :class:`JobHistory` wrote; raise ``ValueError`` for anything else."""
     if len(content) > _BYTES_MAX:
-        raise ValueError(f"it is {len(content):,} bytes long")
+        raise ValueError(f"it is too long ({len(content):,} bytes)")
     try:
         jobs = list(pb.JobStatsList.FromString(content).history)
     except DecodeError as error:

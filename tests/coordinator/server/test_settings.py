@@ -198,7 +198,7 @@ def test_both_forms_of_a_socket_address_name_one_path():
         ({"tls_cert": "c.pem"}, "tls_cert is set, but tls_key is not"),
         ({"tls_key": "c.key"}, "tls_key is set, but tls_cert is not"),
         ({"tls_client_ca": "ca.pem"}, "tls_client_ca is set, but tls_cert is not"),
-        ({"listen": "unix:/run/c.sock", **TLS}, "there is no TLS on it"),
+        ({"listen": "unix:/run/c.sock", **TLS}, "it does not use TLS"),
         ({"health_listen": "127.0.0.1"}, "health_listen must be host:port or unix:/path"),
         ({"health_listen": "127.0.0.1:50051"}, "health_listen and listen are both"),
         ({"metrics_listen": "9400"}, "metrics_listen must be host:port"),

@@ -100,7 +100,7 @@ def test_an_end_that_is_near_or_past_is_logged_when_a_certificate_is_taken(certi
     for pair, days, expected in (
         (certificates.server, 30, (logging.WARNING, "expires at")),
         (certificates.server, 0, None),
-        (certificates.expired, 0, (logging.ERROR, "clients refuse it")),
+        (certificates.expired, 0, (logging.ERROR, "clients refuse the certificate")),
     ):
         caplog.clear()
         monkeypatch.setattr(trust_module, "_WARN_DAYS", days)

@@ -66,9 +66,9 @@ def test_jobs_and_ranks_are_told_of_once_and_many_in_one_line(log):
     driver.wait(30.0)
     watch.step()
     lapsed = (
-        "7 ranks of jobs: no sign of life, so nothing is produced ahead: a, rank 0, a, rank 1, b0, rank 0"
+        "7 ranks of jobs: no sign of life, so nothing is produced ahead (a, rank 0, a, rank 1, b0, rank 0"
     )
-    assert log() == [f"{lapsed} and 4 more"]
+    assert log() == [f"{lapsed} and 4 more)"]
     driver.step(JobClosed("b0", 0))
     watch.look()
     assert log() == ["job b0 closed: 0 batches read, 0.0 s waited, 0.0000 USD"]
@@ -120,7 +120,7 @@ def test_a_cap_that_is_near_no_more_is_told_and_a_request_says_what_it_rests_on(
     for _ in range(3):
         driver.wait(30.0)
         watch.step()
-    assert log()[-1] == "no spending cap has been near for 60 s: producing everything ahead again"
+    assert log()[-1] == "spending was near no cap for 60 s: producing everything ahead again"
 
 
 def test_a_team_that_may_spend_no_more_is_told_of_and_so_is_one_that_may_again(log):
