@@ -29,7 +29,7 @@ _EXPIRE_MS = 3_600_000
 _ENTRIES_MAX = 16_384
 _PIPELINE_KEYS = 1000
 _ENTRY_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
-_LAST_MS = 2**62  # of the 2**64 possible in an id: no clock gets there
+_LAST_MS = 2**62  # of the 2**64 possible in an id, and far beyond any clock
 
 # A fifth of a second, so that the reports of a newly opened job are read soon.
 _REPORTS_BLOCK_MS, _REPORTS = 200, 512

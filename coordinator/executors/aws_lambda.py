@@ -179,10 +179,10 @@ class Warmed(NamedTuple):
 
     @classmethod
     def of(cls, reply: Reply, target: Target) -> Warmed:
-        """Read a reply.
+        """Read the reply to a warm event.
 
         Raises ``ExecutorError`` if it is not from SUPER's function, and ``ConfigError`` if it is
-        from another version of it.
+        from another version of SUPER.
         """
         answer = read_object(reply.payload, str(target))
         version, digest, clock_s = map(answer.get, ("function_version", "golden", "clock_s"))
@@ -231,7 +231,7 @@ class FunctionClock:
         self.ahead_s = 0.0
 
     def told(self, clock_s: float) -> None:
-        """Note the function's clock in an answer that just arrived, as Unix time; 0 if it has none."""
+        """Note the Unix time of the function's clock in an answer that just arrived, or 0 for none."""
         if not clock_s:
             return
         ahead_s = clock_s - time.time()

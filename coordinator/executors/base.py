@@ -1,6 +1,6 @@
 """The interface of executors, their settings, and the errors of invocations.
 
-After a failed invocation, some samples may be in the cache all the same. Failures of
+After a failed invocation, some samples may nevertheless be in the cache. Failures of
 individual samples are reported in the result.
 """
 

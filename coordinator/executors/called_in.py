@@ -71,7 +71,7 @@ class Workers:
             every five seconds.
         absence: the error message while no worker is connected.
         patience_s: switch to another decoder once the current one has been unneeded or
-            without workers for this long. If ``None``, refuse workers with another one.
+            without workers for this long. If ``None``, refuse workers with another decoder.
         decodes: if false, workers only restore and save, and their decoder does not matter.
     """
 
@@ -96,7 +96,7 @@ class Workers:
         # By kind, including those of workers that have left.
         self.failures = dict.fromkeys(FAILURES, 0)
         self.tasks = HeldTasks("workers' streams")
-        # The decoder in use; empty until a worker comes, unless the cache has records of one.
+        # The decoder in use; empty until a worker connects, unless the cache has records of one.
         self.fingerprint = ""
         # Reason that the newest worker was refused; empty once one was admitted.
         self.refusal = ""
@@ -137,7 +137,7 @@ class Workers:
                 async with asyncio.timeout(self.patience_s):
                     await self._came.wait()
                     return
-            # Only workers of another decoder came: switch to theirs.
+            # Only workers with another decoder connected: switch to theirs.
             if may_switch and (successor := self._newest()):
                 self.use(successor)
 

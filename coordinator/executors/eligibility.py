@@ -114,7 +114,7 @@ class Eligibility:
         )
 
     def ineligible(self, dataset: Dataset) -> frozenset[int]:
-        """Return the numbers of executors that cannot produce it, or may be unable to; never all."""
+        """Return the numbers of executors that cannot produce a dataset, or may be unable to; never all."""
         able = self._able(dataset)
         out = {
             number
@@ -122,7 +122,7 @@ class Eligibility:
             if self._trial(dataset, number).failure or self._is_open(dataset, number)
         }
         unable = set(range(len(self._decoding))) - set(able)
-        # If all present executors are out, none is: some executor has to take the requests.
+        # If all available executors are out, none is: one of them has to accept the requests.
         return frozenset(unable if out.issuperset(self._present(dataset)) else unable | out)
 
     def opened(self, dataset: Dataset) -> frozenset[int]:
@@ -175,7 +175,7 @@ class Eligibility:
             raise failures[0]
 
     def tell_changes(self, datasets: Iterable[Dataset], post_event: Callable[[Event], None]) -> None:
-        """Try new executors and post changes of eligibility, before the core learns their capacity."""
+        """Try new executors and post changed eligibility. Call it before the core learns their capacity."""
         if len(self._decoding) == 1:  # it is never ineligible
             return
         ineligible: dict[bytes, frozenset[int]] = {}
@@ -210,7 +210,7 @@ class Eligibility:
         return executor.remote and not (executor.absence or trial.passed or trial.failure)
 
     def _attempt(self, dataset: Dataset, number: int) -> asyncio.Task[None] | None:
-        """Return the current attempt or a new one; ``None`` if none is needed now."""
+        """Return the current attempt or a new one, or ``None`` if none is needed now."""
         if not self._decoding[number].remote:
             return None
         trial = self._trials.setdefault((dataset.content, number), _Trial())

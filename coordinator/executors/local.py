@@ -44,7 +44,7 @@ _CLOSE_TIMEOUT_S = 5.0
 _LEAST_SHARD_BYTES = 2**24  # a block
 _MOST_SHARD_BYTES = 2**36
 _MAX_MESSAGE_BYTES = 8 * 2**20
-_MAX_DIRECTORY_BYTES = 80  # a socket's path has at most 107
+_MAX_DIRECTORY_BYTES = 80  # a socket path may be at most 107 bytes long
 # Prefixes of variables for calling coordinators. The worker's own calls need none.
 _NOT_PASSED_ON = ("SUPER_TOKEN", "SUPER_COORDINATOR")
 

@@ -29,7 +29,7 @@ class Machine:
     """A machine paid for by the hour."""
 
     hour: _Usd
-    # Of x86, hyperthreads, two to a core; of arm, cores.
+    # On x86, hyperthreads (two per core); on arm, cores.
     vcpus: Annotated[int, Field(gt=0)]
     memory_gib: _AboveZero
     gpus: Annotated[int, Field(ge=0)] = 0
@@ -37,7 +37,7 @@ class Machine:
     arm: bool = False
     # Its included disk.
     nvme_gb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    # Of its price, if they differ from the table's.
+    # Those of its price, if they differ from the table's.
     source: str = ""
     date: str = ""
 
@@ -88,7 +88,7 @@ class PriceTable:
 
 
 def load_prices(file: str | None = None) -> PriceTable:
-    """Load the table, with entries replaced by those of ``file``.
+    """Load the shipped table, with its entries overridden by those in ``file``.
 
     Raises ``ConfigError`` for an entry that is not a price.
     """

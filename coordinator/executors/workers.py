@@ -77,7 +77,7 @@ class WorkersExecutor(Executor):
 
     @property
     def scaling(self) -> Scaling:  # type: ignore[override]  # it changes
-        """Return one request per slot of all workers, plus one more that waits."""
+        """Return one request per slot of all workers, plus one that waits for each slot."""
         slots = self._workers.slots
         return Scaling(slots, burst=slots, per_s=math.inf, backlog=slots)
 

@@ -83,7 +83,7 @@ class Doors:
         # With another executor a decoder stays: they decode alike.
         patience_s = _PATIENCE_S if settings.executors == (WorkersExecutor.name,) else None
         calls_in = WorkersExecutor.name in settings.executors
-        # Workers that decode, if any may call in.
+        # Workers that decode, if any may connect.
         self.workers = Workers(patience_s=patience_s) if calls_in else None
         self.savers = Workers(decodes=False) if settings.store_only else None
         both = {True: self.workers, False: self.savers}

@@ -342,7 +342,7 @@ class Engine:
         fault = ""
         try:
             unpack(record, sample_id=sample_id)
-        except RecordVersionError:  # pointers, tombstones and other versions are no faults
+        except RecordVersionError:  # pointers, tombstones and other versions are not faults
             pass
         except RecordError as error:
             fault = str(error)

@@ -86,7 +86,7 @@ class Health:
 
 
 class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic only in the stubs
-    """An interceptor that refuses calls without a token or a valid, timely message, and types errors."""
+    """An interceptor that refuses calls without a token or a valid, timely message, and maps errors."""
 
     def __init__(
         self, tokens: Tokens | None, timeout_s: float, called: Callable[[str, float], None] | None

@@ -328,7 +328,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return [exceeding_text(dataset.listing.source, size, budget, kept=not keeper.unwritten)]
 
     async def _forget_closed_jobs(self) -> None:
-        # Their ranks went without closing.
+        # Their ranks left without closing them.
         for name in self._reports.jobs:
             if self._core.job(name) is None:
                 await self._reports.leave(name)

@@ -138,7 +138,7 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
         address = self.store_choice.address
         if not address or self._is_seen(address):
             return []
-        # A few local slots, and workers that call in for it.
+        # A few local slots, and workers that connect for it.
         few = replace(self, slots=min(self.slots, _STORE_SLOTS))
         return [(LocalExecutor, few), (WorkersExecutor, self)]
 

@@ -30,7 +30,7 @@ _WARN_DAYS = 30
 _SOCKET_PATH_BYTES = 107  # the size of the kernel's sockaddr_un path
 
 
-# Credentials of the cache are no settings: see superdl.super_wire.cache.Credentials.
+# Credentials of the cache are not settings: see superdl.super_wire.cache.Credentials.
 @dataclass(frozen=True)
 class TrustSettings:
     """Addresses, certificates and tokens. Each of the ``tls_`` settings may also be the PEM text itself."""

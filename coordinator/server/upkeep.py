@@ -79,7 +79,7 @@ async def warm_and_take_over(
     # Functions that cost money start once the cache is ours: a coordinator that
     # finds another one there ends.
     info = await take_over(cache) if manager.remote or chooses else None
-    # Workers that call in decode as the cache's records were decoded, or as decoder.
+    # Workers that connect decode as the cache's records were decoded, or as decoder.
     if workers is not None and chooses and (digest := decoder or await cache.fingerprint()):
         workers.use(digest)
     warming = asyncio.create_task(manager.start(), name="warm")
@@ -184,7 +184,7 @@ class Upkeep:
             async with asyncio.timeout(_LOOK_TIMEOUT_S):
                 self._is_new |= await agree_on_fingerprint(self._cache, self._fingerprint)
                 await self._reports.keep(self._clock())
-                info = await self._cache.info()  # last: what comes meanwhile would count as foreign
+                info = await self._cache.info()  # last: what arrives meanwhile would count as others'
         except LockHeldError:
             raise
         except (CacheError, TimeoutError) as error:
