@@ -209,7 +209,7 @@ class Upkeep:
         elif self._is_new or info.nodes != self._nodes:
             self._lost(info.nodes)
         elif was_taken:
-            _log.warning("the lock on the cache expired and was taken again: this process was suspended")
+            _log.warning("the lock on the cache expired and was taken again: this process had stalled")
         self._evicted_keys = info.evicted_keys
         self._is_new = False
         await self._watch_memory(info)
