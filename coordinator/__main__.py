@@ -1,7 +1,7 @@
 """Run one coordinator: ``python -m superdl.coordinator`` or ``superdl coordinator``.
 
-Exit code: 0 after an orderly end, or that of the run that it ends with; 2 for wrong
-settings; 1 for other failures. The last line on stderr gives the reason.
+The exit code is 0 after an orderly shutdown, or that of its run if it ends with one. It is 2 for
+invalid settings, and 1 for other failures. The last line on stderr gives the reason.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve with parsed options; return the exit code."""
+    """Serve with parsed options, and return the exit code."""
     try:
         return serve_with(arguments)
     except SuperError as error:
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def serve_with(arguments: argparse.Namespace, holders: Holders | None = None) -> int:
-    """Serve until the ``holders`` (if any) are gone; return the exit code, or raise :class:`SuperError`."""
+    """Serve until any ``holders`` are gone. Return the exit code, or raise :class:`SuperError`."""
     # grpc is slow to import, and --help does not need it.
     from superdl.coordinator.server.server import serve
     from superdl.coordinator.server.upkeep import DecoderReplacedError
@@ -51,7 +51,7 @@ def serve_with(arguments: argparse.Namespace, holders: Holders | None = None) ->
         try:
             return asyncio.run(serve(settings, holders, decoder))
         except DecoderReplacedError as error:
-            _log.warning("starting again: %s", error)
+            _log.warning("restarting: %s", error)
             if holders is not None:
                 return 1  # they start another one, as if this one had been killed
             # Records and plans of the earlier decoder are useless, so everything starts over.

@@ -1,7 +1,7 @@
 """Health check for containers: ``python -m superdl.coordinator.probe [address]``.
 
-Exit code: 0 if the coordinator serves, 1 if not, 2 if it cannot be asked (TLS, or
-not on this machine).
+The exit code is 0 if the coordinator is serving, 1 if it is not, and 2 if that cannot be
+checked, because of TLS or because it is not on this machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TIMEOUT_S = 3.0
 
 
 def probe(address: str) -> str:
-    """Return an empty text if the coordinator serves, else what is wrong."""
+    """Return an empty string if the coordinator is serving, otherwise what is wrong."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -33,29 +33,29 @@ def probe(address: str) -> str:
         except grpc.RpcError as error:
             return f"{error.code().name.lower()}: {error.details()}"
     status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-    return "" if status == "SERVING" else f"it says {status}"
+    return "" if status == "SERVING" else f"its status is {status}"
 
 
 def _why_not(address: str, *, speaks_tls: bool) -> str:
-    """Return why an address cannot be asked; empty if it can."""
+    """Return why an address cannot be checked, or an empty string if it can."""
     try:
-        check_listen_address(address, "its address")
+        check_listen_address(address, "the address")
     except ConfigError as error:
         return str(error)
     if speaks_tls:
-        return "it speaks TLS"
-    return "it is not on loopback" if leaves_this_machine(address) else ""
+        return "it uses TLS"
+    return "it is not a loopback address" if leaves_this_machine(address) else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line and ask."""
+    """Parse the command line and check the coordinator."""
     parser = argparse.ArgumentParser(
         prog="python -m superdl.coordinator.probe",
-        description="Ask a coordinator on this machine whether it serves.",
+        description="Check whether a coordinator on this machine is serving.",
     )
     forms = "host:port or unix:/path (SUPER_HEALTH_LISTEN, SUPER_LISTEN)"
     parser.add_argument("address", nargs="?", help=forms)
-    # The health service's own address first: the probe speaks no TLS.
+    # The health service's own address first, since the probe does not support TLS.
     given = parser.parse_args(argv).address or os.environ.get("SUPER_HEALTH_LISTEN", "")
     address = given or os.environ.get("SUPER_LISTEN", "") or TrustSettings.listen
     if given.startswith(("0.0.0.0:", "[::]:")):  # all addresses of this machine, including loopback
@@ -63,8 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     reason = _why_not(address, speaks_tls=not given and bool(os.environ.get("SUPER_TLS_CERT")))
     if reason:
         sys.stderr.write(
-            f"coordinator.probe: health cannot be asked for at {address}: {reason}; set SUPER_HEALTH_LISTEN, "
-            "for the coordinator and for the probe, to 127.0.0.1:port or unix:/path\n"
+            f"coordinator.probe: cannot check the health of {address} ({reason}). Set SUPER_HEALTH_LISTEN to "
+            "127.0.0.1:port or unix:/path, for both the coordinator and the probe\n"
         )
         return 2
     fault = probe(address)

@@ -75,7 +75,7 @@ _RELEASE_LOCK = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call
 
 
 class LockHeldError(CacheError):
-    """Another coordinator owns the cache. Unless renewed, its lock lasts ``expires_in_s``."""
+    """Another coordinator owns the cache. Its lock expires in ``expires_in_s`` seconds unless renewed."""
 
     def __init__(self, message: str, expires_in_s: float = 0.0) -> None:
         super().__init__(message)
@@ -89,7 +89,7 @@ _Told = TypeVar("_Told")
 def _as_asked(
     method: Callable[Concatenate[Cache, _Given], Awaitable[_Told]],
 ) -> Callable[Concatenate[Cache, _Given], Coroutine[Any, Any, _Told]]:
-    # A reply of unexpected form raises the error of CacheNodes.errors.
+    # A reply in an unexpected form raises the error of CacheNodes.errors.
     @functools.wraps(method)
     async def call(self: Cache, /, *args: _Given.args, **options: _Given.kwargs) -> _Told:
         with self._nodes.errors():
@@ -101,17 +101,17 @@ def _as_asked(
 class Cache:
     """An asyncio client of a Redis or Valkey server, or of a Redis Cluster.
 
-    Commands raise ``CacheError`` if a server refuses, ``CacheUnreachableError`` if none answers.
+    Commands raise ``CacheError`` if a server refuses them, and ``CacheUnreachableError`` if none answers.
 
     Args:
         address: ``redis://host:port[/db]``, ``rediss://host:port[/db]`` or
-            ``unix:///path``, without credentials; in a cluster, of any node.
-        owner: of the lock. A coordinator restarted under the same owner takes it over.
-        credentials: by default from the environment.
-        insecure: allow plain text to other machines, like ``SUPER_INSECURE``.
+            ``unix:///path``, without credentials; in a cluster, the address of any node.
+        owner: owner of the lock. A coordinator that restarts with the same owner takes it over.
+        credentials: taken from the environment by default.
+        insecure: allow unencrypted connections to other machines, like ``SUPER_INSECURE``.
 
     Raises:
-        ConfigError: address, credentials or certificates cannot be used.
+        ConfigError: the address, the credentials or the certificates cannot be used.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Cache:
 
     @_as_asked
     async def info(self) -> CacheInfo:
-        """Return the server's memory, policy and identity; a cluster's masters combined."""
+        """Return the server's memory, policy and identity, combined over a cluster's masters."""
         masters = await self._nodes.masters(afresh=True)  # a new shard does not announce itself
         calls = (self._nodes.at(master.node, ("INFO",), ("DBSIZE",)) for master in masters)
         infos = [CacheInfo.of_server(*reply) for reply in await asyncio.gather(*calls)]
@@ -136,21 +136,21 @@ class Cache:
 
     @_as_asked
     async def hold_lock(self) -> bool:
-        """Take or renew the lock; return ``True`` if it was taken; ``LockHeldError`` if another has it."""
+        """Take or renew the lock. Return ``True`` if taken; raise ``LockHeldError`` if another has it."""
         # Only until the first success: else two of one owner would take the lock in turn.
         arguments = (self._instance, self._owner, LOCK_TTL_S * 1000, "0" if self._has_held_lock else "1")
         reply = await self._nodes.one(LOCK_KEY, "EVAL", _HOLD_LOCK, 1, LOCK_KEY, *arguments)
         done, expires_in_ms = string(reply[0]), int(reply[1])
         if done == b"refused":
             raise LockHeldError(
-                f"another coordinator owns the cache at {self.address}: end it, give this one another "
-                f"cache, or wait {LOCK_TTL_S} s if it has just died; jobs that share a cache share a "
-                "coordinator: start superdl coordinator once, and name it by SUPER_COORDINATOR",
+                f"another coordinator owns the cache at {self.address}: stop it, give this one another "
+                f"cache, or wait {LOCK_TTL_S} s if it has just died. Jobs that share a cache must share a "
+                "coordinator: start superdl coordinator once, and set SUPER_COORDINATOR to its address",
                 expires_in_ms / 1000,
             )
         if done not in (b"taken", b"renewed"):
             raise CacheUnreachableError(
-                f"the cache at {self.address} answers {done[:40]!r} to a look at the lock"
+                f"the cache at {self.address} answered {done[:40]!r} when asked for the lock"
             )
         self._has_held_lock = True
         return done == b"taken"
@@ -163,15 +163,15 @@ class Cache:
 
     @_as_asked
     async def fingerprint(self) -> str:
-        """Return the decoder fingerprint of this cache's records; empty if none is recorded."""
+        """Return the decoder fingerprint of this cache's records, or an empty string if there is none."""
         agreed = await self.kept(FINGERPRINT_KEY)
         if agreed and not _DIGEST.fullmatch(agreed):
-            raise ValueError(f"{agreed!r} is no digest")
+            raise ValueError(f"{agreed!r} is not a digest")
         return agreed.decode()
 
     @_as_asked
     async def agree_on_fingerprint(self, digest: str) -> tuple[str, bool]:
-        """Record the decoder fingerprint unless there is one; return it, and whether it is new."""
+        """Record the decoder fingerprint unless there is one. Return it, and whether it is new."""
         agreed = await self.fingerprint()
         # NX: of two coordinators that agree at once, the first wins, and the other
         # reads its digest.
@@ -181,7 +181,7 @@ class Cache:
 
     @_as_asked
     async def spent_usd(self) -> tuple[float, dict[str, float]]:
-        """Return what earlier coordinators spent, in all and by team; ``ConfigError`` if invalid."""
+        """Return what earlier coordinators spent, in total and by team; ``ConfigError`` if invalid."""
         written = await self.kept(SPENT_KEY) or b"0"
         try:
             spent = json.loads(written)
@@ -193,8 +193,8 @@ class Cache:
             sums_usd, teams_usd = [-1.0], {}
         if not all(0 <= usd < math.inf for usd in sums_usd):
             raise ConfigError(
-                f"the key {SPENT_KEY.decode()} in the cache at {self.address} holds {written[:40]!r}: set it "
-                "to the US dollars that were spent, or delete it to count from 0"
+                f"the key {SPENT_KEY.decode()} in the cache at {self.address} contains {written[:40]!r}: set "
+                "it to the US dollars spent so far, or delete it to count from 0"
             )
         return sums_usd[0], teams_usd
 
@@ -204,17 +204,18 @@ class Cache:
 
     @_as_asked
     async def kept(self, key: bytes) -> bytes:
-        """Return the last value given to :meth:`keep` under this key; empty if none."""
+        """Return the last value that :meth:`keep` stored under this key, or empty bytes if none."""
         return string(await self._nodes.one(key, "GET", key) or b"")
 
     async def keep(self, key: bytes, value: bytes) -> None:
-        """Record something small for future coordinators."""
+        """Store a small value for future coordinators."""
         await self._nodes.one(key, "SET", key, value)
 
     @_as_asked
     async def audit(self, ids: bytes) -> NDArray[np.int64]:
-        """Return each record's length in bytes; 0: none, negative: a tombstone,
-        plus A_POINTER: a pointer.
+        """Return each record's length in bytes, or 0 if there is none.
+
+        The length of a tombstone is negative. That of a pointer has ``A_POINTER`` added.
         """
         headers = np.zeros(len(ids) // ID_BYTES, dtype=HEADER_DTYPE)
         lengths = np.zeros(headers.size, dtype=np.uint64)
@@ -250,7 +251,7 @@ class Cache:
 
     @_as_asked
     async def read_back(self, ids: bytes) -> NDArray[np.int64]:
-        """Read and check whole records; return lengths like :meth:`audit`, 0 for damaged ones."""
+        """Read and verify whole records. Return lengths like :meth:`audit`, with 0 for damaged records."""
         lengths = await self.audit(ids)
         sample_ids = split_ids(ids)
         for place in np.flatnonzero(lengths).tolist():  # one at a time, since they may be large
@@ -264,7 +265,7 @@ class Cache:
 
     @_as_asked
     async def record(self, sample_id: bytes) -> bytes | None:
-        """Return a whole record, or ``None``."""
+        """Return a whole record, or ``None`` if there is none."""
         (key,) = cache_keys(sample_id)
         parts, size = list[bytes](), 0
         while not parts or len(parts[-1]) == _PART_BYTES:
@@ -278,7 +279,7 @@ class Cache:
 
     @_as_asked
     async def scan_records(self, cursor: int, *, count: int) -> tuple[int, bytes]:
-        """Return about ``count`` ids, maybe repeated, and the next cursor; 0 at start and end."""
+        """Return about ``count`` ids, possibly repeated, and the next cursor, which is 0 at start and end."""
         shard, shard_cursor = divmod(cursor, _CURSORS)  # one master after the other
         masters = await self._nodes.masters()
         if shard >= len(masters):  # the cluster has shrunk
@@ -299,7 +300,7 @@ class Cache:
             await self._nodes.unlink(keys[start : start + _PIPELINE_KEYS])
 
     async def bury(self, ids: bytes, tombstones: Sequence[Tombstone], expires_in_s: float) -> None:
-        """Write expiring tombstones for ids without a record."""
+        """Write expiring tombstones for ids that have no record."""
         keys, expires_in_ms = cache_keys(ids), int(expires_in_s * 1000)
         commands: list[Words] = [
             # NX: a record that arrived meanwhile must not be replaced.
@@ -309,7 +310,7 @@ class Cache:
         self._nodes.checked(await self._nodes.each(keys, commands))
 
     async def note(self, ids: bytes, note: Tombstone, expires_in_s: float) -> None:
-        """Write an expiring note under each of these ids, replacing an earlier one."""
+        """Write an expiring note under each of these ids, replacing any earlier one."""
         for key, sample_id in zip(cache_keys(ids), split_ids(ids), strict=True):
             await self._nodes.one(
                 key, "SET", key, pack_tombstone(note, sample_id), "PX", int(expires_in_s * 1000)

@@ -1,4 +1,4 @@
-"""Reports of cache servers about themselves, and the memory available for records."""
+"""What cache servers report about themselves, and the memory available for records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SPREAD_SHARE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class CacheInfo:
-    """Facts reported by a server, or combined for a cluster; sizes in bytes."""
+    """Facts reported by a server, or combined for a cluster. Sizes are in bytes."""
 
     # Identities of the processes that hold the records.
     nodes: frozenset[str]
@@ -36,7 +36,7 @@ class CacheInfo:
 
     @classmethod
     def of_server(cls, text: bytes, keys: int) -> CacheInfo:
-        """Parse the answers to INFO and DBSIZE."""
+        """Parse the replies to INFO and DBSIZE."""
         info = dict(line.split(":", 1) for line in text.decode().splitlines() if ":" in line)
         used_memory, maxmemory, node = int(info["used_memory"]), int(info["maxmemory"]), info["run_id"]
         # Older servers report only the CPU time of the whole process.
@@ -57,7 +57,10 @@ class CacheInfo:
         )
 
     def budget(self, cache_bytes: int) -> int:
-        """Return the bytes for records: maxmemory or less ``cache_bytes`` (0: all), minus headroom."""
+        """Return the memory for records in bytes: the cache's memory minus headroom.
+
+        ``cache_bytes`` limits the cache's memory further, unless it is 0.
+        """
         limit = self.maxmemory or cache_bytes or int(self.system_memory * _UNLIMITED_SHARE)
         limit = min(limit, cache_bytes or limit)
         return limit - headroom_bytes(limit)
@@ -70,7 +73,7 @@ class CacheInfo:
 
 @dataclass(frozen=True, slots=True)
 class CacheLoad:
-    """The worst of all nodes, for alarms: one full or busy node slows down the rest."""
+    """The load of the worst node, for alarms: one full or busy node slows down the rest."""
 
     # Of the fullest node's memory.
     fullest_share: float = 0.0
@@ -81,9 +84,9 @@ class CacheLoad:
 
 
 def combined(infos: Sequence[CacheInfo], slots: Sequence[int], hosts: int) -> CacheInfo:
-    """Combine the masters of a cluster into one server, measured by the fullest node.
+    """Combine the facts of a cluster's masters into those of one server, limited by the fullest node.
 
-    ``slots`` are the number of slots of each, ``hosts`` the number of machines they run on.
+    ``slots`` gives the number of slots of each, and ``hosts`` the number of machines they run on.
     """
     # Records spread over nodes as slots do: a node with a third of the slots and 1
     # GB makes a cluster of 3 GB; if it has 100 MB left, the cluster has 300 MB left.

@@ -1,4 +1,4 @@
-"""The cache's servers. Their client blocks, so each call has a thread and connections of its own."""
+"""The cache's servers. Their client blocks, so each call has its own thread and connections."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _Value = TypeVar("_Value")
 
 
 class Master(NamedTuple):
-    """A server that holds records, and its number of cluster slots; 1 for a single server."""
+    """A server that holds records, and its number of cluster slots (1 for a single server)."""
 
     node: Node
     slots: int
 
 
 class CacheNodes:
-    """All servers behind one address, of any node; for one event loop.
+    """All servers behind one address, which may be that of any node; for one event loop.
 
-    ``ConfigError``: the address or the certificates cannot be used.
+    Raises ``ConfigError`` if the address or the certificates cannot be used.
     """
 
     def __init__(self, address: str, credentials: Credentials) -> None:
@@ -55,17 +55,17 @@ class CacheNodes:
         self._slots: tuple[SlotMap | None] | None = None
 
     async def each(self, keys: Sequence[bytes], commands: Sequence[Words]) -> list[Any]:
-        """Send each command to its key's node, maybe twice; return replies, or errors in their place."""
+        """Send each command to its key's node, possibly twice. Return replies, or errors in their place."""
         sent = [Command.of(key, *map(_as_bytes, words)) for key, words in zip(keys, commands, strict=True)]
         return await self._run(lambda nodes: exchange(nodes, sent, timeout_s=_TIMEOUT_S))
 
     async def one(self, key: bytes, *words: bytes | str | int) -> Any:
-        """Return the reply to one command; raise like :meth:`checked`."""
+        """Send one command and return its reply; raise like :meth:`checked`."""
         (reply,) = self.checked(await self.each([key], [words]))
         return reply
 
     async def unlink(self, keys: Sequence[bytes]) -> None:
-        """Delete keys, with a single command if a single server has them all."""
+        """Delete keys, with a single command if a single server holds them all."""
         commands: list[Words] = [("UNLINK", *keys)]
         # A cluster refuses a command with keys of several slots.
         if self._slots != (None,):
@@ -76,8 +76,8 @@ class CacheNodes:
         """Return the answers if all are replies.
 
         Raises:
-            CacheUnreachableError: a node does not answer, or cannot now; whether commands ran is unknown.
-            CacheError: a node refuses a command, or the connection.
+            CacheUnreachableError: a node does not, or cannot, answer. Commands may or may not have run.
+            CacheError: a node refuses a command or the connection.
         """
         for answer in answers:
             if isinstance(answer, CacheError):
@@ -88,18 +88,18 @@ class CacheNodes:
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
-        """Treat a reply of unexpected form as a lost connection."""
+        """Treat a reply in an unexpected form as a lost connection."""
         try:
             yield
         except SuperError:
             raise
         except Exception as error:
             raise CacheUnreachableError(
-                f"the cache at {self.address} answers what is no reply: {type(error).__name__}: {error}"
+                f"the cache at {self.address} sent an invalid reply ({type(error).__name__}: {error})"
             ) from error
 
     async def masters(self, *, afresh: bool = False) -> list[Master]:
-        """Return the servers with records, in stable order; ``afresh``: ask the cluster first."""
+        """Return the servers with records, in a stable order. If ``afresh``, ask the cluster first."""
 
         def look(nodes: NodeConnections) -> list[Master]:
             if nodes.stale or (afresh and nodes.slots is not None):
@@ -114,7 +114,7 @@ class CacheNodes:
         return await self._run(look)
 
     async def at(self, node: Node, *commands: Words) -> list[Any]:
-        """Return the replies of one node to commands without a key; raise like :meth:`checked`."""
+        """Send commands without keys to one node and return its replies; raise like :meth:`checked`."""
         sent = [[*map(_as_bytes, words)] for words in commands]
 
         def ask(nodes: NodeConnections) -> list[Any]:
@@ -160,9 +160,9 @@ class CacheNodes:
 
 
 def string(reply: Any) -> bytes:
-    """Return a reply that must be a string; ``TypeError`` if it is not."""
+    """Return a reply that must be a string; raise ``TypeError`` if it is not."""
     if not isinstance(reply, bytes):
-        raise TypeError(f"{str(reply)[:40]!r} instead of a string")
+        raise TypeError(f"expected a string, got {str(reply)[:40]!r}")
     return reply
 
 

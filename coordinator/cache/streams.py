@@ -1,4 +1,4 @@
-"""Cache streams of read reports, which readers append to and the coordinator empties."""
+"""Streams of read reports in the cache. Readers append to them, and the coordinator empties them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EXPIRE_MS = 3_600_000
 _ENTRIES_MAX = 16_384
 _PIPELINE_KEYS = 1000
 _ENTRY_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
-_LAST_MS = 2**62  # of the 2**64 possible in an id: no clock gets there
+_LAST_MS = 2**62  # of the 2**64 possible in an id, and far beyond any clock
 
 # A fifth of a second, so that the reports of a newly opened job are read soon.
 _REPORTS_BLOCK_MS, _REPORTS = 200, 512
@@ -47,7 +47,7 @@ class Streams:
         self._nodes = nodes
 
     async def begin(self, stream: bytes) -> None:
-        """Create a stream, or empty it."""
+        """Create a stream, or empty an existing one."""
         commands: list[Words] = [
             ("UNLINK", stream),  # a stream that has the largest id accepts no more entries
             # Create an empty stream: the added entry is trimmed at once.
@@ -57,7 +57,7 @@ class Streams:
         self._nodes.checked(await self._nodes.each([stream] * len(commands), commands))
 
     async def keep(self, streams: Sequence[bytes]) -> list[bool]:
-        """Let streams expire an hour from now; return whether each exists."""
+        """Set streams to expire in an hour, and return whether each exists."""
         exist: list[bool] = []
         for start in range(0, len(streams), _PIPELINE_KEYS):
             chunk = streams[start : start + _PIPELINE_KEYS]
@@ -68,10 +68,9 @@ class Streams:
     async def take(
         self, streams: Sequence[bytes], *, block_ms: int, count: int
     ) -> list[tuple[bytes, list[dict[bytes, bytes]]]]:
-        """Take up to ``count`` of the oldest entries of each stream; wait up to
-        ``block_ms`` for the first.
+        """Take up to ``count`` of each stream's oldest entries, waiting up to ``block_ms`` for the first.
 
-        Streams are in one slot. Entries are deleted; if that fails, they are returned again.
+        All streams are in one slot. Entries are deleted; if that fails, they are returned again.
         """
         count = max(1, min(count, _ENTRIES_MAX // len(streams)))
         # From the beginning, as entries are deleted once read: there is no position to
@@ -87,15 +86,15 @@ class Streams:
         with self._nodes.errors():
             taken = [_Taken.of(stream, entries) for stream, entries in reply or []]
             if not {batch.stream for batch in taken} <= {*streams}:
-                raise ValueError("entries of a stream that was not asked for")
+                raise ValueError("it contains entries of a stream that was not requested")
         if taken:
             deletions: list[Words] = [("XDEL", batch.stream, *batch.numbers) for batch in taken]
             self._nodes.checked(await self._nodes.each([batch.stream for batch in taken], deletions))
         for batch in taken:
             if int(batch.numbers[-1].partition(b"-")[0]) > _LAST_MS:
                 _log.warning(
-                    "the stream %s was given an id after which hardly any is left, and is begun again: a "
-                    "reader's credentials may have been used to forge it",
+                    "resetting the stream %s, because the id of its last entry leaves hardly any room for "
+                    "more: the entry may have been forged with a reader's credentials",
                     batch.stream.decode(),
                     extra={"cause": "forged report"},
                 )
@@ -116,14 +115,14 @@ class _Taken(NamedTuple):
     def of(cls, stream: Any, entries: Any) -> _Taken:
         numbers = [string(number) for number, _ in entries]
         if not numbers or not all(map(_ENTRY_ID.fullmatch, numbers)):
-            raise ValueError(f"{numbers[:1]!r} instead of the ids of a stream's entries")
+            raise ValueError(f"expected the ids of a stream's entries, got {numbers[:1]!r}")
         all_words = [[*map(string, words or [])] for _, words in entries]  # None for a deleted entry
         fields = [dict(zip(words[::2], words[1::2], strict=True)) for words in all_words]
         return cls(string(stream), numbers, fields)
 
 
 class ReportReader:
-    """Follows the report streams of all open jobs; ``emit`` receives batches of events."""
+    """A reader of the report streams of all open jobs. ``emit`` receives batches of events."""
 
     def __init__(self, streams: Streams, emit: Callable[[list[BatchRead]], None]) -> None:
         self._streams = streams
@@ -135,11 +134,11 @@ class ReportReader:
 
     @property
     def jobs(self) -> list[str]:
-        """The jobs whose streams are read."""
+        """Return the jobs whose streams are read."""
         return list(self._jobs)
 
     async def follow(self, job: str) -> None:
-        """Read a job's stream from now on. Reports to an earlier coordinator are discarded."""
+        """Start reading a job's stream. Reports to an earlier coordinator are discarded."""
         if job not in self._jobs:
             await self._streams.begin(report_stream(job))
             self._jobs.add(job)
@@ -157,7 +156,7 @@ class ReportReader:
             self._kept_s = now_s
 
     async def read_once(self) -> None:
-        """Wait a moment for entries and emit them."""
+        """Wait briefly for entries, and emit them."""
         jobs = self.jobs
         if not jobs:
             await asyncio.sleep(_REPORTS_BLOCK_MS / 1000)
@@ -167,7 +166,7 @@ class ReportReader:
         await asyncio.sleep(_REPORTS_PAUSE_S + _PAUSE_PER_STREAM_S * len(jobs))
 
     async def catch_up(self, job: str) -> None:
-        """Emit the rest of a closing job's stream; do not wait for a cache in trouble."""
+        """Emit the rest of a closing job's stream, but do not wait for a cache in trouble."""
 
         async def read() -> None:
             reads = 0
@@ -204,7 +203,7 @@ class ReportReader:
             except ValueError as error:
                 self.unreadable += 1
                 about = {"cause": "unreadable report"}
-                _log.warning("a read report of job %s is skipped: %s", job, error, extra=about)
+                _log.warning("skipping a read report of job %s: %s", job, error, extra=about)
         return events
 
 
@@ -219,9 +218,7 @@ def _event(job: str, report: ReadReport) -> BatchRead:
     )
     # Entries may be forged: keep absurd numbers from the core.
     if max(numbers) > _NUMBER_MAX or not report.straight <= report.hits <= report.samples:
-        raise ValueError(
-            f"a read report's numbers contradict each other or are beyond reason: {report}"[:500]
-        )
+        raise ValueError(f"its numbers contradict each other or are implausibly large: {report}"[:500])
     return BatchRead(
         job=job,
         rank=report.rank,

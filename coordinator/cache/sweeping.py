@@ -1,4 +1,4 @@
-"""Deletes an earlier coordinator's records of datasets not registered or opened since this one's start."""
+"""Delete an earlier coordinator's records of datasets that have not been registered or opened since."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _ROWS = 2**18
 
 
 class Sweep:
-    """Passes over the cache's records again and again, a step at a time.
+    """Repeated passes over the cache's records, one step at a time.
 
-    ``known`` returns the ids of all known samples, as arrays of shape (samples, 16) or
-    objects that make them; ``None`` while they are undetermined, and nothing is deleted.
+    ``known`` returns the ids of all known samples, as arrays of shape (samples, 16) or objects
+    that produce them. While it returns ``None``, they are undetermined and nothing is deleted.
     """
 
     def __init__(self, cache: Cache, known: Callable[[], Sequence[Ids] | None]) -> None:
@@ -44,7 +44,10 @@ class Sweep:
         self._resume_at_s = 0.0
 
     async def step(self, now_s: float, most: int = _DELETED_PER_STEP) -> None:
-        """Scan some, at times delete ``most`` unknown records; ``now_s`` is monotonic; ``CacheError``."""
+        """Scan some records, and at times delete up to ``most`` unknown ones.
+
+        ``now_s`` is monotonic time. Raises ``CacheError``.
+        """
         if self._known() is None or now_s < self._resume_at_s:
             return
         if not self._strangers_left:
@@ -68,7 +71,7 @@ class Sweep:
             # A dataset that appears now finds its records missing: they are produced again.
             await self._cache.drop(deleted)
             _log.warning(
-                "deleted %d records that no dataset here accounts for: jobs need their room",
+                "deleted %d records that belong to no known dataset, because jobs need the space",
                 len(deleted) // ID_BYTES,
             )
         elif self._cursor == 0:
@@ -83,7 +86,7 @@ def known_ids(
     held: Callable[[bytes], Iterable[tuple[int, NDArray[np.int64]]]],
     now_s: float,
 ) -> list[Ids] | None:
-    """Return the known ids; ``None`` while a dataset is being listed."""
+    """Return the known ids, or ``None`` while a dataset is being listed."""
     known: dict[int, Ids] = {}
     for dataset in datasets:
         if dataset.listing.error is not None:
@@ -107,7 +110,7 @@ def _whole(known: Sequence[Ids]) -> list[int]:
 
 
 class HeldIds(NamedTuple):
-    """The ids of some samples of a dataset, slow to derive."""
+    """The ids of some samples of a dataset, which are slow to derive."""
 
     dataset: Dataset
     epoch: int
@@ -125,7 +128,7 @@ Ids: TypeAlias = "NDArray[np.uint8] | HeldIds"
 
 
 def strangers_among(found: bytes, known: Sequence[Ids]) -> bytes:
-    """Return those of the concatenated ids ``found`` that are in no array of ``known``; may repeat."""
+    """Return the concatenated ids of ``found`` that are in no array of ``known``. Some may repeat."""
     ids = np.frombuffer(found, dtype="<u8").reshape(-1, 2)
     ids = ids[np.argsort(ids[:, 0])]
     # The first eight bytes suffice: a practically impossible collision keeps a record.

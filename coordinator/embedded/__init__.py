@@ -1,9 +1,9 @@
-"""The coordinator of the embedded default. It starts its own cache, and lives as
-long as ranks hold it.
+"""The coordinator of the embedded default. It starts its own cache, and runs as
+long as ranks are connected to it.
 
-If the cache dies, the coordinator ends at once. If the coordinator dies, the kernel
-kills the cache, and the worker ends because its stream breaks. The first rank to
-see its connection close starts all again.
+If the cache dies, the coordinator exits at once. If the coordinator dies, the kernel
+kills the cache, and the worker exits because its stream breaks. The first rank to
+see its connection close restarts everything.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Run the coordinator of an embedded default, for :mod:`superdl.sampler.embedded`.
+"""Run the coordinator of the embedded default, for :mod:`superdl.sampler.embedded`.
 
 ``python -P -m superdl.coordinator.embedded --directory DIR --ranks FD --grace S --cache-memory
-BYTES ...`` accepts ranks on the inherited socket FD. A coordinator's own options follow.
+BYTES ...`` accepts ranks on the inherited socket FD. The coordinator's usual options follow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until no rank is left; return the exit code."""
+    """Serve until no rank is left, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m superdl.coordinator.embedded", allow_abbrev=False)
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--ranks", type=int, required=True)

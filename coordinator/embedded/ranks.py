@@ -1,4 +1,4 @@
-"""The ranks of a run that hold an embedded coordinator, each with a connection."""
+"""The ranks of a run, whose connections keep an embedded coordinator running."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _LOCK_WAIT_S = 5.0
 
 
 class Ranks:
-    """The ranks that hold a coordinator, accepted on ``listener``.
+    """The ranks that keep a coordinator running, accepted on ``listener``.
 
-    Each gets a line of JSON when the coordinator serves, or why it never will. Once
-    all have been gone for the grace period, coordinator and cache end.
+    Each receives a line of JSON when the coordinator is serving, or one with the reason why it
+    never will. Once all ranks have been gone for the grace period, the coordinator and the cache exit.
     """
 
     def __init__(self, directory: RunDirectory, listener: socket.socket, grace_s: float) -> None:
@@ -57,13 +57,13 @@ class Ranks:
             loop.add_reader(os.pidfd_open(self._cache.pid), self._cache_died)
 
     def serving(self) -> None:
-        """Notify the ranks that the coordinator serves."""
+        """Notify the ranks that the coordinator is serving."""
         self.is_serving = True
         for rank in list(self._ranks):
             self._tell_ready(rank)
 
     def close(self, failure: str = "") -> None:
-        """End the cache, report a failure to the ranks, and remove the run's directory."""
+        """Stop the cache, report a failure to the ranks, and remove the run's directory."""
         # Under the start lock: a rank that looks for this coordinator waits, then starts another.
         if self._is_found() and not self._is_locked:
             with contextlib.suppress(EmbeddedError):
@@ -153,7 +153,7 @@ class Ranks:
         if not self.is_serving:
             for rank in self._ranks:
                 _send(rank, {"error": f"the embedded coordinator did not start: {words}"})
-        # At once: the plans are lost with the cache, and the ranks start both again.
+        # At once: the plans are lost with the cache, and the ranks restart both.
         os._exit(1)
 
 

@@ -1,6 +1,6 @@
 """Ways to run functions. :mod:`superdl.super_wire.executors` lists them; each has a module here.
 
-Text names the function (``module:attribute``): no executor imports it.
+The function is given as text (``module:attribute``), so no executor imports it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ``lambda`` executor: functions in environments of AWS Lambda, invoked by boto3 in threads."""
+"""The ``lambda`` executor: functions on AWS Lambda, invoked through boto3 in threads."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class LambdaSettings:
     lambda_function: str = setting(
         "super-prefetch", "name, ARN or alias of the deployed function (super-prefetch)"
     )
-    lambda_region: str = setting("", "its AWS region, if it is not the environment's")
-    lambda_endpoint_url: str = setting("", "where Lambda's API is, if it is not AWS")
-    lambda_concurrency: int = setting(100, "invocations at once, at most (100)", low=1, high=10_000)
+    lambda_region: str = setting("", "AWS region of the function, if not the environment's")
+    lambda_endpoint_url: str = setting("", "URL of the Lambda API, if not that of AWS")
+    lambda_concurrency: int = setting(100, "maximum concurrent invocations (100)", low=1, high=10_000)
     lambda_warm: int = setting(8, "functions to start before the first batch (8)", low=0, high=1000)
 
 
 class LambdaExecutor(Executor):
-    """A deployed function."""
+    """An executor that invokes a deployed Lambda function."""
 
     name = "lambda"
     remote = True
@@ -86,8 +86,8 @@ class LambdaExecutor(Executor):
     async def start(self) -> None:
         """Start environments, each with its connection to the cache, and check that they match.
 
-        ``ConfigError``: there is no such function or there are no credentials, or the
-        function is another version of SUPER, or its environments decode differently.
+        Raises ``ConfigError`` if there is no such function or there are no credentials, if the
+        function runs another version of SUPER, or if its environments decode differently.
         """
         answers = await asyncio.gather(*(self._warm_one() for _ in range(self._warm)), return_exceptions=True)
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
@@ -103,8 +103,8 @@ class LambdaExecutor(Executor):
         digests = sorted({answer.fingerprint for answer in warmed})
         if len(digests) > 1:
             raise ConfigError(
-                f"{self.target} decodes images differently from one environment to the next "
-                f"({', '.join(digests)}): deploy it again, for one architecture, from one package"
+                f"the environments of {self.target} decode images differently ({', '.join(digests)}): "
+                "redeploy it from a single package for a single architecture"
             )
         self.fingerprint = digests[0]
         if failures:
@@ -113,7 +113,7 @@ class LambdaExecutor(Executor):
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
         """Run one request; see :class:`superdl.coordinator.executors.base.Executor`."""
-        # In the functions' clock, and for the warmed functions alone: others refuse it.
+        # On the functions' clock, and only for the warmed functions: others refuse it.
         request = replace(
             request,
             expires_at=max(0.0, request.expires_at + self._clock.ahead_s),
@@ -140,7 +140,7 @@ class LambdaExecutor(Executor):
                 if not _is_throttled(error) or attempts == _WARM_ATTEMPTS:
                     raise
                 if not self._was_throttled:
-                    _log.warning("warming waits: %s", error)
+                    _log.warning("waiting to warm up functions: %s", error)
                 self._was_throttled = True
             else:
                 self._clock.told(warmed.clock_s)
@@ -162,7 +162,7 @@ class LambdaExecutor(Executor):
         except TimeoutError:
             # The call never got a thread, so nothing was sent.
             if not began_s:
-                msg = f"none of {self._calls} threads was free within {timeout_s} s"
+                msg = f"none of the {self._calls} threads was free within {timeout_s} s"
                 raise ExecutorError(msg, FailureKind.THROTTLED) from None
             words = f"{self.target} did not answer within {timeout_s:.1f} s"
             ran_s = time.monotonic() - began_s
@@ -184,7 +184,11 @@ class Warmed(NamedTuple):
 
     @classmethod
     def of(cls, reply: Reply, target: Target) -> Warmed:
-        """Read a reply; ``ExecutorError``: it is not SUPER's function. ``ConfigError``: another version."""
+        """Read the reply to a warm event.
+
+        Raises ``ExecutorError`` if it is not from SUPER's function, and ``ConfigError`` if it is
+        from another version of SUPER.
+        """
         answer = read_object(reply.payload, str(target))
         version, digest, clock_s = map(answer.get, ("function_version", "golden", "clock_s"))
         if not isinstance(version, str) or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
@@ -196,9 +200,9 @@ class Warmed(NamedTuple):
 
 
 def read_reply(reply: Reply, target: Target, request_id: str) -> PrefetchResult:
-    """Read the answer to a prefetch request; add its bill.
+    """Read the answer to a prefetch request, and add the billed time.
 
-    ``ExecutorError``: this is no result of the request, or it is another version of SUPER.
+    Raises ``ExecutorError`` if it is not a result of the request, or comes from another version of SUPER.
     """
     try:
         result = read_result(reply.payload, request_id, str(target))
@@ -214,17 +218,17 @@ def read_reply(reply: Reply, target: Target, request_id: str) -> PrefetchResult:
 
 
 def _mismatch(version: str, target: Target) -> str:
-    """Return why the function does not match this coordinator; empty if it does."""
+    """Return why the function does not match this coordinator, or an empty string if it does."""
     if version == installed_version():
         return ""
     return (
-        f"{target} is SUPER {version[:80]}, the coordinator is SUPER {installed_version()}: deploy the "
-        f"function of {installed_version()}, or start a coordinator of {version[:80]}"
+        f"{target} runs SUPER {version[:80]}, but the coordinator runs SUPER {installed_version()}: deploy "
+        f"version {installed_version()} of the function, or start a coordinator of version {version[:80]}"
     )
 
 
 class FunctionClock:
-    """Difference between the clock of functions on other machines and this machine's."""
+    """The difference between the clock of functions on other machines and this machine's clock."""
 
     def __init__(self) -> None:
         # A request carries the time until which it is useful, on the functions'
@@ -232,7 +236,7 @@ class FunctionClock:
         self.ahead_s = 0.0
 
     def told(self, clock_s: float) -> None:
-        """Note the function's clock, Unix time, of an answer that just arrived; 0 for none."""
+        """Note the Unix time of the function's clock in an answer that just arrived, or 0 for none."""
         if not clock_s:
             return
         ahead_s = clock_s - time.time()
@@ -241,10 +245,10 @@ class FunctionClock:
         self.ahead_s = ahead_s if abs(ahead_s) >= _SAME_S else 0.0
         if self.ahead_s:
             _log.warning(
-                "this machine's clock is %.0f s %s that of the functions: requests carry their time; set "
-                "the clock right (NTP), since AWS refuses calls that are 5 minutes off",
+                "this machine's clock is %.0f s %s the functions' clock. Requests are adjusted for that, but "
+                "synchronise the clock (NTP), since AWS refuses calls that are 5 minutes off",
                 abs(ahead_s),
                 "behind" if ahead_s > 0 else "ahead of",
             )
         else:
-            _log.info("this machine's clock is that of the functions again")
+            _log.info("this machine's clock agrees with the functions' clock again")

@@ -1,7 +1,7 @@
 """The interface of executors, their settings, and the errors of invocations.
 
-After a failed invocation, some samples may be in the cache. Failures of single
-samples are in the result.
+After a failed invocation, some samples may nevertheless be in the cache. Failures of
+individual samples are reported in the result.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class ExecutorError(SuperError):
     """A request could not be carried out, or functions could not be started.
 
     Args:
-        kind: how it failed. ``CRASHED``: the request may or may not have been carried out.
-            ``RAISED``: the message has the function's error, or the request or its answer
-            is too large. ``THROTTLED``: no function was free in time.
-        ran_s: seconds that a function ran for the request, which is billed; an upper bound
-            if a connection broke, 0 if none ran, or if unknown.
+        kind: how it failed. After ``CRASHED``, the request may or may not have been carried
+            out. ``RAISED`` means that the message contains the function's error, or that the
+            request or its answer is too large; ``THROTTLED``, that no function was free in time.
+        ran_s: billed seconds that a function ran for the request: an upper bound if a
+            connection broke, and 0 if none ran or the time is unknown.
         refused: no function was invoked, so the invocation is not billed either.
-        wrong_settings: only other settings can help.
+        wrong_settings: only a change of settings can help.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorContext:
-    """The coordinator's facts for each executor, apart from the executor's own settings."""
+    """What the coordinator passes to each executor, besides the executor's own settings."""
 
     cache: str
     # An import path, module:attribute.
@@ -90,7 +90,7 @@ class ExecutorContext:
 
 
 class Executor(Protocol):
-    """A way to run functions, for one event loop; ``ConfigError``: one of its settings is wrong."""
+    """A way to run functions, for one event loop. Raises ``ConfigError`` if a setting is invalid."""
 
     # Its row in the registry: ``local``, ``workers``, ``lambda``.
     name: ClassVar[str]
@@ -110,7 +110,7 @@ class Executor(Protocol):
     # Reason that it takes no requests now; empty while it runs.
     absence: str = ""
 
-    # It started with a decoder that its functions do not have: the coordinator has to start again.
+    # It started with a decoder that its functions do not have, so the coordinator must restart.
     is_outdated: bool = False
 
     # If false, it serves the store alone.
@@ -135,12 +135,12 @@ class Executor(Protocol):
     keeps_shards: bool = False
 
     # Advice for functions that cannot see a directory.
-    files_remedy: ClassVar[str] = "put the images into a bucket and name it as s3://bucket/prefix"
+    files_remedy: ClassVar[str] = "put the images into a bucket and use s3://bucket/prefix as the source"
 
     def __init__(self, settings: Any, context: ExecutorContext) -> None: ...
 
     async def start(self) -> None:
-        """Prepare to invoke, within a bounded time; ``ExecutorError``: no function could be started."""
+        """Prepare for requests within a bounded time; ``ExecutorError`` if no function can be started."""
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
         """Carry out one request, or raise an :class:`ExecutorError`.
@@ -149,17 +149,17 @@ class Executor(Protocol):
         """
 
     async def close(self) -> None:
-        """End everything it started, within a bounded time. Requests in progress fail."""
+        """Stop everything that was started, within a bounded time. Requests in progress fail."""
 
 
 def check_present(executor: Executor) -> None:
-    """Raise :class:`ExecutorError` if an executor takes no requests now."""
+    """Raise :class:`ExecutorError` if an executor is unavailable."""
     if executor.absence:
-        raise ExecutorError(f"the executor {executor.name} is absent: {executor.absence}", refused=True)
+        raise ExecutorError(f"the executor {executor.name} is unavailable: {executor.absence}", refused=True)
 
 
 def executor_class(name: str) -> type[Executor]:
-    """Return the class of the executor that settings call ``name``."""
+    """Return the class of the executor called ``name`` in the settings."""
     module, _, attribute = EXECUTORS[name].implementation.partition(":")
     implementation: type[Executor] = getattr(importlib.import_module(module), attribute)
     return implementation
@@ -171,12 +171,15 @@ def executor_classes(names: Iterable[str]) -> list[type[Executor]]:
 
 
 def sees_store(executor: str, address: str) -> bool:
-    """Return whether an executor's functions reach the store at ``address``: a bucket, or on this host."""
+    """Return whether an executor's functions can reach the store at ``address``.
+
+    They all reach a bucket, but only functions on this host reach a directory.
+    """
     return EXECUTORS[executor].runs_on is RunsOn.THIS_HOST or address.startswith("s3://")
 
 
 def shipped_prices_of(executor: str) -> Prices:
-    """Return the shipped prices of an executor; zero for an unknown one."""
+    """Return the shipped prices of an executor, all zero if it is unknown."""
     # Without pydantic, whose import is a sixth of a coordinator's start.
     table = tomllib.loads(SHIPPED_PRICES.read_text(encoding="utf-8"))
     return Prices(**table.get(executor, {}))
@@ -191,7 +194,7 @@ def setting(
     high: float = 0,
     secret: bool = False,
 ) -> Any:
-    """Define a field of settings: default, help text, allowed values, and whether it is secret."""
+    """Define a settings field with its default, help text, allowed values, and whether it is secret."""
     metadata = {"help": what, "choices": choices, "low": low, "high": high}
     return field(default=default, repr=not secret, metadata=metadata)
 
@@ -202,9 +205,9 @@ def check_settings(settings: Any) -> None:
         value, choices = getattr(settings, option.name), option.metadata.get("choices", ())
         low, high = option.metadata.get("low", 0), option.metadata.get("high", 0)
         if choices and value not in choices:
-            raise ConfigError(f"{option.name} is one of {', '.join(choices)}; not {value!r}")
+            raise ConfigError(f"{option.name} must be one of {', '.join(choices)}, not {value!r}")
         if high and not low <= value <= high:
-            raise ConfigError(f"{option.name} is from {low} to {high}; not {value}")
+            raise ConfigError(f"{option.name} must be from {low} to {high}, not {value}")
 
 
 def one_line(text: str, most: int = MAX_WORDS) -> str:

@@ -1,4 +1,4 @@
-"""The workers that have called in: their free slots, their view of the store, and their decoders."""
+"""The connected workers: their free slots, their view of the store, and their decoders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 FAILURES = ("crashed", "timed_out", "restarted")
 
 _MAX_WORKERS = 4096
-_ABSENCE = "no worker has called in: start some with superdl worker"
+_ABSENCE = "no worker is connected: start some with superdl worker"
 # Extra time for an answer: the worker ends overdue requests itself.
 _MARGIN_S = 10.0
 _KINDS = {
@@ -40,7 +40,7 @@ _KINDS = {
 
 
 class ConnectedWorker:
-    """A connected worker: its hello's facts, its free slots, its calls."""
+    """A connected worker, with the facts from its hello, its free slots and its calls."""
 
     def __init__(self, hello: pb.WorkerHello, number: int) -> None:
         self.number = number
@@ -57,21 +57,21 @@ class ConnectedWorker:
         self.waits = False
 
     def say(self, **message: Any) -> None:
-        """Queue a message to the worker."""
+        """Queue a message for the worker."""
         self.outgoing.put_nowait(pb.ToWorker(**message))
 
 
 class Workers:
     """All connected workers, shared by the executor and the RPC ``Work``; for one event loop.
 
-    All decode alike. If another decoder may replace theirs, its workers wait for that.
+    All workers in use decode alike. If another decoder may replace theirs, its workers wait until it does.
 
     Args:
-        silence_s: drop a worker that sends nothing for this long; heartbeats come
+        silence_s: drop a worker that sends nothing for this long; heartbeats arrive
             every five seconds.
-        absence: the message while there is no worker.
-        patience_s: switch to another decoder once the current one was unneeded or
-            without workers for this long; ``None``: refuse its workers.
+        absence: the error message while no worker is connected.
+        patience_s: switch to another decoder once the current one has been unneeded or
+            without workers for this long. If ``None``, refuse workers with another decoder.
         decodes: if false, workers only restore and save, and their decoder does not matter.
     """
 
@@ -96,19 +96,19 @@ class Workers:
         # By kind, including those of workers that have left.
         self.failures = dict.fromkeys(FAILURES, 0)
         self.tasks = HeldTasks("workers' streams")
-        # The decoder in use; empty until a worker comes, unless the cache has records of one.
+        # The decoder in use; empty until a worker connects, unless the cache has records of one.
         self.fingerprint = ""
         # Reason that the newest worker was refused; empty once one was admitted.
         self.refusal = ""
 
     @property
     def slots(self) -> int:
-        """Slots of all workers that accept requests."""
+        """Return the number of slots of all workers that accept requests."""
         return sum(worker.slots for worker in self._all if not (worker.is_draining or worker.waits))
 
     @property
     def stats(self) -> list[pb.WorkerStats]:
-        """Figures of the connected workers, sorted by name."""
+        """Return the statistics of the connected workers, sorted by name."""
         return [
             pb.WorkerStats(
                 name=worker.name,
@@ -121,7 +121,7 @@ class Workers:
         ]
 
     def say_goodbye(self, exit_code: int) -> None:
-        """Have all workers end with an exit code, including those that call in later."""
+        """Make all workers exit with this code, including those that connect later."""
         self._exit_code = exit_code
         for worker in self._all:
             worker.say(goodbye=pb.Goodbye(exit_code=exit_code))
@@ -134,22 +134,21 @@ class Workers:
                 async with asyncio.timeout(self.patience_s):
                     await self._came.wait()
                     return
-            # Only workers of another decoder came: switch to theirs.
+            # Only workers with another decoder connected: switch to theirs.
             if successor := self._newest():
                 self.use(successor)
 
     def use(self, fingerprint: str) -> None:
-        """Switch to a decoder. Workers with others wait, including those already connected."""
+        """Switch to a decoder. Workers with other decoders wait, including those already connected."""
         self.fingerprint = fingerprint
         self._came.clear()
         for worker in list(self._all):
             self._take_up(worker)
 
     def successor(self, *, is_needed: bool) -> str:
-        """Return the decoder to switch to, the newest waiting worker's, once it is
-        time; else empty.
+        """Return the newest waiting worker's decoder if it is time to switch to it, else an empty string.
 
-        ``is_needed``: a job is open, and must continue with its decoder.
+        ``is_needed`` means that a job is open and must continue with its decoder.
         """
         now_s, used = time.monotonic(), [worker for worker in self._all if not worker.waits]
         # As long as this holds, the waiting time starts over.
@@ -159,11 +158,11 @@ class Workers:
         return self._newest() if now_s - self._needed_s >= self.patience_s else ""
 
     def follow_store(self, address: str, store_id: Callable[[], str]) -> None:
-        """Follow the store at ``address``; ``store_id`` returns a directory's id, or an empty text."""
+        """Follow the store at ``address``; ``store_id`` returns a directory's id, or an empty string."""
         self._store, self._store_id = address, store_id
 
     def sees_store(self, worker: ConnectedWorker) -> bool:
-        """Return whether a worker sees our store: same address, and for a directory same id."""
+        """Return whether a worker sees our store: the same address and, for a directory, the same id."""
         if not self._store:
             return True
         return worker.store == self._store and (is_bucket(self._store) or worker.store_id == self._store_id())
@@ -176,12 +175,11 @@ class Workers:
     async def run(
         self, request: Callable[[float, bool], bytes], timeout_s: float, *, of_store: bool = False
     ) -> bytes:
-        """Run a request in the next free slot; return its result as JSON, or raise
-        an :class:`ExecutorError`.
+        """Run a request in the next free slot. Return its result as JSON, or raise :class:`ExecutorError`.
 
         Args:
-            request: makes the request from two facts: by how many seconds the worker's
-                clock is ahead of this machine's, and whether the worker sees the store.
+            request: creates the request, given by how many seconds the worker's clock is
+                ahead of this machine's, and whether the worker sees the store.
             timeout_s: how long a function may take, and also the longest wait for a slot.
             of_store: prefer a worker that sees the store, if there is one.
         """
@@ -215,7 +213,7 @@ class Workers:
         )
 
     def close(self) -> None:
-        """End all streams. Workers may call in again, with any decoder."""
+        """End all streams. Workers may reconnect, with any decoder."""
         for worker in list(self._all):
             self.leave(worker)
         self.fingerprint = ""
@@ -226,27 +224,27 @@ class Workers:
         return max(waiting, key=lambda worker: worker.number).fingerprint if waiting else ""
 
     def _take_up(self, worker: ConnectedWorker) -> None:
-        """Give a worker requests if it has the decoder in use; else let it wait."""
+        """Give a worker requests if it has the decoder in use, otherwise let it wait."""
         worker.waits = self.decodes and worker.fingerprint != self.fingerprint
         if not worker.waits:
             self._came.set()
             self._hand_over(worker)
 
     def admit(self, hello: pb.WorkerHello) -> ConnectedWorker:
-        """Admit a worker; ``ConfigError``: it cannot be admitted."""
+        """Admit a worker, or raise ``ConfigError`` if it cannot be admitted."""
         if len(self._all) >= _MAX_WORKERS:
-            raise ConfigError(f"this coordinator has its {_MAX_WORKERS} workers")
+            raise ConfigError(f"this coordinator already has its maximum of {_MAX_WORKERS} workers")
         others = self.fingerprint or hello.fingerprint
         if self.decodes and self.patience_s is None and hello.fingerprint != others:
             raise ConfigError(
-                f"this worker decodes as {one_line(hello.fingerprint, MAX_KIND)}, the others as {others}: "
-                "install the same versions of SUPER and Pillow everywhere"
+                f"this worker decodes as {one_line(hello.fingerprint, MAX_KIND)}, but the others decode as "
+                f"{others}: install the same versions of SUPER and Pillow everywhere"
             )
         store = self._store, self._store_id()
         if not self.decodes and store[1] and (hello.store, hello.store_id) != store:
             raise ConfigError(
-                f"this worker does not see the store {self._store}: mount it there, and start the worker "
-                f"with --store {self._store} (SUPER_STORE)"
+                f"this worker does not see the store {self._store}: mount it on the worker's machine, and "
+                f"start the worker with --store {self._store} (SUPER_STORE)"
             )
         self.refusal = ""
         worker = ConnectedWorker(hello, next(self._numbers))
@@ -258,25 +256,25 @@ class Workers:
         else:
             worker.is_draining = True
             worker.say(goodbye=pb.Goodbye(exit_code=self._exit_code))
-        _log.info("the worker %s called in with %d slots", worker.name, worker.slots)
+        _log.info("the worker %s connected with %d slots", worker.name, worker.slots)
         if worker.waits:
             _log.warning(
-                "the worker %s decodes as %s and waits: %s is in use, until no job is open or no worker of "
-                "that is left",
+                "the worker %s decodes as %s and has to wait: %s is in use until no job is open or no worker "
+                "with that decoder is left",
                 *(worker.name, worker.fingerprint, self.fingerprint),
                 extra={"cause": f"workers of decoder {worker.fingerprint} wait"},
             )
         elif not self.sees_store(worker) and (is_bucket(self._store) or any(map(self.sees_store, self._all))):
             _log.warning(
-                "the worker %s does not see the store %s: what it decodes is not kept there, and it restores "
-                "nothing; start it with --store %s (SUPER_STORE)",
+                "the worker %s does not see the store %s, so it can neither save samples there nor restore "
+                "them: start it with --store %s (SUPER_STORE)",
                 *(worker.name, self._store, self._store),
                 extra={"cause": "workers that do not see the store"},
             )
         return worker
 
     def heard(self, worker: ConnectedWorker, heartbeat: pb.Heartbeat) -> None:
-        """Record a heartbeat's figures."""
+        """Record the figures in a heartbeat."""
         # Workers may send anything: keep the figures finite, and let counters only grow.
         worker.cpu_s = heartbeat.cpu_s if 0 <= heartbeat.cpu_s < math.inf else 0.0
         for kind in FAILURES:
@@ -296,7 +294,7 @@ class Workers:
             self._all.discard(worker)
             lost = [answered for answered in worker.calls.values() if not answered.done()]
             for answered in lost:
-                answered.set_exception(ExecutorError(f"the worker {worker.name} is gone"))
+                answered.set_exception(ExecutorError(f"the worker {worker.name} disconnected"))
             _log.info("the worker %s disconnected with %d requests unanswered", worker.name, len(lost))
             worker.outgoing.put_nowait(None)
         if not self._all:
@@ -324,7 +322,7 @@ class Workers:
                 raise
         busy = f"all {self.slots} slots of {len(self._all)} workers were busy"
         who = busy if self.slots else self._absence
-        raise ExecutorError(f"{who} for {timeout_s:g} s", FailureKind.THROTTLED)
+        raise ExecutorError(f"{who} (waited {timeout_s:g} s)", FailureKind.THROTTLED)
 
     def _takes(self, worker: ConnectedWorker, *, of_store: bool) -> bool:
         is_free = worker.free and not worker.is_draining and not worker.waits and worker in self._all

@@ -1,7 +1,7 @@
-"""Eligibility of executors: finds out which can produce a dataset, before a job waits for it.
+"""Find out which executors can produce a dataset, before a job waits for it.
 
-Each executor whose functions run elsewhere gets a trial of three samples, which no
-job's account includes.
+Each executor whose functions run on other machines tries three samples, which are charged
+to no job.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ _UNTRIED = _Trial()
 class Eligibility:
     """The trials of all executors, and the resulting eligibility.
 
-    With ``audit``, no dataset is refused that has records in the cache.
-    ``region_of`` returns the region of a bucket, or an empty text; it may block.
+    With ``audit``, a dataset that has records in the cache is never refused.
+    ``region_of`` returns the region of a bucket, or an empty string; it may block.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Eligibility:
         self._cache = cache
         self._audit = audit
         self._region_of = region_of
-        # A thread of asyncio's own would delay the end until it has its answer.
+        # One of asyncio's own threads would delay the end until it has its answer.
         self._threads = CallingThreads(_REGION_THREADS, "super-region")
         self._trials: OrderedDict[tuple[bytes, int], _Trial] = OrderedDict()
         self._reported: dict[bytes, frozenset[int]] = {}
@@ -97,24 +97,24 @@ class Eligibility:
         return [executor for executor in self.executors if executor.decodes]
 
     def check_source(self, source: str) -> None:
-        """Raise :class:`ConfigError` for a directory of this machine, if all functions run elsewhere."""
+        """Raise :class:`ConfigError` for a directory on this machine if all functions run on others."""
         if all(executor.remote and parse_source(source).is_file for executor in self._decoding):
             first = self._decoding[0]
             raise ConfigError(
-                f"{source} is a directory of the coordinator's machine, and the functions of the executor "
-                f"{first.name} run on others, which do not see it: {first.files_remedy}, or take the "
-                "local executor. (A key_list may be a file: the coordinator reads it.)"
+                f"{source} is a directory on the coordinator's machine, but the functions of the executor "
+                f"{first.name} run on other machines, which cannot see it: {first.files_remedy}, or use the "
+                "local executor. (A key_list may be a file, since the coordinator reads it.)"
             )
 
     def is_known(self, dataset: Dataset) -> bool:
-        """Return whether it is known which of the present executors can produce a listed dataset."""
+        """Return whether it is known which of the available executors can produce a listed dataset."""
         # Once a job reads it, an executor that comes later does not change this.
         return dataset.content in self._reported or not any(
             self._is_open(dataset, number) for number in self._able(dataset)
         )
 
     def ineligible(self, dataset: Dataset) -> frozenset[int]:
-        """Return the numbers of executors that cannot produce it, or not for certain; never all."""
+        """Return the numbers of executors that cannot produce a dataset, or may be unable to; never all."""
         able = self._able(dataset)
         out = {
             number
@@ -122,29 +122,29 @@ class Eligibility:
             if self._trial(dataset, number).failure or self._is_open(dataset, number)
         }
         unable = set(range(len(self._decoding))) - set(able)
-        # If all present executors are out, none is: some executor has to take the requests.
+        # If all available executors are out, none is: one of them has to accept the requests.
         return frozenset(unable if out.issuperset(self._present(dataset)) else unable | out)
 
     def opened(self, dataset: Dataset) -> frozenset[int]:
-        """Return an opened dataset's ineligible executors; :meth:`tell_changes` reports changes."""
+        """Return an opened dataset's ineligible executors; :meth:`tell_changes` reports later changes."""
         ineligible = self._reported[dataset.content] = self.ineligible(dataset)
         return ineligible
 
     def warnings(self, dataset: Dataset) -> tuple[str, ...]:
-        """Return the user's warnings for a listed dataset."""
+        """Return the warnings for the user about a listed dataset."""
         lines: dict[str, None] = {}
         able = self._able(dataset)
         for number, executor in enumerate(self._decoding):
             trial = self._trial(dataset, number)
             if number not in able:
                 reason = (
-                    f"left out: its functions do not see {dataset.listing.source}, which is a directory of "
-                    f"the coordinator's machine: {executor.files_remedy}"
+                    f"left out, since its functions cannot see {dataset.listing.source}, a directory on the "
+                    f"coordinator's machine: {executor.files_remedy}"
                 )
             elif trial.failure:
                 reason = f"left out: {trial.failure}"
             elif executor.absence:
-                reason = f"missing: {executor.absence}"
+                reason = f"unavailable: {executor.absence}"
             else:
                 lines.update(dict.fromkeys(trial.warnings))
                 continue
@@ -152,11 +152,11 @@ class Eligibility:
         return tuple(lines)
 
     async def check(self, dataset: Dataset, wait_s: float) -> None:
-        """Try a listed dataset on all present executors; wait at most ``wait_s``.
+        """Try a listed dataset on all available executors, waiting at most ``wait_s``.
 
         Raises:
-            SourceForbiddenError: functions may not read the source.
-            CacheError: functions may not write to the cache.
+            SourceForbiddenError: functions are not allowed to read the source.
+            CacheError: functions are not allowed to write to the cache.
             ConfigError: functions refuse the request, for example a custom step.
         """
         present = self._present(dataset)
@@ -175,7 +175,7 @@ class Eligibility:
             raise failures[0]
 
     def tell_changes(self, datasets: Iterable[Dataset], post_event: Callable[[Event], None]) -> None:
-        """Try new executors and post changed eligibility; call it before the core learns their capacity."""
+        """Try new executors and post changed eligibility. Call it before the core learns their capacity."""
         if len(self._decoding) == 1:  # it is never ineligible
             return
         ineligible: dict[bytes, frozenset[int]] = {}
@@ -189,12 +189,12 @@ class Eligibility:
         self._reported = ineligible
 
     async def close(self) -> None:
-        """Abandon what is in progress."""
-        self._threads.close(SourceError("the coordinator ends"))
+        """Abandon the trials in progress."""
+        self._threads.close(SourceError("the coordinator is shutting down"))
         await cancel_and_wait(*(trial.task for trial in self._trials.values() if trial.task is not None))
 
     def _able(self, dataset: Dataset) -> list[int]:
-        """Return the executors whose functions see the source at all, by number."""
+        """Return the numbers of the executors whose functions can see the source."""
         is_file = dataset.catalog.bucket.startswith("file://")
         return [number for number, executor in enumerate(self._decoding) if not (is_file and executor.remote)]
 
@@ -205,12 +205,12 @@ class Eligibility:
         return self._trials.get((dataset.content, number), _UNTRIED)
 
     def _is_open(self, dataset: Dataset, number: int) -> bool:
-        """Return whether it is unknown if a present executor can produce a dataset."""
+        """Return whether it is unknown if an available executor can produce a dataset."""
         trial, executor = self._trial(dataset, number), self._decoding[number]
         return executor.remote and not (executor.absence or trial.passed or trial.failure)
 
     def _attempt(self, dataset: Dataset, number: int) -> asyncio.Task[None] | None:
-        """Return the current attempt or a new one; ``None`` if none is needed now."""
+        """Return the current attempt or a new one, or ``None`` if none is needed now."""
         if not self._decoding[number].remote:
             return None
         trial = self._trials.setdefault((dataset.content, number), _Trial())
@@ -228,13 +228,13 @@ class Eligibility:
             try:
                 lines.append(await _try_once(executor, dataset, self._cache))
             except (CacheError, ConfigError, SourceError) as error:  # it may have been temporary
-                _log.info("a preflight has failed, it is made again: %s", error)
+                _log.info("a preflight failed and will be retried: %s", error)
                 await asyncio.sleep(_PAUSE_S)
                 lines.append(await _try_once(executor, dataset, self._cache))
             trial.again_at_s = math.inf
         # No function looked at the dataset: throttling or a silent store may pass.
         except ExecutorError as error:
-            lines.append(f"it was not tried, since no function took the request: {error}")
+            lines.append(f"it was not tried because no function accepted the request ({error})")
         except SuperError as error:
             _log.warning("the executor %s is left out for %s: %s", executor.name, source, error)
             trial.failure, trial.passed = error, False
@@ -247,7 +247,7 @@ class Eligibility:
             _log.warning("%s", warning)
 
     async def _other_region(self, dataset: Dataset, here: str) -> str:
-        """Return a warning if the bucket is in another region, to which a network must lead."""
+        """Return a warning if the bucket is in another region, which the functions must be able to reach."""
         bucket = dataset.catalog.bucket
         if not here or not bucket.startswith("s3://"):
             return ""
@@ -255,32 +255,32 @@ class Eligibility:
             async with asyncio.timeout(_REGION_S):
                 region = await self._threads.run(partial(self._region_of, bucket.removeprefix("s3://")))
         except TimeoutError:
-            return f"its region is not known: no answer within {_REGION_S:.0f} s"
+            return f"its region is unknown (no answer within {_REGION_S:.0f} s)"
         except SourceError as error:
-            return f"its region is not known: {error}"
+            return f"its region is unknown ({error})"
         if region in ("", here):
             return ""
         return (
-            f"it lies in the region {region} and the functions run in {here}: every byte that they fetch is "
-            "billed as transfer between regions (some $0.02 a GB), every object takes tens of milliseconds "
-            "more, and a VPC's gateway endpoint for S3 does not lead there at all: deploy the function in "
-            f"{region}"
+            f"it is in the region {region}, but the functions run in {here}. Every byte that they fetch is "
+            "billed as transfer between regions (about $0.02 per GB), every object takes tens of "
+            "milliseconds longer, and a VPC's gateway endpoint for S3 does not reach that region at all. "
+            f"Deploy the function in {region}"
         )
 
     async def _was_produced(self, dataset: Dataset) -> bool:
-        """Return whether the cache holds any of a few samples; if random, of the first epoch."""
+        """Return whether the cache holds any of a few samples, of the first epoch if they are random."""
         if self._audit is None:
             return False
         try:
             lengths = await self._audit(dataset.ids(_spread(dataset, _AUDITED), 0))
         except CacheError as error:
-            _log.info("%s: not known whether the cache holds of it: %s", dataset.listing.source, error)
+            _log.info("cannot check if the cache holds samples of %s: %s", dataset.listing.source, error)
             return False
         return bool((lengths > 0).any())
 
 
 async def _try_once(executor: Executor, dataset: Dataset, cache: str) -> str:
-    """Try to produce a few samples; return a warning, or nothing; ``ExecutorError`` if no function ran."""
+    """Try to produce a few samples. Return a warning, if any; raise ``ExecutorError`` if no function ran."""
     source, samples = dataset.listing.source, _spread(dataset, _SAMPLES)
     request = request_for(
         dataset,
@@ -295,12 +295,12 @@ async def _try_once(executor: Executor, dataset: Dataset, cache: str) -> str:
         result = await executor.invoke(request, timeout_s=_EXPIRES_S + _ANSWER_S)
     except ExecutorError as error:
         if error.kind is FailureKind.RAISED and not error.refused:
-            raise ConfigError(f"functions refuse what {source} asks of them: {error}") from error
+            raise ConfigError(f"functions refused the request for {source}: {error}") from error
         if error.kind is not FailureKind.TIMED_OUT:
             raise
         return (
-            f"functions did not answer for {counted(samples.size, 'sample')} tried: {error}; a function "
-            "in a VPC reaches S3 by a gateway endpoint, which leads to its own region's buckets, or by NAT"
+            f"functions did not answer in a trial of {counted(samples.size, 'sample')}: {error}; a function "
+            "in a VPC reaches S3 through NAT, or, in its own region, through a gateway endpoint"
         )
     return _judged(result, source, cache)
 
@@ -309,7 +309,7 @@ def _judged(result: PrefetchResult, source: str, cache: str) -> str:
     outcomes = set(result.outcomes)
     reason = next(iter(result.messages.values()), "")[:_MAX_WORDS]
     if outcomes == {Outcome.REFUSED}:
-        raise SourceForbiddenError(f"functions may not read {source}: {reason}")
+        raise SourceForbiddenError(f"functions are not allowed to read {source}: {reason}")
     if outcomes == {Outcome.CACHE_ERROR}:
         _check_rights(reason, cache)
     # A tombstone is a success, too: the sample is bad, not the function.
@@ -317,17 +317,17 @@ def _judged(result: PrefetchResult, source: str, cache: str) -> str:
         return ""
     if outcomes == {Outcome.EXPIRED}:
         reason += (
-            f"; a preflight lasts {_EXPIRES_S:.0f} s: it waited longer for a free function, or the clocks of "
-            "the function and of this machine differ, or the function's own time limit is too short"
+            f"; a preflight expires after {_EXPIRES_S:.0f} s: it waited longer for a free function, the "
+            "clocks of the function and this machine differ, or the function's own time limit is too short"
         )
-    return f"functions could produce none of {counted(len(result.outcomes), 'sample')} tried: {reason}"
+    return f"functions produced nothing in a trial of {counted(len(result.outcomes), 'sample')}: {reason}"
 
 
 def _check_rights(reason: str, cache: str) -> None:
     if any(word in reason for word in _NO_RIGHTS):
         raise CacheError(
-            f"functions may not write to the cache at {cache} ({reason[:_MAX_WORDS]}): see the rights of "
-            "their user (docs/reference.md) and their SUPER_CACHE_USERNAME and SUPER_CACHE_PASSWORD"
+            f"functions are not allowed to write to the cache at {cache} ({reason[:_MAX_WORDS]}): check the "
+            "rights of their user (docs/reference.md) and their SUPER_CACHE_USERNAME and SUPER_CACHE_PASSWORD"
         )
 
 

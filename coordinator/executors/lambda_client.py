@@ -1,4 +1,4 @@
-"""One function on AWS Lambda, invoked by boto3: a blocking call that returns an answer or raises."""
+"""A blocking client for one function on AWS Lambda, based on boto3."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Failure(NamedTuple):
 
 _TIMED_OUT = _Failure(
     "Sandbox.Timedout",
-    "{target} ran out of its own time limit ({words}): raise its timeout, or lower request_samples",
+    "{target} exceeded its own time limit ({words}): raise its timeout, or lower request_samples",
     FailureKind.TIMED_OUT,
 )
 _CRASH = _Failure(
@@ -62,18 +62,18 @@ _OF_CALLS = (
         "429 TooManyRequestsException EC2ThrottledException RequestLimitExceeded Throttling "
         "ThrottlingException",
         "{target} is throttled ({words}): lower lambda_concurrency, raise the function's reserved "
-        "concurrency where it has one, or ask AWS for a higher quota in this region",
+        "concurrency if it has one, or ask AWS for a higher quota in this region",
         FailureKind.THROTTLED,
     ),
     _Failure(
         "413 RequestTooLargeException SerializedRequestEntityTooLargeException",
-        "{target} takes no request this large ({words}): lower request_samples",
+        "{target} does not accept requests this large ({words}): lower request_samples",
         FailureKind.RAISED,
         refused=True,
     ),
     _Failure(
         "InvalidRequestContentException UnsupportedMediaTypeException",
-        "{target} was not invoked, the request is refused ({words})",
+        "{target} was not invoked because the request was refused ({words})",
         FailureKind.RAISED,
         refused=True,
     ),
@@ -85,15 +85,15 @@ _OF_CALLS = (
     ),
     _Failure(
         "AccessDenied AccessDeniedException",
-        "the coordinator may not invoke {target} ({words}): grant its credentials lambda:InvokeFunction on "
-        "this function",
+        "the coordinator is not allowed to invoke {target} ({words}): grant its credentials "
+        "lambda:InvokeFunction on this function",
     ),
     _Failure(
         "ExpiredToken ExpiredTokenException IncompleteSignature IncompleteSignatureException "
         "InvalidClientTokenId InvalidSignatureException MissingAuthenticationToken "
         "MissingAuthenticationTokenException SignatureDoesNotMatch UnrecognizedClientException",
-        "{target} cannot be invoked, AWS does not accept the coordinator's credentials ({words}): renew "
-        "them, and see that lambda_region is the function's and that this machine's clock is right",
+        "{target} cannot be invoked because AWS does not accept the coordinator's credentials ({words}): "
+        "renew them, and check that lambda_region is the function's and that this machine's clock is right",
     ),
     _Failure(
         "CodeArtifactUserPendingException ENINotReadyException ResourceConflictException "
@@ -104,21 +104,21 @@ _OF_CALLS = (
     _Failure(
         "NoCredentialsError PartialCredentialsError CredentialRetrievalError ProfileNotFound "
         "TokenRetrievalError SSOError",
-        "{target} cannot be invoked: the coordinator has no usable AWS credentials ({words}): set "
+        "{target} cannot be invoked because the coordinator has no usable AWS credentials ({words}): set "
         "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE where it runs, or give its machine a "
         "role",
         wrong_settings=True,
     ),
     _Failure(
         "ConnectTimeoutError EndpointConnectionError ProxyConnectionError SSLError",
-        "{target} cannot be reached ({words}): check lambda_region, lambda_endpoint_url, the network; a "
+        "{target} cannot be reached ({words}): check lambda_region, lambda_endpoint_url and the network; a "
         "VPC without NAT needs an interface endpoint for Lambda",
     ),
     _Failure("ReadTimeoutError", "{target} did not answer in time", FailureKind.TIMED_OUT, may_have_run=True),
     # The request may have arrived: unlike the errors above, these say nothing about it.
     _Failure(
         "ConnectionError HTTPClientError",
-        "the connection to {target} broke before it had answered: {words}",
+        "the connection to {target} broke before it answered: {words}",
         may_have_run=True,
     ),
 )
@@ -128,19 +128,19 @@ _OF_FUNCTIONS = (
     _OUT_OF_MEMORY,
     _Failure(
         "Runtime.ImportModuleError Runtime.HandlerNotFound Runtime.UserCodeSyntaxError",
-        "{target} does not start ({words}): build its package for its architecture and Python "
-        "(make lambda-zip), with the handler superdl.lambda_prefetch.handler.handler",
+        "{target} does not start ({words}): build its package for its architecture and Python version "
+        "(make lambda-zip), and set its handler to superdl.lambda_prefetch.handler.handler",
         FailureKind.RAISED,
     ),
     _Failure(
         "Function.ResponseSizeTooLarge",
-        "{target} answered more than Lambda carries ({words}): lower request_samples",
+        "the answer of {target} exceeds Lambda's limit ({words}): lower request_samples",
         FailureKind.RAISED,
     ),
     _Failure(
         "CacheError CacheUnreachableError WrongPasswordError",
-        "{target} cannot use the cache ({words}): see that it is in the cache's VPC, that the security "
-        "groups let it in, and its own SUPER_CACHE_* settings",
+        "{target} cannot use the cache ({words}): check its own SUPER_CACHE_* settings, that it is in the "
+        "cache's VPC, and that the security groups let it in",
         FailureKind.RAISED,
     ),
 )
@@ -150,7 +150,7 @@ _BY_TYPE = {code: failure for failure in _OF_FUNCTIONS for code in failure.codes
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The function's address; as text, ``the function super-prefetch (us-east-1)``."""
+    """The function's address. As a string, it reads ``the function super-prefetch (us-east-1)``."""
 
     function: str
     region: str = ""
@@ -169,11 +169,10 @@ class Reply(NamedTuple):
 
 
 class LambdaClient:
-    """A client for ``connections`` threads at once; ``read_timeout_s`` is longer
-    than a function may run.
+    """A client for up to ``connections`` threads at once.
 
-    ``ConfigError``: there is no region (in ``target``, its ARN or AWS's own
-    settings), or a name, region or endpoint is invalid.
+    ``read_timeout_s`` must exceed the time that a function may run. Raises ``ConfigError`` if no region is
+    set (in ``target``, its ARN or AWS's own settings), or if a name, region or endpoint is invalid.
     """
 
     def __init__(self, target: Target, *, connections: int, read_timeout_s: float) -> None:
@@ -195,17 +194,18 @@ class LambdaClient:
             )
         except (ValueError, exceptions.InvalidRegionError) as error:
             raise ConfigError(
-                f"{self.target} has no address: {text_without_credentials(str(error))}; lambda_endpoint_url "
-                "is a URL such as http://127.0.0.1:9001, lambda_region a region such as us-east-1"
+                f"{self.target} has no valid address: {text_without_credentials(str(error))}; set "
+                "lambda_endpoint_url to a URL such as http://127.0.0.1:9001, or lambda_region to a region "
+                "such as us-east-1"
             ) from error
         except exceptions.BotoCoreError as error:
             raise from_botocore(error, self.target) from error
 
     def invoke(self, payload: bytes) -> Reply:
-        """Invoke the function, and wait for its answer; raise an :class:`ExecutorError` if it failed."""
+        """Invoke the function and wait for its answer. Raise :class:`ExecutorError` if it failed."""
         if len(payload) > _MAX_REQUEST_BYTES:
             raise ExecutorError(
-                f"a request of {len(payload):,} bytes is more than Lambda takes ({_MAX_REQUEST_BYTES:,}): "
+                f"a request of {len(payload):,} bytes exceeds Lambda's limit of {_MAX_REQUEST_BYTES:,}: "
                 "lower request_samples",
                 FailureKind.RAISED,
                 refused=True,
@@ -231,7 +231,7 @@ def _session_and_region(target: Target) -> tuple[Any, str]:
     named = _NAME.fullmatch(target.function)
     if named is None:
         raise ConfigError(
-            f"lambda_function is a function's name, ARN or name:alias; not {target.function[:200]!r}"
+            f"lambda_function must be a function's name, ARN or name:alias, not {target.function[:200]!r}"
         )
     try:
         # A session of its own: boto3's default session is not thread-safe.
@@ -242,19 +242,20 @@ def _session_and_region(target: Target) -> tuple[Any, str]:
     in_arn = named["region"] or ""
     if in_arn and target.region and in_arn != target.region:
         raise ConfigError(
-            f"lambda_function is in the region {in_arn} and lambda_region says {target.region}: correct one"
+            f"lambda_function is in the region {in_arn}, but lambda_region is {target.region}: correct one "
+            "of them"
         )
     region = target.region or in_arn or own or os.environ.get("AWS_REGION", "")  # Fargate sets only this
     if not region:
         raise ConfigError(
-            f"{target} is in no region: set lambda_region (SUPER_LAMBDA_REGION) or AWS_REGION, or name the "
-            "function by its ARN"
+            f"{target} has no region: set lambda_region (SUPER_LAMBDA_REGION) or AWS_REGION, or set "
+            "lambda_function to an ARN"
         )
     return session, region
 
 
 def from_botocore(error: Exception, target: Target, took_s: float = 0.0) -> ExecutorError:
-    """Turn botocore's error, of a call that took ``took_s`` seconds, into an executor's error."""
+    """Convert a botocore error into an :class:`ExecutorError`. The call took ``took_s`` seconds."""
     if not isinstance(error, exceptions.ClientError):
         words = text_without_credentials(str(error))[:MAX_WORDS]
         otherwise = f"{target} could not be invoked: {type(error).__name__}: {words}"
@@ -281,7 +282,7 @@ def _error(codes: Iterable[str], words: str, target: Target, took_s: float, othe
 
 
 def from_function(payload: bytes, target: Target, ran_s: float) -> ExecutorError:
-    """Turn an answer with ``X-Amz-Function-Error`` into an error; a call that raised is billed, too."""
+    """Convert an answer with ``X-Amz-Function-Error`` into an error. A failed call is billed, too."""
     kind, message = _type_and_message(payload)
     failure = _BY_TYPE.get(kind, _RAISED)
     if _OUT_OF_TIME.search(message):
@@ -295,7 +296,7 @@ def from_function(payload: bytes, target: Target, ran_s: float) -> ExecutorError
 
 
 def _type_and_message(payload: bytes) -> tuple[str, str]:
-    """Return type and message of a function's error, whatever was received."""
+    """Return the type and message of a function's error, however malformed the answer is."""
     try:
         error: Any = json.loads(payload)
     except (ValueError, RecursionError):
@@ -308,4 +309,4 @@ def _type_and_message(payload: bytes) -> tuple[str, str]:
     )
     if kind or words:
         return kind, words
-    return "", f"what is no error of Lambda's: {payload[:MAX_WORDS].decode(errors='replace')!r}"
+    return "", f"an error in an unknown format: {payload[:MAX_WORDS].decode(errors='replace')!r}"

@@ -1,4 +1,4 @@
-"""The ``local`` executor: a worker of the coordinator's own, connected over a private unix socket."""
+"""The ``local`` executor: the coordinator's own worker, connected over a private unix socket."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _CLOSE_TIMEOUT_S = 5.0
 _LEAST_SHARD_BYTES = 2**24  # a block
 _MOST_SHARD_BYTES = 2**36
 _MAX_MESSAGE_BYTES = 8 * 2**20
-_MAX_DIRECTORY_BYTES = 80  # a socket's path has at most 107
+_MAX_DIRECTORY_BYTES = 80  # a socket path may be at most 107 bytes long
 # Prefixes of variables for calling coordinators. The worker's own calls need none.
 _NOT_PASSED_ON = ("SUPER_TOKEN", "SUPER_COORDINATOR")
 
@@ -55,19 +55,19 @@ class LocalSettings:
     """Settings of the local executor: slots, their priority, start timeout and disk space."""
 
     slots: int = setting(
-        1, "requests that the local executor runs at once, each in a process (1)", low=1, high=1024
+        1, "requests that the local executor runs at once, each in its own process (1)", low=1, high=1024
     )
-    worker_nice: int = setting(0, "their niceness: 19 gives way to all else (0)", low=0, high=19)
-    start_timeout_s: int = setting(300, "how long they may take to start (300)", low=1, high=86400)
+    worker_nice: int = setting(0, "niceness of the slots; 19 yields to everything else (0)", low=0, high=19)
+    start_timeout_s: int = setting(300, "seconds that slots may take to start (300)", low=1, high=86400)
     shard_cache_bytes: int = setting(
         0,
-        "what they keep of shards while it runs (a tenth of the free disk, 64 GiB at most)",
+        "disk space for shards while the coordinator runs (a tenth of the free space, at most 64 GiB)",
         high=2**60,
     )
 
 
 class LocalExecutor(WorkersExecutor):
-    """Runs functions in a worker of its own."""
+    """An executor that runs functions in a worker of its own."""
 
     name = "local"
     remote = False
@@ -76,7 +76,7 @@ class LocalExecutor(WorkersExecutor):
     def __init__(self, settings: LocalSettings, context: ExecutorContext) -> None:
         module, _, attribute = context.function.partition(":")
         if not module or not attribute:
-            raise ConfigError(f"a function is named module:attribute; not {context.function!r}")
+            raise ConfigError(f"a function must be given as module:attribute, not {context.function!r}")
         self._workers = Workers(absence="the worker is starting")
         self._noted = _NotedDecoder(context.decoder_file, context.function)
         self._settings, self._context = settings, context
@@ -93,7 +93,7 @@ class LocalExecutor(WorkersExecutor):
         self._confirming: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the worker and wait for its first slot; ``ExecutorError`` if it can run nothing in time."""
+        """Start the worker and wait for its first slot. Raise ``ExecutorError`` if none is ready in time."""
         await asyncio.to_thread(self._make_scratch)
         self._directory = _private_directory(self._context.sockets)
         await self._listen()
@@ -106,12 +106,12 @@ class LocalExecutor(WorkersExecutor):
             await asyncio.to_thread(self._noted.write, self.fingerprint)
         else:
             timeout_s = self._settings.start_timeout_s
-            reason = self._failure or f"no slot is warm after {timeout_s} s (SUPER_START_TIMEOUT_S)"
+            reason = self._failure or f"no slot was ready after {timeout_s} s (SUPER_START_TIMEOUT_S)"
             await self.close()
             raise ExecutorError(reason)
 
     async def _has_first_slot(self) -> bool:
-        """Wait for the worker's first slot; return whether it came before the worker ended, and in time."""
+        """Wait for the worker's first slot. Return whether it was ready in time, before the worker exited."""
         waiting = [asyncio.create_task(until) for until in (self._workers.first(), self._ended.wait())]
         try:
             timeout_s = self._settings.start_timeout_s
@@ -123,7 +123,7 @@ class LocalExecutor(WorkersExecutor):
             await asyncio.gather(*waiting, return_exceptions=True)
 
     async def _confirm(self) -> None:
-        """Wait for a worker that decodes as the one of the earlier start; ``is_outdated`` if none comes."""
+        """Wait for a worker with the decoder of the earlier start. Set ``is_outdated`` if none connects."""
         if not await self._has_first_slot():
             # The next start waits for its worker, and reports why there is none.
             await asyncio.to_thread(self._noted.write, "")
@@ -131,7 +131,7 @@ class LocalExecutor(WorkersExecutor):
         self._context.changed()
 
     async def close(self) -> None:
-        """End the worker with its slots, by force if it takes too long."""
+        """Stop the worker and its slots, by force if it takes too long."""
         self._closing.set()
         if self._confirming is not None:
             await cancel_and_wait(self._confirming)
@@ -157,7 +157,7 @@ class LocalExecutor(WorkersExecutor):
             self._scratch = Scratch(self._context.scratch)
             max_bytes = self._settings.shard_cache_bytes or self._scratch.max_bytes
         except OSError as error:
-            _log.info("no shards are kept in %s: %s", self._context.scratch, error)
+            _log.info("cannot keep shards in %s: %s", self._context.scratch, error)
             return
         self.keeps_shards = max_bytes >= _LEAST_SHARD_BYTES
         self._environment |= {"SUPER_SHARDS": self._scratch.path, "SUPER_SHARDS_BYTES": str(max_bytes)}
@@ -182,11 +182,11 @@ class LocalExecutor(WorkersExecutor):
                 code = await self._run_worker()
                 ending = f"its worker ended with {'signal' if code < 0 else 'exit code'} {abs(code)}"
             except OSError as error:
-                ending = f"no process could be started for a worker: {error}"
+                ending = f"no worker process could be started: {error}"
             if self._closing.is_set():
                 return
             self._failure = self._workers.refusal or ending
-            _log.warning("the local worker is replaced: %s", self._failure)
+            _log.warning("replacing the local worker: %s", self._failure)
             self._ended.set()
             # A worker that ran for a while is restarted without a long pause.
             has_lasted = time.monotonic() - began_s > _LASTED_S
@@ -221,7 +221,7 @@ class _NotedDecoder:
             self._made_by.append(version("pillow"))
 
     def read(self) -> str:
-        """Return the fingerprint; empty if there is none."""
+        """Return the fingerprint, or an empty string if there is none."""
         # A note that cannot be replaced could be wrong at every start.
         if self._file is None or not os.access(self._file.parent, os.W_OK):
             return ""
@@ -232,7 +232,7 @@ class _NotedDecoder:
         return ""
 
     def write(self, decoder: str) -> None:
-        """Note a fingerprint, if the file can be written; empty: the next start waits for its worker."""
+        """Save a fingerprint if the file can be written. If empty, the next start waits for its worker."""
         if self._file is not None:
             unfinished = self._file.with_suffix(f".{os.getpid()}.unfinished")
             with contextlib.suppress(OSError):
@@ -243,7 +243,7 @@ class _NotedDecoder:
 
 
 def _private_directory(beside: str) -> str:
-    # Next to the coordinator's, it disappears with that.
+    # Next to the coordinator's, which it disappears with.
     parents = (beside, temporary_directory(), "/tmp")  # noqa: S108  # what is made there is private
     fitting = [parent for parent in parents if 0 < len(os.fsencode(parent)) <= _MAX_DIRECTORY_BYTES]
     return tempfile.mkdtemp(prefix="worker-", dir=fitting[0])
@@ -255,7 +255,10 @@ def _signal(send: Any) -> None:
 
 
 class Scratch:
-    """A directory in ``parent`` for shards, locked until the process ends; ``OSError``: it has none."""
+    """A directory in ``parent`` for shards, locked until the process ends.
+
+    Raises ``OSError`` if it cannot be created.
+    """
 
     def __init__(self, parent: Path) -> None:
         parent.mkdir(parents=True, exist_ok=True)
@@ -271,7 +274,7 @@ class Scratch:
 
     @property
     def max_bytes(self) -> int:
-        """Return a tenth of the free space, capped."""
+        """Return a tenth of the free space in bytes, up to a limit."""
         # A network file system may report no limit.
         return min(shutil.disk_usage(self.path).free // 10, _MOST_SHARD_BYTES)
 
@@ -284,7 +287,7 @@ class Scratch:
 
 @contextlib.contextmanager
 def _locked(directory: str | Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold a directory's lock; ``OSError`` if another process holds it, unless ``wait``."""
+    """Hold a directory's lock. If another process holds it, ``wait`` or raise ``OSError``."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -1,4 +1,4 @@
-"""Starts executors together, informs the core as they come and go, and restarts missing ones."""
+"""Start executors together, report to the core as they come and go, and restart missing ones."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ _NONE = Scaling(0, burst=0, per_s=math.inf, backlog=0)
 
 
 class ExecutorManager:
-    """All executors, the cheapest first, then those for the store alone;
-    ``ConfigError``: a wrong setting.
+    """All executors, cheapest first, followed by those that only serve the store.
+
+    Raises ``ConfigError`` if a setting is invalid.
 
     Attributes:
-        executors: the latest made by each maker; a restart replaces its entry.
-        fingerprint: of the decoder shared by all running executors.
+        executors: the latest one from each maker; a restart replaces the entry.
+        fingerprint: fingerprint of the decoder that all running executors share.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class ExecutorManager:
 
     @property
     def decoding(self) -> Sequence[Executor]:
-        """Return the executors that are not for the store alone; their numbers are those among all."""
+        """Return the executors that decode, which have the same numbers as among all executors."""
         return self.executors[: self._decoding]
 
     @property
@@ -60,7 +61,10 @@ class ExecutorManager:
         return any(executor.remote for executor in self.executors)
 
     async def start(self) -> None:
-        """Start all, hardly waiting for others than the first; ``SuperError``: all failed."""
+        """Start all executors. Wait for the first one, but only briefly for the others.
+
+        Raises ``SuperError`` if all of them failed.
+        """
         self._starting = [asyncio.create_task(self._start(number)) for number in range(len(self.executors))]
         # A start never waits for those that serve the store alone.
         starting = self._starting[: self._decoding]
@@ -76,7 +80,7 @@ class ExecutorManager:
     async def agree(self, agree: Callable[[str], Awaitable[object]]) -> None:
         """Admit started executors whose decoder ``agree`` accepts; keep retrying the others.
 
-        ``agree`` raises ``ConfigError`` to reject one. ``SuperError``: no executor is left.
+        ``agree`` raises ``ConfigError`` to reject an executor. Raises ``SuperError`` if none is left.
         """
         failures = []
         for number, starting in enumerate(self._starting):
@@ -99,7 +103,7 @@ class ExecutorManager:
             raise self._none_left(*failures)
 
     def tell_changes(self, post_event: Callable[[Event], None]) -> None:
-        """Report executors whose number of accepted requests has changed to the core."""
+        """Report to the core which executors now accept a different number of requests."""
         for number, executor in enumerate(self.executors):
             scaling = _NONE if executor.absence else executor.scaling
             if scaling != self._told.get(number):
@@ -107,9 +111,11 @@ class ExecutorManager:
                 post_event(ExecutorResized(**asdict(scaling), executor=number))
 
     async def close(self) -> None:
-        """End all."""
+        """Close all executors."""
         await cancel_and_wait(*self._keeping, *self._starting)
-        await asyncio.gather(*(self._close(executor, "the coordinator ends") for executor in self.executors))
+        await asyncio.gather(
+            *(self._close(executor, "the coordinator is shutting down") for executor in self.executors)
+        )
 
     def _none_left(self, *failures: BaseException | None) -> BaseException:
         if self._decoding == 1 and failures[0] is not None:
@@ -141,7 +147,7 @@ class ExecutorManager:
             raise ExecutorError(words) from error
 
     async def _close(self, executor: Executor, reason: str) -> None:
-        """End an executor, once and within a bounded time. The next start makes another one."""
+        """Close an executor, once and within a bounded time. The next start creates another one."""
         executor.absence = reason
         if executor in self._closed:
             return
@@ -150,10 +156,10 @@ class ExecutorManager:
             async with asyncio.timeout(_CLOSE_S):
                 await executor.close()
         except TimeoutError:
-            words = "the executor %s did not end within %g s: it is left to itself"
+            words = "the executor %s did not shut down within %g s and was abandoned"
             _log.error(words, executor.name, _CLOSE_S)
         except Exception:  # noqa: BLE001  # logged: the others must end too
-            _log.exception("the executor %s did not end well", executor.name)
+            _log.exception("the executor %s did not shut down cleanly", executor.name)
 
     async def _admit(self, number: int, agree: Callable[[str], Awaitable[object]]) -> None:
         executor = self.executors[number]
@@ -169,7 +175,7 @@ class ExecutorManager:
     async def _keep(
         self, number: int, agree: Callable[[str], Awaitable[object]], starting: asyncio.Task[None] | None
     ) -> None:
-        """Retry a missing executor's start until it runs; ``starting``: an attempt in progress."""
+        """Retry a missing executor's start until it runs. ``starting`` is an attempt in progress, if any."""
         pause_s, name = _FIRST_PAUSE_S, self.executors[number].name
         while self.executors[number].absence:
             if starting is None:
@@ -180,7 +186,7 @@ class ExecutorManager:
                 await self._admit(number, agree)
             except Exception as error:  # noqa: BLE001  # a bug is no reason to give it up forever
                 is_bug = not isinstance(error, SuperError)
-                words = "the executor %s is missing, and is tried again: %s"
+                words = "the executor %s is unavailable and will be retried: %s"
                 _log.warning(words, name, error, exc_info=is_bug)
             starting = None
-        _log.info("the executor %s is there", name)
+        _log.info("the executor %s is available", name)

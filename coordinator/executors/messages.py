@@ -1,4 +1,4 @@
-"""Requests to functions, and their answers, which are checked: they come over a network."""
+"""Requests to functions, and checks of their answers, which come over a network."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHOWN = 120
 
 
 class RecordPlaces(NamedTuple):
-    """Places of records in the store; ``pack_of``: an index in ``packs`` plus one, 0 if unknown."""
+    """Places of records in the store. ``pack_of`` is an index into ``packs`` plus one, or 0 if unknown."""
 
     packs: tuple[str, ...]
     pack_of: NDArray[np.uint32]
@@ -48,10 +48,10 @@ def request_for(
     places: RecordPlaces | None = None,
     golden: str = "",
 ) -> PrefetchRequest:
-    """Make a request for samples of a dataset, by their places in its catalog.
+    """Create a request for samples of a dataset, given by their places in its catalog.
 
-    A restore has ``places``, all known; ``golden`` is the fingerprint of the
-    decoder of saved records.
+    A restore needs ``places``, all of them known. ``golden`` is the fingerprint of the
+    decoder whose records are saved.
     """
     catalog, ids = dataset.catalog, dataset.ids(indices, epoch).hex()
     return PrefetchRequest(
@@ -78,26 +78,24 @@ def request_for(
 
 
 def read_object(text: str | bytes, who: str) -> dict[str, Any]:
-    """Parse the JSON object answered by ``who``; ``ExecutorError`` if it is none."""
+    """Parse the JSON object that ``who`` answered; raise ``ExecutorError`` if it is not one."""
     try:
         answer = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _unreadable(f"{who} answered {shown_start(text)}, which is no JSON") from error
+        raise _unreadable(f"{who} answered {shown_start(text)}, which is not JSON") from error
     if not isinstance(answer, dict):
-        raise _unreadable(f"{who} answered {shown_start(text)}, which is no result")
+        raise _unreadable(f"{who} answered {shown_start(text)}, which is not a result")
     return answer
 
 
 def read_result(text: str | bytes, request_id: str, who: str) -> PrefetchResult:
-    """Read the answer to a prefetch request; ``ExecutorError`` if it is none, or of another."""
+    """Read the answer to a prefetch request; raise ``ExecutorError`` for anything else."""
     try:
         result = PrefetchResult.from_mapping(read_object(text, who))
     except ConfigError as error:
-        raise _unreadable(f"{who} answered what is no prefetch result: {error}") from error
+        raise _unreadable(f"{who} sent an invalid prefetch result: {error}") from error
     if result.request_id != request_id:
-        raise _unreadable(
-            f"{who} was asked for request {request_id} and answered for {result.request_id[:80]!r}"
-        )
+        raise _unreadable(f"{who} was sent request {request_id}, but answered {result.request_id[:80]!r}")
     return result
 
 
@@ -107,7 +105,7 @@ def gets_of(result: PrefetchResult) -> int:
 
 
 def fault_of_result(result: PrefetchResult, samples: int) -> str:
-    """Return why an answer is useless; empty if it is fine."""
+    """Return why an answer is unusable, or an empty string if it is fine."""
     if len(result.outcomes) != samples:
         return f"the function answered for {len(result.outcomes)} of {counted(samples, 'sample')}"
     if not all(offset.isdecimal() and len(offset) < _DIGITS_MAX for offset in result.messages):
@@ -119,7 +117,7 @@ def fault_of_result(result: PrefetchResult, samples: int) -> str:
         *(result.offsets, result.lengths),
     )
     if any(column and not 0 <= min(column) <= max(column) <= NUMBER_MAX for column in numbers):
-        return f"the function answered with a number that is not from 0 to {NUMBER_MAX}"
+        return f"the function's answer contains a number that is not from 0 to {NUMBER_MAX}"
     return ""
 
 

@@ -13,7 +13,7 @@ from superdl.coordinator.executors.base import SHIPPED_PRICES
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.user_text import load_toml
 
-# Sections whose units prices.toml explains; a file of a user's has no others.
+# Sections whose units prices.toml explains; a user's file may not add others.
 _PIECES = ("fargate", "endpoint", "nat_gateway", "address", "transfer", "storage")
 # Sections with a subsection per name.
 _KINDS = {"machine": "machines", "cache_node": "cache_nodes"}
@@ -29,7 +29,7 @@ class Machine:
     """A machine paid for by the hour."""
 
     hour: _Usd
-    # Of x86, hyperthreads, two to a core; of arm, cores.
+    # On x86, hyperthreads (two per core); on arm, cores.
     vcpus: Annotated[int, Field(gt=0)]
     memory_gib: _AboveZero
     gpus: Annotated[int, Field(ge=0)] = 0
@@ -37,13 +37,13 @@ class Machine:
     arm: bool = False
     # Its included disk.
     nvme_gb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    # Of its price, if they differ from the table's.
+    # Those of its price, if they differ from the table's.
     source: str = ""
     date: str = ""
 
     def __post_init__(self) -> None:
         if bool(self.gpus) != bool(self.gpu):
-            raise ConfigError("gpus and gpu go together: how many, and their name")
+            raise ConfigError("gpus (their number) and gpu (their name) must be given together")
 
 
 @dataclass(frozen=True, slots=True, config=_CONFIG)
@@ -57,7 +57,7 @@ class CacheNode:
 
 @dataclass(frozen=True, slots=True, config=_CONFIG)
 class PriceTable:
-    """Prices in US dollars, and their sources."""
+    """Prices in US dollars, with their sources."""
 
     region: str
     date: str
@@ -75,20 +75,23 @@ class PriceTable:
     storage: dict[str, _Usd]
 
     def of(self, executor: str) -> Prices:
-        """Return the prices of an executor; zero for one that the table does not name."""
+        """Return the prices of an executor, all zero if the table does not list it."""
         return self.by_executor.get(executor, Prices())
 
     def machine(self, name: str) -> Machine:
-        """Return a machine by its name; ``ConfigError`` if the table has none of that name."""
+        """Return a machine by name; raise ``ConfigError`` if the table does not list it."""
         return _named("machine", self.machines, name)
 
     def cache_node(self, name: str) -> CacheNode:
-        """Return a cache node by its name; ``ConfigError`` if the table has none of that name."""
+        """Return a cache node by name; raise ``ConfigError`` if the table does not list it."""
         return _named("cache_node", self.cache_nodes, name)
 
 
 def load_prices(file: str | None = None) -> PriceTable:
-    """Load the table, with the entries of ``file`` replaced; ``ConfigError`` names what is no price."""
+    """Load the shipped table, with its entries overridden by those in ``file``.
+
+    Raises ``ConfigError`` for an entry that is not a price.
+    """
     table, path = _read(SHIPPED_PRICES), Path(file) if file else SHIPPED_PRICES
     for section, entries in _read(path).items() if file else ():
         known = table.setdefault(section, {})
@@ -96,7 +99,7 @@ def load_prices(file: str | None = None) -> PriceTable:
             known.pop("coordinator_hour", None)
         if section in _PIECES and (unknown := entries.keys() - known.keys()):
             units = ", ".join(known)
-            raise ConfigError(f"{path}: {section} {min(unknown)}: there is no such unit; there are {units}")
+            raise ConfigError(f"{path}: {section} has no unit {min(unknown)}; its units are {units}")
         # A user's file may replace single fields of a machine or cache node.
         for name, value in entries.items():
             known[name] = known.get(name, {}) | value if isinstance(value, dict) else value
@@ -109,14 +112,14 @@ def load_prices(file: str | None = None) -> PriceTable:
     except ValidationError as error:
         first = error.errors()[0]
         where = " ".join(map(str, first["loc"]))
-        raise ConfigError(f"{path}: {where}: {first['msg']}; not {first['input']!r}") from error
+        raise ConfigError(f"{path}: {where}: {first['msg']}, not {first['input']!r}") from error
 
 
 def _named(kind: str, things: dict[str, _Thing], name: str) -> _Thing:
     if name not in things:
         raise ConfigError(
-            f"the price table has no {kind} {name!r}; there are {', '.join(sorted(things))}. A file of yours "
-            f'(SUPER_PRICES) may add it: [{kind}."{name}"]'
+            f"the price table has no {kind} {name!r}, only {', '.join(sorted(things))}. To add it, use a "
+            f'price table of your own (SUPER_PRICES) with a section [{kind}."{name}"]'
         )
     return things[name]
 
@@ -129,5 +132,5 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
     table = load_toml(text, f"the price table {path}")
     for section, entries in table.items():
         if not isinstance(entries, dict):
-            raise ConfigError(f"{path}: {section} stands outside of a section such as [lambda]")
+            raise ConfigError(f"{path}: {section} must be in a section such as [lambda]")
     return table

@@ -1,4 +1,4 @@
-"""The ``workers`` executor: processes that call in (``superdl worker``), as in tf.data service."""
+"""The ``workers`` executor: processes that connect (``superdl worker``), as in tf.data service."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _MAX_SLOTS = 1024
 DIGEST = re.compile(r"[0-9a-f]{32}")
 _STUCK_S, _SILENCE_S = 1.0, 15.0
 _NO_DECODERS = (
-    "no workers call in here: name them among the executors (SUPER_EXECUTOR=workers), or start this one with "
-    "--store-only"
+    "this coordinator does not use workers: add workers to its executors (SUPER_EXECUTOR=workers), or start "
+    "this worker with --store-only"
 )
 _NO_SAVERS = (
-    "this coordinator has no work for a worker that only restores and saves: its functions see its store, or "
-    "it has none (SUPER_STORE)"
+    "this coordinator has no work for a worker that only restores and saves: either its functions see its "
+    "store, or it has no store (SUPER_STORE)"
 )
 
 
@@ -55,40 +55,40 @@ class WorkersSettings:
     """Settings of the workers executor."""
 
     shared_files: bool = setting(
-        default=False, what="workers see this machine's files at the same place, for file:// sources"
+        default=False, what="workers see this machine's files at the same paths, for file:// sources"
     )
 
 
 class WorkersExecutor(Executor):
-    """Runs functions in the workers that call in."""
+    """An executor that runs functions in the connected workers."""
 
     name = "workers"
     region = ""
     files_remedy = (
-        "set SUPER_SHARED_FILES=1 (--shared-files) if all workers see it at the same place, else "
+        "set SUPER_SHARED_FILES=1 (--shared-files) if all workers see it at the same path, otherwise "
         f"{Executor.files_remedy}"
     )
 
     def __init__(self, settings: WorkersSettings, context: ExecutorContext) -> None:
         if context.workers is None:
-            raise ConfigError("workers call in at a coordinator; there is none here")
+            raise ConfigError("workers need a coordinator to connect to, but there is none here")
         self.remote = not settings.shared_files
         self._workers: Workers = context.workers
 
     @property
     def scaling(self) -> Scaling:  # type: ignore[override]  # it changes
-        """Return one request for each slot of all workers, and one more waiting."""
+        """Return one request per slot of all workers, plus one that waits for each slot."""
         slots = self._workers.slots
         return Scaling(slots, burst=slots, per_s=math.inf, backlog=slots)
 
     @property
     def connected(self) -> list[pb.WorkerStats]:  # type: ignore[override]  # they come and go
-        """Return the figures of the connected workers."""
+        """Return the statistics of the connected workers."""
         return self._workers.stats
 
     @property
     def slot_failures(self) -> Mapping[str, int]:  # type: ignore[override]  # they grow
-        """Return failures of their slots, by kind."""
+        """Return the failures of the workers' slots, by kind."""
         return self._workers.failures
 
     @property
@@ -97,10 +97,10 @@ class WorkersExecutor(Executor):
         return self._workers.fingerprint
 
     async def start(self) -> None:
-        """Wait for the first worker, unless those in use only restore and save: there may be none."""
+        """Wait for the first worker, unless workers only restore and save, since there may be none."""
         if not self._workers.decodes:
             return
-        _log.info("waiting for the first worker to call in")
+        _log.info("waiting for the first worker to connect")
         await self._workers.first()
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
@@ -118,7 +118,7 @@ class WorkersExecutor(Executor):
         result = read_result(answer, request.request_id, "a worker")
         messages, samples = result.messages, len(result.outcomes)
         if len(messages) > samples:
-            words = f"a worker answered {len(messages)} messages for {samples} samples"
+            words = f"a worker returned {len(messages)} messages for {samples} samples"
             raise ExecutorError(words, FailureKind.RAISED)
         return replace(result, messages={place: one_line(words) for place, words in messages.items()})
 
@@ -128,10 +128,10 @@ class WorkersExecutor(Executor):
 
 
 class WorkServicer(pb_grpc.CoordinatorServicer):
-    """Serves only workers: the RPC ``Work`` is one worker's stream while both sides live.
+    """A servicer for workers only. The RPC ``Work`` is one worker's stream while both sides live.
 
-    ``workers`` are those that decode (``True``), and those that only restore and
-    save (``False``).
+    ``workers`` maps ``True`` to the workers that decode, and ``False`` to those that only
+    restore and save.
     """
 
     def __init__(self, workers: Mapping[bool, Workers]) -> None:
@@ -140,13 +140,13 @@ class WorkServicer(pb_grpc.CoordinatorServicer):
     async def Work(  # noqa: N802  # the protocol's name
         self, incoming: AsyncIterator[pb.FromWorker], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.ToWorker]:
-        """Admit a worker by its hello, and yield the messages to it."""
+        """Admit a worker after its hello, and yield the messages for it."""
         hello = asyncio.ensure_future(anext(incoming, pb.FromWorker()))
         silence_s = min((group.silence_s for group in self.workers.values()), default=_SILENCE_S)
         await asyncio.wait([hello], timeout=silence_s)
         if not hello.done():  # the call's end ends the read, with this error
             hello.add_done_callback(asyncio.Future.exception)
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the worker's hello has not come")
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the worker's hello did not arrive")
             return
         try:
             home = _home(hello.result(), self.workers)
@@ -176,22 +176,22 @@ class WorkServicer(pb_grpc.CoordinatorServicer):
 
 
 def _home(message: pb.FromWorker, workers: Mapping[bool, Workers]) -> Workers:
-    """Return the group of workers to which a hello belongs; ``SuperError``: it cannot join any."""
+    """Return the group of workers to which a hello belongs; raise ``SuperError`` if it cannot join any."""
     if not message.HasField("hello"):
-        raise ConfigError("a worker's first message is its hello")
+        raise ConfigError("a worker's first message must be its hello")
     hello = message.hello
     if (hello.protocol_version, hello.version) != (PROTOCOL_VERSION, installed_version()):
         raise ProtocolMismatchError(
-            f"this coordinator is SUPER {installed_version()} (protocol version {PROTOCOL_VERSION}), the "
-            f"worker {one_line(hello.version, MAX_KIND)} ({hello.protocol_version}): install the same "
+            f"this coordinator is SUPER {installed_version()} (protocol version {PROTOCOL_VERSION}), but the "
+            f"worker is {one_line(hello.version, MAX_KIND)} ({hello.protocol_version}): install the same "
             "version on both sides"
         )
     if hello.trouble:
         raise ConfigError(f"this worker cannot run functions: {one_line(hello.trouble)}")
     if not 1 <= hello.slots <= _MAX_SLOTS:
-        raise ConfigError(f"a worker has 1 to {_MAX_SLOTS} slots; not {hello.slots}")
+        raise ConfigError(f"a worker must have 1 to {_MAX_SLOTS} slots, not {hello.slots}")
     if not DIGEST.fullmatch(hello.fingerprint) or not math.isfinite(hello.clock_s):
-        raise ConfigError("a worker's hello has its clock, and of its decoder a fingerprint of 32 hex digits")
+        raise ConfigError("a worker's hello needs its clock and a decoder fingerprint of 32 hex digits")
     home = workers.get(not hello.store_only)
     if home is None:
         raise ConfigError(_NO_SAVERS if hello.store_only else _NO_DECODERS)
@@ -207,7 +207,7 @@ async def _hear(
     """Read messages until the stream ends; end it if the worker falls silent."""
 
     def give_up() -> None:
-        words = "the worker %s has sent nothing for %g s and is dropped"
+        words = "dropping the worker %s, which has sent nothing for %g s"
         _log.warning(words, worker.name, home.silence_s)
         home.leave(worker)
         home.tasks.start(_end(worker, context))
@@ -239,6 +239,6 @@ async def _end(worker: ConnectedWorker, context: grpc.aio.ServicerContext[Any, A
         async with asyncio.timeout(_STUCK_S):
             await worker.has_ended.wait()
             return
-    # The stream hears of it, or is over.
+    # The stream sees this, or has ended.
     with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError):
         await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the worker was silent for too long")

@@ -34,7 +34,7 @@ _MAX_EXIT_CODE = 255
 class Reception(WorkServicer):
     """A servicer of the protocol, for :func:`superdl.coordinator.server.listening.listen`.
 
-    ``run_ended`` is called with the exit code of the coordinator's run; ``None``: it has none.
+    ``run_ended`` is called with the exit code of the coordinator's run, or ``None`` if it has no run.
     """
 
     def __init__(
@@ -50,16 +50,16 @@ class Reception(WorkServicer):
 
     async def _answer(self, name: str, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         if self.service is None:
-            reason = "the coordinator is starting, and waits for the first worker to call in, or ends"
+            reason = "the coordinator is starting and waiting for its first worker, or is shutting down"
             await context.abort(grpc.StatusCode.UNAVAILABLE, reason)
         return await getattr(self.service, name)(request, context)
 
     async def EndRun(  # noqa: N802  # the protocol's name
         self, request: pb.EndRunRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.EndRunReply:
-        """End the coordinator and its workers, if it was started for a single run."""
+        """Stop the coordinator and its workers, if it was started for a single run."""
         if self._run_ended is None or request.exit_code > _MAX_EXIT_CODE:
-            reason = "this coordinator does not end with a run (--ends-with-run), or the exit code is none"
+            reason = "this coordinator does not end with a run (--ends-with-run), or the exit code is invalid"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
         for workers in self.workers.values():
             workers.say_goodbye(request.exit_code)
@@ -68,7 +68,7 @@ class Reception(WorkServicer):
 
 
 class Doors:
-    """The ports; they are closed with the stack. ``run_ended`` is as for :class:`Reception`."""
+    """The coordinator's ports, which close with the stack. ``run_ended`` is that of :class:`Reception`."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Doors:
         # With another executor a decoder stays: they decode alike.
         patience_s = _PATIENCE_S if settings.executors == (WorkersExecutor.name,) else None
         calls_in = WorkersExecutor.name in settings.executors
-        # Workers that decode, if any may call in.
+        # Workers that decode, if any may connect.
         self.workers = Workers(patience_s=patience_s) if calls_in else None
         self.savers = Workers(decodes=False) if settings.store_only else None
         both = {True: self.workers, False: self.savers}
@@ -95,7 +95,7 @@ class Doors:
         self._metrics: Metrics | None = None
 
     async def open_to_workers(self, store: str, store_id: Callable[[], str]) -> None:
-        """Let workers in, if functions run in some; ``store_id`` returns an existing directory's id."""
+        """Admit workers, if functions run in any. ``store_id`` returns the id of an existing directory."""
         for workers in self._all_workers.values():
             workers.follow_store(store, store_id)
         # Workers first: how they decode decides which records in the cache may be used.
@@ -103,7 +103,7 @@ class Doors:
             await self._listen()
 
     async def open(self, service: CoordinatorService, metrics: Metrics | None) -> None:
-        """Let everyone in; listen for scrapes too, if settings say so."""
+        """Admit all callers, and serve metrics too if settings ask for it."""
         self._reception.service, self._metrics = service, metrics
         if not self._is_open:
             await self._listen()

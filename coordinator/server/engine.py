@@ -1,4 +1,4 @@
-"""The engine: carries out the core's actions and turns every result back into an event."""
+"""The engine, which carries out the core's actions and turns every result back into an event."""
 
 from __future__ import annotations
 
@@ -74,15 +74,15 @@ _NOTED_S = 60.0  # longer than the time between two attempts
 
 
 class Engine:
-    """The core and the tasks that carry out its actions; create it on its event loop.
+    """The core and the tasks that carry out its actions. Create it on its event loop.
 
-    ``failed`` gets the exception of anything that must not fail, a bug: the account
+    ``failed`` receives the exception if anything fails that must not, which is a bug: the account
     is then wrong, and the coordinator should restart.
 
     Args:
-        executors: in the order of the settings.
-        datasets: the registry; datasets that the core uses are open there.
-        function_memory_mb: of a function, to account for GB-seconds if results do not report it.
+        executors: the executors, in the order of the settings.
+        datasets: the registry, in which the datasets that the core uses are open.
+        function_memory_mb: a function's memory, to count GB-seconds if results do not report it.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Engine:
         self.post_all((event,))
 
     def post_all(self, events: Iterable[Event]) -> None:
-        """Pass events that came together to the core, and start the actions it returns."""
+        """Pass events that arrived together to the core, and start the actions it returns."""
         if self._closed:
             return
         now = time.monotonic()
@@ -162,7 +162,7 @@ class Engine:
         self.post(Tick())
 
     async def close(self) -> None:
-        """Stop and abandon pending work; let writes to the store end, within a bounded time."""
+        """Stop and abandon pending work, but give writes to the store a bounded time to finish."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -220,7 +220,7 @@ class Engine:
             _log.debug("%s", self.core.basis(action), extra={"job": action.job})
         if kind.writes_pack and not keeper.takes_packs:
             if kind is RequestKind.SAVE:
-                reason = keeper.unwritten or "it makes room"
+                reason = keeper.unwritten or "it is freeing space"
                 self.post(RequestFailed(action.request_id, FailureKind.UNAVAILABLE, reason, refused=True))
                 return
             kind = RequestKind.DECODE
@@ -246,7 +246,7 @@ class Engine:
             failure = getattr(error, "kind", FailureKind.RAISED)
             about = {"cause": f"{executor.name}: {failure.value}", "executor": executor.name}
             about |= {"request": request.request_id, "job": action.job, "dataset": dataset.listing.source}
-            words = "request %s to %s failed: %s: %s"
+            words = "request %s to %s failed (%s): %s"
             _log.warning(words, request.request_id, executor.name, failure.value, error, extra=about)
             billed = getattr(error, "ran_s", 0.0) * self._memory_gb, getattr(error, "refused", False)
             self.post(RequestFailed(action.request_id, failure, str(error), *billed))
@@ -255,7 +255,7 @@ class Engine:
             self._tell_unavailable(action, result, dataset)
 
     def _tell_unavailable(self, action: Prefetch, result: PrefetchResult, dataset: Dataset) -> None:
-        """Warn about samples that the source cannot provide now; leave a note for readers."""
+        """Warn about samples that the source cannot provide now, and leave a note for readers."""
         places = [place for place, outcome in enumerate(result.outcomes) if outcome == Outcome.UNAVAILABLE]
         if not places:
             return
@@ -267,7 +267,7 @@ class Engine:
         self.note(self.datasets.ids_of(dataset.content), Tombstone(source, UNAVAILABLE, why, permanent=False))
 
     def note(self, dataset_ids: bytes, note: Tombstone) -> None:
-        """Leave a note in the cache: why samples of datasets do not come."""
+        """Leave a note in the cache that explains why samples of datasets do not arrive."""
 
         async def write() -> None:
             with suppress(CacheError):  # upkeep reports trouble with the cache
@@ -320,7 +320,7 @@ class Engine:
             except CacheError as error:
                 if not silent:
                     audited = counted(action.indices.size, "sample")
-                    _log.warning("an audit of %s waits for the cache: %s", audited, error)
+                    _log.warning("an audit of %s is waiting for the cache: %s", audited, error)
                 silent = True
                 await asyncio.sleep(_RETRY_S)
             else:
@@ -339,7 +339,7 @@ class Engine:
         fault = ""
         try:
             unpack(record, sample_id=sample_id)
-        except RecordVersionError:  # pointers, tombstones and other versions are no faults
+        except RecordVersionError:  # pointers, tombstones and other versions are not faults
             pass
         except RecordError as error:
             fault = str(error)

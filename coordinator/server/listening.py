@@ -1,4 +1,4 @@
-"""A grpc.aio server on a port or a unix socket, with bounds on what strangers can use up."""
+"""A grpc.aio server on a port or a unix socket, with limits on the resources strangers can use up."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Health:
 
 
 class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic only in the stubs
-    """An interceptor: refuses calls without a token or with a malformed or late message, and types errors."""
+    """An interceptor that refuses calls without a token or a valid, timely message, and maps errors."""
 
     def __init__(
         self, tokens: Tokens | None, timeout_s: float, called: Callable[[str, float], None] | None
@@ -136,7 +136,7 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic o
             request = (handler.request_deserializer or bytes)(message)
         except DecodeError as error:
             about = {"cause": "malformed call"}
-            _log.warning("a call's message of %d bytes is malformed: %s", len(message), error, extra=about)
+            _log.warning("received a malformed message of %d bytes: %s", len(message), error, extra=about)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the call's message is malformed: {error}")
         begun_s = time.perf_counter()
         try:
@@ -150,7 +150,8 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic o
     async def _abort(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         with contextlib.suppress(grpc.aio.AbortError):  # the handler gets it too
             await context.abort(
-                grpc.StatusCode.DEADLINE_EXCEEDED, f"the call's message has not come in {self._timeout_s:g} s"
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                f"the call's message did not arrive within {self._timeout_s:g} s",
             )
 
 
@@ -170,10 +171,10 @@ async def listen(
     called: Callable[[str, float], None] | None = None,
     health: Health | None = None,
 ) -> grpc.aio.Server:
-    """Serve on ``address``, ``host:port`` or ``unix:/path``, from now on.
+    """Start serving on ``address``, which is ``host:port`` or ``unix:/path``.
 
-    Callers need one of ``tokens``, if given. ``called`` gets each answered call's
-    method and seconds. ``ConfigError``: the address is taken or cannot be listened on.
+    Callers need one of ``tokens``, if given. ``called`` receives the method and seconds of each
+    answered call. Raises ``ConfigError`` if the address is taken or cannot be used.
     """
     server = grpc.aio.server(
         options=_options(
@@ -193,7 +194,7 @@ async def listen(
 
 
 async def listen_for_health(address: str, health: Health) -> grpc.aio.Server:
-    """Serve health checks only, without TLS and tokens; ``ConfigError`` as :func:`listen`."""
+    """Serve only health checks, without TLS or tokens. Raises ``ConfigError`` like :func:`listen`."""
     server = grpc.aio.server(
         options=_options(_HEALTH_REQUEST_BYTES_MAX, _HEALTH_CALLS_MAX),
         maximum_concurrent_rpcs=_HEALTH_CALLS_MAX,
@@ -216,13 +217,13 @@ def _options(request_bytes: int, connections: int, *more: tuple[str, int]) -> Se
 
 
 def raise_limit_of_open_files() -> None:
-    """Raise the limit of open files to the maximum; the usual 1024 is for old programs."""
+    """Raise the limit on open files to the maximum. The usual 1024 is meant for old programs."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def connections_that_fit(most: int) -> int:
-    """Return how many connections fit, at most ``most``."""
+    """Return how many connections the limit on open files allows, at most ``most``."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return most
@@ -252,7 +253,7 @@ def _clear(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise FileExistsError("there is a file of that name, which is no socket")
+        raise FileExistsError("a file of that name exists and is not a socket")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_PROBE_TIMEOUT_S)
         try:
@@ -260,4 +261,4 @@ def _clear(path: Path) -> None:
         except (ConnectionRefusedError, FileNotFoundError):
             path.unlink(missing_ok=True)
             return
-    raise FileExistsError("somebody answers there")
+    raise FileExistsError("another process answers there")

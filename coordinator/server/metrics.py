@@ -1,4 +1,4 @@
-"""The coordinator's figures: their list, their values at a scrape, and CloudWatch's log lines."""
+"""The coordinator's metrics: their list, their values at a scrape, and log lines for CloudWatch."""
 
 from __future__ import annotations
 
@@ -54,38 +54,38 @@ class Metric(NamedTuple):
 # to its targets.
 _LIST = """
 super_batches_read_total counter job_name | Batches that readers have received.
-super_samples_read_total counter job_name place | Samples found at the first look in cache or store, or not.
-super_read_bytes_total counter job_name | Bytes that readers took out of the cache.
+super_samples_read_total counter job_name place | Samples by where first found: cache, store, missed.
+super_read_bytes_total counter job_name | Bytes that readers read from the cache.
 super_read_seconds_total counter job_name | Seconds that readers spent receiving batches.
 super_wait_seconds_total counter job_name cause | Seconds that readers waited for samples.
 super_stalls_total counter job_name cause | Batches that readers had to wait for.
 super_samples_made_total counter job_name way | Samples decoded, restored, resident when planned, or failed.
-super_retries_total counter job_name | Samples that were asked for again.
+super_retries_total counter job_name | Samples that were requested again.
 super_hedges_total counter job_name | Second requests that raced a straggler.
-super_function_seconds_total counter job_name part | Seconds of functions: fetch, decode, push.
+super_function_seconds_total counter job_name part | Function seconds: fetch, decode, push.
 super_source_requests_total counter job_name | Requests to the source, such as GETs of a bucket.
 super_source_bytes_total counter job_name | Bytes that functions fetched from the source.
 super_record_bytes_total counter job_name | Bytes that functions pushed into the cache.
-super_lookahead_batches gauge job_name | Batches that a job looks ahead now; of named jobs.
+super_lookahead_batches gauge job_name | Batches that a named job currently looks ahead.
 super_lookahead_seconds gauge job_name | The same in seconds, at the job's pace.
-super_job_usd gauge job_name | A job's share of the dollars spent; it moves as others read.
-super_jobs gauge state | Jobs that read, or have lapsed: no sign of life lately.
+super_job_usd gauge job_name | A job's share of spending, which changes as others read.
+super_jobs gauge state | Jobs that are reading, or have lapsed (gone silent).
 super_ranks gauge state | Ranks of open jobs, likewise.
-super_requests_total counter executor outcome | Requests that ended: answered, or by the kind of failure.
-super_requests_in_flight gauge executor = in_flight | Requests that functions work on, or that wait for one.
-super_concurrency_wanted gauge executor = capacity | Requests at once that the settings allow.
-super_concurrency_had gauge executor = concurrency | Requests at once that the executor takes now.
-super_executor_trouble gauge executor = trouble | 1 while `superdl stats` names a trouble of it.
+super_requests_total counter executor outcome | Finished requests: answered, or by kind of failure.
+super_requests_in_flight gauge executor = in_flight | Requests in progress, or waiting for a function.
+super_concurrency_wanted gauge executor = capacity | Concurrent requests that the settings allow.
+super_concurrency_had gauge executor = concurrency | Concurrent requests that the executor accepts now.
+super_executor_trouble gauge executor = trouble | 1 while `superdl stats` reports trouble with it.
 super_executor_samples_total counter executor = samples | Samples that an executor produced.
 super_executor_usd_total counter executor = usd | Dollars billed for its requests.
-super_cold_starts_total counter executor | Answers of functions that had to start.
-super_cold_start_seconds_total counter executor | Seconds until those functions began.
-super_workers gauge executor state | Workers that are connected: at work, or waiting with another decoder.
-super_slot_failures_total counter executor kind | What befell workers' slots: crashed, timed_out, restarted.
+super_cold_starts_total counter executor | Answers from functions that had to start.
+super_cold_start_seconds_total counter executor | Seconds until those functions started.
+super_workers gauge executor state | Connected workers: working, or waiting with another decoder.
+super_slot_failures_total counter executor kind | Failures of workers' slots: crashed, timed_out, restarted.
 super_team_share gauge team = share | A team's share of requests and cache; no team is "-".
-super_team_requests_in_flight gauge team = in_flight | Requests that functions work on for a team's jobs.
+super_team_requests_in_flight gauge team = in_flight | Requests in progress for a team's jobs.
 super_team_requests_total counter team = requests | Requests made for a team's jobs.
-super_team_usd_total counter team = usd | Dollars that a team's requests have cost, before a restart too.
+super_team_usd_total counter team = usd | Dollars spent on a team's requests, including before restarts.
 super_team_stopped gauge team = stopped | 1 while a team may spend no more, else 0.
 super_cache_budget_bytes gauge = budget_bytes | Memory of the cache for records.
 super_cache_resident_bytes gauge = resident_bytes | Memory that records take.
@@ -94,23 +94,23 @@ super_cache_needed_bytes gauge = needed_bytes | The budget with which nothing wo
 super_cache_trouble gauge = cache_trouble | 1 while the cache does not answer.
 super_cache_fullest_node_ratio gauge | Share of its memory that the fullest node uses.
 super_cache_busiest_node_ratio gauge | Share of a core that the busiest node's main thread uses.
-super_cache_evicted_keys_total counter | Keys that nodes dropped of their own accord.
+super_cache_evicted_keys_total counter | Keys that nodes evicted by themselves.
 super_cache_samples gauge state | Samples that are resident, or in flight.
 super_cache_dropped_samples_total counter = dropped_samples | Samples dropped to make room.
 super_cache_reproduced_samples_total counter = reproduced_samples | Of those, samples produced again.
 super_cache_thrashing gauge = thrashing | 1 while samples are dropped and soon produced again.
 super_store_used_bytes gauge = store_used_bytes | Bytes of all packs in the store.
-super_store_room_bytes gauge = store_room_bytes | Bytes that packs may take; 0: no bound.
+super_store_room_bytes gauge = store_room_bytes | Maximum bytes of packs; 0 means no limit.
 super_store_packs gauge = store_packs | Packs in the store.
-super_store_trouble gauge = store_trouble | 1 while `superdl stats` names a trouble of the store.
-super_usd_total counter kind | Dollars spent since the start, by what was paid for.
-super_usd_per_hour gauge = usd_per_hour | Dollars spent in the last minute, as an hour's.
-super_spending_limited gauge | 1 near a cap on spending, 2 at the cap, else 0.
+super_store_trouble gauge = store_trouble | 1 while `superdl stats` reports trouble with the store.
+super_usd_total counter kind | Dollars spent since the start, by purpose.
+super_usd_per_hour gauge = usd_per_hour | Spending in the last minute, in dollars per hour.
+super_spending_limited gauge | 1 near a spending cap, 2 at the cap, else 0.
 super_listings gauge | Sources that are being listed.
 super_listing_samples gauge | Samples that those listings have found so far.
-super_warnings_total counter part | Warnings and errors, written or counted, by the part that had them.
+super_warnings_total counter part | Warnings and errors by part, whether logged or only counted.
 super_call_seconds histogram method | Seconds to answer a call; GetDataset waits.
-super_build_info gauge version | Always 1; the label names SUPER's version.
+super_build_info gauge version | Always 1; the label is SUPER's version.
 """
 
 
@@ -157,13 +157,13 @@ def _figures(account: Job | ClosedJobs) -> NDArray[np.float64]:
 
 
 class Metrics:
-    """The collector of all figures for ``prometheus_client``; ``ConfigError`` without that extra."""
+    """A collector of all metrics for ``prometheus_client``. Raises ``ConfigError`` without that extra."""
 
     def __init__(self, engine: Engine, executors: Sequence[Executor]) -> None:
         try:
             from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
         except ImportError as error:
-            raise ConfigError("metrics need an extra: pip install 'superdl[metrics]'") from error
+            raise ConfigError("metrics need an optional package: pip install 'superdl[metrics]'") from error
         self._engine, self._executors = engine, executors
         self._named: frozenset[str] = frozenset()
         # Open jobs at the last scrape, and their figures then.
@@ -180,11 +180,11 @@ class Metrics:
         )
 
     def called(self, method: str, took_s: float) -> None:
-        """Record an answered call; ``method`` is one of the service's."""
+        """Record an answered call; ``method`` is one of the service's methods."""
         self._calls.labels(method.rpartition("/")[2]).observe(took_s)
 
     def look(self) -> Callable[[], bytes]:
-        """Take a snapshot of all figures; return a function that makes its text, in any thread."""
+        """Take a snapshot of all metrics. Return a function that renders it as text, in any thread."""
         from prometheus_client.openmetrics.exposition import generate_latest
 
         families: list[Family] = list(self._registry.collect())
@@ -288,7 +288,7 @@ class Metrics:
 
 
 def _fields(stats: object, labels: tuple[str, ...], values: tuple[str, ...]) -> Iterator[_Row]:
-    """Yield the figures that are fields of these statistics; a text counts as 1 if there is any."""
+    """Yield the metrics that are fields of these statistics. A non-empty string counts as 1."""
     for metric in METRICS:
         if metric.field and metric.labels == labels:
             value = getattr(stats, metric.field)
@@ -301,8 +301,9 @@ def _states(name: str, lapsed: list[bool]) -> Iterator[_Row]:
 
 
 class EmfLines:
-    """A writer of figures for alarms in CloudWatch's embedded metric format, with
-    the dimension ``owner``.
+    """A writer of metrics for alarms in CloudWatch's embedded metric format.
+
+    ``owner`` is the value of the dimension.
     """
 
     def __init__(self, engine: Engine, owner: str, stream: TextIO | None = None) -> None:
@@ -312,7 +313,7 @@ class EmfLines:
         self._written_s = engine.core.now_s
 
     async def write(self) -> None:
-        """Write a line with the figures since the last one."""
+        """Write a line with the metrics since the last one."""
         core, load, now_s = self._engine.core, self._engine.cache_load, time.monotonic()
         passed_s, self._written_s = now_s - self._written_s, now_s
         waited_us = {job.name: sum(job.stalls.wait_us.values()) for job in core.jobs}

@@ -1,4 +1,4 @@
-"""Plans as jobs open them, and pages of plans and catalogs, with batches' ids, labels and status."""
+"""Plans of newly opened jobs, and pages of plans and catalogs with batches' ids, labels and status."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ _TOLD = (SampleState.RESIDENT, SampleState.FAILED)
 
 
 class Orders:
-    """Orders drawn by users' samplers, as far as received; the oldest are dropped. Thread-safe."""
+    """Orders drawn by users' samplers, as far as received. The oldest are dropped. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, int], bytearray] = OrderedDict()
 
     def add(self, part: pb.OrderPart) -> int:
-        """Keep a part of an order; return the number of indices received without a gap.
+        """Keep a part of an order, and return the number of indices received without a gap.
 
-        A part at the first index starts the order over; one that would leave a gap is
-        not kept. ``ConfigError``: the part is malformed, or the order is too long.
+        A part at the first index starts the order over, and a part that would leave a gap is
+        not kept. Raises ``ConfigError`` if the part is malformed or the order is too long.
         """
         indices, key = unpack_numbers(part.indices), (part.job, part.epoch)
         with self._lock:
@@ -62,7 +62,7 @@ class Orders:
             if part.start * _INDEX_BYTES <= len(order):
                 order[part.start * _INDEX_BYTES :] = indices
             if len(order) > NUMBERS_MAX * _INDEX_BYTES:
-                raise ConfigError(f"the order of an epoch has at most {NUMBERS_MAX:,} indices")
+                raise ConfigError(f"the order of an epoch may contain at most {NUMBERS_MAX:,} indices")
             self._kept[key] = order
             while len(self._kept) > _KEPT_MAX or sum(map(len, self._kept.values())) > _KEPT_BYTES_MAX:
                 self._kept.popitem(last=False)
@@ -71,8 +71,8 @@ class Orders:
     def plan_of(self, request: pb.OpenJobRequest, size: int) -> Plan:
         """Return a job's plan on a dataset of ``size`` samples. Many draws take a second.
 
-        ``ConfigError``, ``PlanError``: it is no valid plan. ``UnknownJobError``:
-        the order was dropped.
+        Raises ``ConfigError`` or ``PlanError`` if the plan is invalid, and ``UnknownJobError``
+        if the order was dropped.
         """
         draws: Draws | None
         indices, weights = request.indices, request.weights
@@ -98,7 +98,7 @@ class Orders:
         with self._lock:
             order = self._kept.pop((request.job, request.epoch), bytearray())
         if len(order) != request.order_sent * _INDEX_BYTES:
-            raise UnknownJobError(f"the order of epoch {request.epoch} of job {request.job!r} is not here")
+            raise UnknownJobError(f"there is no order of epoch {request.epoch} of job {request.job!r}")
         return bytes(order)
 
 
@@ -106,18 +106,21 @@ def check_job_id(name: str) -> None:
     """Raise ``ConfigError`` if ``name`` cannot be the id of a job."""
     if not _JOB_ID.fullmatch(name):
         raise ConfigError(
-            f"a job's id has 1 to 256 letters, digits or characters of . _ : @ / + = -; not {name[:80]!r}"
+            "a job's id must consist of 1 to 256 letters, digits or characters of . _ : @ / + = -; "
+            f"got {name[:80]!r}"
         )
 
 
 def check_place(plan: Plan, epoch: int, position: int) -> None:
-    """Raise ``PlanError`` for no place of a plan, ``UnknownJobError`` for an unknown order."""
+    """Raise ``PlanError`` for a place outside the plan, ``UnknownJobError`` for an unknown order."""
     if epoch > _EPOCH_MAX:
-        raise PlanError(f"epoch is from 0 to {_EPOCH_MAX}; not {epoch}")
+        raise PlanError(f"epoch must be from 0 to {_EPOCH_MAX}, not {epoch}")
     if not plan.covers(epoch):
-        raise UnknownJobError(f"the order of epoch {plan.only_epoch} is here, and not that of {epoch}")
+        raise UnknownJobError(f"only the order of epoch {plan.only_epoch} is known, not that of {epoch}")
     if position > plan.batches_per_epoch:
-        raise PlanError(f"an epoch has {plan.batches_per_epoch} batches; there is no position {position}")
+        raise PlanError(
+            f"an epoch has {plan.batches_per_epoch} batches, so position {position} does not exist"
+        )
 
 
 class Occurrence(NamedTuple):
@@ -130,7 +133,7 @@ class Occurrence(NamedTuple):
 
 
 class PlannedBatches:
-    """The batches planned most recently, by id, with the newest occurrences of each."""
+    """The most recently planned batches by id, with the newest occurrences of each."""
 
     def __init__(self, capacity: int = 65_536) -> None:
         self._capacity = capacity
@@ -148,12 +151,12 @@ class PlannedBatches:
             self._occurrences.popitem(last=False)
 
     def find(self, batch: bytes) -> list[Occurrence]:
-        """Return a batch's occurrences, oldest first; none if it was not planned recently."""
+        """Return a batch's occurrences, oldest first, or none if it was not planned recently."""
         return list(self._occurrences.get(batch, ()))
 
 
 def places_fit(plan: Plan, dataset: Dataset) -> bool:
-    """Return whether a batch's places fit into a page if each record is in another pack."""
+    """Return whether a batch's places fit into a page even if each record is in a different pack."""
     sample_bytes = ID_BYTES + dataset.catalog.label_bytes + 1 + _PLACE_BYTES + _PACK_NAME_BYTES
     sample_bytes += _REPETITION_BYTES if plan.draws else 0
     return bool(plan.batch_size * sample_bytes + _BATCH_BYTES <= _PAGE_BYTES)
@@ -175,7 +178,7 @@ class _PagePlaces:
         return new
 
     def fields(self, first: int, end: int, new: list[int]) -> dict[str, bytes]:
-        """Add packs, and return the batch's fields; empty if no sample has a place."""
+        """Add packs, and return the batch's fields, or none if no sample has a place."""
         names, located = self._page.packs, self._found
         self._numbers[new] = np.arange(len(names) + 1, len(names) + 1 + len(new))
         names.extend(located.packs[number - 1] for number in new)
@@ -198,8 +201,7 @@ def page_of(
     with_keys: bool,
     places: Places | None = None,
 ) -> pb.Page:
-    """Return up to ``count`` batches of one rank from ``start`` on: at least one,
-    unless the epoch ends there.
+    """Return up to ``count`` batches of one rank from ``start`` on, and at least one unless the epoch ends.
 
     A page stays below MAX_REPLY_BYTES; keys are included if they fit. With
     ``places``, for readers that see the store, batches include their records' places.
@@ -252,9 +254,12 @@ def page_of(
 
 
 def samples_from(catalog: Catalog, start: int, *, with_keys: bool) -> pb.Samples:
-    """Return labels, and keys on request, from ``start``: all that fit, at least one; ``PlanError``."""
+    """Return as many labels as fit from ``start`` on, and at least one, with their keys on request.
+
+    Raises ``PlanError`` if ``start`` is beyond the last sample.
+    """
     if start > len(catalog):
-        raise PlanError(f"a dataset of {len(catalog)} samples has no place {start}")
+        raise PlanError(f"the dataset has {len(catalog)} samples, so place {start} does not exist")
     least_bytes = label_dtype_of(catalog.label_dtype).itemsize
     places = np.arange(start, min(len(catalog), start + max(1, _PAGE_BYTES // least_bytes)))
     ends = np.cumsum(catalog.label_sizes(places))

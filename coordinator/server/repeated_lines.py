@@ -1,4 +1,4 @@
-"""Log lines as text or JSON; a repeated cause is logged once a minute, with its count."""
+"""Log lines as text or JSON. A repeated cause is logged once a minute, with its count."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class Warned(NamedTuple):
 
 
 class RepeatedLines(logging.StreamHandler[TextIO]):
-    """A handler that writes warnings and errors of one cause once a minute, and all lines below.
+    """A handler that writes warnings and errors of one cause once a minute, and all lower-level lines.
 
-    The first line of a cause is written at once. Those within a minute after it are
-    counted, and the next one includes their number; if none comes, :meth:`tell_counts`
-    logs it. Warnings of ever new causes are also only counted, beyond fifteen a minute.
+    The first line of a cause is written at once. Lines within the next minute are only counted,
+    and the line after that includes their number; if none comes, :meth:`tell_counts` logs it.
+    Beyond fifteen warnings a minute, warnings with new causes are only counted, too.
     """
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -87,7 +87,7 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
         return not record.getMessage().startswith(_HUNG_UP) and bool(super().filter(record))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line, or count it; called with the handler's lock."""
+        """Write or count a line. Called with the handler's lock held."""
         if record.levelno >= logging.WARNING:
             # Lines that differ only in numbers have one cause. If a stranger
             # chooses the words, the record must name the cause (extra=).
@@ -108,7 +108,7 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
             if len(self._told) > _CAUSES_MAX:
                 del self._told[next(iter(self._told))]
             if repeats:
-                record = _with(record, f" ({repeats:,} times more since it was last told)")
+                record = _with(record, f" (and {repeats:,} more times since it was last logged)")
         super().emit(record)
 
     def _note(self, cause: tuple[str, int, str], record: logging.LogRecord) -> None:
@@ -121,13 +121,13 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
             del self._latest[next(iter(self._latest))]
 
     def warned_of(self) -> tuple[Counter[str], list[Warned]]:
-        """Return the number of warnings of each part, and the last fifteen minutes' causes, newest last."""
+        """Return each part's number of warnings, and the causes of the last fifteen minutes, newest last."""
         with self.lock or contextlib.nullcontext():
             since_s = time.time() - _LATELY_S
             return self._counts.copy(), [cause for cause in self._latest.values() if cause.at_s >= since_s]
 
     def tell_counts(self) -> None:
-        """Write what was counted for a minute; call this regularly."""
+        """Log what has been counted for a minute. Call this regularly."""
         with self.lock or contextlib.nullcontext():
             now_s = self._clock()
             for cause, (told_s, repeats, record) in list(self._told.items()):
@@ -138,7 +138,7 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
                     late.msecs = late.created % 1 * 1000
                     super().emit(late)
             if self._beyond and now_s >= self._minute_s + _EVERY_S:
-                text, self._beyond = f"{self._beyond:,} more warnings, of other causes", 0
+                text, self._beyond = f"{self._beyond:,} more warnings with other causes", 0
                 about = {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING"}
                 super().emit(logging.makeLogRecord({**about, "msg": text}))
 
@@ -148,13 +148,13 @@ def _with(record: logging.LogRecord, words: str) -> logging.LogRecord:
 
 
 def tell_counts() -> None:
-    """Have the process's own handler write its counts."""
+    """Make the handler of this process log its counts."""
     for handler in _of_this_process():
         handler.tell_counts()
 
 
 def warned_of() -> tuple[Counter[str], list[Warned]]:
-    """Return the warnings of the process's own handler; see :meth:`RepeatedLines.warned_of`."""
+    """Return the warnings of this process's handler; see :meth:`RepeatedLines.warned_of`."""
     return next((handler.warned_of() for handler in _of_this_process()), (Counter(), []))
 
 

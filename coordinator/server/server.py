@@ -1,4 +1,4 @@
-"""Start a coordinator, serve until it has to end, and shut it down in order."""
+"""Start a coordinator, serve until it has to stop, and shut it down in order."""
 
 from __future__ import annotations
 
@@ -68,21 +68,21 @@ class Holders(Protocol):
     """The processes for which a coordinator runs."""
 
     def begin(self, stop: Callable[[], None]) -> None:
-        """Begin, in the running event loop; call ``stop`` when no process holds it any more."""
+        """Start in the running event loop, and call ``stop`` when no process holds the coordinator."""
 
     def serving(self) -> None:
-        """Note that the coordinator serves."""
+        """Note that the coordinator is serving."""
 
 
 async def serve(settings: Settings, holders: Holders | None = None, decoder: str = "") -> int:
     """Run until SIGTERM, SIGINT, or the end of the run or of the holders; then drain.
 
-    It decodes as ``decoder``, else as the cache's records. Returns the exit code:
-    0, or that of its run.
+    The decoder in use is ``decoder``, or else that of the cache's records. Returns the exit
+    code: 0, or that of the run.
 
     Raises:
-        SuperError: it cannot start, or it lost its cache to another coordinator.
-        DecoderReplacedError: it has to restart with another decoder.
+        SuperError: the coordinator cannot start, or lost its cache to another coordinator.
+        DecoderReplacedError: the coordinator has to restart with another decoder.
     """
     faulthandler.cancel_dump_traceback_later()  # from an earlier call
     raise_limit_of_open_files()
@@ -96,7 +96,7 @@ async def serve(settings: Settings, holders: Holders | None = None, decoder: str
 
     def run_ended(code: int) -> None:
         codes.append(code)
-        loop.call_later(_GOODBYE_S, stop.set)  # workers that call in late must hear of it
+        loop.call_later(_GOODBYE_S, stop.set)  # workers that connect late must learn of it
 
     async with contextlib.AsyncExitStack() as stack:
         stopped = loop.create_task(stop.wait(), name="stop")
@@ -137,7 +137,7 @@ async def _start(
     decoder: str,
     holders: Holders | None,
 ) -> tuple[Engine, _Steps]:
-    """Start everything, the ports last, on the stack; return steps to repeat, with pauses in seconds."""
+    """Start everything on the stack, the ports last. Return steps to repeat, with pauses in seconds."""
     warn_if_insecure(settings)
     _facts(settings)  # report mistakes in prices at once
     tokens = Tokens(settings.token, settings.token_file) if settings.token or settings.token_file else None
@@ -210,7 +210,7 @@ async def _start(
         fingerprint=manager.fingerprint,
         cache_bytes=settings.cache_bytes,
     )
-    stack.push_async_callback(_at_the_end, upkeep.keep_spent, "what is spent was not written down")
+    stack.push_async_callback(_at_the_end, upkeep.keep_spent, "the amount spent was not saved")
     # Functions may start for longer than a lock lasts, and others' memory must count at once.
     await upkeep.once()
     metrics = Metrics(engine, manager.executors) if settings.metrics_listen else None
@@ -253,8 +253,9 @@ async def _follow(
     workers: Workers | None,
     changed: asyncio.Event,
 ) -> None:
-    """Once a second, and when executors have ``changed``, tell the core which of them come, go and
-    resize, what new ones can do, and teams' limits.
+    """Report to the core which executors come, go and resize, what new ones can produce, and teams' limits.
+
+    This is done once a second, and whenever executors have ``changed``.
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_UPKEEP_S):
@@ -274,12 +275,12 @@ async def _follow(
         raise DecoderReplacedError
     if workers is not None and (successor := workers.successor(is_needed=is_needed)):
         if is_needed:
-            _log.warning("no worker is left that decodes as open jobs began: they go on with another decoder")
+            _log.warning("no worker is left with the decoder of open jobs: they continue with another one")
         raise DecoderReplacedError(successor)
 
 
 def _facts(settings: Settings, workers: Workers | None = None) -> tuple[ExecutorFacts, ...]:
-    """Return the executors' facts; ``workers`` that are connected see the store if all of them do."""
+    """Return the executors' facts. Connected ``workers`` count as seeing the store if all of them do."""
     prices_of, store = shipped_prices_of, settings.store_choice.address
     if settings.prices:
         from superdl.coordinator.executors.price_table import load_prices
@@ -303,12 +304,12 @@ def _core_settings(
 ) -> CoreSettings:
     spent_usd, teams_usd = spent
     if settings.max_usd or spent_usd:
-        cap = f"max_usd is {settings.max_usd:g}" if settings.max_usd else "max_usd sets no cap"
-        _log.info("%.4f USD were spent on this cache before; %s", spent_usd, cap)
+        cap = f"max_usd is {settings.max_usd:g}" if settings.max_usd else "max_usd is not set"
+        _log.info("%.4f USD have already been spent on this cache; %s", spent_usd, cap)
     budget = info.budget(settings.cache_bytes)
     if budget < 1:
         raise ConfigError(
-            f"the cache {settings.cache} names no memory: set its maxmemory, or cache_bytes "
+            f"the cache {settings.cache} reports no memory for records: set its maxmemory, or cache_bytes "
             "(SUPER_CACHE_BYTES)"
         )
     _log.info(

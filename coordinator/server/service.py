@@ -1,4 +1,4 @@
-"""The gRPC service: checks requests and calls the engine; each call is idempotent, or raises a SuperError."""
+"""The gRPC service, which checks requests and calls the engine. Calls are idempotent or raise SuperError."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class CoordinatorService(pb_grpc.CoordinatorServicer):
-    """The service for samplers; ``facts_of`` returns a dataset's facts, ``tokens`` decide a job's team."""
+    """The service for samplers. ``facts_of`` returns a dataset's facts; ``tokens`` determine a job's team."""
 
     def __init__(
         self,
@@ -90,11 +90,13 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """Start listing a source, or find it already listed."""
         if request.protocol_version != PROTOCOL_VERSION:
             raise ProtocolMismatchError(
-                f"this coordinator speaks protocol version {PROTOCOL_VERSION}, the sampler version "
+                f"this coordinator uses protocol version {PROTOCOL_VERSION}, but the sampler uses version "
                 f"{request.protocol_version}: install the same version of SUPER on both sides"
             )
         if max(map(len, (request.source, request.recipe, request.key_list, request.run_id))) > _MAX_TEXT:
-            raise ConfigError(f"source, recipe, key list and run id have at most {_MAX_TEXT} characters each")
+            raise ConfigError(
+                f"source, recipe, key list and run id may each be at most {_MAX_TEXT} characters long"
+            )
         self._eligibility.check_source(request.source)
         recipe = Recipe.from_json(request.recipe)
         naming = checked_naming(request.alias or None, request.versions or None)
@@ -109,7 +111,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return await self._described(self._dataset(request.dataset_id), listed=request.listed, wait_s=wait_s)
 
     async def GetSamples(self, request: pb.GetSamplesRequest, context: _Context) -> pb.Samples:
-        """Return a part of a listed dataset's labels, and keys."""
+        """Return a part of a listed dataset's labels, with keys on request."""
         catalog = self._dataset(request.dataset_id).catalog
         return samples_from(catalog, request.start, with_keys=request.with_keys)
 
@@ -119,12 +121,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         dataset, team = self._dataset(request.dataset_id), team_of(self._tokens, context)
         plan = await asyncio.to_thread(self._orders.plan_of, request, len(dataset.catalog))
         if not self._is_ready(dataset):
-            raise SourceError(f"the ids of {dataset.listing.source} are still being derived, or tried")
+            raise SourceError(
+                f"{dataset.listing.source} is not ready: its ids are being derived, or its samples tried"
+            )
         if request.rank >= plan.replicas:
-            raise PlanError(f"rank is from 0 to {plan.replicas - 1}; not {request.rank}")
+            raise PlanError(f"rank must be from 0 to {plan.replicas - 1}, not {request.rank}")
         check_place(plan, request.epoch, request.position)
         if request.fills and (dataset.recipe.random or plan.replicas > 1 or plan.draws is not None):
-            raise ConfigError("a job that fills has one rank, all samples, and a recipe that is not random")
+            raise ConfigError("a job that fills needs one rank, all samples, and a recipe that is not random")
         self._check_batch_fits(dataset, plan)
         await self._forget_closed_jobs()
         await self._reports.follow(request.job)
@@ -136,19 +140,22 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             facts = (job.plan, *facts[1:])  # the order of another epoch, or a new one of this epoch
         if job is not None and (job.plan, job.dataset, job.fill is not None) != facts:
             raise ConfigError(
-                f"the job {request.job!r} is open with another plan, dataset or use: name this one by job="
+                f"the job {request.job!r} is already open with another plan, dataset or use: choose another "
+                "name with job="
             )
         if job is not None and job.team != team and is_named(self._tokens, job.team):
             raise ConfigError(
-                f"the job {request.job!r} is another team's: use a token of that team, or name this one by "
-                "job="
+                f"the job {request.job!r} belongs to another team: use a token of that team, or choose "
+                "another name with job="
             )
         if job is None and len(self._core.jobs) >= _MAX_JOBS:
-            raise CoordinatorError(f"this coordinator has its {_MAX_JOBS} jobs open: close some")
+            raise CoordinatorError(
+                f"this coordinator already has its maximum of {_MAX_JOBS} jobs: close some"
+            )
         is_known = job is not None and request.rank in job.cursors
         if not is_known and sum(len(other.cursors) for other in self._core.jobs) >= _MAX_RANKS:
             raise CoordinatorError(
-                f"this coordinator serves its {_MAX_RANKS} ranks, over all jobs: close some"
+                f"this coordinator already serves its maximum of {_MAX_RANKS} ranks in all jobs: close some"
             )
         self._datasets.open(dataset)
         described = self._facts_of(dataset)
@@ -176,7 +183,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return pb.OrderReceived(indices=await asyncio.to_thread(self._orders.add, request))
 
     async def NextBatches(self, request: pb.NextBatchesRequest, context: _Context) -> pb.Page:
-        """Return a page of the plan, with status."""
+        """Return a page of the plan, with the status of its batches."""
         job = self._job(request.job)
         if request.rank not in job.cursors:
             raise UnknownJobError(f"rank {request.rank} has not opened the job {request.job!r}")
@@ -204,23 +211,23 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return page
 
     async def FillUp(self, request: pb.FillUpRequest, context: _Context) -> pb.Filling:
-        """Have a job fill the cache or the store; return its progress."""
+        """Make a job fill the cache or the store, and return its progress."""
         job, keeper = self._job(request.job), self._engine.keeper
         if job.fill is None:
-            raise ConfigError(f"the job {request.job!r} is read: open another one with fills")
+            raise ConfigError(f"the job {request.job!r} is for reading: open another one with fills")
         if request.to_store and keeper.unwritten:
             reason = keeper.told or "start it with --store"
-            raise ConfigError(f"the coordinator has no store to fill now: {reason}")
+            raise ConfigError(f"the coordinator currently has no store to fill: {reason}")
         bounds = request.max_bytes or math.inf, request.max_usd if request.max_usd > 0 else math.inf
         self._engine.post(FillUp(request.job, *bounds, to_store=request.to_store))
         return filling(self._core, job, self._datasets[job.dataset])
 
     async def GetBatchStatus(self, request: pb.GetBatchStatusRequest, context: _Context) -> pb.BatchStatuses:
-        """Return the status of batches; sample by sample while the reply is below 1 MiB."""
+        """Return the status of batches, with that of each sample while the reply is below 1 MiB."""
         if len(request.batch_ids) > _MAX_BATCH_IDS:
-            raise ConfigError(f"one call asks for at most {_MAX_BATCH_IDS} batches")
+            raise ConfigError(f"one call may request at most {_MAX_BATCH_IDS} batches")
         if any(len(batch) != ID_BYTES for batch in request.batch_ids):
-            raise ConfigError(f"a batch id has {ID_BYTES} bytes")
+            raise ConfigError(f"a batch id must be {ID_BYTES} bytes long")
         reply, room_bytes = pb.BatchStatuses(), MAX_REPLY_BYTES
         for number, batch in enumerate(request.batch_ids):
             with_events = number < _STORIES_MAX  # each takes some milliseconds
@@ -231,7 +238,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return reply
 
     async def CloseJob(self, request: pb.CloseJobRequest, context: _Context) -> pb.CloseJobReply:
-        """Close a rank; the job ends with its last one."""
+        """Close a rank. The job closes with its last rank."""
         check_job_id(request.job)
         known = self._core.job(request.job) is not None
         # Its last reports must reach the core before the job closes.
@@ -248,7 +255,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """Return statistics of jobs and of the cache."""
         core = self._core
         if len(request.jobs) > _MAX_JOBS_TOLD:
-            raise ConfigError(f"one call asks for at most {_MAX_JOBS_TOLD} jobs, or for all by naming none")
+            raise ConfigError(f"one call may request at most {_MAX_JOBS_TOLD} jobs, or all if it lists none")
         jobs = [self._job(name) for name in request.jobs] if request.jobs else core.jobs
         with_stalls = request.with_stalls and len(request.jobs) == 1
         history = self._watch.ended() if request.history else []
@@ -256,7 +263,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return stats(*facts, with_stalls=with_stalls, history=history)
 
     async def _described(self, dataset: Dataset, *, listed: int, wait_s: float) -> pb.Dataset:
-        """Describe a dataset, after a wait for news of its listing or its preflight."""
+        """Describe a dataset, after waiting for news of its listing or its preflight."""
         until_s = self._engine.now_s() + wait_s
         await self._datasets.wait(dataset, listed=listed, wait_s=wait_s)
         if dataset.ready:
@@ -283,17 +290,17 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     def _dataset(self, dataset_id: bytes) -> Dataset:
         if len(dataset_id) != ID_BYTES:
-            raise ConfigError(f"a dataset's id has {ID_BYTES} bytes; not {len(dataset_id)}")
+            raise ConfigError(f"a dataset id must be {ID_BYTES} bytes long, not {len(dataset_id)}")
         dataset = self._datasets.get(dataset_id)
         if dataset is None:
-            raise UnknownJobError(f"no dataset {dataset_id.hex()} is registered here: register it (again)")
+            raise UnknownJobError(f"the dataset {dataset_id.hex()} is not registered: register it (again)")
         return dataset
 
     def _job(self, name: str) -> Job:
         check_job_id(name)
         job = self._core.job(name)
         if job is None:
-            raise UnknownJobError(f"no job {name!r} is open here: open it (again)")
+            raise UnknownJobError(f"the job {name!r} is not open: open it (again)")
         return job
 
     def _check_batch_fits(self, dataset: Dataset, plan: Plan) -> None:
@@ -301,7 +308,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         budget, batch_bytes = self._core.state.budget_bytes, samples * dataset.record_bytes
         if dataset.recipe.output_shape and batch_bytes > budget:
             raise ConfigError(
-                f"a batch of {samples} samples has {batch_bytes:,} bytes and does not fit into the "
+                f"a batch of {samples} samples takes {batch_bytes:,} bytes, which does not fit into the "
                 f"cache budget of {budget:,} bytes: raise cache_bytes (SUPER_CACHE_BYTES) or the cache "
                 "server's maxmemory, or lower batch_size"
             )
@@ -309,8 +316,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         reply_bytes = samples * (ID_BYTES + 1) + label_bytes
         if reply_bytes > _MAX_BATCH_REPLY_BYTES:
             raise ConfigError(
-                f"the ids and labels of a batch of {samples:,} samples have up to {reply_bytes:,} bytes, "
-                f"more than the {_MAX_BATCH_REPLY_BYTES:,} that travel in one reply: lower batch_size"
+                f"the ids and labels of a batch of {samples:,} samples take up to {reply_bytes:,} bytes, "
+                f"more than the {_MAX_BATCH_REPLY_BYTES:,} bytes that fit into a reply: lower batch_size"
             )
 
     def _exceeds_cache(self, dataset: Dataset, plan: Plan) -> list[str]:
@@ -321,7 +328,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return [exceeding_text(dataset.listing.source, size, budget, kept=not keeper.unwritten)]
 
     async def _forget_closed_jobs(self) -> None:
-        # Their ranks went without closing.
+        # Their ranks left without closing them.
         for name in self._reports.jobs:
             if self._core.job(name) is None:
                 await self._reports.leave(name)

@@ -1,4 +1,4 @@
-"""The coordinator's settings: arguments over ``SUPER_*`` variables over a TOML file over defaults."""
+"""The coordinator's settings: arguments, else ``SUPER_*`` variables, else a TOML file, else defaults."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _STORE_SLOTS = 2
 
 @dataclass(frozen=True)
 class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
-    """A coordinator's settings, checked on creation. A field without help has no argument."""
+    """A coordinator's settings, checked on creation. A field without help text has no argument."""
 
     executor: str = setting(
-        "local", f"how functions run: {', '.join(EXECUTORS)}, or several as local,lambda (local)"
+        "local", f"how functions run: {', '.join(EXECUTORS)}, or several such as local,lambda (local)"
     )
     function: str = setting(
         "superdl.lambda_prefetch.handler:handler",
@@ -56,56 +56,58 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
     # Of the cache server, as its maxmemory: records get what the headroom leaves.
     cache_bytes: int = setting(
         0,
-        "memory of the cache server, such as 4gb; records get nine tenths (its maxmemory)",
+        "memory of the cache server, such as 4gb; nine tenths of it are for records (its maxmemory)",
         high=2**60,
     )
     lookahead_batches: int = setting(
-        64, "batches to be ready ahead of a rank, at most (64)", low=1, high=2**20
+        64, "maximum number of batches to prepare ahead of a rank (64)", low=1, high=2**20
     )
     request_samples: int = setting(
-        512, "samples per function invocation, at most (512)", low=1, high=MAX_SAMPLES_PER_REQUEST
+        512, "maximum number of samples per function call (512)", low=1, high=MAX_SAMPLES_PER_REQUEST
     )
     request_timeout_s: float = setting(
-        60.0, "seconds for a function to begin a sample (60)", low=1e-3, high=_ANY_S
+        60.0, "seconds within which a function must start on a sample (60)", low=1e-3, high=_ANY_S
     )
     store: str = setting(
         "", "where decoded records are kept: a directory, s3://bucket/prefix, auto or none (none)"
     )
     store_bytes: int = setting(
-        0, "what the store may take, such as 100gb (a quarter of what its disk has free)", high=2**60
+        0, "maximum size of the store, such as 100gb (a quarter of the free disk space)", high=2**60
     )
-    store_read_only: bool = setting(False, "read from the store, and never write to it")
+    store_read_only: bool = setting(False, "read from the store, but never write to it")
     state: str = setting(
-        "auto", "where catalogs are kept for the next start: a directory, none, or auto: in the store (auto)"
+        "auto", "directory where catalogs are kept for the next start, none, or auto for the store (auto)"
     )
     catalog_max_age_s: float = setting(
-        300.0, "a new run lists a source again after this (300)", low=1e-3, high=_ANY_S
+        300.0, "seconds after which a new run lists a source again (300)", low=1e-3, high=_ANY_S
     )
     catalog_max_samples: int = setting(
-        50_000_000, "samples that a source may have (50,000,000)", low=1, high=2**40
+        50_000_000, "maximum number of samples in a source (50,000,000)", low=1, high=2**40
     )
     lease_s: float = setting(
-        15.0, "a rank that is silent for so long is not looked ahead for (15)", low=1e-3, high=_ANY_S
+        15.0, "seconds of silence after which no batches are prepared for a rank (15)", low=1e-3, high=_ANY_S
     )
     function_memory_mb: int = setting(
-        1769, "memory of a function, to account for (1769)", low=128, high=10_240
+        1769, "memory of a function in MB, for cost accounting (1769)", low=128, high=10_240
     )
-    prices: str = setting("", "TOML price table, in place of the built-in one")
+    prices: str = setting("", "TOML price table that replaces built-in prices")
     # 0 means no cap, as for the next.
-    max_usd: float = setting(0.0, "nothing more is produced once so much is spent (no cap)", high=_ANY_USD)
+    max_usd: float = setting(0.0, "stop producing once this much has been spent (no cap)", high=_ANY_USD)
     max_usd_per_hour: float = setting(
-        0.0, "when more is spent, only what readers wait for is produced (no cap)", high=_ANY_USD
+        0.0, "above this hourly rate, produce only what readers are waiting for (no cap)", high=_ANY_USD
     )
-    owner: str = setting("", "a restarted coordinator of the same owner takes the cache's lock over at once")
+    owner: str = setting("", "owner of the cache's lock; a restart with the same owner takes it over at once")
     log_level: str = setting(
         "INFO",
         "DEBUG, INFO, WARNING or ERROR (INFO)",
         choices=("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
     )
-    metrics_emf: bool = setting(False, "write CloudWatch's metrics to standard output, a line a minute")
-    log_format: str = setting("text", "text, or json: an object a line (text)", choices=("text", "json"))
+    metrics_emf: bool = setting(False, "write metrics for CloudWatch to standard output, one line a minute")
+    log_format: str = setting(
+        "text", "text, or json for one object per line (text)", choices=("text", "json")
+    )
     ends_with_run: bool = setting(
-        False, "end, and end all workers, when a trainer says that its run has ended"
+        False, "exit and stop all workers when a trainer reports that its run has ended"
     )
 
     def __post_init__(self) -> None:
@@ -116,18 +118,18 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
 
     @property
     def store_choice(self) -> StoreChoice:
-        """Return the store's address, or why there is none; ``ConfigError``: no functions see it."""
+        """Return the store's address, or why there is none; ``ConfigError`` if no functions can see it."""
         choice = chosen_store(self.store, os.environ)
         if not choice.address or self._is_seen(choice.address) or _is_there(self.function):
             return choice
         words = (
-            f"functions of {self.executor} do not see the directory {choice.address}, and the coordinator's "
-            f"machine cannot run {self.function} for it"
+            f"functions of {self.executor} cannot see the directory {choice.address}, and the coordinator's "
+            f"machine cannot run {self.function} instead"
         )
         if self.store.lower() == AUTO:
             return StoreChoice("", words)
         raise ConfigError(
-            f"{words}: name a store that they reach, as s3://bucket/prefix, or none (SUPER_STORE)"
+            f"{words}: choose a store that they can reach, such as s3://bucket/prefix, or none (SUPER_STORE)"
         )
 
     @property
@@ -136,7 +138,7 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
         address = self.store_choice.address
         if not address or self._is_seen(address):
             return []
-        # A few local slots, and workers that call in for it.
+        # A few local slots, and workers that connect for it.
         few = replace(self, slots=min(self.slots, _STORE_SLOTS))
         return [(LocalExecutor, few), (WorkersExecutor, self)]
 
@@ -157,7 +159,10 @@ def _is_there(function: str) -> bool:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--config`` and an option per setting with help; :func:`load_settings` reads them."""
+    """Add ``--config`` and an option for each setting that has help text.
+
+    :func:`load_settings` reads them.
+    """
     parser.add_argument("--config", help="TOML file with settings of the same names")
     for field in fields(Settings):
         if field.metadata["help"]:
@@ -173,16 +178,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def load_settings(
     arguments: Mapping[str, Any], environment: Mapping[str, str], file: str | None = None
 ) -> Settings:
-    """Load settings from their sources; ``ConfigError`` names an ill-typed or
-    out-of-range value, or the file.
+    """Load settings from all sources.
 
     Args:
-        arguments: values by field name, other names are ignored; ``None`` means not given.
-        environment: has ``SUPER_LISTEN`` and so on; an empty variable counts as not given.
+        arguments: values by field name. Other names are ignored, and ``None`` means not given.
+        environment: contains ``SUPER_LISTEN`` and so on. An empty variable counts as not given.
         file: path of a TOML file with the same names.
+
+    Raises:
+        ConfigError: a value has the wrong type or is out of range, or the file cannot be used.
     """
     if environment.get("SUPER_WORKERS"):
-        raise ConfigError("SUPER_WORKERS is called SUPER_SLOTS now")
+        raise ConfigError("SUPER_WORKERS was renamed to SUPER_SLOTS")
     known = {field.name: field for field in fields(Settings)}
     in_file = _read_file(file, known) if file is not None else {}
     values: dict[str, Any] = {}
@@ -204,12 +211,14 @@ def _read_file(file: str, known: Mapping[str, Any]) -> dict[str, Any]:
     except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
         raise ConfigError(f"the settings file {file} cannot be read: {error}") from error
     if unknown := sorted(set(table) - set(known)):
-        raise ConfigError(f"{file} has unknown settings: {', '.join(unknown)}; there are {', '.join(known)}")
+        raise ConfigError(
+            f"{file} contains unknown settings: {', '.join(unknown)}; known ones are {', '.join(known)}"
+        )
     return table
 
 
 def _typed(one: Field[Any], origin: str, value: Any) -> Any:
-    """Return a value as its field's type; text is converted, other types are not."""
+    """Return a value as its field's type. Only strings are converted."""
     if one.name == "executor" and isinstance(value, list) and all(isinstance(name, str) for name in value):
         value = ",".join(value)
     if isinstance(value, str) and one.name.endswith("_bytes"):
@@ -230,11 +239,11 @@ def _typed(one: Field[Any], origin: str, value: Any) -> Any:
 
 def _ill_typed(one: Field[Any], origin: str, value: Any) -> ConfigError:
     shown = repr(str(value)[:80]) if one.repr else type(value).__name__
-    return ConfigError(f"the setting {origin} is of type {one.type}; not {shown}")
+    return ConfigError(f"the setting {origin} must be of type {one.type}, not {shown}")
 
 
 def allowed_to_listings(settings: Settings) -> Allowed:
-    """Return what clients may have listed."""
+    """Return what clients are allowed to have listed."""
     roots, hosts = parse_roots(settings.file_roots), parse_http_hosts(settings.http_hosts, "http_hosts")
     # Clients on other machines get no files and no web servers that this one
     # reaches, unless settings allow it.
@@ -250,7 +259,7 @@ def allowed_to_listings(settings: Settings) -> Allowed:
 
 
 def executor_context(settings: Settings) -> ExecutorContext:
-    """Return the executors' context. Functions on this machine may do what we may."""
+    """Return the executors' context. Functions on this machine get the coordinator's permissions."""
     environment = {"SUPER_INSECURE": "1"} if settings.insecure else {}
     roots = allowed_to_listings(settings).link_roots
     environment |= {"SUPER_FILE_ROOTS": os.pathsep.join(roots)} if roots else {}

@@ -1,4 +1,4 @@
-"""Statistics of jobs, the cache and single batches: the core's figures as messages."""
+"""Statistics of jobs, the cache and single batches, as messages of the protocol."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def stats(
 
 
 def job_stats(core: Core, job: Job, source: str, *, with_stalls: bool = False) -> pb.JobStats:
-    """Return the statistics of a job; with its newest stalls individually, if requested."""
+    """Return the statistics of a job, with its newest stalls one by one if requested."""
     costs = core.state.ledger.job_costs(job.name)
     counters = asdict(job.counters) | {"usd": costs.usd}
     counters |= {name: usd for name, usd in asdict(costs).items() if name in counters}
@@ -103,7 +103,7 @@ def coordinating(settings: Settings) -> pb.Coordinating:
 
 
 def cache_stats(engine: Engine) -> pb.CacheStats:
-    """Return the state of the cache and of the store, and figures that concern all jobs."""
+    """Return the state of the cache and the store, and statistics that concern all jobs."""
     core, keeper = engine.core, engine.keeper
     return pb.CacheStats(
         budget_bytes=core.state.budget_bytes,
@@ -199,7 +199,7 @@ def filling(core: Core, job: Job, dataset: Dataset) -> pb.Filling:
     failed = np.flatnonzero(state.states(key, np.arange(job.plan.size)) == SampleState.FAILED)
     shown = failed[:_TOLD_FAILURES]
     for index, name in zip(shown.tolist(), dataset.catalog.names_at(shown), strict=True):
-        reason = state.failures.get((key, index), "it failed before; its tombstone in the cache says why")
+        reason = state.failures.get((key, index), "it failed earlier, for the reason in its tombstone")
         answer.failures.add(key=name.decode(), state="failed", message=reason)
     return answer
 
@@ -212,7 +212,7 @@ def batch_status(
     *,
     with_events: bool,
 ) -> pb.BatchStatus:
-    """Return a batch's status, history, and samples if they fit into ``room_bytes``."""
+    """Return a batch's status and history, and its samples if they fit into ``room_bytes``."""
     status, core = pb.BatchStatus(batch_id=batch[:ID_BYTES]), engine.core
     places = [place for place in occurrences if core.job(place.job)]
     job = core.job(places[-1].job) if places else None

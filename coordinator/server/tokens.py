@@ -1,4 +1,4 @@
-"""Tokens: they decide who may call a coordinator, and a job's team. Each token allows every call."""
+"""Tokens, which decide who may call a coordinator and a job's team. Each token allows every call."""
 
 from __future__ import annotations
 
@@ -25,19 +25,17 @@ _log = logging.getLogger(__name__)
 _SCHEME = "Bearer "
 _DIGITS_MAX = 10
 
-_REMEDY = (
-    "set SUPER_TOKEN or SUPER_TOKEN_FILE where the sampler (or superdl) runs, to one of the coordinator's"
-)
-_MISSING = f"this coordinator asks for a token: {_REMEDY}"
-_WRONG = f"the coordinator does not know this token: {_REMEDY}"
+_REMEDY = "set SUPER_TOKEN or SUPER_TOKEN_FILE to one of its tokens where the sampler (or superdl) runs"
+_MISSING = f"this coordinator requires a token: {_REMEDY}"
+_WRONG = f"the coordinator does not accept this token: {_REMEDY}"
 
 
 class Tokens:
-    """The accepted tokens, and the teams they name; a token file is read again when it changes.
+    """The accepted tokens and their teams. A token file is reread when it changes.
 
-    ``token`` separates several by commas, ``token_file`` has one in each line. An
-    emptied file accepts no tokens. ``ConfigError``: the file cannot be read, a
-    token is malformed, or its team's limits are invalid.
+    ``token`` contains tokens separated by commas, and ``token_file`` one token per line. Emptying
+    the file revokes its tokens. Raises ``ConfigError`` if the file cannot be read, a token is
+    malformed, or the limits of its team are invalid.
     """
 
     def __init__(self, token: str, token_file: str = "") -> None:
@@ -54,25 +52,25 @@ class Tokens:
         self._teams_by_digest = {_digest(token): rights.get("team", NO_TEAM) for token, rights in named}
 
     def teams_now(self) -> tuple[Team, ...]:
-        """Return the teams that tokens name, according to the file as it is now."""
+        """Return the teams of all tokens, according to the current file."""
         if self._file and (stamp := file_stamp(self._file)) != self._stamp:
             self._stamp = stamp
             self._renew()
         return self._teams
 
     def accept(self, presented: str) -> bool:
-        """Return whether this token is accepted; takes as long for one that nearly is."""
+        """Return whether this token is accepted, in a time that does not depend on the token."""
         return self._team(presented) is not None
 
     def refusal(self, metadata: Iterable[tuple[str, Any]]) -> str:
-        """Return why a call with this metadata is refused; empty if it shows an accepted token."""
+        """Return why a call with this metadata is refused, or an empty string if its token is accepted."""
         shown = [str(value) for key, value in metadata if key == TOKEN_METADATA_KEY]
         if len(shown) != 1 or not shown[0].startswith(_SCHEME):
             return _MISSING
         return "" if self.accept(shown[0].removeprefix(_SCHEME)) else _WRONG
 
     def team(self, presented: str) -> str:
-        """Return a token's team; :data:`NO_TEAM` if it names none, or is not accepted."""
+        """Return a token's team, or :data:`NO_TEAM` if it has none or is not accepted."""
         return self._team(presented) or NO_TEAM
 
     def _team(self, presented: str) -> str | None:
@@ -91,25 +89,25 @@ class Tokens:
             self._take(from_file)
         # A missing or broken file changes nothing, since it may be half written.
         except ConfigError as error:
-            _log.error("the tokens stay as they were: %s; to let nobody in, empty the file", error)
+            _log.error("keeping the previous tokens: %s; to revoke them all, empty the file", error)
         else:
             level = logging.INFO if from_file else logging.WARNING
-            _log.log(level, "token_file has changed and now holds %d tokens", len(from_file))
+            _log.log(level, "token_file has changed and now contains %d tokens", len(from_file))
 
 
 def team_of(tokens: Tokens | None, context: grpc.aio.ServicerContext[Any, Any]) -> str:
-    """Return the team of the token that a call shows."""
+    """Return the team of the token that a call carries."""
     shown = dict(context.invocation_metadata() or ()).get(TOKEN_METADATA_KEY, "")
     return NO_TEAM if tokens is None else tokens.team(str(shown).removeprefix(_SCHEME))
 
 
 def is_named(tokens: Tokens | None, team: str) -> bool:
-    """Return whether any token names a team now."""
+    """Return whether any current token belongs to ``team``."""
     return tokens is not None and any(limits.name == team for limits in tokens.teams_now())
 
 
 def _teams_of(tokens: Sequence[Token], origin: str) -> tuple[Team, ...]:
-    """Return teams' limits, as given by at least one token of each; several must agree."""
+    """Return the limits of teams, given by one or more tokens of each, which must agree."""
     rights_by_team: dict[str, dict[str, str]] = {}
     teams: dict[str, str] = {}
     for place, (token, rights) in enumerate(tokens, 1):
@@ -118,13 +116,13 @@ def _teams_of(tokens: Sequence[Token], origin: str) -> tuple[Team, ...]:
             continue
         name = rights.get("team")
         if not name:
-            raise ConfigError(f"{which} has a share or the like: add team=NAME")
+            raise ConfigError(f"{which} sets a team's limits, but names no team: add team=NAME")
         if teams.setdefault(token, name) != name:
-            raise ConfigError(f"{which} was listed before, as one of another team")
+            raise ConfigError(f"{which} was already listed for another team")
         team_rights = rights_by_team.setdefault(name, {})
         for right, value in rights.items():
             if team_rights.setdefault(right, value) != value:
-                raise ConfigError(f"{which} gives team {name} another {right} than a token before it")
+                raise ConfigError(f"{which} gives team {name} a different {right} than an earlier token")
     return tuple(_team(origin, **rights) for rights in rights_by_team.values())
 
 
@@ -134,7 +132,7 @@ def _team(origin: str, team: str, share: str = "1", priority: str = "0", max_usd
     except ConfigError as error:
         raise ConfigError(f"{origin}: {error}") from None
     except ValueError:
-        reason = "share and max_usd are numbers, priority is a whole one"
+        reason = "share and max_usd must be numbers, and priority must be an integer"
         raise ConfigError(f"{origin}: team {team[:64]}: {reason}") from None
 
 

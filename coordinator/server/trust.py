@@ -1,4 +1,4 @@
-"""Settings for a coordinator's addresses and callers, the rules that connect them, and its certificate."""
+"""Settings of a coordinator's addresses, TLS and tokens, checks of them, and its certificate."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ _WARN_DAYS = 30
 _SOCKET_PATH_BYTES = 107  # the size of the kernel's sockaddr_un path
 
 
-# Credentials of the cache are no settings: see superdl.super_wire.cache.Credentials.
+# Credentials of the cache are not settings: see superdl.super_wire.cache.Credentials.
 @dataclass(frozen=True)
 class TrustSettings:
-    """Addresses, certificates and tokens; each of the ``tls_`` settings may be the PEM text itself."""
+    """Addresses, certificates and tokens. Each of the ``tls_`` settings may also be the PEM text itself."""
 
     listen: str = setting("127.0.0.1:50051", "host:port or unix:/path (127.0.0.1:50051)")
     cache: str = setting(
         "redis://127.0.0.1:6379", "redis://host:port[/db] or unix:///path (redis://127.0.0.1:6379)"
     )
-    insecure: bool = setting(False, "allow what is not on this machine without TLS and a token")
+    insecure: bool = setting(False, "allow connections with other machines without TLS and a token")
     tls_cert: str = setting("", "PEM file of this server's certificate chain")
-    tls_key: str = setting("", "PEM file of its key", secret=True)
-    tls_client_ca: str = setting("", "PEM file: clients must show a certificate of this authority")
+    tls_key: str = setting("", "PEM file of the certificate's key", secret=True)
+    tls_client_ca: str = setting("", "PEM file of the authority whose certificates clients must present")
     # No argument, as it is secret; commas between tokens.
     token: str = setting("", secret=True)
-    token_file: str = setting("", "tokens, one in each line, of which clients must know one")
-    health_listen: str = setting("", "another address, in plain text, for the health service alone")
-    metrics_listen: str = setting("", "host:port where Prometheus finds metrics (nowhere)")
+    token_file: str = setting("", "file with one token per line; clients must present one of them")
+    health_listen: str = setting("", "another address, without TLS, for the health service only")
+    metrics_listen: str = setting("", "host:port that serves metrics to Prometheus (none)")
     file_roots: str = setting(
-        "", "directories for file:// sources and key lists (any, or none where others reach it)"
+        "", "directories allowed for file:// sources and key lists (any, or none if others can connect)"
     )
     http_hosts: str = setting(
-        "", "web servers for https:// sources and key lists (any, or none where others reach it)"
+        "", "web servers allowed for https:// sources and key lists (any, or none if others can connect)"
     )
 
     def check_trust(self) -> None:
-        """Raise :class:`ConfigError` unless addresses, certificates and tokens fit together."""
+        """Raise :class:`ConfigError` unless addresses, certificates and tokens are consistent."""
         check_listen_address(self.listen)
         Credentials(insecure=self.insecure).check_encrypted(CacheAddress.parse(self.cache))
         tokens_given(self.token, "token")
@@ -66,7 +66,7 @@ class TrustSettings:
         if self.health_listen:
             check_listen_address(self.health_listen, "health_listen")
             if self.health_listen == self.listen:
-                raise ConfigError(f"health_listen and listen are both {self.listen}: name another address")
+                raise ConfigError(f"health_listen and listen are both {self.listen}: use another address")
         if self.metrics_listen:
             check_listen_address(self.metrics_listen, "metrics_listen")
             if socket_path(self.metrics_listen) or self.metrics_listen in (self.listen, self.health_listen):
@@ -77,30 +77,32 @@ class TrustSettings:
         if lacking and not self.insecure:
             raise ConfigError(
                 f"{lacking}={getattr(self, lacking)}: beyond loopback a coordinator needs TLS and a token, "
-                f"and this one has {self.lacks(lacking)}: set tls_cert and tls_key, and token or token_file; "
-                "or listen on 127.0.0.1 or a unix socket, and use an SSH tunnel from elsewhere; or, in a "
-                "network that nobody else can reach, allow it by --insecure (SUPER_INSECURE=1)"
+                f"but this one has {self.lacks(lacking)}. Set tls_cert and tls_key, and token or token_file; "
+                "or listen on 127.0.0.1 or a unix socket, and connect from elsewhere through an SSH tunnel; "
+                "or, in a network that nobody else can reach, pass --insecure (SUPER_INSECURE=1)"
             )
 
     def lacks(self, name: str = "listen") -> str:
-        """Describe what an address lacks if it is beyond this machine; empty if nothing."""
+        """Describe what an address lacks for use from other machines, or return an empty string."""
         if not leaves_this_machine(getattr(self, name)):
             return ""
         has_tls, has_token = bool(self.tls_cert), bool(self.token or self.token_file)
         if has_tls:
             return "" if has_token else "no token"
-        return "no TLS" if has_token else "neither"
+        return "no TLS" if has_token else "neither TLS nor a token"
 
     def _check_certificates(self) -> None:
         if bool(self.tls_cert) != bool(self.tls_key):
             given, other = ("tls_cert", "tls_key") if self.tls_cert else ("tls_key", "tls_cert")
-            raise ConfigError(f"{given} is set and {other} is not: they belong together")
+            raise ConfigError(f"{given} is set, but {other} is not: set both or neither")
         if self.tls_client_ca and not self.tls_cert:
-            raise ConfigError("tls_client_ca is set and tls_cert is not: who asks for certificates shows one")
+            raise ConfigError(
+                "tls_client_ca is set, but tls_cert is not: to check clients' certificates, set both"
+            )
         if self.tls_cert and socket_path(self.listen) is not None:
             raise ConfigError(
-                f"listen={self.listen}: nobody listens in on a unix socket, so there is no TLS on it: leave "
-                "tls_cert, tls_key and tls_client_ca out, or listen on host:port"
+                f"listen={self.listen}: a unix socket cannot be eavesdropped on, so it does not use TLS. "
+                "Remove tls_cert, tls_key and tls_client_ca, or listen on host:port"
             )
 
 
@@ -108,29 +110,31 @@ def warn_if_insecure(settings: TrustSettings) -> None:
     """Log what ``insecure`` allows at this coordinator's ports, if anything."""
     if lacks := settings.lacks():
         _log.warning(
-            "INSECURE: listening on %s with %s: whoever reaches this port may read what functions can read, "
-            "and spend your money",
+            "INSECURE: listening on %s with %s: anyone who can reach this port can read what functions can "
+            "read, and spend your money",
             settings.listen,
             lacks,
         )
     if lacks := settings.lacks("metrics_listen"):
         _log.warning(
-            "INSECURE: whoever reaches %s reads all metrics: it has %s", settings.metrics_listen, lacks
+            "INSECURE: anyone who can reach %s can read all metrics: it has %s",
+            settings.metrics_listen,
+            lacks,
         )
 
 
 def check_listen_address(listen: str, name: str = "listen") -> None:
-    """Raise :class:`ConfigError`, which names the setting, unless a server can listen there."""
+    """Raise :class:`ConfigError` with the name of the setting unless a server can listen there."""
     path = socket_path(listen)
     if path is None:
         if not host_and_port(listen)[1]:
-            raise ConfigError(f"{name} is host:port or unix:/path; not {listen!r}")
+            raise ConfigError(f"{name} must be host:port or unix:/path, not {listen!r}")
         return
     if not path.startswith("/") or path.endswith("/"):
-        raise ConfigError(f"{name}={listen}: a unix socket is named by its absolute path; not {path!r}")
+        raise ConfigError(f"{name}={listen}: the path of a unix socket must be absolute, not {path!r}")
     if (size := len(os.fsencode(path))) > _SOCKET_PATH_BYTES:
         raise ConfigError(
-            f"{name}={listen}: a socket's path has at most {_SOCKET_PATH_BYTES} bytes, this one {size}"
+            f"{name}={listen}: a socket path may be at most {_SOCKET_PATH_BYTES} bytes long, not {size}"
         )
 
 
@@ -163,9 +167,9 @@ class ServerTls:
     """A server's certificate, and the authorities whose clients it accepts.
 
     ``cert`` (the chain), ``key`` and ``client_ca`` are paths of PEM files, or the
-    PEM text itself. With ``client_ca``, clients must show a certificate of its
-    authorities. ``ConfigError``: one of them cannot be read, is no PEM, or the key
-    belongs to another certificate.
+    PEM text itself. With ``client_ca``, clients must present a certificate of its
+    authorities. Raises ``ConfigError`` if one of them cannot be read or is not PEM, or
+    if the key belongs to another certificate.
     """
 
     def __init__(self, cert: str, key: str, client_ca: str = "") -> None:
@@ -177,7 +181,7 @@ class ServerTls:
     def credentials(self) -> grpc.ServerCredentials:
         """Return credentials for a port of a gRPC server."""
         # gRPC requests the certificate at each handshake: one renewed on disk is
-        # shown to the next client.
+        # presented to the next client.
         return grpc.dynamic_ssl_server_credentials(
             self._loaded.for_grpc(),
             self._renewed,  # type: ignore[arg-type]  # None means no change, which the stubs do not say
@@ -185,8 +189,7 @@ class ServerTls:
         )
 
     def context(self) -> ssl.SSLContext:
-        """Return a context for an asyncio server, which also shows what is on disk
-        at each handshake.
+        """Return a context for an asyncio server. At each handshake, it presents what is on disk, too.
 
         Do not use it together with :meth:`credentials`: if both look for changes,
         one misses them.
@@ -213,9 +216,9 @@ class ServerTls:
             try:
                 self._loaded = self._load()
             except ConfigError as error:  # perhaps half written: the next change is checked again
-                _log.error("the renewed certificate is not used, the one before stays: %s", error)
+                _log.error("cannot use the renewed certificate, so the previous one stays: %s", error)
                 return None
-            _log.info("the certificate was renewed on disk and is used from now on")
+            _log.info("the certificate was renewed on disk and is now in use")
             return self._loaded.for_grpc()
 
     def _look(self) -> list[tuple[int, ...]]:
@@ -235,19 +238,19 @@ def _pem(name: str, given: str) -> bytes:
         with Path(given).open("rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a null byte
-        reason = getattr(error, "strerror", None) or "it is no path"
+        reason = getattr(error, "strerror", None) or "it is not a path"
         # It may be the key itself, mangled.
-        shown = "what it holds" if name == "tls_key" else repr(given[:200])
+        shown = "its value" if name == "tls_key" else repr(given[:200])
         raise ConfigError(
-            f"{name} is the path of a PEM file, or its text; {shown} cannot be read: {reason}"
+            f"{name} must be the path of a PEM file or its text, but {shown} cannot be read: {reason}"
         ) from error
     if _PEM.encode() not in content or len(content) > _MAX_FILE_BYTES:
-        raise ConfigError(f"{name}={given} is no PEM file: it lacks the line {_PEM}...")
+        raise ConfigError(f"{name}={given} is not a PEM file: it has no line {_PEM}...")
     return content
 
 
 def _checked_context(loaded: _Loaded) -> ssl.SSLContext:
-    """Check that OpenSSL accepts certificate and key, and when it ends: gRPC reports neither."""
+    """Check that OpenSSL accepts the certificate and key, and warn of expiry: gRPC does neither."""
     # Python's ssl reads only files: use one in memory where possible, since a key
     # must not reach a disk.
     with (
@@ -263,25 +266,25 @@ def _checked_context(loaded: _Loaded) -> ssl.SSLContext:
             context.load_cert_chain(path, password=_no_password)
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
-                f"tls_cert and tls_key cannot be used: {error}; they are the PEM of a certificate (its chain "
-                "after it) and of that certificate's own key, without a pass phrase"
+                f"tls_cert and tls_key cannot be used: {error}; they must be the PEM of a certificate "
+                "(followed by its chain) and of that certificate's own key, without a passphrase"
             ) from None
         _warn_of_the_end(path)
     if loaded.client_ca is not None:
         try:
             context.load_verify_locations(cadata=loaded.client_ca.decode("ascii", "replace"))
         except ssl.SSLError as error:
-            raise ConfigError(f"tls_client_ca holds no certificates of authorities: {error}") from error
+            raise ConfigError(f"tls_client_ca contains no CA certificates: {error}") from error
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
 def _no_password() -> str:
-    raise ssl.SSLError("the key is encrypted by a pass phrase")
+    raise ssl.SSLError("the key is encrypted with a passphrase")
 
 
 def _warn_of_the_end(path: str) -> None:
-    """Log if the first certificate in a file has ended, or will within 30 days."""
+    """Log whether the first certificate in a file has expired, or will within 30 days."""
     # No public function of ssl reads a certificate that was not shown by a peer.
     read: Any = getattr(ssl, "_ssl", None)
     if not hasattr(read, "_test_decode_cert"):
@@ -290,6 +293,6 @@ def _warn_of_the_end(path: str) -> None:
     end = dt.datetime.fromtimestamp(end_s, dt.UTC)
     remaining = end - dt.datetime.now(dt.UTC)
     if remaining < dt.timedelta():
-        _log.error("the certificate in tls_cert ended at %s: clients refuse it; renew it", end.isoformat())
+        _log.error("clients refuse the certificate in tls_cert: it expired at %s; renew it", end.isoformat())
     elif remaining < dt.timedelta(days=_WARN_DAYS):
-        _log.warning("the certificate in tls_cert ends at %s, in %d days", end.isoformat(), remaining.days)
+        _log.warning("the certificate in tls_cert expires at %s, in %d days", end.isoformat(), remaining.days)

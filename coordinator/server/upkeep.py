@@ -1,4 +1,4 @@
-"""Upkeep of the cache while a coordinator serves: its lock, its identity, its memory, its streams."""
+"""Upkeep of the cache while a coordinator serves: its lock, identity, memory and streams."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _RENEWED_S = 0.5  # a larger change of the expiry is a renewal
 
 
 async def take_over(cache: Cache) -> CacheInfo:
-    """Reach the cache and take its lock, within a bounded wait.
+    """Connect to the cache and take its lock, within a bounded time.
 
-    ``CacheError``: another coordinator owns it (``LockHeldError``), it does not
-    answer (``CacheUnreachableError``), or refuses.
+    Raises ``LockHeldError`` if another coordinator owns the cache, ``CacheUnreachableError`` if
+    it does not answer, and ``CacheError`` if it refuses.
     """
     clock = asyncio.get_running_loop().time
     reach_until_s, wait_until_s = clock() + _REACH_TIMEOUT_S, clock() + LOCK_TTL_S + _REACH_TIMEOUT_S
@@ -74,12 +74,12 @@ async def take_over(cache: Cache) -> CacheInfo:
 async def warm_and_take_over(
     manager: ExecutorManager, cache: Cache, workers: Workers | None = None, decoder: str = ""
 ) -> CacheInfo:
-    """Start functions while reaching the cache, since both take a while."""
+    """Start functions while connecting to the cache, since both take a while."""
     chooses = workers is not None and workers.patience_s is not None
     # Functions that cost money start once the cache is ours: a coordinator that
     # finds another one there ends.
     info = await take_over(cache) if manager.remote or chooses else None
-    # Workers that call in decode as the cache's records were decoded, or as decoder.
+    # Workers that connect decode as the cache's records were decoded, or as decoder.
     if workers is not None and chooses and (digest := decoder or await cache.fingerprint()):
         workers.use(digest)
     warming = asyncio.create_task(manager.start(), name="warm")
@@ -98,29 +98,29 @@ async def warm_and_take_over(
 
 
 async def agree_on_fingerprint(cache: Cache, digest: str) -> bool:
-    """Return whether the cache was empty; ``ConfigError`` if its records were decoded differently."""
+    """Return whether the cache was empty; raise ``ConfigError`` if its records were decoded differently."""
     agreed, is_new = await cache.agree_on_fingerprint(digest)
     # Functions write it only once.
     if agreed != digest and (await cache.agree_on_fingerprint(digest))[0] != agreed:
         raise CacheUnreachableError(
-            f"the cache at {cache.address} tells two decoder fingerprints: its answers are garbled"
+            f"the cache at {cache.address} returned two decoder fingerprints: its answers are garbled"
         )
     if agreed != digest:
         raise ConfigError(
-            f"the functions decode the test images to {digest}, the records in {cache.address} were made "
-            f"by functions that decode them to {agreed}: use one version of SUPER and Pillow, or empty it"
+            f"the functions decode the test images to {digest}, but the records in {cache.address} come from "
+            f"functions that decode them to {agreed}: use one version of SUPER and Pillow, or empty the cache"
         )
     return is_new
 
 
 class DecoderReplacedError(Exception):
-    """Workers with another ``decoder`` replace the previous: the coordinator must restart."""
+    """Workers with another ``decoder`` replace the previous ones, so the coordinator must restart."""
 
     def __init__(self, decoder: str = "") -> None:
         super().__init__(
-            f"workers that decode as {decoder} are used from now on"
+            f"switching to workers that decode as {decoder}"
             if decoder
-            else "the local worker does not start, or not with the decoder of the start before"
+            else "the local worker has another decoder than at the last start, or did not start"
         )
         self.decoder = decoder
 
@@ -130,7 +130,7 @@ async def _replace_decoder(cache: Cache, digest: str) -> bool:
     earlier = await cache.fingerprint()
     if earlier in ("", digest):
         return False
-    words = "workers decode as %s now: what %s has of %s is dropped"
+    words = "workers now decode as %s: dropping the records in %s that were decoded as %s"
     _log.warning(words, digest, cache.address, earlier)
     cursor, first = 0, True
     while cursor or first:
@@ -145,8 +145,8 @@ async def _replace_decoder(cache: Cache, digest: str) -> bool:
 class Upkeep:
     """Holds the cache's lock, watches its identity and memory, and reports changes to the core.
 
-    ``info`` is the server's state when it was taken over, ``fingerprint`` the digest that its
-    records have to match, ``cache_bytes`` how much of its memory may be used; 0 is all of it.
+    ``info`` is the server's state when it was taken over, ``fingerprint`` the digest that its records
+    must match, and ``cache_bytes`` how much of its memory may be used, with 0 for all of it.
     """
 
     def __init__(
@@ -177,17 +177,17 @@ class Upkeep:
         self._kept_usd = engine.core.state.ledger.total_usd
 
     async def once(self) -> None:
-        """Check the cache once; if it does not answer, the next check tries again.
+        """Check the cache once. If it does not answer, the next check retries.
 
-        ``LockHeldError``: another coordinator took it. ``ConfigError``: its
-        functions decode differently.
+        Raises ``LockHeldError`` if another coordinator took the cache, and ``ConfigError`` if
+        that one's functions decode differently.
         """
         try:
             was_taken = await self._cache.hold_lock()
             async with asyncio.timeout(_LOOK_TIMEOUT_S):
                 self._is_new |= await agree_on_fingerprint(self._cache, self._fingerprint)
                 await self._reports.keep(self._clock())
-                info = await self._cache.info()  # last: what comes meanwhile would count as foreign
+                info = await self._cache.info()  # last: what arrives meanwhile would count as others'
         except LockHeldError:
             raise
         except (CacheError, TimeoutError) as error:
@@ -195,18 +195,16 @@ class Upkeep:
             if not self._engine.cache_trouble:
                 _log.warning("waiting for the cache: %s", reason)
                 self._silent_since = time.strftime("%H:%M:%S UTC", time.gmtime())
-            self._engine.cache_trouble = (
-                f"no answer since {self._silent_since}, and no report of readers: {reason}"
-            )
+            self._engine.cache_trouble = f"no answer and no read reports since {self._silent_since}: {reason}"
             return
         if self._engine.cache_trouble:
-            _log.info("the cache answers again")
+            _log.info("the cache is answering again")
         self._engine.cache_trouble = ""
         self._note_load(info)
         if info.nodes == self._nodes and info.evicted_keys > self._evicted_keys:  # perhaps the digest too
             _log.warning(
-                "the cache has dropped %d keys of its own accord: others fill it, or its maxmemory is too "
-                "small for the budget; its policy is %s, where noeviction would be better",
+                "the cache has evicted %d keys by itself: other programs fill it, or its maxmemory is too "
+                "small for the budget. Its policy is %s, but noeviction would be better",
                 info.evicted_keys - self._evicted_keys,
                 info.policy,
             )
@@ -214,7 +212,7 @@ class Upkeep:
         elif self._is_new or info.nodes != self._nodes:
             self._lost(info.nodes)
         elif was_taken:
-            _log.warning("the lock on the cache had expired and was taken again: this process stood still")
+            _log.warning("the lock on the cache expired and was taken again: this process had stalled")
         self._evicted_keys = info.evicted_keys
         self._is_new = False
         await self._watch_memory(info)
@@ -229,7 +227,7 @@ class Upkeep:
             teams = self._core.state.teams
             await self._cache.keep_spent_usd(usd, {team.facts.name: team.usd for team in teams if team.usd})
         except CacheError as error:  # the next check retries
-            _log.warning("what is spent could not be written down, and a restart would forget it: %s", error)
+            _log.warning("could not save the amount spent, so a restart would lose it: %s", error)
         else:
             self._kept_usd = usd
 
@@ -237,14 +235,14 @@ class Upkeep:
         self._kept_usd = 0.0
         if self._nodes & nodes and len(nodes) > 1:
             _log.warning(
-                "%d of the cache's %d nodes are new, or one was emptied: what they held is looked for, and "
-                "produced again as it is needed",
+                "%d of the cache's %d nodes are new, or one was emptied: looking for missing records, which "
+                "are produced again when needed",
                 len(nodes - self._nodes),
                 len(nodes),
             )
             self._engine.post(CacheEvicted())
         else:
-            _log.warning("the cache was restarted or emptied: what it held is produced again as it is needed")
+            _log.warning("the cache was restarted or emptied: its records are produced again when needed")
             self._engine.post(CacheReset())
         self._nodes = nodes
 
@@ -263,14 +261,14 @@ class Upkeep:
         if budget_bytes != core.state.budget_bytes:
             sizes = (budget_bytes, core.state.budget_bytes, info.maxmemory, info.used_memory)
             _log.warning(
-                "the cache's memory has changed: %.1f MiB are for records now, %.1f MiB were (maxmemory %.1f "
-                "MiB, %.1f MiB used)",
+                "the cache's memory has changed: %.1f MiB are now for records, instead of %.1f MiB "
+                "(maxmemory %.1f MiB, %.1f MiB used)",
                 *(size / 2**20 for size in sizes),
             )
         self._engine.post(CacheResized(budget_bytes))
         if not info.maxmemory:
             return
-        # Long-lived foreign memory may take part of the headroom; the rest is for buffers.
+        # Long-lived memory of others may take part of the headroom; the rest is for buffers.
         headroom_bytes = int((1 - _BUFFER_SHARE) * (info.maxmemory - core.state.budget_bytes))
         used_bytes = info.used_memory - headroom_bytes
         foreign_bytes = used_bytes - core.state.resident_bytes

@@ -1,4 +1,4 @@
-"""Log changes, a line each, and keep the history of closed jobs in the cache, across restarts."""
+"""Log changes, one line each, and keep the history of closed jobs in the cache across restarts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TIME_MAX = 1e11
 
 
 class Watch:
-    """A watch on the core that logs changes; call :meth:`step` every second."""
+    """A watch on the core that logs changes. Call :meth:`step` every second."""
 
     def __init__(self, engine: Engine, history: JobHistory | None = None) -> None:
         self._engine = engine
@@ -52,7 +52,7 @@ class Watch:
         self._capped_s: float | None = None
 
     def step(self) -> None:
-        """Check everything once, and log what was counted for a minute."""
+        """Check everything once, and log what has been counted for a minute."""
         self.look()
         jobs = list(self._jobs.values())
         for place in range(min(len(jobs), _NOTED_PER_STEP)):  # in turn, as there may be thousands
@@ -63,13 +63,13 @@ class Watch:
             self._look_at_executor(member)
         self._look_at_teams()
         if self._thrashes and not self._core.thrashing:  # the core warns when it begins
-            _log.info("thrash has ended: what is dropped is not soon produced again")
+            _log.info("thrashing has ended: dropped samples are no longer soon produced again")
         self._thrashes = self._core.thrashing
         if self._core.state.ledger.spending is not Spending.FREELY:  # the ledger warns about the caps
             self._capped_s = self._core.now_s
         elif self._capped_s is not None and self._core.now_s >= self._capped_s + _EVERY_S:
             self._capped_s = None
-            _log.info("no cap on spending was near for %g s: all is produced ahead again", _EVERY_S)
+            _log.info("spending was near no cap for %g s: producing everything ahead again", _EVERY_S)
         tell_counts()
 
     def _look_at_teams(self) -> None:
@@ -82,13 +82,13 @@ class Watch:
         self._stopped = stopped
 
     async def end(self) -> None:
-        """Note the last figures of open jobs."""
+        """Record the last figures of open jobs."""
         for job in self._jobs.values():
             self._note(job)
         await self.history.keep()
 
     def look(self) -> None:
-        """Log opened and closed jobs; also called just before and after there may be some."""
+        """Log opened and closed jobs. Also called just before and after jobs may open or close."""
         now = self._core.state.jobs
         closed = [job for name, job in self._jobs.items() if now.get(name) is not job]
         opened = [job for name, job in now.items() if self._jobs.get(name) is not job]
@@ -106,12 +106,12 @@ class Watch:
             self._note(job)
 
     def note(self, name: str) -> None:
-        """Note the position of a job that may close now, as it is unknown afterwards."""
+        """Record the position of a job that may close now, since it is unknown afterwards."""
         if job := self._jobs.get(name):
             self._note(job)
 
     def ended(self) -> list[pb.JobStats]:
-        """Return the figures of closed jobs, as far as they are remembered."""
+        """Return the figures of closed jobs that are still in the history."""
         return [job for key, job in self.history.jobs.items() if key not in self._opened_s.items()]
 
     def _note(self, job: Job, closed_s: float = 0.0) -> None:
@@ -127,7 +127,7 @@ class Watch:
     def _look_at_ranks(self) -> None:
         lapsed = {cursor.key for cursor in self._core.state.cursors if cursor.lapsed}
         back = {key for key in self._lapsed - lapsed if self._core.state.cursor(*key) is not None}
-        self._tell_ranks("no sign of life, nothing is asked for ahead", lapsed - self._lapsed)
+        self._tell_ranks("no sign of life, so nothing is produced ahead", lapsed - self._lapsed)
         self._tell_ranks("back", back)
         self._lapsed = lapsed
 
@@ -138,7 +138,7 @@ class Watch:
             about = {**self._about(self._core.state.jobs[name]), "rank": rank}
             _log.info("job %s: %s", names[0], what, extra=about)
         elif names:
-            _log.info("%s of jobs: %s: %s", counted(len(names), "rank"), what, some_of(names))
+            _log.info("%s of jobs: %s (%s)", counted(len(names), "rank"), what, some_of(names))
 
     def _look_at_executor(self, member: ExecutorState) -> None:
         now, concurrency = self._core.now_s, member.concurrency
@@ -146,16 +146,16 @@ class Watch:
         if times and now >= self._limited.get(member.number, -_EVERY_S) + _EVERY_S:
             self._limited[member.number] = now
             capacity, limit = concurrency.capacity, concurrency.limit(now)
-            words = f"{counted(times, 'request')} in 60 s, concurrency {capacity:,} wanted, {limit:,} had"
+            words = f"{counted(times, 'request')} in 60 s, concurrency {limit:,} instead of {capacity:,}"
             _log.warning(
                 "%s throttled: %s", member.name, words, extra={**about, "cause": f"throttled at {now}"}
             )
         elif not times and self._limited.pop(member.number, None) is not None:
-            _log.info("%s is not throttled any more", member.name, extra=about)
+            _log.info("%s is no longer throttled", member.name, extra=about)
 
 
 class JobHistory:
-    """The newest 256 jobs by name and time of opening, kept in the cache, if there is one."""
+    """The newest 256 jobs by name and opening time, kept in the cache if there is one."""
 
     def __init__(self, cache: Cache | None = None) -> None:
         self._cache = cache
@@ -165,7 +165,7 @@ class JobHistory:
         self._changed = False
 
     def note(self, stats: pb.JobStats, opened_s: float, closed_s: float = 0.0) -> None:
-        """Note the figures of a job that is open, or closes now; times are Unix time."""
+        """Record the figures of a job that is open or closes now. Times are Unix time."""
         before = self.jobs.pop((stats.job, opened_s), stats)
         stats.opened_s, stats.closed_s = opened_s, closed_s
         stats.source = (stats.source or before.source)[:_SOURCE_MAX]
@@ -183,7 +183,7 @@ class JobHistory:
                 jobs = read_history(await self._cache.kept(HISTORY_KEY))
                 self.jobs = {(job.job, job.opened_s): job for job in jobs}
             except (CacheError, ValueError) as error:
-                _log.warning("the history of jobs begins again, what the cache holds is none: %s", error)
+                _log.warning("cannot read the history of jobs in the cache, so it starts over: %s", error)
 
     async def keep(self) -> None:
         """Save the history if it has changed."""
@@ -197,9 +197,9 @@ class JobHistory:
 
 
 def read_history(content: bytes) -> list[pb.JobStats]:
-    """Parse what :class:`JobHistory` wrote; ``ValueError`` for anything else."""
+    """Parse what :class:`JobHistory` wrote; raise ``ValueError`` for anything else."""
     if len(content) > _BYTES_MAX:
-        raise ValueError(f"it has {len(content):,} bytes")
+        raise ValueError(f"it is too long ({len(content):,} bytes)")
     try:
         jobs = list(pb.JobStatsList.FromString(content).history)
     except DecodeError as error:

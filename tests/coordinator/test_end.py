@@ -77,7 +77,7 @@ async def test_no_function_is_warmed_for_a_cache_that_another_coordinator_owns(l
     await first.hold_lock()
     owning = asyncio.create_task(own(first))
     try:
-        with pytest.raises(LockHeldError, match="name it by SUPER_COORDINATOR"):
+        with pytest.raises(LockHeldError, match="set SUPER_COORDINATOR"):
             await warm_and_take_over(executor, second)
     finally:
         await cancel_and_wait(owning)

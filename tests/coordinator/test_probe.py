@@ -56,13 +56,13 @@ def test_the_address_is_the_health_services_or_the_coordinators(monkeypatch, env
 @pytest.mark.parametrize(
     ("environment", "why"),
     [
-        ({"SUPER_LISTEN": "0.0.0.0:50051"}, "at 0.0.0.0:50051: it is not on loopback"),
-        ({"SUPER_LISTEN": "127.0.0.1:50051", "SUPER_TLS_CERT": "c.pem"}, "it speaks TLS"),
-        ({"SUPER_HEALTH_LISTEN": "127.0.0.1"}, "is host:port or unix:/path"),
+        ({"SUPER_LISTEN": "0.0.0.0:50051"}, "0.0.0.0:50051 (it is not a loopback address"),
+        ({"SUPER_LISTEN": "127.0.0.1:50051", "SUPER_TLS_CERT": "c.pem"}, "it uses TLS"),
+        ({"SUPER_HEALTH_LISTEN": "127.0.0.1"}, "must be host:port or unix:/path"),
     ],
 )
 def test_what_cannot_be_asked_names_the_remedy_and_is_exit_code_2(monkeypatch, capsys, environment, why):
     assert asked_with(monkeypatch, environment) == (2, [])
     told = capsys.readouterr().err
     assert why in told
-    assert "set SUPER_HEALTH_LISTEN" in told
+    assert "Set SUPER_HEALTH_LISTEN" in told

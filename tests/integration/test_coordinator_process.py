@@ -165,7 +165,11 @@ def test_sigterm_drains_while_functions_work(images):
         ("--config /nowhere/coordinator.toml", 2, "/nowhere/coordinator.toml cannot be read"),
         ("--listen {taken} --cache {free}", 2, "cannot listen on {taken}"),
         ("--listen 127.0.0.1:{port} --cache {owned}", 1, "another coordinator owns the cache at {owned}"),
-        ("--listen 127.0.0.1:{port} --cache {filled}", 2, "use one version of SUPER and Pillow, or empty it"),
+        (
+            "--listen 127.0.0.1:{port} --cache {filled}",
+            2,
+            "use one version of SUPER and Pillow, or empty the cache",
+        ),
     ],
 )
 def test_why_it_does_not_start_is_told(shared_stack, valkey, arguments, code, reason):

@@ -194,8 +194,8 @@ FAULTS = {
     restart_the_cache: ("the cache was restarted or emptied", "server"),
     stop_the_cache: ("waiting for the cache", "server"),
     shrink_the_cache: ("the cache's memory has changed", "server"),
-    have_the_cache_evict: ("keys of its own accord", "server"),
-    forge_a_report: ("is skipped", "cache"),
+    have_the_cache_evict: ("the cache has evicted", "server"),
+    forge_a_report: ("skipping a read report", "cache"),
     spoil_a_file: ("can never be decoded", "server"),
     remove_the_store: ("the store", "store"),
     replace_the_store: ("the store", "store"),
@@ -227,7 +227,7 @@ def test_what_befalls_the_rest_shows_in_metrics_and_top_and_in_few_lines(tmp_pat
         befall(watched.stack, source, sampler.job_stats().job)
         watched.tells(words, part)
         if befall is stop_the_cache:
-            until(lambda: "no answer since" in watched.cache_trouble(), SOON_S)
+            until(lambda: "no answer and no read reports since" in watched.cache_trouble(), SOON_S)
             watched.stack.valkey.start()
             until(lambda: watched.cache_trouble() == "", ENOUGH_S)
 

@@ -152,7 +152,7 @@ def test_a_batch_whose_labels_may_not_fit_is_refused_when_the_sampler_is_made(sh
         "".join(json.dumps({"key": row["key"], "label[]": row["label"]}) + "\n" for row in rows)
     )
     dataset = SuperDataset(images, RECIPE, key_list=tmp_path / "list.jsonl")
-    with pytest.raises(ConfigError, match=r"a batch of 128 samples have up to .* lower batch_size"):
+    with pytest.raises(ConfigError, match=r"a batch of 128 samples take up to .* lower batch_size"):
         SuperSampler(dataset, batch_size=128, shuffle=True, coordinator=shared_stack.address)
     with SuperSampler(dataset, batch_size=60, shuffle=True, coordinator=shared_stack.address) as sampler:
         _, labels = next(iter(DataLoader(dataset, sampler=sampler, batch_size=None)))

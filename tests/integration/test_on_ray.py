@@ -57,7 +57,7 @@ def test_a_node_that_is_killed_in_mid_epoch_costs_no_sample(ray_cluster, stack, 
             ray_cluster.add(cpus=1)  # where Ray starts the lost worker again
             delivered += collect(loader)
         assert_exactly_once(delivered, expected_pixels(images, resize=SIDE, crop=SIDE))
-        until(lambda: stack.log.read_text().count("called in with 1 slots") >= 3)
+        until(lambda: stack.log.read_text().count("connected with 1 slots") >= 3)
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT_S) == 0, log.read_text()
         until(lambda: stack.log.read_text().count(" disconnected ") >= 3)
@@ -76,7 +76,7 @@ def test_what_is_wrong_is_named(ray_cluster, stack, tmp_path, address, code):
     named = address.format(port=free_port(), cluster=ray_cluster.address)
     with placed(named, stack, log, count=1) as process:
         assert process.wait(WAIT_S) == code
-    words = "no workers call in here" if named == ray_cluster.address else f"Ray cluster at {named}"
+    words = "does not use workers" if named == ray_cluster.address else f"Ray cluster at {named}"
     assert words in log.read_text()
     assert "Traceback" not in log.read_text()
 

@@ -37,7 +37,7 @@ def test_a_decoder_takes_the_place_of_another_once_no_job_needs_that(images, obj
                 batches = iter(DataLoader(dataset, sampler=sampler, batch_size=None))
                 read = [next(batches)]
                 newer = WorkerProcess(stack.address, "--function", other, environment=PYTHONPATH)
-                until(lambda: "and waits:" in stack.log.read_text(), 90)
+                until(lambda: "and has to wait:" in stack.log.read_text(), 90)
                 read += batches
                 assert_exactly_once(collect(read), expected)
                 assert client.get(KEY) == decoder_fingerprint().encode()

@@ -66,7 +66,7 @@ def test_a_worker_for_the_store_alone_saves_for_functions_on_lambda(
     arguments = ("--executor", "lambda", "--lambda-warm", "2", "--request-samples", "4", "--store", store)
     with Stack(arguments=arguments, cache=valkey.url) as stack:
         for options, words in (
-            ((), "or start this one with --store-only"),
+            ((), "with --store-only"),
             (("--store-only", "--store", str(tmp_path)), f"does not see the store {store}"),
         ):
             stranger = WorkerProcess(stack.address, *options)
@@ -77,7 +77,7 @@ def test_a_worker_for_the_store_alone_saves_for_functions_on_lambda(
             assert decoder.ended() == 2
         saver = WorkerProcess(stack.address, "--store-only", "--store", store, slots=2)
         try:
-            until(lambda: "called in with 2 slots" in stack.log.read_text())
+            until(lambda: "connected with 2 slots" in stack.log.read_text())
             delivered, stats = train(stack)
             assert_exactly_once(delivered, expected)
             assert stats.samples_produced == COUNT

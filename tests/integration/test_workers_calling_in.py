@@ -87,7 +87,7 @@ def test_the_end_of_a_run_ends_its_coordinator_and_workers_with_its_code():
     try:
         with workers(stack.address, 2) as both:
             stack.start()
-            until(lambda: stack.log.read_text().count("called in with") == 2)
+            until(lambda: stack.log.read_text().count("connected with") == 2)
             connection_to(stack.address).call("EndRun", pb.EndRunRequest(exit_code=7), 10.0)
             assert goodbye_to_a_late_one(stack.address) == 7
             assert stack.process is not None

@@ -60,24 +60,24 @@ async def test_environments_and_their_connections_are_open_before_the_first_requ
 @pytest.mark.parametrize(
     ("changes", "kind", "words"),
     [
-        ({"function": "no such name!"}, ConfigError, "lambda_function is a function's name, ARN or"),
+        ({"function": "no such name!"}, ConfigError, "lambda_function must be a function's name, ARN or"),
         (
             {"function": "nobody"},
             ConfigError,
             r"nobody .* does not exist .*deploy it, or correct lambda_fu.*SUPER_LAMBDA_FUNCTION",
         ),
         ({"function": "super-prefetch:7"}, ConfigError, "super-prefetch:7 .* does not exist"),
-        ({"region": "eu-west-9"}, ExecutorError, "see that lambda_region is the function's"),
-        ({"region": "in the north"}, ConfigError, "lambda_region a region such as"),
+        ({"region": "eu-west-9"}, ExecutorError, "check that lambda_region is the function's"),
+        ({"region": "in the north"}, ConfigError, "lambda_region to a region such as"),
         (
             {
                 "function": "arn:aws:lambda:us-east-1:123456789012:function:super-prefetch",
                 "region": "eu-west-1",
             },
             ConfigError,
-            "is in the region us-east-1 and lambda_region says eu-west-1",
+            "us-east-1, but lambda_region is eu-west-1",
         ),
-        ({"endpoint_url": "127.0.0.1:1"}, ConfigError, "lambda_endpoint_url is a URL such as"),
+        ({"endpoint_url": "127.0.0.1:1"}, ConfigError, "lambda_endpoint_url to a URL such as"),
         (
             {"endpoint_url": f"http://127.0.0.1:{free_port()}"},
             ExecutorError,
@@ -93,7 +93,7 @@ async def test_what_is_wrong_with_the_settings_is_told_with_its_remedy(lambda_se
 
 async def test_a_region_is_needed_and_fargates_variable_is_known(lambda_service, monkeypatch):
     monkeypatch.delenv("AWS_DEFAULT_REGION")
-    with pytest.raises(ConfigError, match=r"in no region: set lambda_region \(SUPER_LAMBDA_REGION\)"):
+    with pytest.raises(ConfigError, match=r"has no region: set lambda_region \(SUPER_LAMBDA_REGION\)"):
         executor_for(lambda_service)
     lambda_service.deploy(handler=handler_of("misbehaving"))
     arn = lambda_service.function.arn
@@ -126,14 +126,14 @@ async def test_a_function_that_cannot_reach_the_cache(lambda_service):
         (
             "of_another_version",
             ConfigError,
-            rf"is SUPER 9\.9\.9, the coordinator is SUPER {installed_version()}: deploy the function of",
+            rf"SUPER 9\.9\.9, but the coordinator runs SUPER {installed_version()}: deploy version",
         ),
         (
             "of_no_version",
             ExecutorError,
             "answered a warm event with .*hello.*: deploy SUPER's function there",
         ),
-        ("disagreeing", ConfigError, "differently from one environment to the next .*deploy it again"),
+        ("disagreeing", ConfigError, "decode images differently .*redeploy it"),
         ("nowhere", ExecutorError, "does not start .*Runtime.HandlerNotFound.*make lambda-zip"),
     ],
 )
@@ -151,7 +151,7 @@ async def test_throttled_warm_events_are_sent_again_for_a_while(lambda_service, 
     await start_and_close(executor_for(lambda_service, warm=2))
     assert len(lambda_service.invocations) == 2
     refused = lambda_service.refused
-    assert caplog.text.count("warming waits: ") == 1
+    assert caplog.text.count("waiting to warm up functions: ") == 1
     lambda_service.throttle_next(1000, reason="ReservedFunctionConcurrentInvocationLimitExceeded")
     with failing(FailureKind.THROTTLED, match="raise the function's reserved concurrency"):
         await start_and_close(executor_for(lambda_service))
@@ -167,7 +167,7 @@ async def test_never_more_at_once_than_is_set(lambda_service, tmp_path):
             asyncio.create_task(executor.invoke(ask(f"wait:{gate}"), timeout_s=TIMEOUT_S)) for _ in range(5)
         ]
         await asyncio.to_thread(lambda_service.wait_until, lambda: lambda_service.busy == 2)
-        with failing(FailureKind.THROTTLED, match="none of 2 threads was free within 0.05 s"):
+        with failing(FailureKind.THROTTLED, match="none of the 2 threads was free within 0.05 s"):
             await executor.invoke(ask(), timeout_s=0.05)
         gate.touch()
         await asyncio.gather(*invoked)

@@ -45,17 +45,17 @@ DOES = [
     ("raise:no luck", FailureKind.RAISED, "raised ValueError: no luck"),
     ("raise:many words ", FailureKind.RAISED, "raised ValueError: many words many words"),
     ("not-json", FailureKind.RAISED, "raised Runtime.MarshalError: Unable to marshal response"),
-    ("nonsense", FailureKind.RAISED, "answered what is no prefetch result: .*deploy one version"),
-    ("list", FailureKind.RAISED, r"answered '\[1\]', which is no result"),
-    ("for-another", FailureKind.RAISED, "was asked for request for-another and answered for 'another'"),
+    ("nonsense", FailureKind.RAISED, "invalid prefetch result: .*deploy one version"),
+    ("list", FailureKind.RAISED, r"answered '\[1\]', which is not a result"),
+    ("for-another", FailureKind.RAISED, "was sent request for-another, but answered 'another'"),
     (
         "other-version",
         FailureKind.RAISED,
-        rf"is SUPER 9\.9\.9, the coordinator is SUPER {installed_version()}: deploy .* or start a coord",
+        rf"SUPER 9\.9\.9, but the coordinator runs SUPER {installed_version()}: deploy .* or start a coord",
     ),
     ("exit:3", FailureKind.CRASHED, r"crashed \(Runtime.ExitError: .*exit status 3\)$"),
     ("kill", FailureKind.CRASHED, "signal: killed.*; its memory may be too small"),
-    ("too-much", FailureKind.RAISED, "answered more than Lambda carries .*: lower request_samples"),
+    ("too-much", FailureKind.RAISED, "exceeds Lambda's limit .*: lower request_samples"),
 ]
 
 
@@ -97,7 +97,7 @@ CODES = [
     ),
     (502, "EC2ThrottledException", {}, FailureKind.THROTTLED, "EC2ThrottledException"),
     (413, "RequestTooLargeException", {}, FailureKind.RAISED, "lower request_samples"),
-    (400, "InvalidRequestContentException", {}, FailureKind.RAISED, "the request is refused"),
+    (400, "InvalidRequestContentException", {}, FailureKind.RAISED, "the request was refused"),
     (
         404,
         "ResourceNotFoundException",
@@ -110,7 +110,7 @@ CODES = [
         "AccessDeniedException",
         {},
         FailureKind.UNAVAILABLE,
-        "may not invoke .*: grant its .* lambda:InvokeFunction",
+        "not allowed to invoke .*: grant its .* lambda:InvokeFunction",
     ),
     (
         403,
@@ -183,9 +183,7 @@ async def test_what_a_proxy_may_answer_in_aws_s_place(service, subtests, status)
 async def test_a_connection_that_breaks(service):
     async with using(executor_for(service)) as executor:
         service.hang_up_next()
-        with failing(
-            FailureKind.UNAVAILABLE, match="the connection to .* broke before it had answered"
-        ) as told:
+        with failing(FailureKind.UNAVAILABLE, match="the connection to .* broke before it answered") as told:
             await executor.invoke(ask(), timeout_s=TIMEOUT_S)
         assert told.value.ran_s > 0  # as far as anybody knows
         await executor.invoke(ask(), timeout_s=TIMEOUT_S)
@@ -197,7 +195,7 @@ async def test_a_request_that_is_too_large_is_not_sent(service):
     async with using(executor_for(service)) as executor:
         begun = len(service.invocations)
         request = ask("large", keys=keys, versions=("é" * 200,) * 4000)
-        with failing(FailureKind.RAISED, match=r"a request of 8,[0-9,]+ bytes is more than Lambda takes"):
+        with failing(FailureKind.RAISED, match=r"a request of 8,[0-9,]+ bytes exceeds Lambda's limit"):
             await executor.invoke(request, timeout_s=TIMEOUT_S)
         assert len(service.invocations) == begun
 
@@ -289,7 +287,7 @@ async def test_a_function_with_another_clock_makes_the_samples(
     assert late.outcomes == (Outcome.EXPIRED,) * 2
     told = [record for record in caplog.records if "clock is 100 s" in record.getMessage()]
     assert [record.levelno for record in told] == [logging.WARNING]
-    assert f"this machine's clock is 100 s {side} that of the functions" in told[0].getMessage()
+    assert f"this machine's clock is 100 s {side} the functions' clock" in told[0].getMessage()
 
 
 def test_small_differences_are_none_and_what_is_set_right_is_forgotten(caplog):

@@ -121,7 +121,7 @@ def two(valkey):
             Outcome.REFUSED,
             "403: grant it",
             SourceForbiddenError,
-            "may not read s3://photos/train: 403: grant",
+            "not allowed to read s3://photos/train: 403: grant",
         ),
         (Outcome.CACHE_ERROR, "NOPERM this user", CacheError, "redis://cache .*NOPERM.*docs/reference.md"),
     ],
@@ -144,7 +144,7 @@ async def test_what_is_refused_for_all_is_told_and_tried_again(executor, outcome
 
 async def test_functions_that_raise_are_asked_again_once(executor):
     executor.fails_with(ExecutorError("RecipeError: no module their_steps", FailureKind.RAISED))
-    with pytest.raises(ConfigError, match="refuse what s3://photos/train .*their_steps"):
+    with pytest.raises(ConfigError, match="refused the request for s3://photos/train.*their_steps"):
         await try_out(executor)
     assert len(executor.requests) == 2
 
@@ -161,12 +161,12 @@ async def test_one_that_is_refused_is_no_reason_nor_is_what_passes(executor):
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [
-        (Outcome.SOURCE_ERROR, "could produce none of 3 samples tried: the weather"),
-        (Outcome.EXPIRED, "the clocks of the function and of this machine differ"),
-        (ExecutorError("busy", FailureKind.THROTTLED), "no function took the request: busy"),
+        (Outcome.SOURCE_ERROR, "in a trial of 3 samples: the weather"),
+        (Outcome.EXPIRED, "clocks of the function and this machine differ"),
+        (ExecutorError("busy", FailureKind.THROTTLED), "no function accepted the request (busy)"),
         (
             ExecutorError("30 s", FailureKind.TIMED_OUT),
-            "30 s; a function in a VPC reaches S3 by a gateway endpoint",
+            "30 s; a function in a VPC reaches S3",
         ),
     ],
 )
@@ -229,9 +229,9 @@ async def test_what_functions_have_made_is_not_refused(two, valkey):
     [
         (
             "eu-west-3",
-            "s3://photos/train: it lies in the region eu-west-3 and the functions run in us-east-1",
+            "s3://photos/train: it is in the region eu-west-3, but the functions run in us-east-1",
         ),
-        (SourceError("no answer"), "its region is not known: no answer"),
+        (SourceError("no answer"), "its region is unknown (no answer)"),
         ("us-east-1", ""),
     ],
 )
@@ -255,7 +255,9 @@ async def test_one_that_may_not_read_is_left_out_and_tried_again_for_a_later_run
         await eligibility.check(dataset, ENOUGH_S)
         assert eligibility.is_known(dataset)
         assert eligibility.ineligible(dataset) == {0}
-        said = "the executor one is left out: functions may not read s3://photos/train: 403: grant it"
+        said = (
+            "the executor one is left out: functions are not allowed to read s3://photos/train: 403: grant it"
+        )
         assert eligibility.warnings(dataset) == (said,)
         assert "the executor one is left out for s3://photos/train" in caplog.text
         two[0].edit = as_it_is
@@ -277,7 +279,7 @@ async def test_files_are_for_the_functions_of_this_machine(two, valkey):
         await eligibility.check(dataset, ENOUGH_S)
         assert (eligibility.ineligible(dataset), eligibility.is_known(dataset)) == ({0}, True)
         (warning,) = eligibility.warnings(dataset)
-    assert "the executor one is left out: its functions do not see" in warning
+    assert "the executor one is left out, since its functions cannot see" in warning
     assert not two[0].requests
 
     async with using(two) as eligibility:
@@ -306,7 +308,7 @@ async def test_one_that_comes_later_is_tried_then_and_the_core_is_told(two, edit
         await eligibility.check(dataset, ENOUGH_S)
         assert eligibility.is_known(dataset)
         assert eligibility.opened(dataset) == frozenset()
-        assert eligibility.warnings(dataset) == ("the executor two is missing: asleep",)
+        assert eligibility.warnings(dataset) == ("the executor two is unavailable: asleep",)
         late.comes = True
         while eligibility.executors[1].absence:  # noqa: ASYNC110  # nobody tells of it
             await asyncio.sleep(0)
@@ -326,11 +328,11 @@ async def test_a_trial_that_told_nothing_is_made_again(two, monkeypatch):
         dataset = dataset_of()
         await eligibility.check(dataset, ENOUGH_S)
         assert eligibility.ineligible(dataset) == frozenset()
-        assert "no function took the request: no nodes" in eligibility.warnings(dataset)[0]
+        assert "no function accepted the request (no nodes)" in eligibility.warnings(dataset)[0]
         eligibility.opened(dataset)
         two[1].before, two[1].edit = None, REFUSE
         later_s = eligibility._clock() + eligibility_module._AGAIN_S
         monkeypatch.setattr(eligibility, "_clock", lambda: later_s)
         told, [warning] = await until_told(eligibility, dataset), eligibility.warnings(dataset)
     assert told == [{1}]
-    assert "the executor two is left out: functions may not read" in warning
+    assert "the executor two is left out: functions are not allowed to read" in warning

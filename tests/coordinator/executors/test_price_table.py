@@ -62,17 +62,17 @@ def test_a_file_replaces_what_it_names(tmp_path):
     ("text", "reason"),
     [
         ("[lambda]\ngbs = 1\n", "lambda gbs"),
-        ("[storage]\ngb = 1\n", "storage gb: there is no such unit"),
+        ("[storage]\ngb = 1\n", "storage has no unit named gb"),
         ("[lambda]\ngb_s = -1\n", "gb_s"),
         ('[lambda]\ngb_s = "much"\n', "much"),
         ("[lambda]\nhour = 0.01\ncoordinator_hour = 0.02\n", "coordinator_hour is a part of hour"),
-        ("gb_s = 1\n", "outside of a section"),
+        ("gb_s = 1\n", "must be in a section"),
         ("[lambda\n", "cannot be read"),
         ("[about]\ndate = 2026\n", "date"),
         ("[transfer]\nbetween_zones_gb = inf\n", "transfer between_zones_gb"),
         ("[machine]\nhour = 1\n", "machines hour"),
         ('[machine."m9.huge"]\nhour = 1\nvcpus = 0\nmemory_gib = 4\n', "m9.huge vcpus"),
-        ('[machine."m9.huge"]\nhour = 1\nvcpus = 2\nmemory_gib = 4\ngpus = 1\n', "go together"),
+        ('[machine."m9.huge"]\nhour = 1\nvcpus = 2\nmemory_gib = 4\ngpus = 1\n', "given together"),
     ],
 )
 def test_what_is_no_table_is_refused_and_named(tmp_path, text, reason):
@@ -88,7 +88,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 
 
 def test_what_the_table_lacks_is_named_with_what_it_has():
-    with pytest.raises(ConfigError, match=r"no machine 'abacus'; there are .*g4dn\.xlarge.*SUPER_PRICES"):
+    with pytest.raises(ConfigError, match=r"no machine 'abacus', only .*g4dn\.xlarge.*SUPER_PRICES"):
         load_prices().machine("abacus")
-    with pytest.raises(ConfigError, match=r"no cache_node 'tin'; there are .*cache\.r7g\.large"):
+    with pytest.raises(ConfigError, match=r"no cache_node 'tin', only .*cache\.r7g\.large"):
         load_prices().cache_node("tin")

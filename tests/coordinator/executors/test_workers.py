@@ -202,9 +202,9 @@ async def test_one_that_vanishes_or_is_silent_loses_its_requests_and_others_get_
             await request_of(stream)
             if vanishes:
                 stream.cancel()
-            with failing(FailureKind.UNAVAILABLE, match="is gone"):
+            with failing(FailureKind.UNAVAILABLE, match="disconnected"):
                 await run
-        with failing(FailureKind.THROTTLED, match="no worker has called in"):
+        with failing(FailureKind.THROTTLED, match="no worker is connected"):
             await workers.run(partial(plain, b"{}"), 0.05)
         waiting = asyncio.create_task(workers.run(partial(plain, b"{}"), 30.0))
         stream = await call_in(stub)

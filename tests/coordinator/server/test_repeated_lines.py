@@ -33,10 +33,10 @@ def test_hundreds_of_refusals_are_one_line_a_minute_with_their_count(log):
     hands[0] += 60.0
     refuse(logger, 871)
     assert lines()[2].startswith("request 871-0a1b2c3d to lambda failed")
-    assert lines()[2].endswith("(870 times more since it was last told)")
+    assert lines()[2].endswith("(and 870 more times since it was last logged)")
     hands[0] += 60.0
     refuse(logger, 872)
-    assert "times more" not in lines()[3]
+    assert "more times" not in lines()[3]
 
 
 def test_what_was_warned_of_is_known_by_part_and_the_newest_by_cause(log):
@@ -109,7 +109,7 @@ def test_warnings_of_ever_new_causes_are_few_a_minute_and_errors_are_never_held_
     logger.error("a bug")
     hands[0] += 60.0
     logger.handlers[0].tell_counts()
-    assert lines()[15:] == ["a bug", "85 more warnings, of other causes"]
+    assert lines()[15:] == ["a bug", "85 more warnings with other causes"]
     logger.warning("another cause")
     assert len(lines()) == 18
 

@@ -143,7 +143,7 @@ async def test_closing_a_job_ends_it_with_its_last_rank_and_again_is_safe(coordi
     assert not (await coordinator.call("CloseJob", close[1])).closed
     with valkey.client() as client:
         assert not client.exists(report_stream("job"))
-    with pytest.raises(UnknownJobError, match="no job 'job' is open here: open it"):
+    with pytest.raises(UnknownJobError, match="the job 'job' is not open: open it"):
         await coordinator.page()
     await coordinator.open(dataset)
     assert (await coordinator.page()).batches
@@ -166,14 +166,14 @@ async def test_a_job_that_fills_asks_for_nothing_before_it_is_told_and_says_how_
     assert (told.there, told.failed, told.ended) == (9, 1, "all")
     assert told.size_bytes >= 9 * RECORD_BYTES
     assert [(one.key, one.message) for one in told.failures] == [("cat/1.jpg", "cat/1.jpg is no image")]
-    with pytest.raises(ConfigError, match="no store to fill now: start it with --store"):
+    with pytest.raises(ConfigError, match="no store to fill: start it with --store"):
         await fill(to_store=True)
     with pytest.raises(UnknownJobError):
         await fill("nobody")
     await coordinator.open(dataset, "read")
-    with pytest.raises(ConfigError, match="the job 'read' is read: open another one with fills"):
+    with pytest.raises(ConfigError, match="the job 'read' is for reading: open another one with fills"):
         await fill("read")
-    with pytest.raises(ConfigError, match="is open with another plan, dataset or use"):
+    with pytest.raises(ConfigError, match="open with another plan, dataset or use"):
         await coordinator.open(dataset, "read", fills=True)
     with pytest.raises(ConfigError, match="one rank, all samples, and a recipe that is not random"):
         await coordinator.open(dataset, "ranks", replicas=2, fills=True)

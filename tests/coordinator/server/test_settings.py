@@ -104,18 +104,18 @@ def test_where_no_functions_see_the_store_this_machine_has_some_for_it_alone(tmp
         assert dataclasses.replace(settings, **changes).store_only == []
     nowhere = {"executor": executor, "function": "no_such_module:handler"}
     words = (
-        f"functions of {executor} do not see the directory {real}, and .* cannot run no_such_module:handler"
+        f"functions of {executor} cannot see the directory {real}, and .* cannot run no_such_module:handler"
     )
-    with pytest.raises(ConfigError, match=f"{words} for it: name a store that they reach, as s3://"):
+    with pytest.raises(ConfigError, match=f"{words} instead: choose a store .* s3://"):
         Settings(store=directory, **nowhere)
-    assert "do not see the directory" in Settings(store="auto", **nowhere).store_choice.reason
+    assert "cannot see the directory" in Settings(store="auto", **nowhere).store_choice.reason
 
 
 @pytest.mark.parametrize("text", ["", "local,", "local,local", "local,lambada"])
 def test_executors_are_known_and_named_once(text):
     with pytest.raises(ConfigError, match="executor is one of local, workers, lambda, or several"):
         Settings(executor=text)
-    with pytest.raises(ConfigError, match="SUPER_WORKERS is called SUPER_SLOTS now"):
+    with pytest.raises(ConfigError, match="renamed to SUPER_SLOTS"):
         load_settings({}, {"SUPER_WORKERS": "2"})
     with pytest.raises(ConfigError, match="ray is workers now, which superdl worker --ray"):
         Settings(executor="ray,lambda")
@@ -187,18 +187,21 @@ def test_both_forms_of_a_socket_address_name_one_path():
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        *(({"listen": text}, "listen is host:port") for text in ("", "50051", "[::1", "127.0.0.1:65536")),
-        *(({"listen": text}, "absolute path") for text in ("unix:relative.sock", "unix:/directory/")),
-        ({"listen": "unix:/" + "x" * 107}, "at most 107 bytes, this one 108"),
+        *(
+            ({"listen": text}, "listen must be host:port")
+            for text in ("", "50051", "[::1", "127.0.0.1:65536")
+        ),
+        *(({"listen": text}, "must be absolute") for text in ("unix:relative.sock", "unix:/directory/")),
+        ({"listen": "unix:/" + "x" * 107}, "at most 107 bytes long, not 108"),
         ({"cache": "127.0.0.1:6379"}, "address"),
         ({"cache": "redis://10.1.2.3"}, "where a cache needs TLS: use rediss://.* SUPER_INSECURE"),
-        ({"tls_cert": "c.pem"}, "tls_cert is set and tls_key is not"),
-        ({"tls_key": "c.key"}, "tls_key is set and tls_cert is not"),
-        ({"tls_client_ca": "ca.pem"}, "tls_client_ca is set and tls_cert is not"),
-        ({"listen": "unix:/run/c.sock", **TLS}, "there is no TLS on it"),
-        ({"health_listen": "127.0.0.1"}, "health_listen is host:port or unix:/path"),
+        ({"tls_cert": "c.pem"}, "tls_cert is set, but tls_key is not"),
+        ({"tls_key": "c.key"}, "tls_key is set, but tls_cert is not"),
+        ({"tls_client_ca": "ca.pem"}, "tls_client_ca is set, but tls_cert is not"),
+        ({"listen": "unix:/run/c.sock", **TLS}, "it does not use TLS"),
+        ({"health_listen": "127.0.0.1"}, "health_listen must be host:port or unix:/path"),
         ({"health_listen": "127.0.0.1:50051"}, "health_listen and listen are both"),
-        ({"metrics_listen": "9400"}, "metrics_listen is host:port"),
+        ({"metrics_listen": "9400"}, "metrics_listen must be host:port"),
         ({"metrics_listen": "unix:/run/m.sock"}, "need a host:port of their own"),
         ({"metrics_listen": "127.0.0.1:50051"}, "need a host:port of their own"),
         ({"metrics_listen": "0.0.0.0:9400"}, "metrics_listen=0.0.0.0:9400: beyond loopback .* has neither"),

@@ -73,7 +73,7 @@ def test_a_certificate_that_is_renewed_on_disk_is_shown_from_then_on(
 
     put(certificates.server.cert_file, certificates.server.key_file)
     serving(serving_loop, use, tls=ServerTls(str(cert), str(key)))
-    assert caplog.text.count("the renewed certificate is not used") == 2
+    assert caplog.text.count("cannot use the renewed certificate") == 2
 
 
 def test_what_cannot_be_used_is_named_and_no_key_is_repeated(certificates, tmp_path):
@@ -82,12 +82,12 @@ def test_what_cannot_be_used_is_named_and_no_key_is_repeated(certificates, tmp_p
     text.write_text("no certificate")
     broken = Path(pair.key_file).read_text().replace("A", "B")
     cases = [
-        ((str(tmp_path / "none.pem"), pair.key_file), "tls_cert is the path.*none.pem.*No such file"),
-        ((str(text), pair.key_file), f"tls_cert={text} is no PEM file"),
-        ((pair.cert_file, secret), "tls_key is the path.*No such file"),
+        ((str(tmp_path / "none.pem"), pair.key_file), "tls_cert must be the path.*none.pem.*No such file"),
+        ((str(text), pair.key_file), f"tls_cert={text} is not a PEM file"),
+        ((pair.cert_file, secret), "tls_key must be the path.*No such file"),
         ((pair.cert_file, broken), "tls_cert and tls_key cannot be used"),
         ((pair.cert_file, certificates.client.key_file), "cannot be used: .*KEY_VALUES_MISMATCH"),
-        ((pair.cert_file, pair.key_file, pair.key_file), "tls_client_ca holds no certificates"),
+        ((pair.cert_file, pair.key_file, pair.key_file), "tls_client_ca contains no CA certificates"),
     ]
     for given, reason in cases:
         with pytest.raises(ConfigError, match=reason) as caught:
@@ -98,9 +98,9 @@ def test_what_cannot_be_used_is_named_and_no_key_is_repeated(certificates, tmp_p
 
 def test_an_end_that_is_near_or_past_is_logged_when_a_certificate_is_taken(certificates, caplog, monkeypatch):
     for pair, days, expected in (
-        (certificates.server, 30, (logging.WARNING, "ends at")),
+        (certificates.server, 30, (logging.WARNING, "expires at")),
         (certificates.server, 0, None),
-        (certificates.expired, 0, (logging.ERROR, "clients refuse it")),
+        (certificates.expired, 0, (logging.ERROR, "clients refuse the certificate")),
     ):
         caplog.clear()
         monkeypatch.setattr(trust_module, "_WARN_DAYS", days)

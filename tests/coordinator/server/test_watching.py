@@ -54,7 +54,7 @@ def test_jobs_and_ranks_are_told_of_once_and_many_in_one_line(log):
     driver.ask(0, 1, job="a", rank=1)
     driver.wait(6.0)
     watch.step()
-    assert log() == ["job a, rank 0: no sign of life, nothing is asked for ahead"]
+    assert log() == ["job a, rank 0: no sign of life, so nothing is produced ahead"]
     assert (log.last.job, log.last.rank, log.last.dataset) == ("a", 0, "file:///photos")
     driver.ask(0, 1, job="a")
     watch.step()
@@ -65,8 +65,10 @@ def test_jobs_and_ranks_are_told_of_once_and_many_in_one_line(log):
     assert len(log()) == 5
     driver.wait(30.0)
     watch.step()
-    lapsed = "7 ranks of jobs: no sign of life, nothing is asked for ahead: a, rank 0, a, rank 1, b0, rank 0"
-    assert log() == [f"{lapsed} and 4 more"]
+    lapsed = (
+        "7 ranks of jobs: no sign of life, so nothing is produced ahead (a, rank 0, a, rank 1, b0, rank 0"
+    )
+    assert log() == [f"{lapsed} and 4 more)"]
     driver.step(JobClosed("b0", 0))
     watch.look()
     assert log() == ["job b0 closed: 0 batches read, 0.0 s waited, 0.0000 USD"]
@@ -86,7 +88,8 @@ def test_throttling_is_counted_told_once_a_minute_and_its_end(log):
     watch.step()
     name = driver.state.fleet.executors[0].name
     (line,) = log()
-    assert line.startswith(f"{name} throttled: 30 requests in 60 s, concurrency 40 wanted, ")
+    assert line.startswith(f"{name} throttled: 30 requests in 60 s, concurrency ")
+    assert line.endswith(" instead of 40")
     assert log.last.executor == name
     driver.wait(30.0)
     watch.step()
@@ -97,7 +100,7 @@ def test_throttling_is_counted_told_once_a_minute_and_its_end(log):
     assert log()[0].startswith(f"{name} throttled: 1 request in 60 s")
     driver.wait(61.0)
     watch.step()
-    assert log() == [f"{name} is not throttled any more"]
+    assert log() == [f"{name} is no longer throttled"]
 
 
 def test_a_cap_that_is_near_no_more_is_told_and_a_request_says_what_it_rests_on(log):
@@ -117,7 +120,7 @@ def test_a_cap_that_is_near_no_more_is_told_and_a_request_says_what_it_rests_on(
     for _ in range(3):
         driver.wait(30.0)
         watch.step()
-    assert log()[-1] == "no cap on spending was near for 60 s: all is produced ahead again"
+    assert log()[-1] == "spending was near no cap for 60 s: producing everything ahead again"
 
 
 def test_a_team_that_may_spend_no_more_is_told_of_and_so_is_one_that_may_again(log):

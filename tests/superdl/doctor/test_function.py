@@ -30,7 +30,7 @@ def test_a_function_that_is_ours(service, valkey, capsys):
     ("handler", "words"),
     [
         (None, ("the function nobody", "deploy it")),
-        ("of_another_version", ("is SUPER 9.9.9", "deploy the function of")),
+        ("of_another_version", ("SUPER 9.9.9", "deploy version")),
         pytest.param("of_no_version", ("deploy SUPER's function there",), marks=pytest.mark.slow),
     ],
 )
