@@ -35,7 +35,7 @@ class Places:
         """Return a batch's places from its page, whose numbers index the page's ``packs``."""
         numbers, own = np.unique(np.frombuffer(pack_of, dtype="<u4"), return_inverse=True)
         if numbers[-1] > len(packs):
-            raise ValueError(f"a place names pack {numbers[-1]} of {len(packs)}")
+            raise ValueError(f"a place refers to pack {numbers[-1]}, but the page lists {len(packs)}")
         if numbers[0] > 0:  # no sample lacks a place, but numbers still start at 1
             own = own + 1
         # Only the batch's own packs: it travels to workers, its page does not.
@@ -88,7 +88,7 @@ class BatchRef:
         if self.keys and (key := self.keys[offset]):
             return key
         hex_id = self.sample_ids[offset * ID_BYTES : (offset + 1) * ID_BYTES].hex()
-        return f"sample {hex_id} (its key: superdl stats --batch {self.batch_id.hex()})"
+        return f"sample {hex_id} (for its key, run superdl stats --batch {self.batch_id.hex()})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,8 @@ class MixedRef:
     def __lt__(self, other: object) -> bool:
         """Refuse: a ConcatDataset takes the batch for a sample number, and compares it."""
         raise UsageError(
-            "this is a batch of a mix, and a ConcatDataset reads single samples: give the DataLoader "
-            "SuperMix(...) of it, which reads whole batches, or use SuperLoader"
+            "this is a batch of a mix, but a ConcatDataset reads single samples: pass SuperMix(...) of it, "
+            "which reads whole batches, to the DataLoader, or use SuperLoader"
         )
 
 

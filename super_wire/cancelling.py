@@ -57,7 +57,7 @@ class HeldTasks:
         self._running.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            _log.error("a task of the %s failed: a bug", self._whose, exc_info=error)
+            _log.error("a task of the %s failed; this is a bug", self._whose, exc_info=error)
             self._failed(error)
 
 

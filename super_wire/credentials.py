@@ -31,7 +31,7 @@ def insecure_in(environment: Mapping[str, str]) -> bool:
     """Report whether ``SUPER_INSECURE`` allows plain text beyond this machine."""
     text = environment.get("SUPER_INSECURE", "")
     if text.lower() not in {"", "0", "false", "1", "true"}:
-        raise ConfigError(f"SUPER_INSECURE is 1 or 0; not {text[:80]!r}")
+        raise ConfigError(f"SUPER_INSECURE must be 1 or 0, not {text[:80]!r}")
     return text.lower() in {"1", "true"}
 
 
@@ -53,7 +53,7 @@ class ClientTls:
         files = {name: environment.get(variable, "") for name, variable in cls.variables.items()}
         if bool(files["cert_file"]) != bool(files["key_file"]):
             pair = f"{cls.variables['cert_file']} and {cls.variables['key_file']}"
-            raise ConfigError(f"{pair} belong together: set both, or neither")
+            raise ConfigError(f"{pair} must be set together: set both, or neither")
         return {**files, "insecure": insecure_in(environment)}
 
     def tls_context(self) -> ssl.SSLContext:
@@ -67,7 +67,7 @@ class ClientTls:
         except (OSError, ssl.SSLError) as error:
             named = ", ".join(filter(None, (self.ca_file, self.cert_file, self.key_file)))
             raise ConfigError(
-                f"the certificates for {self.peer} ({named}; {', '.join(self.variables.values())} name them) "
+                f"the certificates for {self.peer} ({named}; set by {', '.join(self.variables.values())}) "
                 f"cannot be used: {error}"
             ) from error
         return context
@@ -100,19 +100,19 @@ def parse_tokens(text: str, origin: str) -> tuple[Token, ...]:
         if _RIGHT.fullmatch(token):
             raise ConfigError(
                 f"{origin}: token {place} of {len(entries)} begins with team=, share=, priority= or "
-                "max_usd=: write such words behind their token, with spaces between"
+                "max_usd=. Write these after their token, separated by spaces"
             )
         if not _TOKEN.fullmatch(token):
             raise ConfigError(
-                f"{origin}: token {place} of {len(entries)} has {len(token)} characters; a token has "
-                f"{TOKEN_CHARACTERS_MIN} to {_TOKEN_CHARACTERS_MAX} letters, digits or characters of "
-                ". _ ~ + / = -: make one with openssl rand -hex 32"
+                f"{origin}: token {place} of {len(entries)} has {len(token)} characters, but a token must "
+                f"consist of {TOKEN_CHARACTERS_MIN} to {_TOKEN_CHARACTERS_MAX} letters, digits or the "
+                "characters . _ ~ + / = - (make one with openssl rand -hex 32)"
             )
         names = [word.partition("=")[0] for word in words]
         if not all(map(_RIGHT.fullmatch, words)) or len(set(names)) < len(names):
             raise ConfigError(
-                f"{origin}: after token {place} of {len(entries)} there is what is none of team=NAME, "
-                "share=NUMBER, priority=NUMBER, max_usd=NUMBER, each once: write a second token on a line of "
+                f"{origin}: token {place} of {len(entries)} may only be followed by team=NAME, share=NUMBER, "
+                "priority=NUMBER and max_usd=NUMBER, each at most once. Write a second token on a line of "
                 "its own"
             )
     return tuple(Token(token, dict(word.split("=", 1) for word in words)) for token, *words in entries)
@@ -122,7 +122,7 @@ def tokens_given(text: str, origin: str) -> tuple[Token, ...]:
     """Do the same; :class:`ConfigError` also for a non-empty text without any token."""
     tokens = parse_tokens(text, origin)
     if text and not tokens:
-        raise ConfigError(f"{origin} is set and holds no token: set it to one or more, or not at all")
+        raise ConfigError(f"{origin} is set but contains no token: set it to at least one token, or unset it")
     return tokens
 
 
@@ -131,11 +131,11 @@ def read_tokens(path: str, origin: str, *, may_be_none: bool = False) -> tuple[T
     try:
         text = Path(path).read_text("ascii")
     except (OSError, ValueError) as error:  # ValueError: UnicodeDecodeError, whose text may hold a token
-        reason = error.strerror if isinstance(error, OSError) else "it holds other than ASCII characters"
+        reason = error.strerror if isinstance(error, OSError) else "it contains non-ASCII characters"
         raise ConfigError(f"{origin}={path} cannot be read: {reason}") from None
     tokens = parse_tokens(text, f"{origin}={path}")
     if not (tokens or may_be_none):
-        raise ConfigError(f"{origin}={path} holds no token: write one in each line")
+        raise ConfigError(f"{origin}={path} contains no token: write one token per line")
     return tokens
 
 
@@ -186,9 +186,9 @@ class CoordinatorCredentials(ClientTls):
         """Refuse a coordinator beyond this machine without a token, unless ``insecure``."""
         if host and not is_loopback(host) and not self.insecure and not self.current_token():
             raise ConfigError(
-                f"the coordinator at {host} is not on this machine, so it asks for TLS and a token, and "
-                "there is none: set SUPER_TOKEN or SUPER_TOKEN_FILE, and SUPER_COORDINATOR_CA_FILE if the "
-                "authority of its certificate is your own"
+                f"the coordinator at {host} is not on this machine, so it requires TLS and a token, but no "
+                "token is set: set SUPER_TOKEN or SUPER_TOKEN_FILE, and also SUPER_COORDINATOR_CA_FILE if "
+                "its certificate is from your own authority"
             )
 
     def encrypts(self, host: str) -> bool:

@@ -53,13 +53,16 @@ class Draws:
         the dataset.
         """
         if count is not None and weights is None:
-            raise ConfigError("draws says how many samples weights draw in an epoch: give weights too")
+            raise ConfigError("draws sets how many samples an epoch draws by weight: pass weights too")
         places = None if indices is None else _array("indices", indices, "iu", "<i8")
         shares = None if weights is None else _array("weights", weights, "iuf", "<f8")
         if shares is not None:
             count = shares.size if count is None else count
             if places is not None and shares.size != places.size:
-                raise ConfigError(f"weights are one for each index: {places.size:,}; not {shares.size:,}")
+                raise ConfigError(
+                    f"weights must have one number for each of the {places.size:,} indices, not "
+                    f"{shares.size:,} numbers"
+                )
         if places is not None and shuffle:
             # The same draws then have the same digest, and pack smaller.
             order = np.argsort(places, kind="stable")
@@ -82,9 +85,14 @@ class Draws:
         if not (indices or weights or count) and repeats == 1:
             return None
         if repeats > REPEATS_MAX or count > _DRAWS_MAX or bool(count) is not bool(weights):
-            raise ConfigError(f"{count} draws by {len(weights)} bytes of weights, {repeats} times, are none")
+            raise ConfigError(
+                f"{count} draws by {len(weights)} bytes of weights, each repeated {repeats} times, are "
+                "invalid"
+            )
         if lengths and (weights or repeats > 1 or not indices):
-            raise ConfigError("batches of given lengths have samples in a given order, and each draw once")
+            raise ConfigError(
+                "batches with given lengths need their samples in a given order, with each sample drawn once"
+            )
         indices, weights, lengths = (
             unpack_numbers(packed) if packed else b"" for packed in (indices, weights, lengths)
         )
@@ -97,9 +105,9 @@ class Draws:
         )
         if len(indices) + len(weights) > DRAWS_BYTES_MAX:
             raise ConfigError(
-                f"the sampler's indices and weights have {len(indices) + len(weights):,} bytes when packed, "
-                f"more than the {DRAWS_BYTES_MAX:,} that a coordinator takes: round the weights to fewer "
-                "distinct ones, or list the samples in a key list"
+                f"the sampler's indices and weights take {len(indices) + len(weights):,} bytes when packed, "
+                f"more than the {DRAWS_BYTES_MAX:,} that a coordinator accepts: round the weights to fewer "
+                "distinct values, or list the samples in a key list"
             )
         return indices, weights
 
@@ -142,13 +150,13 @@ def _array(name: str, values: Any, kinds: str, dtype: str) -> NDArray[Any]:
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{name} are numbers in a row: {error}") from error
+        raise ConfigError(f"{name} must be a one-dimensional list of numbers: {error}") from error
     if array.ndim == 1 and not array.size:
-        raise ConfigError(f"{name} are empty, so an epoch would have no sample")
+        raise ConfigError(f"{name} are empty, so an epoch would have no samples")
     if array.ndim != 1 or array.dtype.kind not in kinds or not 1 <= array.size <= NUMBERS_MAX:
         given = type(values).__name__ if array.dtype == object else f"{array.dtype} of shape {array.shape}"
         numbers = "numbers" if "f" in kinds else "whole numbers"
-        raise ConfigError(f"{name} are a list or array of 1 to {NUMBERS_MAX:,} {numbers}; not {given}")
+        raise ConfigError(f"{name} must be a list or array of 1 to {NUMBERS_MAX:,} {numbers}, not {given}")
     return array.astype(dtype, copy=False)
 
 
@@ -172,7 +180,7 @@ def unpack_numbers(packed: bytes) -> bytes:
         raise ConfigError(f"indices or weights cannot be unpacked: {error}") from error
     form, rest = packed[:1], len(planes) % _NUMBER_BYTES
     if form not in (_PLAIN, _DIFFERENCES) or not inflating.eof or not planes or rest:
-        raise ConfigError(f"indices or weights are 1 to {NUMBERS_MAX:,} packed numbers of 8 bytes")
+        raise ConfigError(f"indices or weights must be 1 to {NUMBERS_MAX:,} packed numbers of 8 bytes each")
     values = np.ascontiguousarray(np.frombuffer(planes, dtype=np.uint8).reshape(_NUMBER_BYTES, -1).T)
     numbers = values.view("<i8").reshape(-1)
     return (np.cumsum(numbers) if form == _DIFFERENCES else numbers).astype("<i8").tobytes()

@@ -13,9 +13,9 @@ _HERE = "superdl.coordinator.executors"
 class RunsOn(enum.Enum):
     """The place where functions run, and so their reach and the way they are billed."""
 
-    THIS_HOST = "processes of the coordinator's machine"
-    OTHER_HOSTS = "machines that are paid for by the hour"
-    SERVICE = "a service that is paid for by use"
+    THIS_HOST = "processes on the coordinator's machine"
+    OTHER_HOSTS = "machines that are billed by the hour"
+    SERVICE = "a service that is billed by use"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,12 @@ def executor_names(text: str, setting: str = "executor") -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     if "ray" in names:
         raise ConfigError(
-            f"{setting}: ray is workers now, which superdl worker --ray HEAD:6379 --num 8 starts on a "
-            "cluster (docs/deploy/clusters.md)"
+            f"{setting}: 'ray' was replaced by 'workers'; start them on a cluster with superdl worker --ray "
+            "HEAD:6379 --num 8 (docs/deploy/clusters.md)"
         )
     if not set(names) <= set(EXECUTORS) or len(set(names)) < len(names):
         raise ConfigError(
-            f"{setting} is one of {', '.join(EXECUTORS)}, or several of them with commas between, the "
-            f"cheapest first; not {text!r}"
+            f"{setting} must be one of {', '.join(EXECUTORS)}, or several of them separated by commas, the "
+            f"cheapest first; got {text!r}"
         )
     return names

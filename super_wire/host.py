@@ -23,7 +23,9 @@ def slots(root: Path = _ROOT) -> int:
     """Return the slots for functions here: ``SUPER_SLOTS``, or one per core; at least one."""
     if configured := os.environ.get("SUPER_SLOTS"):
         if not configured.isdecimal() or not int(configured):
-            raise ConfigError(f"SUPER_SLOTS is a number of requests at once, 1 or more; not {configured!r}")
+            raise ConfigError(
+                f"SUPER_SLOTS must be a number of concurrent requests, 1 or more, not {configured!r}"
+            )
         return int(configured)
     cores, ranks = usable_cores(root), os.environ.get("LOCAL_WORLD_SIZE", "1")
     # No quota: the slots' niceness keeps the ranks fast. A quota ignores it: leave a core to each rank.

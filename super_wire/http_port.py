@@ -49,8 +49,8 @@ async def listen_for_gets(
         return await asyncio.start_server(handle, host, port, limit=_HEAD_BYTES_MAX, **of_tls)
     except OSError as error:
         raise ConfigError(
-            f"{setting}={address} cannot be listened on: {error}; is something else listening there? "
-            "Each run on a host needs a port of its own"
+            f"cannot listen on {setting}={address}: {error}. Is another process listening there? Each run on "
+            "a host needs its own port"
         ) from error
 
 

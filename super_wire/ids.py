@@ -50,8 +50,8 @@ def checked_field(name: object) -> str:
     """Check the name of a sample's field; ``ConfigError`` describes the valid ones."""
     if not isinstance(name, str) or not _FIELD.fullmatch(name) or name == "label":
         raise ConfigError(
-            "a field has a name of 1 to 64 of the characters A-Z, a-z, 0-9 and '_', not a digit first, and "
-            f"not 'label'; not {str(name)[:80]!r}"
+            "a field name must have 1 to 64 of the characters A-Z, a-z, 0-9 and '_', not begin with a "
+            f"digit, and not be 'label'; got {str(name)[:80]!r}"
         )
     return name
 
@@ -60,11 +60,11 @@ def checked_naming(alias: str | None, versions: str | None, where: str = "") -> 
     """Check alias and versions; ``ConfigError`` describes the valid ones, after ``where``."""
     if alias is not None and not (isinstance(alias, str) and _ALIAS.fullmatch(alias)):
         raise ConfigError(
-            f"{where}an alias has 1 to 64 of the characters A-Z, a-z, 0-9, '.', '_' and '-', and begins with "
-            f"a letter or digit; not {str(alias)[:80]!r}"
+            f"{where}an alias must have 1 to 64 of the characters A-Z, a-z, 0-9, '.', '_' and '-', and begin "
+            f"with a letter or digit; got {str(alias)[:80]!r}"
         )
     if versions is not None and versions not in get_args(Versions):
-        raise ConfigError(f"{where}versions are 'times' or 'digests'; not {str(versions)[:80]!r}")
+        raise ConfigError(f"{where}versions must be 'times' or 'digests', not {str(versions)[:80]!r}")
     return Naming(alias or "", versions or "")
 
 
@@ -175,5 +175,5 @@ def batch_ids(ids: bytes, offsets: Sequence[int]) -> list[bytes]:
 def split_ids(ids: bytes) -> list[bytes]:
     """Split ids of 16 bytes; ``ValueError`` if the length is no multiple of 16."""
     if len(ids) % ID_BYTES:
-        raise ValueError(f"{len(ids)} bytes are no whole number of {ID_BYTES}-byte ids")
+        raise ValueError(f"{len(ids)} bytes are not a whole number of {ID_BYTES}-byte ids")
     return [ids[at : at + ID_BYTES] for at in range(0, len(ids), ID_BYTES)]

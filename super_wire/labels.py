@@ -95,7 +95,7 @@ def label_fields_of(text: str) -> Mapping[str, LabelField]:
         raise ConfigError(f"labels of dtype {text[:200]!r} cannot be read: {error}") from error
     size = sum(field.of_row.itemsize for field in fields.values())
     if size > MAX_LABEL_BYTES:
-        raise ConfigError(f"labels of dtype {text[:200]!r} have {size} bytes, more than {MAX_LABEL_BYTES}")
+        raise ConfigError(f"labels of dtype {text[:200]!r} take {size} bytes, more than {MAX_LABEL_BYTES}")
     return fields
 
 
@@ -109,26 +109,28 @@ def _plain(text: str) -> LabelField:
     varies = sizes[:1] == ["*"]
     shape = tuple(map(int, sizes[varies:]))
     if math.prod(shape) > MAX_LABEL_BYTES:  # numpy would raise its own error for its own bounds
-        raise ValueError(f"a label has {math.prod(shape)} numbers, more than {MAX_LABEL_BYTES} bytes")
+        raise ValueError(
+            f"a label has {math.prod(shape)} numbers, which take more than {MAX_LABEL_BYTES} bytes"
+        )
     dtype = np.dtype((match[1], shape))
     if dtype.itemsize > MAX_LABEL_BYTES:
-        raise ValueError(f"it has {dtype.itemsize} bytes, more than {MAX_LABEL_BYTES}")
+        raise ValueError(f"a label takes {dtype.itemsize} bytes, more than {MAX_LABEL_BYTES}")
     return LabelField(dtype, varies)
 
 
 def _fields(text: str) -> dict[str, LabelField]:
     if len(text) > _MAX_TEXT:
-        raise ValueError(f"its text has {len(text)} characters, more than {_MAX_TEXT}")
+        raise ValueError(f"the text is {len(text)} characters long, more than {_MAX_TEXT}")
     try:
         pairs = json.loads(text, object_pairs_hook=list)
     except RecursionError as error:
-        raise ValueError("it is nested too deep") from error
+        raise ValueError("it is nested too deeply") from error
     names = [name for name, _ in pairs]
     if not names or len(names) > MAX_LABEL_FIELDS or len(set(names)) != len(names) or "" in names:
-        raise ValueError(f"it needs 1 to {MAX_LABEL_FIELDS} fields, each with a name of its own")
+        raise ValueError(f"it needs 1 to {MAX_LABEL_FIELDS} fields, each with its own name")
     kinds = [kind for _, kind in pairs]
     if not all(isinstance(kind, str) for kind in kinds):
-        raise ValueError("fields are numbers or arrays of them")
+        raise ValueError("fields must be numbers or arrays of numbers")
     return {name: _plain(kind) for name, kind in zip(names, kinds, strict=True)}
 
 
@@ -143,11 +145,11 @@ def checked_classes(classes: object) -> tuple[str, ...]:
     texts = all(isinstance(name, str) and name and clean_text(name) == name for name in names)
     if not names or not texts or len(set(names)) < len(names):
         raise ConfigError(
-            "classes are names in the order of their labels, each once, such as the classes of a training "
-            f"set; leave them out where labels are numbers; not {str(classes)[:80]!r}"
+            "classes must be distinct names in the order of their labels, such as the classes of a training "
+            f"set, not {str(classes)[:80]!r}. Leave them out if labels are numbers"
         )
     if sum(len(name.encode()) for name in names) > MAX_CLASS_NAMES_BYTES:
-        raise ConfigError(f"the names of all classes have at most {MAX_CLASS_NAMES_BYTES} bytes together")
+        raise ConfigError(f"the names of all classes may take at most {MAX_CLASS_NAMES_BYTES} bytes in total")
     return names
 
 
@@ -261,8 +263,8 @@ def unpack_labels(data: bytes, text: str, size: int | None = None) -> Labels:
         wrong = f": {error}"
     whose = "samples" if size is None else f"{size} samples"
     raise ConfigError(
-        f"{len(data)} bytes are no labels of {whose}, of dtype {text[:200]!r}{wrong}; use one version of "
-        "SUPER on both sides"
+        f"{len(data)} bytes are not the labels of {whose} of dtype {text[:200]!r}{wrong}; use the same "
+        "version of SUPER on both sides"
     )
 
 
@@ -281,7 +283,7 @@ def _unpacked(
     labels = RaggedLabels(rows, values)
     # The dtype does not bound the lengths of lists.
     if size and label_sizes(labels, text).max() > MAX_LABEL_BYTES:
-        raise ValueError(f"one has more than {MAX_LABEL_BYTES} bytes")
+        raise ValueError(f"a label takes more than {MAX_LABEL_BYTES} bytes")
     return labels
 
 
@@ -332,7 +334,7 @@ class SampleList(Sequence[tuple[str, Any]]):
             return [self[place] for place in range(*index.indices(len(self)))]
         place = operator.index(index)
         if not -len(self) <= place < len(self):
-            raise IndexError(f"a list of {len(self)} samples has no place {place}")
+            raise IndexError(f"index {place} is out of range for a list of {len(self)} samples")
         place %= len(self)
         begin = self._ends[place - 1] if place else 0
         label = self.labels[place]

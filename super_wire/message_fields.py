@@ -47,7 +47,7 @@ def message_in(
     sent_version = mapping.get(f"super_{kind}") if isinstance(mapping, dict) else None
     if not isinstance(mapping, dict) or type(sent_version) is not int or sent_version != version:
         raise ConfigError(
-            f"{reader} reads {kind}s of version {version}, not {reprlib.repr(sent_version)}: deploy one "
+            f"{reader} accepts {kind}s of version {version}, not {reprlib.repr(sent_version)}: deploy one "
             "version of SUPER"
         )
     values: dict[str, Any] = {}
@@ -55,12 +55,12 @@ def message_in(
         if entry.name not in mapping:
             if entry.name in optional:
                 continue
-            raise ConfigError(f"the prefetch {kind} lacks {entry.name!r}")
+            raise ConfigError(f"the prefetch {kind} lacks the field {entry.name!r}")
         value, annotation = mapping[entry.name], str(entry.type)
         inner = types.get(annotation)
         if not (_CHECKS[annotation](value) if inner is None else _fits(value, inner)):
             raise ConfigError(
-                f"in a prefetch {kind}, {entry.name} is {annotation}, without negative numbers; not "
+                f"in a prefetch {kind}, {entry.name} must be {annotation} without negative numbers, not "
                 f"{reprlib.repr(value)}"
             )
         if inner is not None and issubclass(inner, Enum):

@@ -54,19 +54,21 @@ def check_pages(chunk: Bytes, unpacked_bytes: int, limit_bytes: int) -> int:
         except (IndexError, KeyError, TypeError, ValueError) as error:
             raise PagesError(f"its file has a broken page header: {error!r:.80}") from error
         if not encodings <= _ENCODINGS:
-            raise PagesError(f"its file has the encodings {encodings}: write plain values")
+            raise PagesError(
+                f"its file uses the encodings {encodings}, not all of which are supported: write plain values"
+            )
         at += packed_bytes
         pages += 1
         total_bytes += size_bytes
         total_values += values
         if total_bytes > unpacked_bytes or size_bytes + values * _VALUE_BYTES > limit_bytes:
             raise PagesError(
-                f"its pages unpack to {total_bytes} bytes or more, with {values} values in one; the file's "
-                f"footer says {unpacked_bytes}, the limit is {limit_bytes}",
+                f"its pages unpack to {total_bytes} bytes or more, with {values} values in one page, but the "
+                f"file's footer says {unpacked_bytes} bytes and the limit is {limit_bytes}",
                 is_large=True,
             )
         if pages > _PAGES_MAX:
-            raise PagesError(f"its row group has over {_PAGES_MAX} pages", is_large=True)
+            raise PagesError(f"its row group has more than {_PAGES_MAX} pages", is_large=True)
     return total_values
 
 
@@ -98,9 +100,9 @@ def _struct(data: Bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
         elif kind in {_BYTE, _DOUBLE}:
             at += 1 if kind == _BYTE else 8
         elif kind not in {_TRUE, _FALSE}:
-            raise ValueError(f"a field of type {kind}")
+            raise ValueError(f"a field has the unknown type {kind}")
         if number in fields or not 0 <= number <= _FIELD_MAX:  # Thrift takes the last
-            raise ValueError(f"field {number}, twice or out of range")
+            raise ValueError(f"field {number} is repeated or out of range")
         fields[number] = value
     return fields, at + 1
 

@@ -19,15 +19,15 @@ _INT32 = 2**31
 _INT64 = 2**63
 _SHIPPED_STEPS = "superdl.lambda_prefetch."
 
-_SIZES = "resize= is the shorter side, crop= the side of the central square, as resize=256, crop=224"
+_SIZES = "resize= is the shorter side and crop= the side of the central square, such as resize=256, crop=224"
 # Advice for names of arguments in other libraries; all other names are taken for sizes.
 _ELSEWHERE = {
-    "mean std normalize scale rescale_factor dtype": "samples are uint8, and are normalised after the cache: "
-    "SuperDataset(..., transform=Augment(mean=..., std=...)) or a transform of yours",
-    "interpolation resample antialias max_size": "give the steps, as Recipe([{'op': 'resize', 'size': 256, "
-    "'interpolation': 'bicubic'}, {'op': 'center_crop', 'size': 224}])",
-    "flip hflip vflip horizontal_flip augment transform transforms": "random steps come after the cache, "
-    "fresh in each epoch: SuperDataset(..., transform=Augment(...)) or a transform of yours",
+    "mean std normalize scale rescale_factor dtype": "samples are uint8 and are normalised after the cache: "
+    "use SuperDataset(..., transform=Augment(mean=..., std=...)) or your own transform",
+    "interpolation resample antialias max_size": "pass the steps, such as Recipe([{'op': 'resize', "
+    "'size': 256, 'interpolation': 'bicubic'}, {'op': 'center_crop', 'size': 224}])",
+    "flip hflip vflip horizontal_flip augment transform transforms": "random steps run after the cache, "
+    "fresh in each epoch: use SuperDataset(..., transform=Augment(...)) or your own transform",
 }
 
 
@@ -84,9 +84,11 @@ class Recipe:
             self.steps = named = _steps(steps)
             hashed = [*map(_without_place, named)]
         if isinstance(augment_seed, bool) or not isinstance(augment_seed, int):
-            raise RecipeError(f"augment_seed is an integer; not {augment_seed!r}")
+            raise RecipeError(f"augment_seed must be an integer, not {augment_seed!r}")
         if not -_INT64 <= augment_seed < _INT64:
-            raise RecipeError(f"augment_seed fits in 64 bits with sign; {augment_seed} does not")
+            raise RecipeError(
+                f"augment_seed must fit in a signed 64-bit integer, but {augment_seed} does not"
+            )
         # Without random steps, recipes that differ only in their seed are equal.
         self.augment_seed = augment_seed if self.random else 0
         self.digest = digest128(_dump({"pipeline": PIPELINE_VERSION, "steps": hashed}).encode())
@@ -108,12 +110,12 @@ class Recipe:
         for name, recipe in recipes.items():
             if not isinstance(recipe, Recipe) or recipe.parts:
                 raise RecipeError(
-                    f"the field {name} has a recipe such as Recipe.image(crop=224); not {recipe!r}"
+                    f"the field {name} needs a recipe such as Recipe.image(crop=224), not {recipe!r}"
                 )
         seeds = {recipe.augment_seed for recipe in recipes.values() if recipe.random}
         if len(seeds) > 1:
             raise RecipeError(
-                f"fields draw the same numbers: give them one augment_seed, not {sorted(seeds)}"
+                f"all fields draw the same random numbers, so they need one augment_seed, not {sorted(seeds)}"
             )
         return cls(
             {name: recipe.steps for name, recipe in recipes.items()}, augment_seed=max(seeds, default=0)
@@ -168,11 +170,11 @@ class Recipe:
         """
         for name in unknown:
             hint = next((words for names, words in _ELSEWHERE.items() if name in names.split()), _SIZES)
-            raise TypeError(f"a recipe of images or masks has no argument {name}: {hint}")
+            raise TypeError(f"recipes for images and masks have no argument {name}: {hint}")
         steps: list[Mapping[str, Any]] = []
         if reduced_decode:
             if resize is None:
-                raise RecipeError("reduced_decode decodes for the size of resize: give resize too")
+                raise RecipeError("reduced_decode decodes to the size that resize needs: pass resize too")
             steps.append({"op": "reduced_decode", "size": resize, "truncated": truncated})
         elif truncated != "error":
             steps.append({"op": "decode", "truncated": truncated})
@@ -199,11 +201,11 @@ class Recipe:
             RecipeError: the file cannot be read, ``packed`` has no ``length``, or a number is out of range.
         """
         if length is not None and length < 1:
-            raise RecipeError(f"length is a whole number of tokens, at least 1; not {length}")
+            raise RecipeError(f"length must be a whole number of tokens, at least 1, not {length}")
         if packed and length is None:
-            raise RecipeError("packed rows have a length: give length too")
+            raise RecipeError("packed rows need a length: pass length too")
         if not -_INT32 <= pad_id < _INT32:
-            raise RecipeError(f"pad_id is a token's id, an int32; not {pad_id}")
+            raise RecipeError(f"pad_id must be a token id that fits in an int32, not {pad_id}")
         try:
             digest = hashlib.sha256(Path(tokenizer).read_bytes()).hexdigest()
         except OSError as error:
@@ -246,7 +248,8 @@ class Recipe:
         for name, number in numbers.items():
             if not number > 0 or (name != "max_seconds" and number != int(number)):
                 raise RecipeError(
-                    f"{name} is a number more than 0, a whole one but for max_seconds; not {number!r}"
+                    f"{name} must be a number greater than 0 (a whole number, except for max_seconds), not "
+                    f"{number!r}"
                 )
         rate, window, hop = int(rate), int(window), int(hop)  # 16000.0 and 16000 are one recipe
         read = {"rate": rate, "max_seconds": float(max_seconds), "mono": mono, "samples": int(samples or 0)}
@@ -273,9 +276,9 @@ class Recipe:
         numbers = {"frames": frames, "size": size} | ({} if fps is None else {"fps": fps})
         for name, number in numbers.items():
             if not number > 0:
-                raise RecipeError(f"{name} is a number more than 0; not {number!r}")
+                raise RecipeError(f"{name} must be a number greater than 0, not {number!r}")
         if not start >= 0:
-            raise RecipeError(f"start is not before the video's first frame, at 0; not {start!r}")
+            raise RecipeError(f"start must not be before the video's first frame, at 0; got {start!r}")
         params = {"frames": frames, "size": size, "fps": float(fps or 0), "start": float(start)}
         return cls([{**_shipped_step("video_steps:clip", **params), "input": "bytes"}])
 
@@ -286,10 +289,13 @@ class Recipe:
             fields = json.loads(text)
             version, steps, seed = fields["pipeline"], fields["steps"], fields["augment_seed"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise RecipeError(f"a recipe is JSON with pipeline, steps and augment_seed: {error!r}") from error
+            raise RecipeError(
+                f"a recipe must be JSON with pipeline, steps and augment_seed: {error!r}"
+            ) from error
         if version != PIPELINE_VERSION:
             raise RecipeError(
-                f"the recipe wants pipeline {version!r}, not {PIPELINE_VERSION}: use one version of SUPER"
+                f"the recipe needs pipeline {version!r}, not {PIPELINE_VERSION}: use the same version of "
+                "SUPER everywhere"
             )
         return cls(steps, augment_seed=seed)
 
@@ -335,9 +341,9 @@ class Recipe:
 
 def _steps(steps: object) -> tuple[Mapping[str, Any], ...]:
     if isinstance(steps, (str, bytes)) or not isinstance(steps, Sequence):
-        raise RecipeError(f"a recipe's steps are a list of mappings; not {steps!r}")
+        raise RecipeError(f"a recipe's steps must be a list of mappings, not {steps!r}")
     if len(steps) > _MAX_STEPS:
-        raise RecipeError(f"a recipe has at most {_MAX_STEPS} steps; this one has {len(steps)}")
+        raise RecipeError(f"a recipe may have at most {_MAX_STEPS} steps, but this one has {len(steps)}")
     return canonical_steps(steps)
 
 
@@ -349,8 +355,8 @@ def _parts(steps: Mapping[Any, Any], augment_seed: int) -> dict[str, Recipe]:
         raise RecipeError(str(error)) from error
     if names[:1] != [MAIN_FIELD] or len(names) > MAX_FIELDS:
         raise RecipeError(
-            f"fields are {MAIN_FIELD}, the object in a list's key, and up to {MAX_FIELDS - 1} others; not "
-            f"{names}"
+            f"fields must be {MAIN_FIELD}, the object in a list's key, and up to {MAX_FIELDS - 1} others, "
+            f"not {names}"
         )
     return {name: Recipe(_steps(steps[name]), augment_seed=augment_seed) for name in names}
 

@@ -21,14 +21,14 @@ Shape: TypeAlias = "tuple[int | None, int | None, int]"
 DECODED: Shape = (None, None, 3)
 _CUSTOM_NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)@([\w.+-]+)")
 _MAX_CUSTOM_JSON = 65536
-_PIXELS = f"whole pixels from 0 to {MAX_SIDE}: one for all borders, two or four"
+_PIXELS = f"a whole number of pixels from 0 to {MAX_SIDE} for all borders, or two or four of them"
 
 
 def split_custom_name(name: str) -> tuple[str, str, str]:
     """Split a custom step's ``module:function@version`` into module, function and version."""
     match = _CUSTOM_NAME.fullmatch(name)
     if match is None:
-        raise RecipeError(f"a custom step is named module:function@version; not {name!r}")
+        raise RecipeError(f"a custom step must be named module:function@version, not {name!r}")
     module, function, version = match.groups()
     return module, function, version
 
@@ -106,7 +106,7 @@ def _flag(value: Any) -> bool:
 
 def _custom_name(value: Any) -> str:
     if not isinstance(value, str) or not _CUSTOM_NAME.fullmatch(value):
-        raise ValueError("a text module:function@version")
+        raise ValueError("a string module:function@version")
     return value
 
 
@@ -195,7 +195,10 @@ def _max_size_fault(step: Mapping[str, Any]) -> str:
     size, longest = step["size"], step.get("max_size")
     if longest is None or (isinstance(size, int) and longest > size):
         return ""
-    return f"max_size bounds the longer side, so that it is more than size, one side; not {longest} of {size}"
+    return (
+        "max_size limits the longer side, so it must be greater than size, and size must be one side; got "
+        f"max_size {longest} and size {size}"
+    )
 
 
 _PROBABILITY = Parameter(lambda value: _number(value, 0, 1, "a probability from 0 to 1"), 0.5)
@@ -266,15 +269,18 @@ def canonical_step(step: object, number: int, *, of_mask: bool = False) -> Mappi
     ``of_mask``: it follows ``mask``, so that pixels are numbers which cannot be mixed.
     """
     if not isinstance(step, Mapping) or not isinstance(step.get("op"), str):
-        raise RecipeError(f'step {number} is a mapping such as {{"op": "resize", "size": 256}}; not {step!r}')
+        raise RecipeError(
+            f'step {number} must be a mapping such as {{"op": "resize", "size": 256}}, not {step!r}'
+        )
     op = step["op"]
     kind = OPS.get(op)
     if kind is None:
-        raise RecipeError(f"step {number}: there is no step {op!r}; there are {', '.join(OPS)}")
+        raise RecipeError(f"step {number}: unknown step {op!r}; the steps are {', '.join(OPS)}")
     unknown = [str(name) for name in step if name != "op" and name not in kind.parameters]
     if unknown:
         raise RecipeError(
-            f"step {number} ({op}) has no parameter {', '.join(unknown)}; it has {', '.join(kind.parameters)}"
+            f"step {number} ({op}) has no parameter {', '.join(unknown)}; its parameters are "
+            f"{', '.join(kind.parameters)}"
         )
     if of_mask and "interpolation" in kind.parameters:
         step = {"interpolation": "nearest", **step}
@@ -298,16 +304,16 @@ def _read(parameter: Parameter, value: Any, where: str) -> Any:
     try:
         return parameter.read(value)
     except ValueError as error:
-        raise RecipeError(f"{where} is {error}; not {reprlib.repr(value)}") from None
+        raise RecipeError(f"{where} must be {error}, not {reprlib.repr(value)}") from None
 
 
 def _misplaced(kind: Op, step: Mapping[str, Any], number: int, *, of_mask: bool) -> str:
     if number > 1 and kind.decodes:
-        return "it says how images are decoded, so it can only be the first step"
+        return "it determines how images are decoded, so it must be the first step"
     if number > 1 and step.get("input") == "bytes":
-        return 'input is "bytes" of the first step only; a later one gets what it made'
+        return 'only the first step can have input "bytes"; later steps get the result of the one before'
     if of_mask and step["op"] == "grayscale":
-        return "a mask holds numbers, not colours"
+        return "a mask contains numbers, not colours"
     if of_mask and "interpolation" in kind.parameters and step.get("interpolation") != "nearest":
-        return "the numbers of a mask cannot be mixed: its interpolation is nearest"
+        return "the numbers of a mask cannot be mixed, so its interpolation must be nearest"
     return ""

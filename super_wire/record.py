@@ -107,7 +107,9 @@ class Tombstone:
 def id_prefixes(sample_ids: bytes) -> NDArray[np.uint64]:
     """Return the id prefixes of concatenated ids' records, uint64 of shape (samples,)."""
     if len(sample_ids) % ID_BYTES:
-        raise ValueError(f"sample ids have {ID_BYTES} bytes each; these are {len(sample_ids)} bytes")
+        raise ValueError(
+            f"sample ids must have {ID_BYTES} bytes each, but these have {len(sample_ids)} bytes in all"
+        )
     # Each id is two such numbers, and the first is its prefix.
     return np.frombuffer(sample_ids, dtype="<u8")[::2]
 
@@ -135,7 +137,7 @@ def pack(
 def check_shape(shape: tuple[int, ...]) -> None:
     """Refuse, by :class:`RecordError`, a shape that does not fit into a header."""
     if len(shape) > MAX_NDIM or any(side > _MAX_U32 for side in shape):
-        raise RecordError(f"records hold up to {MAX_NDIM} dimensions below 2**32; not shape {shape}")
+        raise RecordError(f"records can have up to {MAX_NDIM} dimensions below 2**32, not shape {shape}")
 
 
 def pack_header(
@@ -163,7 +165,7 @@ def pack_header(
 def _id_prefix(sample_id: bytes) -> int:
     """Do the same as :func:`id_prefixes` for one id, without numpy."""
     if len(sample_id) != ID_BYTES:
-        raise ValueError(f"sample ids have {ID_BYTES} bytes each; these are {len(sample_id)} bytes")
+        raise ValueError(f"a sample id must have {ID_BYTES} bytes, not {len(sample_id)}")
     return int.from_bytes(sample_id[:8], "little")
 
 
@@ -172,7 +174,7 @@ def stored_dtype(dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
     """Return a dtype's code in the header, and the dtype in records' byte order."""
     code = DTYPE_CODES.get(dtype.name)
     if code is None:
-        raise TypeError(f"records hold {', '.join(DTYPE_CODES)}; not {dtype}")
+        raise TypeError(f"records can contain {', '.join(DTYPE_CODES)}, but not {dtype}")
     return code, dtype.newbyteorder("<")
 
 
@@ -192,28 +194,29 @@ def parse_header(record: Bytes, *, record_bytes: int | None = None, sample_id: b
             payload's length.
     """
     if len(record) < HEADER_BYTES:
-        raise RecordError(f"a record has at least {HEADER_BYTES} bytes; these are {len(record)}")
+        raise RecordError(f"a record must have at least {HEADER_BYTES} bytes, not {len(record)}")
     magic, version, kind, code, ndim, payload_bytes, payload_hash, *rest = _HEADER.unpack_from(record)
     if magic != MAGIC:
-        raise RecordError(f"a record begins with {MAGIC!r}; this one with {magic!r}")
+        raise RecordError(f"a record must begin with {MAGIC!r}, not {magic!r}")
     if version != RECORD_VERSION:
         raise RecordVersionError(
-            f"this SUPER reads record version {RECORD_VERSION}; this one is version {version}"
+            f"this version of SUPER reads record version {RECORD_VERSION}, but the record has version "
+            f"{version}"
         )
     if kind not in _KINDS or code not in DTYPE_NAMES:
-        raise RecordVersionError(f"record version {version} knows no kind {kind} with dtype code {code}")
+        raise RecordVersionError(f"record version {version} has no kind {kind} with dtype code {code}")
     _, shape, array_bytes = checked_array(ndim, tuple(rest[:MAX_NDIM]), code)
     dtype = DTYPE_NAMES[code]
     if array_bytes != payload_bytes:
-        raise RecordError(f"shape {shape} of {dtype} is not {payload_bytes} payload bytes")
+        raise RecordError(f"shape {shape} of {dtype} does not match a payload of {payload_bytes} bytes")
     if record_bytes is not None and record_bytes != HEADER_BYTES + payload_bytes:
         raise RecordError(
-            f"the header tells {HEADER_BYTES + payload_bytes} bytes; the record has {record_bytes}"
+            f"the header states {HEADER_BYTES + payload_bytes} bytes, but the record has {record_bytes}"
         )
     fetch_us, decode_us, prefix = rest[MAX_NDIM:]
     if sample_id is not None and prefix != _id_prefix(sample_id):
         raise RecordIdError(
-            f"it is the record of sample {prefix.to_bytes(8, 'little').hex()}..., not of {sample_id.hex()}"
+            f"this is the record of sample {prefix.to_bytes(8, 'little').hex()}..., not of {sample_id.hex()}"
         )
     return Header(RecordKind(kind), dtype, shape, payload_bytes, payload_hash, fetch_us, decode_us, prefix)
 
@@ -221,13 +224,13 @@ def parse_header(record: Bytes, *, record_bytes: int | None = None, sample_id: b
 def checked_array(ndim: int, sides: tuple[int, ...], code: int) -> tuple[np.dtype[Any], tuple[int, ...], int]:
     """Return dtype, shape and bytes of an array from a header's fields, or raise :class:`RecordError`."""
     if code not in DTYPE_NAMES or ndim > MAX_NDIM:
-        raise RecordError(f"no array has the dtype code {code} and {ndim} dimensions")
+        raise RecordError(f"no array can have the dtype code {code} and {ndim} dimensions")
     shape, beyond = sides[:ndim], sides[ndim:]
     if any(beyond):  # else a flipped bit in ndim could turn (28, 28, 1) into (28, 28)
-        raise RecordError(f"an array of {ndim} dimensions has sides {beyond} beyond them")
+        raise RecordError(f"an array of {ndim} dimensions cannot have further sides {beyond}")
     dtype = np.dtype(DTYPE_NAMES[code]).newbyteorder("<")
     if math.prod(side or 1 for side in shape) * dtype.itemsize >= _MAX_ARRAY_BYTES:  # perhaps empty
-        raise RecordError(f"no array has shape {shape}")
+        raise RecordError(f"no array can have the shape {shape}")
     return dtype, shape, math.prod(shape) * dtype.itemsize
 
 
@@ -236,7 +239,7 @@ def verify_payload(header: Header, payload: Bytes) -> None:
     actual = payload_hash(payload)
     if actual != header.payload_hash:
         raise RecordError(
-            f"the payload's xxh3-64 is {actual:016x}; the header says {header.payload_hash:016x}"
+            f"the payload's xxh3-64 is {actual:016x}, but the header says {header.payload_hash:016x}"
         )
 
 
@@ -249,7 +252,8 @@ def checked_payload(
     verify_payload(header, payload)
     if header.kind is not kind:
         raise RecordVersionError(
-            f"expected a record of kind {kind.name.lower()}; this one is of kind {header.kind.name.lower()}"
+            f"expected a record of kind {kind.name.lower()}, but this one is of kind "
+            f"{header.kind.name.lower()}"
         )
     return header, payload
 
@@ -271,5 +275,5 @@ def read_tombstone(record: Bytes) -> Tombstone:
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RecordError(
-            f"a tombstone's payload is JSON with key, reason, message and permanent: {error!r}"
+            f"a tombstone's payload must be JSON with key, reason, message and permanent: {error!r}"
         ) from error

@@ -58,11 +58,12 @@ class Pointer:
     def __post_init__(self) -> None:
         if not _PACK_NAME.fullmatch(self.pack):
             raise RecordError(
-                f"a pack's name is 1 to 255 of A-Z a-z 0-9 . _ - and begins with no . or -: {self.pack!r}"
+                "a pack name must have 1 to 255 of the characters A-Z a-z 0-9 . _ - and not begin with . or "
+                f"-; got {self.pack!r}"
             )
         end = self.offset + self.length
         if self.offset < 0 or self.length < HEADER_BYTES or end > _MAX_U64:
-            raise RecordError(f"no record of {self.length} bytes begins at byte {self.offset} of a pack")
+            raise RecordError(f"a record of {self.length} bytes cannot begin at byte {self.offset} of a pack")
 
 
 def pack_pointer(pointer: Pointer, sample_id: bytes) -> bytes:
@@ -75,9 +76,7 @@ def read_pointer(record: Bytes, *, sample_id: bytes | None = None) -> Pointer:
     """Parse a pointer record; :class:`RecordError` if it is none."""
     _, payload = checked_payload(record, RecordKind.POINTER, sample_id=sample_id)
     if len(payload) <= _PLACE.size:
-        raise RecordError(
-            f"a pointer's payload has more than {_PLACE.size} bytes; this one has {len(payload)}"
-        )
+        raise RecordError(f"a pointer's payload must have more than {_PLACE.size} bytes, not {len(payload)}")
     offset, length = _PLACE.unpack_from(payload)
     return Pointer(bytes(payload[_PLACE.size :]).decode(errors="replace"), offset, length)
 
@@ -90,11 +89,11 @@ def pack_arrays(
     RecordError also for 0 or over 64 arrays, or a name of other than 1 to 255 bytes.
     """
     if not 1 <= len(arrays) <= MAX_ARRAYS:
-        raise RecordError(f"a record holds 1 to {MAX_ARRAYS} named arrays; not {len(arrays)}")
+        raise RecordError(f"a record must contain 1 to {MAX_ARRAYS} named arrays, not {len(arrays)}")
     table, bodies = [_COUNT.pack(len(arrays))], []
     for name, array in sorted((name.encode(), array) for name, array in arrays.items()):
         if not 1 <= len(name) <= MAX_NAME_BYTES:
-            raise RecordError(f"an array's name has 1 to {MAX_NAME_BYTES} bytes; not {name[:40]!r}")
+            raise RecordError(f"an array's name must have 1 to {MAX_NAME_BYTES} bytes; got {name[:40]!r}")
         code, stored = stored_dtype(array.dtype)
         check_shape(array.shape)
         sides = (*array.shape, *(0,) * (MAX_NDIM - array.ndim))
@@ -145,13 +144,13 @@ def array_places(payload: memoryview) -> list[ArrayPlace]:
     try:
         table, at = _read_table(payload)
     except (struct.error, ValueError, UnicodeDecodeError) as error:
-        raise RecordError(f"a table of named arrays that its payload does not hold: {error}") from error
+        raise RecordError(f"the payload does not contain a valid table of named arrays: {error}") from error
     places = []
     for name, (dtype, shape, size) in table:
         start, at = _aligned(at), _aligned(at) + size
         places.append(ArrayPlace(name, dtype, shape, start, at))
     if at != len(payload):
-        raise RecordError(f"the named arrays have {at} bytes; the payload has {len(payload)}")
+        raise RecordError(f"the named arrays take {at} bytes, but the payload has {len(payload)}")
     return places
 
 
@@ -161,7 +160,7 @@ def _read_table(
     """Return each array's name, and its dtype, shape and bytes; and the table's end, or ``ValueError``."""
     (count,) = _COUNT.unpack_from(payload)
     if not 1 <= count <= MAX_ARRAYS:
-        raise ValueError(f"it tells of {count} arrays, where 1 to {MAX_ARRAYS} may be")
+        raise ValueError(f"it lists {count} arrays, but must list 1 to {MAX_ARRAYS}")
     at, table = _COUNT.size, []
     for _ in range(count):
         name_bytes, code, ndim, *sides = _ENTRY.unpack_from(payload, at)
@@ -174,7 +173,7 @@ def _read_table(
         raise ValueError("an array has no name")
     # One order only, so that equal samples have equal bytes.
     if any(first >= second for first, second in itertools.pairwise(names)):
-        raise ValueError("names are not in order, or one comes twice")
+        raise ValueError("names are out of order or repeated")
     return table, at
 
 

@@ -181,20 +181,24 @@ class PrefetchRequest:
         count = len(request.ids)
         if not 1 <= count <= MAX_SAMPLES_PER_REQUEST:
             raise ConfigError(
-                f"a prefetch request names 1 to {MAX_SAMPLES_PER_REQUEST} samples; this one {count}"
+                f"a prefetch request must contain 1 to {MAX_SAMPLES_PER_REQUEST} samples, not {count}"
             )
         if not all(map(_HEX_ID.fullmatch, request.ids)):
-            raise ConfigError(f"a sample id has {2 * ID_BYTES} lower-case hex digits")
+            raise ConfigError(f"a sample id must have {2 * ID_BYTES} lower-case hex digits")
         _check_places(request)
         _check_parts(request)
         checked_naming(request.alias or None, None, "in a prefetch request, ")
         below = all(key.startswith(request.prefix) for key in request.keys)
         if request.prefix and not (request.alias and below):
-            raise ConfigError("a prefetch request with a prefix has an alias, and keys that begin with it")
+            raise ConfigError(
+                "a prefetch request with a prefix needs an alias, and keys that begin with the prefix"
+            )
         texts = (request.request_id, request.bucket, request.recipe, request.cache, request.golden)
         lists = (*request.keys, *request.versions, *request.packs, *request.members)
         if clean_text(text := "".join((*texts, request.store, *lists))) != text:
-            raise ConfigError("a prefetch request has a text with a lone surrogate, which UTF-8 has not")
+            raise ConfigError(
+                "a prefetch request contains a string with a lone surrogate, which UTF-8 cannot encode"
+            )
         return request
 
 
@@ -248,7 +252,8 @@ class PrefetchResult:
         placed = len(result.outcomes) if result.pack else 0
         if not placed == len(result.offsets) == len(result.lengths):
             raise ConfigError(
-                "a prefetch result has as many offsets and lengths as samples if it names a pack, else none"
+                "a prefetch result must have as many offsets and lengths as samples if it has a pack, or "
+                "none without one"
             )
         unknown = set(result.outcomes) - frozenset(Outcome)
         if unknown:
@@ -269,32 +274,39 @@ def _check_places(request: PrefetchRequest) -> None:
     count = len(request.ids) if is_restore else 0
     if not count == len(request.pack_of) == len(request.offsets) == len(request.lengths):
         raise ConfigError(
-            "a restore has one of pack_of, offsets and lengths for each key; another request has none"
+            "a restore needs pack_of, offsets and lengths for each key; other requests must have none"
         )
     if bool(request.packs) != is_restore:
-        raise ConfigError("a restore names packs, and no other request does")
+        raise ConfigError("a restore needs packs, and no other request may have any")
     if bool(request.store) != (request.kind is not RequestKind.DECODE):
-        raise ConfigError(f"a request of kind decode names no store, and any other does; not {request.kind}")
+        raise ConfigError(
+            "requests of kind decode must have no store, and all others need one; this is of kind "
+            f"{request.kind}"
+        )
     if request.kind is RequestKind.SAVE and not request.golden:
-        raise ConfigError("a save names golden")
+        raise ConfigError("a save needs golden")
     used = set(request.pack_of)
     if len(set(request.packs)) != len(request.packs) or used != set(range(len(request.packs))):
-        raise ConfigError("a restore names each pack once, pack_of refers to packs, and each is wanted")
+        raise ConfigError(
+            "a restore must list each pack once, and pack_of must refer to every pack and to no other"
+        )
 
 
 def _check_parts(request: PrefetchRequest) -> None:
     """Check that the columns of a request match."""
     parts = len(request.ids) * (1 + len(request.fields))
     if not parts == len(request.versions) == len(request.keys):
-        raise ConfigError("a prefetch request has as many keys and versions as ids, and again for each field")
+        raise ConfigError(
+            "a prefetch request must have as many keys and versions as ids, and as many again for each field"
+        )
     named = [MAIN_FIELD, *map(checked_field, request.fields)]
     if len(set(named)) < len(named) or len(named) > MAX_FIELDS:
-        raise ConfigError(f"a prefetch request has fields that differ, at most {MAX_FIELDS}")
+        raise ConfigError(f"a prefetch request must have at most {MAX_FIELDS} fields, with different names")
     count = len(request.keys) if request.members else 0
     if not count == len(request.members) == len(request.member_offsets) == len(request.member_lengths):
-        raise ConfigError("a request for members has one of member, offset and length for each key")
+        raise ConfigError("a request for members needs a member, an offset and a length for each key")
     if request.encodings and len(request.encodings) != count:
-        raise ConfigError("a request for members has an encoding for each, or none")
+        raise ConfigError("a request for members must have an encoding for every member, or none at all")
     used = set(request.encodings)
     rows = {encoding for encoding in used if is_row(encoding)}
     if unknown := used - rows - set(MEMBER_ENCODINGS):
@@ -302,9 +314,11 @@ def _check_parts(request: PrefetchRequest) -> None:
             f"unknown encodings of members: {reprlib.repr(sorted(unknown))}; deploy one version of SUPER"
         )
     if request.members and not request.fields and not all(request.members):
-        raise ConfigError("a member has a name; that a part is a whole object is said of samples with fields")
+        raise ConfigError(
+            "a member must have a name; only in samples with fields may a part be a whole object"
+        )
     columns = request.member_lengths, request.encodings or ("",) * count, request.members
     spans = zip(*columns, strict=True)
     lengths = [length for length, encoding, name in spans if name and encoding not in rows]
     if lengths and min(lengths) < 1:
-        raise ConfigError("a member has a length of 1 or more")
+        raise ConfigError("a member must have a length of 1 or more")

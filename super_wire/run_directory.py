@@ -27,8 +27,8 @@ def temporary_directory() -> str:
         return tempfile.gettempdir()
     except FileNotFoundError as error:
         raise ConfigError(
-            f"temporary files have no place ({error.strerror}): set TMPDIR to a directory that this user may "
-            "write to and that has room"
+            f"there is no directory for temporary files ({error.strerror}): set TMPDIR to a directory with "
+            "free space that this user can write to"
         ) from error
 
 
@@ -108,8 +108,8 @@ class RunDirectory:
         while (descriptor := self._try_start_lock()) is None:
             if time.monotonic() >= deadline_s:
                 raise EmbeddedError(
-                    f"another process has held {self.start_lock} for {wait_s:g} s: it is starting or ending "
-                    f"the embedded coordinator of this run and does not get on; see {self.log}"
+                    f"another process has held {self.start_lock} for {wait_s:g} s: it is starting or "
+                    f"stopping the embedded coordinator of this run and seems to be stuck; see {self.log}"
                 )
             # File locks have no timeout, so they are polled, with jitter.
             time.sleep(_LOCK_PAUSE_S * random.SystemRandom().uniform(0.5, 1.5))
@@ -169,10 +169,10 @@ def _make_private(directory: Path) -> None:
         status = directory.lstat()
     except OSError as error:
         raise EmbeddedError(
-            f"{directory} cannot be made: {error}; set TMPDIR to a directory of yours"
+            f"{directory} cannot be created: {error}; set TMPDIR to a directory of your own"
         ) from error
     if not _is_private(status):
         raise EmbeddedError(
-            f"{directory} is not a directory of this user alone (owner {status.st_uid}, "
-            f"mode {stat.filemode(status.st_mode)}): remove it, or set TMPDIR to another place"
+            f"{directory} is not a directory that is private to this user (owner {status.st_uid}, mode "
+            f"{stat.filemode(status.st_mode)}): remove it, or set TMPDIR to another directory"
         )

@@ -63,12 +63,15 @@ class ReadReport:
             raise ValueError(f"a read report lacks the field {_NUMBERS_FIELD!r}")
         oversized = [name for name, limit in _FIELD_BYTES_MAX.items() if len(entry.get(name, b"")) > limit]
         if oversized:  # before parsing
-            raise ValueError(f"a read report's field {oversized[0]!r} has {len(entry[oversized[0]])} bytes")
+            raise ValueError(
+                f"the field {oversized[0]!r} of a read report has {len(entry[oversized[0]])} bytes, which is "
+                "too long"
+            )
         numbers = [int(number) for number in entry[_NUMBERS_FIELD].split(b" ")]
         if len(numbers) != len(_NUMBERS):
-            raise ValueError(f"a read report has {len(_NUMBERS)} numbers; not {len(numbers)}")
+            raise ValueError(f"a read report must have {len(_NUMBERS)} numbers, not {len(numbers)}")
         if min(numbers) < 0 or max(numbers) >= _MAX_NUMBER:
-            raise ValueError(f"the numbers of a read report lie from 0 to 2**63 - 1: {numbers}")
+            raise ValueError(f"the numbers of a read report must be from 0 to 2**63 - 1, not {numbers}")
         missed, corrupt = (
             tuple(np.frombuffer(entry.get(short, b""), dtype="<u4").tolist()) for short in (b"m", b"c")
         )

@@ -46,7 +46,7 @@ def _parsed(parse: Callable[[], Any], language: str, name: str) -> Any:
     try:
         return parse()
     except RecursionError as error:
-        raise ConfigError(f"{name} cannot be read as {language}: it is nested too deep") from error
+        raise ConfigError(f"{name} cannot be read as {language}: it is nested too deeply") from error
     except ValueError as error:  # the parsers' errors contain the line
         raise ConfigError(f"{name} cannot be read as {language}: {error}") from error
 
@@ -56,7 +56,7 @@ def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {key[:80]!r} is given twice")
+        raise ValueError(f"the key {key[:80]!r} appears twice")
     return mapping
 
 
@@ -68,7 +68,9 @@ def seconds_from(environment: Mapping[str, str], name: str, default: float) -> f
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= 1e6:  # noqa: PLR2004  # more than a week is a mistake
-        raise ConfigError(f"{name} is a number of seconds above 0, such as {default:g}; not {text!r}")
+        raise ConfigError(
+            f"{name} must be a number of seconds greater than 0, such as {default:g}, not {text!r}"
+        )
     return seconds
 
 
@@ -82,5 +84,5 @@ def parse_bytes(text: str, name: str) -> int:
     size_bytes = int(Fraction(match[1]) * _UNITS[match[2]]) if match else -1
     # A bare 4 probably means 4gb.
     if size_bytes < 2**20 and size_bytes != 0:
-        raise ConfigError(f"{name} is a size of at least 1mb, such as 4gb or 500mb; not {text[:80]!r}")
+        raise ConfigError(f"{name} must be a size of at least 1mb, such as 4gb or 500mb, not {text[:80]!r}")
     return size_bytes

@@ -40,7 +40,7 @@ WAITS = {
     ),
     "cache": Wait(
         "the cache was full, or reading from it took longer than a step",
-        "more memory for the cache, more loader workers, or a cache that is nearer",
+        "more memory for the cache, more loader workers, or a cache that is closer",
         ("cache_memory", "cache_transfer"),
     ),
     UNKNOWN: Wait("nothing was reported about it", "superdl stats --batch", ("loading",)),

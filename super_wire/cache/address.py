@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 # An address travels in every request and BatchRef; each side has its own credentials.
 _CREDENTIALS_IN_ADDRESS = (
-    "the cache's address holds credentials; leave them out and set SUPER_CACHE_USERNAME and "
+    "the cache address contains credentials: remove them, and set SUPER_CACHE_USERNAME and "
     "SUPER_CACHE_PASSWORD"
 )
 _DEFAULT_PORT = 6379
@@ -51,19 +51,20 @@ class CacheAddress:
         if parts.username or parts.password or options.keys() & {"username", "password"}:
             raise ConfigError(_CREDENTIALS_IN_ADDRESS)
         if parts.scheme not in {"redis", "rediss", "unix"} or parts.fragment:
-            raise ConfigError(f"a cache address is {_FORMS}; not {text!r}")
+            raise ConfigError(f"a cache address must be {_FORMS}, not {text!r}")
         unknown = options.keys() - ({"db"} if parts.scheme == "unix" else set())
         if unknown:
-            raise ConfigError(f"cache address {text!r}: there is no option {', '.join(sorted(unknown))}")
+            raise ConfigError(f"cache address {text!r}: unknown option {', '.join(sorted(unknown))}")
         if parts.scheme == "unix":
             path, db = unquote(parts.path), _database(options.get("db", [""])[-1], text)
             if parts.netloc or not path or path.endswith("/"):
                 raise ConfigError(
-                    f"a unix socket's address is unix:///absolute/path (three slashes); not {text!r}"
+                    "the address of a unix socket must be unix:///absolute/path (three slashes), not "
+                    f"{text!r}"
                 )
             return cls("", 0, path, db)
         if not parts.hostname or port == 0:
-            raise ConfigError(f"cache address {text!r} names no {'port' if parts.hostname else 'host'}")
+            raise ConfigError(f"cache address {text!r} has no valid {'port' if parts.hostname else 'host'}")
         db = _database(parts.path.strip("/"), text)
         return cls(parts.hostname, port or _DEFAULT_PORT, "", db, tls=parts.scheme == "rediss")
 
@@ -90,7 +91,7 @@ class CacheAddress:
 
 def _database(text: str, address: str) -> int:
     if text and not (text.isascii() and text.isdigit() and int(text) < _MAX_DB):
-        raise ConfigError(f"cache address {address!r}: a database is a number; not {text!r}")
+        raise ConfigError(f"cache address {address!r}: the database must be a number, not {text!r}")
     return int(text or 0)
 
 
@@ -115,7 +116,7 @@ class Credentials(ClientTls):
         password = environment.get("SUPER_CACHE_PASSWORD", "")
         if username and not password:
             raise ConfigError(
-                "SUPER_CACHE_USERNAME is set and SUPER_CACHE_PASSWORD is not: set both, or the password alone"
+                "SUPER_CACHE_USERNAME is set but SUPER_CACHE_PASSWORD is not: set both, or only the password"
             )
         return cls(username, password, **cls.tls_in(environment))
 
@@ -123,9 +124,9 @@ class Credentials(ClientTls):
         """Refuse an address beyond this machine in plain text, unless ``insecure``."""
         if not (address.tls or address.local or self.insecure):
             raise ConfigError(
-                f"the cache at {address} is beyond loopback, where a cache needs TLS: use rediss://, or a "
-                "cache on this machine, or an SSH tunnel to the other; in a network that nobody else can "
-                "reach, SUPER_INSECURE=1 (on each side) does without"
+                f"the cache at {address} is beyond loopback, so the connection must use TLS: use rediss://, "
+                "a cache on this machine, or an SSH tunnel to the other one. In a network that nobody else "
+                "can reach, set SUPER_INSECURE=1 on each side to connect without TLS"
             )
 
     def admit(self, address: CacheAddress) -> None:
@@ -137,4 +138,6 @@ class Credentials(ClientTls):
 
 @functools.cache
 def _warn_once(address: str) -> None:
-    _log.warning("INSECURE: SUPER_INSECURE=1 lets password and samples go to %s in plain text", address)
+    _log.warning(
+        "INSECURE: with SUPER_INSECURE=1, the password and samples are sent to %s in plain text", address
+    )

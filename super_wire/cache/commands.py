@@ -59,7 +59,7 @@ class _Exchange:
         self._commands = commands
         self._timeout_s = timeout_s
         self._until_s = time.monotonic() + timeout_s
-        self._answers: list[Answer] = [CacheUnreachableError("it was not sent")] * len(commands)
+        self._answers: list[Answer] = [CacheUnreachableError("the command was not sent")] * len(commands)
         self._redirected: dict[int, _Destination] = {}
         self._failed: set[int] = set()  # with their connection, so perhaps executed
 
@@ -98,7 +98,7 @@ class _Exchange:
             if place is None:
                 slot = key_slot(self._commands[index].key)
                 self._answers[index] = CacheUnreachableError(
-                    f"no node of the cluster at {nodes.address} has slot {slot}"
+                    f"no node of the cluster at {nodes.address} serves slot {slot}"
                 )
             else:
                 groups.setdefault(place, []).append(index)

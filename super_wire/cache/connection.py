@@ -184,7 +184,7 @@ class CacheConnection:
             if parsed is None:
                 received, at = self._longer(received[at:], began_s, until_s), 0
                 if len(received) > _MAX_ANSWER_BYTES:
-                    raise self._failure(ProtocolDoubtError("an endless answer"))
+                    raise self._failure(ProtocolDoubtError("its answer is too long"))
                 continue
             answer, at = parsed
             answers.append(answer)
@@ -192,7 +192,7 @@ class CacheConnection:
         self.late_errors += [answer.text for answer in late if isinstance(answer, ErrorReply)]
         self.owed = 0
         if at < len(received):
-            raise self._failure(ProtocolDoubtError(f"{received[at : at + 40]!r} answers nothing"))
+            raise self._failure(ProtocolDoubtError(f"{received[at : at + 40]!r} does not answer any command"))
         return answers
 
     def close(self) -> None:
@@ -260,12 +260,12 @@ class CacheConnection:
         silent = isinstance(error, BlockingIOError | TimeoutError)
         reason = "it closed the connection" if isinstance(error, EOFError) else str(error)
         if silent:
-            reason = f"nothing came for {waited_s or self._limit_s or IO_TIMEOUT_S:.3g} s"
+            reason = f"it did not respond for {waited_s or self._limit_s or IO_TIMEOUT_S:.3g} s"
         # If only the peer uses TLS, it hangs up; if only we do, it waits for more bytes.
         doubt = hung_up or (silent and self.address.tls)
         hint = unheard(self.address, encrypted=self._tls is not None) if doubt and not self._heard else ""
         kind = ProtocolDoubtError if isinstance(error, ProtocolDoubtError) else CacheUnreachableError
-        return kind(f"the cache at {self.address} is not to be reached: {reason}{hint}")
+        return kind(f"the cache at {self.address} cannot be reached: {reason}{hint}")
 
 
 def _connect(address: CacheAddress, timeout_s: float) -> socket.socket:

@@ -89,7 +89,7 @@ def key_slot(key: bytes) -> int:
 def parse_slots(reply: Reply, asked: Node) -> SlotMap:
     """Parse the ``asked`` node's ``CLUSTER SLOTS``; ``ValueError`` for anything else."""
     if not isinstance(reply, list) or len(reply) > SLOTS:  # each entry has at least one slot
-        raise ValueError(f"a slot map is an array of at most {SLOTS} entries; not {reprlib.repr(reply)}")
+        raise ValueError(f"a slot map must be an array of at most {SLOTS} entries, not {reprlib.repr(reply)}")
     places: dict[Node, int] = {}
     # 16 bits suffice, since there are no more masters than slots.
     owners = array("h", [-1]) * SLOTS
@@ -121,7 +121,7 @@ def _range(item: Reply, asked: Node) -> tuple[int, int, Node | None]:
         case [int(first), int(last), master, *_] if 0 <= first <= last < SLOTS:
             return first, last, _master(master, asked)
     raise ValueError(
-        f"an entry of a slot map is [first, last, [host, port, ...], ...]; not {reprlib.repr(item)}"
+        f"an entry of a slot map must be [first, last, [host, port, ...], ...], not {reprlib.repr(item)}"
     )
 
 
@@ -134,7 +134,7 @@ def _master(item: Reply, asked: Node) -> Node | None:
             if not name or _is_host(name):
                 # No host means the host of the node that answered.
                 return Node(name or asked.host, port)
-    raise ValueError(f"a node of a slot map is [host, port, ...]; not {reprlib.repr(item)}")
+    raise ValueError(f"a node in a slot map must be [host, port, ...], not {reprlib.repr(item)}")
 
 
 def _is_host(text: str) -> bool:
@@ -320,5 +320,5 @@ def _learned_slots(connection: CacheConnection, asked: Node, timeout_s: float) -
         return parse_slots(answer, asked)
     except ValueError as error:
         raise CacheError(
-            f"the cache at {connection.address} answered CLUSTER SLOTS with something else: {error}"
+            f"the cache at {connection.address} gave an invalid answer to CLUSTER SLOTS: {error}"
         ) from error

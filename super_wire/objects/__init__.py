@@ -65,8 +65,8 @@ def open_bucket(bucket: str, hosts: tuple[str, ...] | None = None, roots: tuple[
 
         return Site(bucket, hosts)
     raise ConfigError(
-        "a bucket is s3://name, gs://name, az://container, hf://datasets/OWNER/NAME, https://host or "
-        f"file:///directory; not {bucket!r}"
+        "a bucket must be s3://name, gs://name, az://container, hf://datasets/OWNER/NAME, https://host or "
+        f"file:///directory, not {bucket!r}"
     )
 
 

@@ -77,7 +77,7 @@ class ObjectError(Exception):
         words = {
             Fault.MISSING: f"{what} does not exist",
             Fault.REFUSED: f"this machine may not read {what}",
-            Fault.UNAVAILABLE: f"{what} cannot be read, by up to {ATTEMPTS} attempts",
+            Fault.UNAVAILABLE: f"{what} could not be read in up to {ATTEMPTS} attempts",
         }
         return self.fault.source_error(f"{words.get(self.fault, f'{what} cannot be read')} ({self})")
 
@@ -197,14 +197,14 @@ class Bucket(ABC):
         raise self._read_only()
 
     def _read_only(self) -> ConfigError:
-        return ConfigError(f"{self.name} is only read: objects are written to s3:// or a directory")
+        return ConfigError(f"{self.name} is read-only: objects can only be written to s3:// or a directory")
 
 
 def check_version(found: str, version: str) -> None:
     """Refuse an object of another version than listed."""
     # Its id would be wrong.
     if found != version:
-        raise ObjectError(Fault.CHANGED, f"its version is {found}; the catalog lists {version}")
+        raise ObjectError(Fault.CHANGED, f"its version is {found}, but the catalog lists {version}")
 
 
 def check_range(told: str, size_bytes: int, span: Span) -> None:
@@ -214,6 +214,6 @@ def check_range(told: str, size_bytes: int, span: Span) -> None:
     if (first, last + 1) != span.within(total) or size_bytes != last + 1 - first:
         raise ObjectError(
             Fault.FAILED,
-            f"asked for {span.header}, the server gave {size_bytes} bytes and called them {told[:60]!r}: it "
-            "does not answer ranges",
+            f"the server does not support range requests: it answered {span.header} with {size_bytes} bytes "
+            f"and Content-Range {told[:60]!r}",
         )

@@ -41,11 +41,12 @@ _ENDPOINTS = {
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
 _REMEDIES = {
-    "gs": "give it GOOGLE_APPLICATION_CREDENTIALS, or its machine a service account, that may list and read "
-    "the bucket (roles/storage.objectViewer); GOOGLE_SKIP_SIGNATURE=true reads public buckets",
-    "az": "give it AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_SAS_TOKEN), or "
-    "its machine an identity that may list and read the container (Storage Blob Data Reader); "
-    "AZURE_SKIP_SIGNATURE=true reads public containers",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or attach a service account to the machine, with permission "
+    "to list and read the bucket (roles/storage.objectViewer); for public buckets, set "
+    "GOOGLE_SKIP_SIGNATURE=true",
+    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_SAS_TOKEN), or "
+    "attach an identity to the machine, with permission to list and read the container (Storage Blob "
+    "Data Reader); for public containers, set AZURE_SKIP_SIGNATURE=true",
 }
 # Endpoints and credentials come from the variables of each cloud's tools.
 _OURS = ("GOOGLE_", "AZURE_", "STORAGE_EMULATOR_HOST")
@@ -74,8 +75,8 @@ class _Cloud(Bucket):
             from obstore.store import AzureStore, GCSStore
         except ImportError as error:
             raise ConfigError(
-                f"{bucket} is read through obstore, which is not installed here ({error}): pip install "
-                "'superdl[clouds]' where coordinator and functions run"
+                f"reading {bucket} requires obstore, which is not installed here ({error}): run pip install "
+                "'superdl[clouds]' where the coordinator and functions run"
             ) from error
         endpoint = next(filter(None, map(os.environ.get, _ENDPOINTS[self._scheme])), "")
         options = {

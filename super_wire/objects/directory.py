@@ -33,11 +33,12 @@ class Directory(Bucket):
 
     def __init__(self, root: str, allowed_roots: tuple[str, ...] = ()) -> None:
         if not root.startswith("/"):
-            raise ConfigError(f"a file:// bucket names an absolute directory; not {root!r}")
+            raise ConfigError(f"a file:// bucket must be an absolute directory, not {root!r}")
         self.name, self._root = f"file://{root}", os.path.realpath(root)
         if allowed_roots and not any(_is_within(self._root, allowed) for allowed in allowed_roots):
             raise ConfigError(
-                f"this function may not read {root}: SUPER_FILE_ROOTS allows {os.pathsep.join(allowed_roots)}"
+                f"this function may not read {root}: SUPER_FILE_ROOTS only allows "
+                f"{os.pathsep.join(allowed_roots)}"
             )
         self._roots = allowed_roots or (self._root,)
         self._kept: dict[str, int] = {}  # descriptors of directories, by path
@@ -74,7 +75,7 @@ class Directory(Bucket):
             descriptor = self._open(key)
             try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise ObjectError(Fault.CHANGED, "it is no regular file (any more)")
+                    raise ObjectError(Fault.CHANGED, "it is not a regular file (any more)")
                 yield descriptor
             finally:
                 os.close(descriptor)
@@ -128,7 +129,7 @@ def _close(kept: dict[str, int]) -> None:
 def _escape() -> ObjectError:
     return ObjectError(
         Fault.REFUSED,
-        "its path leaves the source's directory, and SUPER_FILE_ROOTS of the function allows no other",
+        "its path leaves the source's directory, and the function's SUPER_FILE_ROOTS allows no other",
     )
 
 
@@ -147,7 +148,7 @@ def _check_status(status: os.stat_result, version: str) -> None:
     if size is None and version:
         check_version(file_version(status), version)
     elif size is not None and status.st_size != size:
-        raise ObjectError(Fault.CHANGED, f"it has {status.st_size} bytes; the catalog lists {version}")
+        raise ObjectError(Fault.CHANGED, f"it has {status.st_size} bytes, but the catalog lists {version}")
 
 
 def _read_exactly(descriptor: int, size_bytes: int, begin: int) -> bytes:

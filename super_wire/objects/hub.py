@@ -58,11 +58,15 @@ class Dataset(Bucket):
     def __init__(self, bucket: str, endpoint: str, token: str) -> None:
         match = HUB_BUCKET.fullmatch(bucket)
         if match is None:
-            raise ConfigError(f"a dataset of the Hub is hf://datasets/OWNER/NAME; not {bucket[:_SHOWN]!r}")
+            raise ConfigError(
+                f"a dataset on the Hub must be hf://datasets/OWNER/NAME, not {bucket[:_SHOWN]!r}"
+            )
         if not may_read(server_of(endpoint), None):
-            raise ConfigError(f"HF_ENDPOINT is https://host, or a server of this machine; not {endpoint!r}")
+            raise ConfigError(
+                f"HF_ENDPOINT must be https://host or a server on this machine, not {endpoint!r}"
+            )
         if not re.fullmatch("[!-~]*", token):  # no header can hold it
-            raise ConfigError("HF_TOKEN is no token of the Hub: it has blanks, or is not ASCII")
+            raise ConfigError("HF_TOKEN is not a valid token: it contains whitespace or non-ASCII characters")
         self.name, self._name, self._revision = bucket, match[1], match[2] or "main"
         self._endpoint = endpoint
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -75,7 +79,9 @@ class Dataset(Bucket):
             revision, _ = self._json(f"revision/{commit}?expand=sha")
             commit = str(revision.get("sha")) if isinstance(revision, dict) else ""
             if not _COMMIT.fullmatch(commit):
-                raise ObjectError(Fault.FAILED, f"the Hub names no commit of the revision {self._revision}")
+                raise ObjectError(
+                    Fault.FAILED, f"the Hub returned no commit for the revision {self._revision}"
+                )
         return f"hf://{self._name}@{commit}"
 
     def _fetch(self, key: str, version: str, span: Span | None, before: Callable[[int], None]) -> bytes:
@@ -92,7 +98,7 @@ class Dataset(Bucket):
             with answered("GET", place.url, {**own, **range_header(bounded)}, follow) as answer:
                 if answer.good:
                     if answer.size != place.size or (of_hub and answer.etag() != place.version):
-                        raise ObjectError(Fault.CHANGED, "other bytes came than the Hub had told of")
+                        raise ObjectError(Fault.CHANGED, "the file is not the one that the Hub announced")
                     return answer.content(bounded, before)
                 self._places.pop(key, None)
                 if not may_be_old:  # else its URL may have expired
@@ -110,7 +116,7 @@ class Dataset(Bucket):
         while query:
             entries, following = self._json(f"{path}?{query}")
             if not isinstance(entries, list) or following == query:
-                raise ObjectError(Fault.FAILED, "the Hub's listing is not understood")
+                raise ObjectError(Fault.FAILED, "the Hub's listing cannot be parsed")
             yield Page([file for entry in entries for file in _file_in(entry)])
             query = following
 
@@ -128,7 +134,9 @@ class Dataset(Bucket):
             # unchanged keep their samples.
             version = answer.etag(f"{linked}ETag")
             if not _OID.fullmatch(version):
-                raise ObjectError(Fault.FAILED, f"the Hub tells no version of it, but {version[:_SHOWN]!r}")
+                raise ObjectError(
+                    Fault.FAILED, f"the Hub returned {version[:_SHOWN]!r}, which is not a version"
+                )
             size = answer.number(f"{linked}Size" if linked else "Content-Length")
             place = _Place(answer.target or answer.url, version, size, time.monotonic() + _KEPT_S)
         self._leads_on(place.url)
@@ -160,19 +168,25 @@ class Dataset(Bucket):
         server = server_of(url)
         if server.startswith("https:") or (self._endpoint.startswith("http:") and may_read(server, None)):
             return True
-        raise ObjectError(Fault.REFUSED, f"the Hub leads to {server}, away from TLS")
+        raise ObjectError(Fault.REFUSED, f"the Hub redirects to {server}, which does not use TLS")
 
     def _failure(self, answer: Answer) -> ObjectError:
         code, words = (answer.headers.get(f"X-Error-{name}", "")[:_SHOWN] for name in ("Code", "Message"))
         remedy = f" ({code} {shown(words)})" if code else ""
         if code == "GatedRepo":
             remedy += (
-                f"; accept the conditions at {self._endpoint}/{self._name}, and give that account's HF_TOKEN"
+                f"; accept the conditions at {self._endpoint}/{self._name}, and set HF_TOKEN to a token of "
+                "that account"
             )
         elif answer.status in {401, 403}:
-            remedy += "; it is private or does not exist: give HF_TOKEN of an account that may read it"
+            remedy += (
+                "; it is private or does not exist: set HF_TOKEN to a token of an account that may read it"
+            )
         elif answer.status == HTTPStatus.TOO_MANY_REQUESTS:
-            remedy += "; the Hub counts requests: give HF_TOKEN, and read Parquet or tars, not loose files"
+            remedy += (
+                "; the Hub limits requests: set HF_TOKEN, and read Parquet files or tars instead of loose "
+                "files"
+            )
         return answer.failure(remedy)
 
 
@@ -185,5 +199,5 @@ def _file_in(entry: Any) -> Iterator[Listed]:
         path = version = size = None
     texts = isinstance(path, str) and isinstance(version, str) and clean_text(path) == path != ""
     if not (texts and isinstance(size, int) and _OID.fullmatch(version)):
-        raise ObjectError(Fault.FAILED, f"the Hub's listing is not understood: {str(entry)[:_SHOWN]}")
+        raise ObjectError(Fault.FAILED, f"the Hub's listing cannot be parsed: {str(entry)[:_SHOWN]}")
     yield Listed(path, version, size)

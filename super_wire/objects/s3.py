@@ -169,7 +169,8 @@ class S3Bucket(Bucket):
             size = body.tell()
         if size > _PUT_BYTES_MAX:
             raise ObjectError(
-                Fault.FAILED, f"its {size:,} bytes are more than S3 takes at once: write smaller objects"
+                Fault.FAILED,
+                f"its {size:,} bytes are more than S3 accepts in one request: write smaller objects",
             )
         lines = [f"content-length:{size}"]
         lines += [f"content-md5:{md5}"] if md5 else []
@@ -193,7 +194,7 @@ class S3Bucket(Bucket):
         def receive(response: urllib3.BaseHTTPResponse) -> bytes:
             content = response.read(_PAGE_BYTES + 1)
             if len(content) > _PAGE_BYTES:
-                raise ObjectError(Fault.FAILED, f"a page of the listing has over {_PAGE_BYTES:,} bytes")
+                raise ObjectError(Fault.FAILED, f"a page of the listing is larger than {_PAGE_BYTES:,} bytes")
             return content
 
         marked = ""
@@ -205,7 +206,9 @@ class S3Bucket(Bucket):
             if not following:
                 return
             if following == marked:
-                raise ObjectError(Fault.FAILED, "the object store's listing goes in circles")
+                raise ObjectError(
+                    Fault.FAILED, "the object store's listing never ends: it repeats the same pages"
+                )
             if number.bit_count() == 1:  # ever more rarely, to detect cycles of any length
                 marked = following
             query["continuation-token"] = following
@@ -242,7 +245,7 @@ class S3Bucket(Bucket):
                 check_range(response.headers.get("Content-Range", ""), size, span)
             elif response.status != _WHOLE:
                 raise ObjectError(
-                    Fault.FAILED, f"the object store answered {response.status}, with a part of it"
+                    Fault.FAILED, f"the object store answered {response.status}, with only a part of it"
                 )
             before(size)
             return response.read()
@@ -328,11 +331,11 @@ class S3Bucket(Bucket):
         server = way.endpoint.netloc if way else self.name
         words = f"no object store answered at {server} ({type(error).__name__}: {error})"
         remedy = (
-            "check the network (in a VPC: a gateway endpoint for S3 in the bucket's region, or NAT), and "
-            "SUPER_S3_ENDPOINT_URL or AWS_ENDPOINT_URL_S3 if the store is not AWS"
+            "check the network (in a VPC, use a gateway endpoint for S3 in the bucket's region, or NAT), "
+            "and SUPER_S3_ENDPOINT_URL or AWS_ENDPOINT_URL_S3 if the store is not AWS"
         )
         if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in (error, *error.args)):
-            remedy = "AWS_CA_BUNDLE names the authorities that are trusted"
+            remedy = "set AWS_CA_BUNDLE to a file with the authorities to trust"
             return ObjectError(Fault.FAILED, f"{words}: {remedy}")
         timed_out = isinstance(error, urllib3.exceptions.ConnectTimeoutError)
         refused = isinstance(error, urllib3.exceptions.NewConnectionError)  # a kind of the former
@@ -347,7 +350,7 @@ def _etag(response: urllib3.BaseHTTPResponse) -> str:
 def _size(response: urllib3.BaseHTTPResponse) -> int:
     size = response.headers.get("Content-Length", "")
     if not size.isdigit() or "Transfer-Encoding" in response.headers:  # then HTTP ignores the length
-        raise ObjectError(Fault.FAILED, "the object store gives no size")
+        raise ObjectError(Fault.FAILED, "the object store did not return the size")
     return int(size)
 
 

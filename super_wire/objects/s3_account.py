@@ -41,8 +41,8 @@ _ON = frozenset({"1", "true", "yes"})
 _LOOK_AGAIN_S = 10.0  # pause before another search for credentials
 _OURS = ("AWS_", "SUPER_S3_")
 _REMEDY = (
-    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give this machine a role; "
-    "SUPER_S3_ANONYMOUS=1 reads public buckets"
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give this machine a role; for "
+    "public buckets, set SUPER_S3_ANONYMOUS=1"
 )
 
 
@@ -105,7 +105,7 @@ class Account:
             region = region or (_DEFAULT_REGION if own == "aws-global" else own)
             if not _REGION.fullmatch(region):
                 raise ObjectError(
-                    Fault.FAILED, f"the region is a name such as {_DEFAULT_REGION}; not {region!r}"
+                    Fault.FAILED, f"the region must be a name such as {_DEFAULT_REGION}, not {region!r}"
                 )
             options = session.get_scoped_config().get("s3")
             options = options if isinstance(options, dict) else {}
@@ -118,7 +118,7 @@ class Account:
     def _place(self, session: Any, bucket: str, region: str, options: dict[str, str]) -> tuple[str, str]:
         """Return the URL of a bucket's server, and the path of the bucket there."""
         if bucket.endswith(_DIRECTORY_BUCKET):
-            raise ObjectError(Fault.FAILED, "it is a directory bucket (S3 Express), and those are not read")
+            raise ObjectError(Fault.FAILED, "it is a directory bucket (S3 Express), which is not supported")
         style = options.get("addressing_style", "auto")
         fits = _HOST_LABEL.fullmatch(bucket) is not None  # a dot would not match the certificate
         if named := self.endpoint_url or _configured_url(session):
@@ -166,7 +166,9 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except (exceptions.ConnectionError, exceptions.HTTPClientError) as error:
-        raise ObjectError(Fault.UNAVAILABLE, f"AWS credentials cannot be had now: {error}") from error
+        raise ObjectError(
+            Fault.UNAVAILABLE, f"AWS credentials are not available at the moment: {error}"
+        ) from error
     except exceptions.ClientError as error:  # from STS, which exchanges them for a role's
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         passing = fault_of(status) is Fault.UNAVAILABLE or "Throttl" in str(error.response["Error"])
@@ -198,8 +200,8 @@ def _checked_url(url: str) -> SplitResult:
     if not usable or parts.username or parts.query:
         raise ObjectError(
             Fault.FAILED,
-            "the endpoint of the object store (SUPER_S3_ENDPOINT_URL, AWS_ENDPOINT_URL_S3) is a URL such as "
-            f"http://127.0.0.1:9000; not {without_credentials(url)!r}",
+            "the endpoint of the object store (SUPER_S3_ENDPOINT_URL, AWS_ENDPOINT_URL_S3) must be a URL "
+            f"such as http://127.0.0.1:9000, not {without_credentials(url)!r}",
         )
     return parts
 
@@ -214,7 +216,7 @@ def _tls(session: Any) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=bundle or get_cert_path(verify=True))
     except OSError as error:
         raise ObjectError(
-            Fault.FAILED, f"the CA bundle {bundle} cannot be read ({error}): mend AWS_CA_BUNDLE"
+            Fault.FAILED, f"the CA bundle {bundle} cannot be read ({error}): correct AWS_CA_BUNDLE"
         ) from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context

@@ -75,7 +75,7 @@ def parse_page(content: bytes) -> ListPage:
         _parse(content, end, texts)
         fields[_LISTING]
     except (expat.ExpatError, KeyError, ValueError) as error:
-        why = f"the object store's listing is not understood ({type(error).__name__}: {error})"
+        why = f"the object store's listing cannot be parsed ({type(error).__name__}: {error})"
         raise ObjectError(Fault.FAILED, f"{why}: it begins with {content[:_SHOWN]!r}") from error
     if fields.get("EncodingType") == "url":
         for place, item in enumerate(objects):
@@ -85,7 +85,7 @@ def parse_page(content: bytes) -> ListPage:
     token = fields.get("NextContinuationToken", "") if fields.get("IsTruncated") == "true" else None
     if token == "":
         raise ObjectError(
-            Fault.FAILED, "the object store cuts its listing off, and gives no token for the rest"
+            Fault.FAILED, "the object store truncated its listing, but returned no continuation token"
         )
     return ListPage(Page(objects, folders), token or "")
 
@@ -142,25 +142,23 @@ def refusal(status: int, content: bytes, bucket: str, region: str, method: str) 
     if (
         fault is Fault.CHANGED and status == HTTPStatus.PRECONDITION_FAILED
     ):  # S3's message is about preconditions, which users never set
-        words = "S3 has another version (ETag) of it"
+        words = "S3 has a different version (ETag) of it"
     place = f"the region {region}" if region else "another region"
     remedy = f"; the bucket is in {place}: set AWS_REGION" if status in _MOVED else ""
     if code in _BAD_CREDENTIALS:
-        remedy = "; renew the AWS credentials, or leave them to a role"
+        remedy = "; renew the AWS credentials, or use those of a role"
     elif code == "InvalidObjectState":
-        remedy = (
-            "; it lies in an archive (Glacier, Deep Archive): restore it, or leave it out of the key list"
-        )
+        remedy = "; it is in an archive (Glacier, Deep Archive): restore it, or leave it out of the key list"
     elif fault is Fault.REFUSED and method in _WRITING:
         remedy = (
-            f"; allow {_WRITING[method]} on arn:aws:s3:::{bucket}/* (and kms:GenerateDataKey with the key "
-            "of a bucket that is encrypted with one), and see that the policy of the bucket does not deny it"
+            f"; allow {_WRITING[method]} on arn:aws:s3:::{bucket}/* (and kms:GenerateDataKey on the key if "
+            "the bucket is encrypted with one), and check that the bucket policy does not deny it"
         )
     elif fault is Fault.REFUSED:
         remedy = (
             f"; allow s3:ListBucket on arn:aws:s3:::{bucket} and s3:GetObject on arn:aws:s3:::{bucket}/* "
-            "(and kms:Decrypt with the key of objects that are encrypted with one), and see that the policy "
-            "of the bucket does not deny it; SUPER_S3_REQUESTER_PAYS=1 reads a bucket whose requesters pay"
+            "(and kms:Decrypt on the key if objects are encrypted with one), and check that the bucket "
+            "policy does not deny them; for a Requester Pays bucket, set SUPER_S3_REQUESTER_PAYS=1"
         )
     elif fault is Fault.MISSING:
         remedy = "; check the name, and SUPER_S3_ENDPOINT_URL if the store is not AWS"

@@ -124,10 +124,12 @@ class S3Connection:
         self.used = True
         while (end := received.find(_END_OF_HEAD)) < 0:
             if len(received) > _MAX_HEAD_BYTES:
-                raise UnusualAnswerError(0, f"its head is over {_MAX_HEAD_BYTES} bytes")
+                raise UnusualAnswerError(0, f"the response headers are longer than {_MAX_HEAD_BYTES} bytes")
             piece = self._socket.recv(_FIRST_RECEIVE_BYTES)
             if not piece:
-                raise UnusualAnswerError(0, "the server closed the connection within the head")
+                raise UnusualAnswerError(
+                    0, "the server closed the connection before the end of the response headers"
+                )
             received += piece
         return _parse(received, end, _PARTIAL if partial else _ORDINARY)
 
@@ -147,7 +149,7 @@ class S3Connection:
                         f"the server closed the connection after {filled} of {size} bytes"
                     )
                 if time.monotonic() > deadline_s:
-                    raise TimeoutError(f"{filled} of {size} bytes came in time")
+                    raise TimeoutError(f"only {filled} of {size} bytes arrived in time")
                 filled += received
         return data
 
@@ -172,7 +174,7 @@ def _connected(host: str, port: int, patience: Patience) -> socket.socket:
             return connecting
     if isinstance(error, TimeoutError):
         raise UnreachableError(
-            f"none of {len(addresses)} addresses of {host} took a connection within "
+            f"none of the {len(addresses)} addresses of {host} accepted a connection within "
             f"{patience.connect_s:.0f} s"
         ) from error
     raise error
@@ -183,15 +185,15 @@ def _parse(received: bytes, end: int, ordinary: bytes) -> Head:
         status = received[9:12]
         raise UnusualAnswerError(
             int(status) if received.startswith(b"HTTP/1.") and status.isdigit() else 0,
-            f"it begins with {received[:40]!r}",
+            f"the response begins with {received[:40]!r}",
         )
     fields = {name.lower(): value for name, value in _FIELD.findall(received, 0, end)}
     size, etag = fields.get(b"content-length", b""), fields.get(b"etag", b"")
     if not size.isdigit() or not etag or b"transfer-encoding" in fields or b"content-encoding" in fields:
-        raise UnusualAnswerError(200, "it has no length, no ETag or an encoding")
+        raise UnusualAnswerError(200, "the response has no length, has no ETag, or is encoded")
     begun = received[end + len(_END_OF_HEAD) :]
     if len(begun) > int(size):
-        raise UnusualAnswerError(200, "more came than it announced")
+        raise UnusualAnswerError(200, "the response is longer than announced")
     keeps = fields.get(b"connection", b"").lower() != b"close"
     content_range = fields.get(b"content-range", b"").decode("latin-1")
     return Head(int(size), etag.decode("latin-1").strip('" '), keeps, begun, content_range)
@@ -204,7 +206,7 @@ _DOTS = re.compile(r"(?<=/)\.{1,2}(?=[/?]|$)")
 def headers_of(etag: str, span: Span | None) -> list[str]:
     """Return the header lines that request an object in a version, or a span of it."""
     if not (etag.isascii() and etag.isprintable()):
-        raise ObjectError(Fault.FAILED, "its version is no ETag")  # it could end the header line
+        raise ObjectError(Fault.FAILED, "its version is not an ETag")  # it could end the header line
     lines = [f'if-match:"{etag}"'] if etag else []
     return lines if span is None else [*lines, f"range:{span.header}"]
 

@@ -76,8 +76,8 @@ class Site(Bucket):
     def pages(self, prefix: str, *, folders: bool = False) -> NoReturn:  # noqa: ARG002
         """Raise ``ConfigError``: there is no listing."""
         raise ConfigError(
-            f"{self.name}/{prefix}: a web server lists nothing: name samples by key_list, and shards one by "
-            "one to superdl index"
+            f"{self.name}/{prefix}: web servers have no listing. List the samples in a key_list, and pass "
+            "shards to superdl index one by one"
         )
 
     @contextmanager
@@ -91,13 +91,13 @@ class Site(Bucket):
     def _may_follow(self, url: str) -> bool:
         server = server_of(url)
         if self.name.startswith("https:") and not server.startswith("https:"):
-            raise ObjectError(Fault.REFUSED, f"it is redirected to {server}, away from TLS")
+            raise ObjectError(Fault.REFUSED, f"it is redirected to {server}, which does not use TLS")
         self._check(server, "it is redirected to ")
         return True
 
     def _check(self, server: str, words: str) -> None:
         if not may_read(server, self._hosts):
-            why = "has no TLS, and is none" if self._hosts is None else "is none"
+            why = "does not use TLS and is not one" if self._hosts is None else "is not one"
             raise ObjectError(
                 Fault.REFUSED, f"{words}{server}, which {why} of the servers in http_hosts (SUPER_HTTP_HOSTS)"
             )
@@ -127,7 +127,9 @@ class Answer(NamedTuple):
         """Return the size in a header; ``ObjectError`` if it has none."""
         text = self.headers.get(header, "")
         if not re.fullmatch("[0-9]{1,18}", text):
-            raise ObjectError(Fault.FAILED, f"the server tells no size, but {header}: {text[:_SHOWN]!r}")
+            raise ObjectError(
+                Fault.FAILED, f"the server sent {header}: {text[:_SHOWN]!r}, which is not a size"
+            )
         return int(text)
 
     def etag(self, header: str = "ETag") -> str:
@@ -143,16 +145,18 @@ class Answer(NamedTuple):
         """Return the bytes of the requested span; ``before`` as in ``Bucket.read``."""
         size = self.number("Content-Length")
         if "Transfer-Encoding" in self.headers:  # then HTTP ignores the length
-            raise ObjectError(Fault.FAILED, "the server sends it in chunks, beside a Content-Length")
+            raise ObjectError(Fault.FAILED, "the server sends both Transfer-Encoding and Content-Length")
         if (packed := self.headers.get("Content-Encoding", "identity")) != "identity":
-            raise ObjectError(Fault.FAILED, f"the server packs it ({packed[:_SHOWN]}), though asked not to")
+            raise ObjectError(
+                Fault.FAILED, f"the server compresses it ({packed[:_SHOWN]}), although it was asked not to"
+            )
         if (span is not None) is not (self.status == _PARTIAL):
-            raise ObjectError(Fault.FAILED, "the server gives no spans of objects: it heeds no Range")
+            raise ObjectError(Fault.FAILED, "the server does not support range requests: it ignores Range")
         if span is not None:
             check_range(self.headers.get("Content-Range", ""), size, span)
         before(size)
         if len(data := self.read()) != size:
-            raise ObjectError(Fault.FAILED, f"{len(data)} of its {size} bytes came")
+            raise ObjectError(Fault.FAILED, f"only {len(data)} of its {size} bytes arrived")
         return data
 
 
@@ -162,13 +166,13 @@ def server_of(url: str) -> str:
         parts = urlsplit(url)
         return split_url(f"{parts.scheme}://{parts.netloc}", "a redirect")[0]
     except (ValueError, ConfigError) as error:
-        raise ObjectError(Fault.FAILED, f"it is redirected to what is no URL: {error}") from error
+        raise ObjectError(Fault.FAILED, f"it is redirected to an invalid URL: {error}") from error
 
 
 def checked_path(key: str) -> str:
     """Return a key as a URL's path; ``ObjectError`` if it could resolve to another."""
     if not {"", ".", ".."}.isdisjoint(key.split("/")):
-        raise ObjectError(Fault.REFUSED, "its key is no path: it has an empty part, '.' or '..'")
+        raise ObjectError(Fault.REFUSED, "its key is not a path: it contains an empty part, '.' or '..'")
     return quote(key)
 
 
@@ -205,7 +209,7 @@ def answered(
         permanent = isinstance(error, (ValueError, urllib3.exceptions.SSLError))
         fault = Fault.FAILED if permanent else Fault.UNAVAILABLE
         raise ObjectError(fault, f"{urlsplit(url).netloc}: {type(error).__name__}: {why}") from None
-    raise ObjectError(Fault.FAILED, f"more than {_REDIRECTS} redirects lead to it")
+    raise ObjectError(Fault.FAILED, f"it was redirected more than {_REDIRECTS} times")
 
 
 def _asked(method: str, url: str, headers: Mapping[str, str]) -> Any:
@@ -256,6 +260,6 @@ def _pool(_process: int, proxy: str) -> urllib3.PoolManager:
 def _version(answer: Answer) -> str:
     etag, changed = answer.etag(), answer.headers.get("Last-Modified", "")
     if not 0 < len(etag or changed) <= _VERSION_BYTES:
-        why = "the server gives neither ETag nor Last-Modified, by which versions are told apart"
+        why = "the server sends neither ETag nor Last-Modified, so versions cannot be told apart"
         raise ObjectError(Fault.FAILED, why)
     return etag or f"{answer.size} bytes, {changed}"

@@ -137,7 +137,7 @@ class Store(abc.ABC):
 
     def _check_writing(self) -> None:
         if self.read_only:
-            raise StoreRefusedError(f"{self.address} was opened for reading only")
+            raise StoreRefusedError(f"{self.address} was opened read-only")
 
     def _remove_all(self, folders: Sequence[str], before: float) -> int:
         self._check_writing()

@@ -99,8 +99,7 @@ class BucketStore(Store):
         held = self._first_key("")
         if held and held != self._prefix + MARK:
             raise StoreFormatError(
-                f"{self.address} is no store: it has {held[:80]!r} and no {MARK}. Name a prefix that "
-                "holds nothing"
+                f"{self.address} is not a store: it contains {held[:80]!r} but no {MARK}. Use an empty prefix"
             )
         # Concurrent creators give it one id: not every server supports If-None-Match.
         self._send(MARK, mark := new_mark(digest128(self.address.encode()).hex()))

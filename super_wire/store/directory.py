@@ -169,13 +169,13 @@ def _refuse_what_is_private(root: str) -> None:
     try:
         status = os.stat(root)  # noqa: PTH116
     except FileNotFoundError as error:
-        raise StoreGoneError(f"{root} does not exist: name the directory of a store") from error
+        raise StoreGoneError(f"{root} does not exist: use the directory of an existing store") from error
     if not stat.S_ISDIR(status.st_mode):
-        raise StoreFormatError(f"{root} is no directory: name a directory for the store")
+        raise StoreFormatError(f"{root} is not a directory: use a directory for the store")
     if status.st_uid != os.geteuid() and not status.st_mode & 0o077:
         raise StoreRefusedError(
-            f"{root} is private to {_user(status.st_uid)}: name a store of your own, or have it shared "
-            "(chmod 755 for reading, 775 for writing)"
+            f"{root} is private to {_user(status.st_uid)}: use a store of your own, or ask its owner to "
+            "share it (chmod 755 for reading, 775 for writing)"
         )
 
 
@@ -183,7 +183,7 @@ def _user(uid: int) -> str:
     try:
         return f"user {pwd.getpwuid(uid).pw_name}"
     except KeyError:
-        return f"the user with the id {uid}"
+        return f"the user with id {uid}"
 
 
 def _mark(root: str, *, create: bool) -> None:
@@ -194,10 +194,11 @@ def _mark(root: str, *, create: bool) -> None:
         return
     if held is not None:
         raise StoreFormatError(
-            f"{root} is no store: it has {held[:80]!r} and no {MARK}. Name an empty directory, or a new one"
+            f"{root} is not a store: it contains {held[:80]!r} but no {MARK}. Use an empty directory, or a "
+            "new one"
         )
     if not create:
-        raise StoreGoneError(f"{root} is an empty directory: name the directory of a store")
+        raise StoreGoneError(f"{root} is an empty directory: use the directory of an existing store")
     temporary, mark = _below(root, f".{MARK}.{secrets.token_hex(8)}"), _below(root, MARK)
     text = new_mark(secrets.token_hex(16))
     try:
@@ -227,7 +228,7 @@ def _contents(path: str, most: int, *, dir_fd: int | None = None) -> bytes:
     try:
         size = os.fstat(descriptor).st_size
         if size > most:
-            raise StoreFormatError(f"{path} has {size} bytes, where at most {most} may be")
+            raise StoreFormatError(f"{path} has {size} bytes, but may have at most {most}")
         return _read_at(descriptor, 0, size)
     finally:
         os.close(descriptor)

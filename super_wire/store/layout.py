@@ -37,7 +37,7 @@ MAX_MARK_BYTES = 4096
 
 _STORE_VERSION = 1
 _S3 = "s3://"
-_FORMS = "a store is a directory or s3://bucket/prefix"
+_FORMS = "a store must be a directory or s3://bucket/prefix"
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _ID = re.compile(r"[0-9a-f]{32}")
 # Names come over networks and from shared disks: each is checked before it joins a path.
@@ -62,22 +62,22 @@ def parse_store(text: str) -> str:
     (``~`` is home).
     """
     if not text.strip() or "\0" in text:
-        raise ConfigError(f"{_FORMS}; not {text[:80]!r}")
+        raise ConfigError(f"{_FORMS}, not {text[:80]!r}")
     if not text.startswith(_S3):
         if "://" in text:
-            raise ConfigError(f"{_FORMS}; not {without_credentials(text)[:80]!r}")
+            raise ConfigError(f"{_FORMS}, not {without_credentials(text)[:80]!r}")
         try:
             path = os.path.realpath(Path(text).expanduser())
             path.encode()
         except (RuntimeError, UnicodeEncodeError) as error:  # no such home; no valid text
-            raise ConfigError(f"{_FORMS}; {text[:80]!a} cannot be used: {error}") from error
+            raise ConfigError(f"{_FORMS}, but {text[:80]!a} cannot be used: {error}") from error
         return path
     bucket, _, rest = text.removeprefix(_S3).partition("/")
     if "@" in bucket:
-        raise ConfigError("a store's address carries no credentials: leave them out, and set AWS_PROFILE")
+        raise ConfigError("a store address must not contain credentials: remove them, and set AWS_PROFILE")
     prefix = rest.strip("/")
     if not _BUCKET.fullmatch(bucket) or (prefix and {"", ".", ".."} & set(prefix.split("/"))):
-        raise ConfigError(f"{_FORMS}; not {without_credentials(text)[:80]!r}")
+        raise ConfigError(f"{_FORMS}, not {without_credentials(text)[:80]!r}")
     return f"{_S3}{bucket}/{prefix}".rstrip("/")
 
 
@@ -108,7 +108,7 @@ def is_name(folder: str, name: str) -> bool:
 def checked_name(folder: str, name: str) -> str:
     """Return the name; ``StoreFormatError`` if invalid: it might lead out of the store."""
     if not is_name(folder, name):
-        raise StoreFormatError(f"no name in {folder}/ of a store: {name[:80]!r}")
+        raise StoreFormatError(f"not a valid name in {folder}/ of a store: {name[:80]!r}")
     return name
 
 
@@ -124,15 +124,15 @@ def read_mark(data: bytes, address: str) -> str:
         version, store_id = mark["super_store"], mark["id"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreFormatError(
-            f"{address} is no store: its {MARK} is none of SUPER's. Name another place"
+            f"{address} is not a store: its {MARK} was not written by SUPER. Use another place"
         ) from error
     if version != _STORE_VERSION:
         raise StoreFormatError(
-            f"{address} is a store of version {version!r:.20}; this SUPER reads version {_STORE_VERSION}: "
-            "name another place, or use the SUPER that made it"
+            f"{address} is a store of version {version!r:.20}, but this version of SUPER reads version "
+            f"{_STORE_VERSION}: use another place, or the version of SUPER that created the store"
         )
     if not isinstance(store_id, str) or not _ID.fullmatch(store_id):
-        raise StoreFormatError(f"{address} is no store: the id in its {MARK} is not 32 hexadecimal digits")
+        raise StoreFormatError(f"{address} is not a store: the id in its {MARK} is not 32 hexadecimal digits")
     return store_id
 
 

@@ -69,7 +69,9 @@ class PackMeta:
             for text in texts:
                 text.encode()  # JSON allows lone surrogates, UTF-8 does not
         except (AttributeError, KeyError, TypeError, UnicodeEncodeError) as error:
-            raise StoreFormatError(f"a pack's meta has the texts {', '.join(names)}: {error!r}") from error
+            raise StoreFormatError(
+                f"a pack's meta must contain the strings {', '.join(names)}: {error!r}"
+            ) from error
         return cls(*texts)
 
 
@@ -128,9 +130,13 @@ class PackInProgress:
         self._check_open()
         size = HEADER_BYTES + memoryview(payload).nbytes
         if len(sample_id) != ID_BYTES or len(header) != HEADER_BYTES or header[5] not in DATA_KINDS:
-            raise ValueError("packs hold data: a sample id, a header of kind data or arrays, a payload")
+            raise ValueError(
+                "packs only accept data: a sample id, a header of kind data or arrays, and a payload"
+            )
         if size > _MAX_RECORD or self.count >= MAX_RECORDS:
-            raise ValueError(f"a pack holds {MAX_RECORDS} records of up to {_MAX_RECORD} bytes")
+            raise ValueError(
+                f"a pack can contain at most {MAX_RECORDS} records of up to {_MAX_RECORD} bytes each"
+            )
         # A payload, not its header, begins on a page or cache line.
         step = _PAGE if size - HEADER_BYTES >= _LARGE_PAYLOAD else _ALIGNMENT
         offset = -(-(self.size + HEADER_BYTES) // step) * step - HEADER_BYTES
@@ -173,7 +179,7 @@ class PackInProgress:
         entries_offset = self.size
         meta = json.dumps(asdict(self._meta), ensure_ascii=False, separators=(",", ":")).encode()
         if len(meta) > _MAX_META:
-            raise ValueError(f"a pack's meta has at most {_MAX_META} bytes; not {len(meta)}")
+            raise ValueError(f"a pack's meta may take at most {_MAX_META} bytes, not {len(meta)}")
         digest = xxhash.xxh3_64(self._entries)
         digest.update(meta)
         self._write(self._entries)
@@ -189,7 +195,7 @@ class PackInProgress:
 
     def _check_open(self) -> None:
         if not self._open:
-            raise ValueError(f"the pack {self._name} was committed or abandoned")
+            raise ValueError(f"the pack {self._name} has already been committed or abandoned")
 
     @contextlib.contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -214,18 +220,24 @@ def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
     StoreFormatError if it is no pack of this version, cut off, or its index is broken.
     """
     if size < _HEAD.size + _FOOTER.size:
-        raise StoreFormatError(f"a pack has at least {_HEAD.size + _FOOTER.size} bytes; this one has {size}")
+        raise StoreFormatError(f"a pack must have at least {_HEAD.size + _FOOTER.size} bytes, not {size}")
     tail_at = max(0, size - _TAIL)
     tail = _whole(read, tail_at, size - tail_at)
     footer = tail[-_FOOTER.size :]
     magic, version, count, entries_at, meta_bytes, stated_hash, zeros = _FOOTER.unpack(footer)
     if magic != _MAGIC:
-        raise StoreFormatError(f"a pack ends by a footer that begins with {_MAGIC!r}: it is cut off, or none")
+        raise StoreFormatError(
+            f"a pack must end with a footer that begins with {_MAGIC!r}, so this one is cut off or not a pack"
+        )
     if version != PACK_VERSION:
-        raise StoreFormatError(f"this SUPER reads pack version {PACK_VERSION}; this one is version {version}")
+        raise StoreFormatError(
+            f"this version of SUPER reads pack version {PACK_VERSION}, but the pack has version {version}"
+        )
     meta_at = entries_at + count * ENTRY_DTYPE.itemsize
     if meta_at + meta_bytes + _FOOTER.size != size or count > MAX_RECORDS or meta_bytes > _MAX_META:
-        raise StoreFormatError(f"the footer tells of {count} records in a pack that is not of {size} bytes")
+        raise StoreFormatError(
+            f"the footer lists {count} records, which does not match a pack of {size} bytes"
+        )
     # The index of a large pack begins before the first read.
     if entries_at < tail_at:
         tail, tail_at = _whole(read, entries_at, tail_at - entries_at) + tail, entries_at
@@ -237,7 +249,7 @@ def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
     try:
         meta = PackMeta.from_mapping(json.loads(bytes(index[meta_at - entries_at : -_FOOTER_HASHED])))
     except (ValueError, RecursionError) as error:
-        raise StoreFormatError(f"a pack's meta is JSON: {error}") from error
+        raise StoreFormatError(f"a pack's meta must be JSON: {error}") from error
     return PackIndex(meta, entries)
 
 
@@ -246,13 +258,15 @@ def check_entries(entries: NDArray[np.void], first: int, end: int | NDArray[np.u
     begins, lengths = entries["offset"], entries["bytes"]
     wrong = (begins < first) | (begins > end) | (lengths < HEADER_BYTES)
     if (wrong | (lengths > end - np.minimum(begins, end))).any():
-        raise StoreFormatError("an entry names a record beyond its pack's")
+        raise StoreFormatError("an entry refers to a record outside its pack")
 
 
 def _whole(read: Callable[[int, int], bytes], offset: int, length: int) -> bytes:
     data = read(offset, length)
     if len(data) != length:
-        raise StoreFormatError(f"the pack is cut off: {length} bytes from {offset} on are {len(data)}")
+        raise StoreFormatError(
+            f"the pack is cut off: of {length} bytes from offset {offset} on, it only has {len(data)}"
+        )
     return data
 
 
@@ -261,5 +275,5 @@ def check_record(record: Bytes, sample_id: bytes) -> Header:
     header = parse_header(record, record_bytes=len(record), sample_id=sample_id)
     verify_payload(header, memoryview(record)[HEADER_BYTES:])
     if header.kind not in DATA_KINDS:
-        raise RecordVersionError(f"packs hold data; this record is of kind {header.kind.name.lower()}")
+        raise RecordVersionError(f"packs contain data, but this record is of kind {header.kind.name.lower()}")
     return header

@@ -41,7 +41,7 @@ def warm(server, capsys, *words, source="s3://bucket/train", sizes=SIZES):
         ([*NOWHERE, *SIZES, "--recipe", "r.json"], "or --recipe FILE.json"),
         ([*NOWHERE, "--recipe", "/nowhere/r.json"], "--recipe /nowhere/r.json cannot be read"),
         ([*NOWHERE, *SIZES, "--max-usd", "0"], "--max-usd is above 0"),
-        ([*NOWHERE, *SIZES, "--max-bytes", "4"], "--max-bytes is a size of at least 1mb"),
+        ([*NOWHERE, *SIZES, "--max-bytes", "4"], "--max-bytes must be a size of at least 1mb"),
         ([*NOWHERE, *SIZES, "--patience", "nan"], "--patience is above 0"),
         ([*NOWHERE, *SIZES, "--timeout", "-1"], "--timeout is above 0"),
         (["--coordinator", "here", *SIZES], "--coordinator is 'host:port' or 'unix:/path/to.sock'"),
