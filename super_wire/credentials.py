@@ -1,4 +1,4 @@
-"""A client's credentials for a coordinator, from its own environment."""
+"""A client's credentials for a coordinator, read from its own environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Beyond loopback each side needs TLS and a token, unless SUPER_INSECURE lets it do without.
 def is_loopback(host: str) -> bool:
-    """Report whether a host is this machine; of names only ``localhost`` is."""
+    """Return whether a host is this machine. The only name that counts is ``localhost``."""
     if host.lower() == "localhost":
         return True
     try:
@@ -28,7 +28,7 @@ def is_loopback(host: str) -> bool:
 
 
 def insecure_in(environment: Mapping[str, str]) -> bool:
-    """Report whether ``SUPER_INSECURE`` allows plain text beyond this machine."""
+    """Return whether ``SUPER_INSECURE`` allows plain text to other machines."""
     text = environment.get("SUPER_INSECURE", "")
     if text.lower() not in {"", "0", "false", "1", "true"}:
         raise ConfigError(f"SUPER_INSECURE must be 1 or 0, not {text[:80]!r}")
@@ -37,7 +37,7 @@ def insecure_in(environment: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTls:
-    """A client's TLS settings from its environment; a subclass names peer and variables."""
+    """A client's TLS settings from its environment. Subclasses define the peer and the variables."""
 
     peer: ClassVar[str]
     variables: ClassVar[Mapping[str, str]]
@@ -49,7 +49,7 @@ class ClientTls:
 
     @classmethod
     def tls_in(cls, environment: Mapping[str, str]) -> dict[str, Any]:
-        """Read the fields above from their variables and ``SUPER_INSECURE``."""
+        """Read the fields above from their variables and from ``SUPER_INSECURE``."""
         files = {name: environment.get(variable, "") for name, variable in cls.variables.items()}
         if bool(files["cert_file"]) != bool(files["key_file"]):
             pair = f"{cls.variables['cert_file']} and {cls.variables['key_file']}"
@@ -57,7 +57,7 @@ class ClientTls:
         return {**files, "insecure": insecure_in(environment)}
 
     def tls_context(self) -> ssl.SSLContext:
-        """Return a context that verifies the peer's certificate and host name, TLS 1.2 or later."""
+        """Return a context for TLS 1.2 or later that verifies the peer's certificate and host name."""
         import ssl  # not needed for plain text
 
         try:
@@ -83,16 +83,17 @@ _RIGHT = re.compile(r"(team|share|priority|max_usd)=[^\s,]+")
 
 
 class Token(NamedTuple):
-    """A token, and its rights: values of ``team``, ``share``, ``priority``, ``max_usd``."""
+    """A token with its rights: the values of ``team``, ``share``, ``priority`` and ``max_usd``."""
 
     token: str
     rights: Mapping[str, str] = MappingProxyType({})
 
 
 def parse_tokens(text: str, origin: str) -> tuple[Token, ...]:
-    """Parse tokens and rights as ``team=vision``, separated by commas or line ends; # begins a comment.
+    """Parse tokens and rights such as ``team=vision``, separated by commas or line breaks.
 
-    ``origin`` names the text's source in error messages, which never repeat a token.
+    A line that begins with # is a comment. ``origin`` is the source of the text for error messages,
+    which never contain a token.
     """
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
     entries = [entry.split() for line in lines for entry in line.split(",") if entry.strip()]
@@ -119,7 +120,7 @@ def parse_tokens(text: str, origin: str) -> tuple[Token, ...]:
 
 
 def tokens_given(text: str, origin: str) -> tuple[Token, ...]:
-    """Do the same; :class:`ConfigError` also for a non-empty text without any token."""
+    """Do the same, but also raise :class:`ConfigError` for a non-empty text without any token."""
     tokens = parse_tokens(text, origin)
     if text and not tokens:
         raise ConfigError(f"{origin} is set but contains no token: set it to at least one token, or unset it")
@@ -127,7 +128,9 @@ def tokens_given(text: str, origin: str) -> tuple[Token, ...]:
 
 
 def read_tokens(path: str, origin: str, *, may_be_none: bool = False) -> tuple[Token, ...]:
-    """Read a file's tokens, one per line; ConfigError for none at all unless ``may_be_none``."""
+    """Read tokens from a file, one per line. Raises ``ConfigError`` if there is none, unless
+    ``may_be_none``.
+    """
     try:
         text = Path(path).read_text("ascii")
     except (OSError, ValueError) as error:  # ValueError: UnicodeDecodeError, whose text may hold a token
@@ -141,7 +144,7 @@ def read_tokens(path: str, origin: str, *, may_be_none: bool = False) -> tuple[T
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorCredentials(ClientTls):
-    """One client's credentials; empty if the coordinator is on this machine and requires none."""
+    """One client's credentials. They are empty if the coordinator is on this machine and requires none."""
 
     peer: ClassVar[str] = "the coordinator"
     variables: ClassVar[Mapping[str, str]] = {
@@ -169,21 +172,21 @@ class CoordinatorCredentials(ClientTls):
         return credentials
 
     def for_grpc(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Return roots, key and certificate for gRPC's channel credentials."""
+        """Return the root certificates, key and certificate for gRPC's channel credentials."""
         self.tls_context()  # a bad file is an error here; gRPC itself would only fail to connect
         files = (self.ca_file or _system_authorities(), self.key_file, self.cert_file)
         roots, key, certificate = (Path(file).read_bytes() if file else None for file in files)
         return roots, key, certificate
 
     def current_token(self) -> str:
-        """Return the current token; empty if there is none."""
+        """Return the current token, or an empty string if there is none."""
         if self.token or not self.token_file:
             return self.token
         # Read each time: the file may change at runtime.
         return read_tokens(self.token_file, "SUPER_TOKEN_FILE")[0].token
 
     def check_suffices(self, host: str) -> None:
-        """Refuse a coordinator beyond this machine without a token, unless ``insecure``."""
+        """Refuse a coordinator on another machine if there is no token, unless ``insecure`` is set."""
         if host and not is_loopback(host) and not self.insecure and not self.current_token():
             raise ConfigError(
                 f"the coordinator at {host} is not on this machine, so it requires TLS and a token, but no "
@@ -192,19 +195,19 @@ class CoordinatorCredentials(ClientTls):
             )
 
     def encrypts(self, host: str) -> bool:
-        """Report whether a connection to ``host``, empty for a unix socket, is encrypted."""
+        """Return whether a connection to ``host`` is encrypted. For a unix socket, ``host`` is empty."""
         # With a ca_file, and beyond this machine unless insecure.
         return bool(host) and (bool(self.ca_file) or not (is_loopback(host) or self.insecure))
 
     def tls_context(self) -> ssl.SSLContext:
-        """Return the context of :meth:`ClientTls.tls_context`, for HTTP/2."""
+        """Return the context of :meth:`ClientTls.tls_context`, set up for HTTP/2."""
         context = ClientTls.tls_context(self)
         context.set_alpn_protocols(["h2"])
         return context
 
 
 def _system_authorities() -> str:
-    """Return the file of this system's trusted CAs, which gRPC does not know, or ""."""
+    """Return the path of the system's trusted CAs, which gRPC does not know, or an empty string."""
     import ssl  # not needed for plain text
 
     paths = ssl.get_default_verify_paths()

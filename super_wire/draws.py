@@ -1,4 +1,4 @@
-"""The draws of an epoch that is not simply each sample once, and their packed form in messages."""
+"""Epochs that do not draw each sample exactly once, and the packed form of their draws in messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PLAIN, _DIFFERENCES = b"=", b"+"
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The draws of an epoch; empty means all samples, each once. Numbers are little-endian."""
+    """The draws of an epoch, as little-endian numbers. If empty, each sample is drawn once."""
 
     indices: bytes = b""  # int64, places in the catalog; a repeated one is drawn once per occurrence
     weights: bytes = b""  # float64, one for each index, or for each sample
@@ -47,9 +47,9 @@ class Draws:
         repeats: int,
         shuffle: bool,
     ) -> Self:
-        """Make draws from a user's numbers, arrays or tensors; ConfigError names what is wrong with them.
+        """Make draws from a user's numbers, arrays or tensors. Raises ``ConfigError`` if they are invalid.
 
-        With ``shuffle`` the order of indices has no meaning. The coordinator checks that they fit
+        With ``shuffle``, the order of the indices has no meaning. The coordinator checks that they fit
         the dataset.
         """
         if count is not None and weights is None:
@@ -72,7 +72,9 @@ class Draws:
 
     @classmethod
     def in_order(cls, indices: Any, lengths: Any) -> Self:
-        """Make draws of an epoch's batches, end to end, as drawn, and their lengths."""
+        """Make draws from the indices of an epoch's batches, in order and end to end, and the batches'
+        lengths.
+        """
         order, ends = (np.asarray(numbers).astype("<i8").tobytes() for numbers in (indices, lengths))
         return cls(order, lengths=ends)
 
@@ -80,7 +82,7 @@ class Draws:
     def unpacked(  # as a message has them
         cls, indices: bytes, weights: bytes, count: int, repeats: int, lengths: bytes = b""
     ) -> Self | None:
-        """Unpack draws from a message; ``None``: each sample once."""
+        """Unpack the draws in a message, or return ``None`` if each sample is drawn once."""
         repeats = repeats or 1
         if not (indices or weights or count) and repeats == 1:
             return None
@@ -99,7 +101,7 @@ class Draws:
         return cls(indices, weights, count, repeats, lengths)
 
     def packed(self) -> tuple[bytes, bytes]:
-        """Return indices and weights packed for a message; ConfigError if they are too long."""
+        """Return indices and weights, packed for a message. Raises ``ConfigError`` if they are too large."""
         indices, weights = (
             pack_numbers(numbers) if numbers else b"" for numbers in (self.indices, self.weights)
         )
@@ -112,7 +114,7 @@ class Draws:
         return indices, weights
 
     def packed_order(self) -> Iterator[tuple[int, bytes]]:
-        """Yield packed indices in parts that fit into messages, with their positions."""
+        """Yield packed indices in parts that fit into messages, each with its position."""
         for start in range(0, len(self.indices), ORDER_PART * _NUMBER_BYTES):
             yield (
                 start // _NUMBER_BYTES,
@@ -121,27 +123,27 @@ class Draws:
 
     @property
     def digest(self) -> bytes:
-        """16 bytes that no other draws have."""
+        """A digest of 16 bytes that no other draws have."""
         fields = (self.indices, self.weights, f"{self.count},{self.repeats}".encode())
         return digest128(*fields, *([self.lengths] if self.lengths else []))
 
     @property
     def index_array(self) -> NDArray[np.int64] | None:
-        """The indices; ``None``: all samples."""
+        """The indices, or ``None`` for all samples."""
         return np.frombuffer(self.indices, dtype="<i8") if self.indices else None
 
     @property
     def weight_array(self) -> NDArray[np.float64] | None:
-        """The weights; ``None`` without any."""
+        """The weights, or ``None`` if there are none."""
         return np.frombuffer(self.weights, dtype="<f8") if self.weights else None
 
     @property
     def length_array(self) -> NDArray[np.int64]:
-        """The lengths of batches; empty if the batch size determines them."""
+        """The lengths of the batches. The array is empty if the batch size determines them."""
         return np.frombuffer(self.lengths, dtype="<i8")
 
     def length(self, size: int) -> int:
-        """Return the number of samples in an epoch, for a dataset of ``size``."""
+        """Return the number of samples in an epoch of a dataset with ``size`` samples."""
         drawn = self.count or len(self.indices) // _NUMBER_BYTES or size
         return drawn * self.repeats
 
@@ -161,7 +163,7 @@ def _array(name: str, values: Any, kinds: str, dtype: str) -> NDArray[Any]:
 
 
 def pack_numbers(numbers: bytes) -> bytes:
-    """Pack little-endian numbers of 8 bytes: deflated byte planes, of differences if ascending."""
+    """Pack little-endian 8-byte numbers as deflated byte planes, of their differences if they ascend."""
     values = np.frombuffer(numbers, dtype="<i8")
     ascending = bool((values[1:] >= values[:-1]).all()) and int(values[0]) >= 0
     if ascending:
@@ -172,7 +174,7 @@ def pack_numbers(numbers: bytes) -> bytes:
 
 
 def unpack_numbers(packed: bytes) -> bytes:
-    """Reverse :func:`pack_numbers`; ConfigError for other bytes, or too many numbers."""
+    """Reverse :func:`pack_numbers`. Raises ``ConfigError`` for invalid bytes or too many numbers."""
     inflating = zlib.decompressobj()
     try:
         planes = inflating.decompress(packed[1:], NUMBERS_MAX * _NUMBER_BYTES + 1)  # one too many

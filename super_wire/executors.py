@@ -1,4 +1,4 @@
-"""The registry of executors: the ways to run functions, by their names in settings."""
+"""The registry of executors, which are the ways to run functions, by their names in settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HERE = "superdl.coordinator.executors"
 
 
 class RunsOn(enum.Enum):
-    """The place where functions run, and so their reach and the way they are billed."""
+    """Where functions run, which determines what they can reach and how they are billed."""
 
     THIS_HOST = "processes on the coordinator's machine"
     OTHER_HOSTS = "machines that are billed by the hour"
@@ -20,7 +20,7 @@ class RunsOn(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorKind:
-    """A row of the registry."""
+    """One entry of the registry."""
 
     name: str  # in settings, prices and reports
     implementation: str  # its class in the coordinator, as module:attribute
@@ -54,7 +54,7 @@ EXECUTORS = {
 
 
 def executor_names(text: str, setting: str = "executor") -> tuple[str, ...]:
-    """Parse a setting's executors, in order of preference, the cheapest first.
+    """Parse the executors in a setting, in order of preference, with the cheapest first.
 
     >>> executor_names("local, lambda")
     ('local', 'lambda')

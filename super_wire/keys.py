@@ -1,4 +1,4 @@
-"""Names in the cache: keys of records, and the streams for reports."""
+"""Names in the cache: the keys of records, and the streams for reports."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def cache_keys(ids: bytes) -> list[bytes]:
 
 
 def report_stream(job: str) -> bytes:
-    """Return the stream of a job's read reports."""
+    """Return the name of the stream for a job's read reports."""
     return REPORT_PREFIX + job.encode()

@@ -52,19 +52,19 @@ _COUNT = np.dtype(np.uint32)
 
 
 class LabelField(NamedTuple):
-    """The type of labels or a field: a dtype and shape, or if it ``varies``, lists of them."""
+    """The type of labels or of one field: a dtype and shape, or lists of them if it ``varies``."""
 
     dtype: np.dtype[Any]
     varies: bool = False
 
     @property
     def of_row(self) -> np.dtype[Any]:
-        """A sample's part of fixed size: the number, the array, or its list's length."""
+        """The fixed-size part of each sample: the number, the array, or the length of its list."""
         return _COUNT if self.varies else self.dtype
 
 
 def label_dtype_text(fields: Mapping[str, LabelField]) -> str:
-    """Return the text for labels of these fields; unnamed labels have one with an empty name."""
+    """Return the text for labels with these fields. Unnamed labels have one field with an empty name."""
     texts = {}
     for name, field in fields.items():
         shape = ["*"] * field.varies + [str(size) for size in field.dtype.shape]
@@ -76,7 +76,7 @@ def label_dtype_text(fields: Mapping[str, LabelField]) -> str:
 
 
 def label_dtype_of(text: str) -> np.dtype[Any]:
-    """Return the dtype of each sample's fixed part, for ``np.frombuffer``."""
+    """Return the dtype of each sample's fixed-size part, for ``np.frombuffer``."""
     fields = label_fields_of(text)
     if "" in fields:
         return fields[""].of_row
@@ -85,9 +85,9 @@ def label_dtype_of(text: str) -> np.dtype[Any]:
 
 @lru_cache(maxsize=64)
 def label_fields_of(text: str) -> Mapping[str, LabelField]:
-    """Parse the fields in a text, in order; unnamed labels have one field with an empty name.
+    """Parse the fields in a text, in order. Unnamed labels have one field with an empty name.
 
-    ConfigError shows the text if it is invalid or its labels would be too large.
+    Raises ``ConfigError`` with the text if it is invalid or its labels would be too large.
     """
     try:
         fields = _fields(text) if text.startswith("{") else {"": _plain(text)}
@@ -140,7 +140,7 @@ _COUNT_BYTES = 4
 
 
 def checked_classes(classes: object) -> tuple[str, ...]:
-    """Return class names by label; ``ConfigError`` describes the valid ones."""
+    """Return class names by label. Raises ``ConfigError`` with a description of valid ones."""
     names = tuple(classes) if isinstance(classes, Sequence) and not isinstance(classes, str) else ()
     texts = all(isinstance(name, str) and name and clean_text(name) == name for name in names)
     if not names or not texts or len(set(names)) < len(names):
@@ -154,12 +154,12 @@ def checked_classes(classes: object) -> tuple[str, ...]:
 
 
 class RaggedLabels(Sequence[Any]):
-    """Labels with one or more lists that vary by sample.
+    """Labels with one or more lists whose lengths vary by sample.
 
-    ``labels[3]`` is the label of the fourth sample: a dict by field names, in which a list is an array
-    of shape (items, ...), possibly empty; unnamed labels are such an array. ``labels["boxes"]`` is one
-    field of all samples. ``rows`` has the number of items in the place of a list; ``values`` has, for
-    each list by name, the items of all samples, one sample after the other.
+    ``labels[3]`` is the label of the fourth sample: a dict by field name, in which a list is an array
+    of shape (items, ...), possibly empty. Unnamed labels are such an array. ``labels["boxes"]`` is one
+    field of all samples. ``rows`` contains the number of items in place of each list. ``values`` contains,
+    for each list by name, the items of all samples, one sample after the other.
     """
 
     def __init__(self, rows: NDArray[Any], values: Mapping[str, NDArray[Any]]) -> None:
@@ -168,14 +168,14 @@ class RaggedLabels(Sequence[Any]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the fields; one empty name for unnamed labels."""
+        """The names of the fields, or one empty name for unnamed labels."""
         return self.rows.dtype.names or ("",)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, wanted: Any) -> Any:
-        """Return a field by name, a label by place, or labels of a slice or array of places."""
+        """Return a field by name, a label by position, or the labels of a slice or an array of positions."""
         if isinstance(wanted, str):
             rows = self.of_rows(wanted)
             return RaggedLabels(rows, {"": self.values[wanted]}) if wanted in self.values else rows
@@ -194,7 +194,7 @@ class RaggedLabels(Sequence[Any]):
         return f"<RaggedLabels of {len(self)} samples: {labels_text(self)}>"
 
     def of_rows(self, name: str) -> NDArray[Any]:
-        """Return a field's column of ``rows``."""
+        """Return the column of a field in ``rows``."""
         column: NDArray[Any] = self.rows[name] if name else self.rows
         return column
 
@@ -230,7 +230,7 @@ def labels_text(labels: Labels) -> str:
 def label_sizes(
     labels: Labels, text: str, places: NDArray[np.int64] | slice = slice(None)
 ) -> NDArray[np.int64]:
-    """Return the bytes of each label in its packed form, or of those at some places."""
+    """Return the size in bytes of each packed label, or of those at the given places."""
     fields, row_bytes = label_fields_of(text), label_dtype_of(text).itemsize
     rows = labels.rows[places] if isinstance(labels, RaggedLabels) else labels[places]
     sizes = np.full(len(rows), row_bytes, dtype=np.int64)
@@ -241,7 +241,7 @@ def label_sizes(
 
 
 def pack_labels(labels: Labels, text: str) -> Iterator[bytes]:
-    """Yield the bytes of labels of this dtype, in pieces."""
+    """Yield the bytes of labels with this dtype, in pieces."""
     if not isinstance(labels, RaggedLabels):
         yield labels.astype(label_dtype_of(text).base, copy=False).tobytes()
         return
@@ -252,7 +252,7 @@ def pack_labels(labels: Labels, text: str) -> Iterator[bytes]:
 
 
 def unpack_labels(data: bytes, text: str, size: int | None = None) -> Labels:
-    """Unpack the labels of ``size`` samples, by default of all: views of ``data``."""
+    """Unpack the labels of ``size`` samples (by default of all) as views of ``data``."""
     lists = {name: field.dtype for name, field in label_fields_of(text).items() if field.varies}
     rows, wrong = label_dtype_of(text), ""
     try:
@@ -288,7 +288,7 @@ def _unpacked(
 
 
 def joined(parts: Sequence[Labels]) -> Labels:
-    """Join labels that came in one or more parts; the result is read-only."""
+    """Join labels that arrived in one or more parts. The result is read-only."""
 
     def join(arrays: Sequence[Any]) -> NDArray[Any]:
         array: NDArray[Any] = np.concatenate(arrays)
@@ -303,12 +303,12 @@ def joined(parts: Sequence[Labels]) -> Labels:
 
 
 class SampleList(Sequence[tuple[str, Any]]):
-    """A sequence of ``(path, label)``, in the order of the catalog, created on access.
+    """A sequence of ``(path, label)`` in the order of the catalog, created on access.
 
-    Paths are files, or URLs of objects (``s3://bucket/key``); members of objects show as
+    Paths are files, or URLs of objects (``s3://bucket/key``). Members of objects are shown as
     ``path::member``. A label is an int or a float if the dataset has numbers, an array or a numpy
-    record if it has those, a dict if a field varies in length. ``keys`` come one after another,
-    ``lengths`` are theirs, little-endian, 4 bytes each.
+    record if it has those, or a dict if a field varies in length. ``keys`` contains the keys one
+    after another, and ``lengths`` their lengths as little-endian numbers of 4 bytes each.
     """
 
     def __init__(self, bucket: str, keys: bytes, lengths: bytes, labels: Labels) -> None:
@@ -319,7 +319,7 @@ class SampleList(Sequence[tuple[str, Any]]):
         self.labels = labels
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         return len(self._ends)
 
     @overload
@@ -329,7 +329,7 @@ class SampleList(Sequence[tuple[str, Any]]):
     def __getitem__(self, index: slice) -> list[tuple[str, Any]]: ...
 
     def __getitem__(self, index: int | slice) -> tuple[str, Any] | list[tuple[str, Any]]:
-        """Return one sample, or a list of those in a slice."""
+        """Return one sample, or a list of the samples in a slice."""
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]
         place = operator.index(index)

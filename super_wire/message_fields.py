@@ -1,4 +1,4 @@
-"""Messages as JSON: built from a dataclass's fields, and read with every field checked."""
+"""Messages as JSON, built from a dataclass's fields and read with a check of every field."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Message = TypeVar("_Message")
 
 
 def mapping_of(message: Any, optional: Collection[str] = ()) -> dict[str, Any]:
-    """Return a message's fields as JSON values, without empty ``optional`` ones."""
+    """Return a message's fields as JSON values, without ``optional`` ones that are empty."""
     values = {entry.name: getattr(message, entry.name) for entry in fields(message)}
     # asdict() of the whole message would copy every item of every column.
     return {
@@ -41,8 +41,8 @@ def message_in(
 ) -> _Message:
     """Build a message from JSON values, each checked against its field's annotation, or raise ConfigError.
 
-    ``super_{kind}`` in the mapping holds its ``version``, ``reader`` is who reads it, for errors.
-    ``types`` are enumerations of texts and dataclasses of counts that are fields, by their annotations.
+    ``super_{kind}`` in the mapping is its ``version``. ``reader`` is the program that reads it, for
+    errors. ``types`` maps annotations of fields to their string enumerations and dataclasses of counts.
     """
     sent_version = mapping.get(f"super_{kind}") if isinstance(mapping, dict) else None
     if not isinstance(mapping, dict) or type(sent_version) is not int or sent_version != version:

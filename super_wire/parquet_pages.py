@@ -1,4 +1,4 @@
-"""Page headers of a Parquet column chunk: the sizes that pyarrow allocates."""
+"""The page headers of a Parquet column chunk, which contain the sizes that pyarrow allocates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TRUE, _FALSE, _BYTE, _INTEGERS, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, (4, 5, 6),
 
 
 class Bytes(Protocol):
-    """Bytes by position; ``IndexError`` after the last."""
+    """A sequence of bytes. Indexing past the end raises ``IndexError``."""
 
     def __len__(self) -> int: ...
 
@@ -30,7 +30,7 @@ class Bytes(Protocol):
 
 
 class PagesError(ValueError):
-    """A chunk's pages must not be decoded: too large, or not to be checked."""
+    """The pages of a chunk must not be decoded, because they are too large or cannot be checked."""
 
     def __init__(self, reason: str, *, is_large: bool = False) -> None:
         super().__init__(reason)
@@ -38,10 +38,10 @@ class PagesError(ValueError):
 
 
 def check_pages(chunk: Bytes, unpacked_bytes: int, limit_bytes: int) -> int:
-    """Refuse a column chunk whose pages unpack to more than ``unpacked_bytes``; return its number
-    of values.
+    """Check the pages of a column chunk and return its number of values.
 
-    PagesError also if a page's values do not fit into ``limit_bytes``, or a header is broken.
+    Raises ``PagesError`` if they unpack to more than ``unpacked_bytes``, if the values of one page
+    do not fit into ``limit_bytes``, or if a header is broken.
     """
     at, pages, total_bytes, total_values = 0, 0, 0, 0
     while at < len(chunk):
@@ -79,7 +79,7 @@ def _size(value: Any) -> int:
 
 
 def _struct(data: Bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
-    """Read a compact Thrift struct by field number, and its end; skip texts and doubles."""
+    """Return the fields of a compact Thrift struct, by number, and its end. Skips strings and doubles."""
     fields: dict[int, Any] = {}
     number = 0
     while head := data[at]:

@@ -1,4 +1,4 @@
-"""Recipes: the declarative work that a function does on a sample, as JSON. It holds no code."""
+"""Recipes: the declarative work that a function does on a sample, as JSON without any code."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _ELSEWHERE = {
 
 
 class Recipe:
-    """The processing of every sample between its bytes and the cache.
+    """What is done with every sample between its bytes and the cache.
 
     An encoded image is first decoded to upright RGB uint8 of shape (height, width, 3), unless the first step
-    is a custom one that takes ``"bytes"``; then the steps run in order. Equality, hash and :attr:`digest`
+    is a custom one that takes ``"bytes"``. The steps then run in order. Equality, hash and :attr:`digest`
     follow the canonical form: ``Recipe.image(crop=224)`` equals a recipe whose step has ``"size": 224.0``.
 
     >>> recipe = Recipe([{"op": "resize", "size": 256}, {"op": "center_crop", "size": 224}])
@@ -45,28 +45,28 @@ class Recipe:
     (224, 224, 3)
 
     Args:
-        steps: mappings such as ``{"op": "resize", "size": 256}``; or for each field of a sample a list of
-            them, see :meth:`fields`.
-        augment_seed: seeds random steps, together with epoch and sample; without random steps it has no
-            effect. It is not the shuffle seed, so that trials with different shuffles share samples.
+        steps: mappings such as ``{"op": "resize", "size": 256}``, or a list of them for each field of a
+            sample (see :meth:`fields`).
+        augment_seed: the seed of random steps, together with epoch and sample. It has no effect without
+            random steps. It is not the shuffle seed, so trials with different shuffles share samples.
 
     Raises:
-        RecipeError: a step is unknown, ill-typed or out of range; the message names it.
+        RecipeError: a step is unknown, has the wrong type or is out of range. The message names it.
     """
 
     __slots__ = ("augment_seed", "digest", "json", "parts", "steps")
 
     augment_seed: int
     digest: bytes
-    """BLAKE2b-128 of pipeline version and canonical steps; the augment seed goes into sample ids instead. A
-    file that a shipped step reads is included by its SHA-256, whatever its path.
+    """The BLAKE2b-128 of pipeline version and canonical steps. The augment seed goes into sample ids
+    instead. A file that a shipped step reads is included by its SHA-256, regardless of its path.
     """
     json: str
-    """The canonical JSON; equal recipes give equal text."""
+    """The canonical JSON. Equal recipes have equal JSON."""
     parts: Mapping[str, Recipe]
-    """The recipe of each field, ``image`` first, then by name; else empty."""
+    """The recipe of each field, with ``image`` first and the others by name. Empty without fields."""
     steps: tuple[Mapping[str, Any], ...]
-    """For samples with fields, those of ``image``."""
+    """The steps. For samples with fields, those of ``image``."""
 
     def __init__(
         self,
@@ -96,11 +96,11 @@ class Recipe:
 
     @classmethod
     def fields(cls, **recipes: Recipe) -> Recipe:
-        """Make a recipe for samples of several objects, as a key list names them, with a recipe per field.
+        """Make a recipe for samples of several objects, as listed in a key list, with one recipe per field.
 
-        A sample is a dict of these arrays. ``image`` is the object in the list's ``key``; ``mask`` comes
+        A sample is a dict of these arrays. ``image`` is the object in the list's ``key``, and ``mask`` comes
         from the columns ``mask.key``, ``mask.member`` and so on. A random step that two fields have draws the
-        same numbers in both, matched by its position among the steps of its kind.
+        same numbers in both. It is matched by its position among the steps of its kind.
 
         >>> masks = Recipe.fields(image=Recipe.image(crop=224), mask=Recipe.mask(crop=224))
 
@@ -123,11 +123,11 @@ class Recipe:
 
     @classmethod
     def mask(cls, *, resize: int | None = None, crop: int | None = None, **unknown: Never) -> Recipe:
-        """Make a recipe for segmentation masks: stored numbers, (height, width), uint8 or uint16, never RGB.
+        """Make a recipe for segmentation masks: stored numbers as uint8 or uint16 (height, width), never RGB.
 
         Args:
-            resize: the shorter side in pixels, by nearest neighbour.
-            crop: side of the central square in pixels; a smaller mask is padded with 0.
+            resize: the shorter side in pixels, resized by nearest neighbour.
+            crop: the side of the central square in pixels. A smaller mask is padded with 0.
 
         Raises:
             RecipeError: a size is out of range.
@@ -137,7 +137,7 @@ class Recipe:
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """The fields that samples have besides ``image``."""
+        """The fields of the samples other than ``image``."""
         return tuple(self.parts)[1:]
 
     @classmethod
@@ -150,22 +150,22 @@ class Recipe:
         truncated: str = "error",
         **unknown: Never,
     ) -> Recipe:
-        """Make a recipe for torchvision's usual evaluation preprocessing, as pixels.
+        """Make a recipe for torchvision's usual evaluation preprocessing, which produces pixels.
 
         Args:
-            resize: the shorter side in pixels; ``None`` keeps the size.
-            crop: side of the central square in pixels; a smaller image gets a black border, as from
-                torchvision's CenterCrop. With it every sample is uint8 of shape (crop, crop, 3); without it
-                shapes follow the images.
+            resize: the shorter side in pixels, or ``None`` to keep the size.
+            crop: the side of the central square in pixels. A smaller image gets a black border, as with
+                torchvision's CenterCrop. With ``crop``, every sample is uint8 of shape (crop, crop, 3).
+                Without it, shapes follow the images.
             reduced_decode: decode JPEGs whose shorter side is at least twice ``resize`` at 1/2, 1/4 or 1/8 of
-                their size before resizing. That is several times faster for large images and gives other
-                pixels, so these are other samples than those of the same recipe without it.
+                their size before resizing. This is several times faster for large images but gives different
+                pixels, so these samples differ from those of the same recipe without it.
             truncated: ``"fill"`` fills the missing part of truncated images with grey, as Pillow's
-                ``LOAD_TRUNCATED_IMAGES`` does; by default they are bad samples.
+                ``LOAD_TRUNCATED_IMAGES`` does. By default, they are bad samples.
 
         Raises:
-            RecipeError: an argument is out of range, or ``reduced_decode`` has no ``resize`` to decode for.
-            TypeError: there is no such argument; for names from other libraries the message has the
+            RecipeError: an argument is out of range, or ``reduced_decode`` is used without ``resize``.
+            TypeError: there is no such argument. For names from other libraries, the message contains the
                 replacement.
         """
         for name in unknown:
@@ -188,14 +188,16 @@ class Recipe:
     def text(
         cls, tokenizer: str | Path, *, length: int | None = None, packed: bool = False, pad_id: int = 0
     ) -> Recipe:
-        """Make a recipe for texts in UTF-8 as int32 token ids; functions need ``superdl[text]``.
+        """Make a recipe that turns UTF-8 texts into int32 token ids. Functions need ``superdl[text]``.
 
         Args:
-            tokenizer: a model's ``tokenizer.json``. Functions read it under the same path, a relative one
-                from their working directory, and refuse a different file, by its SHA-256.
-            length: ``None`` gives all tokens, (tokens,); else (length,), cut off or padded.
-            packed: (rows, length): nothing is cut off, and only a text's last row is padded.
-            pad_id: the padding's id.
+            tokenizer: the ``tokenizer.json`` of a model. Functions read it at the same path (a relative one
+                from their working directory) and refuse a different file, based on its SHA-256.
+            length: ``None`` returns all tokens, with shape (tokens,). Otherwise the shape is (length,), and
+                texts are cut off or padded.
+            packed: the shape is (rows, length). Nothing is cut off, and only the last row of a text is
+                padded.
+            pad_id: the token id of the padding.
 
         Raises:
             RecipeError: the file cannot be read, ``packed`` has no ``length``, or a number is out of range.
@@ -226,21 +228,21 @@ class Recipe:
         hop: int = 160,
         max_seconds: float = 600.0,
     ) -> Recipe:
-        """Make a recipe for audio files as float32 waveforms or log-mel spectrograms.
+        """Make a recipe that turns audio files into float32 waveforms or log-mel spectrograms.
 
         Functions need ``superdl[audio]``.
 
         Args:
             rate: samples per second after resampling.
-            mono: average the channels, (samples,); else (channels, samples).
-            samples: length, cut or padded with zeros at the end; ``None`` keeps the file's length.
-            mel: bands of a spectrogram, which replaces the waveform: (mel, frames).
-            window: its window in samples.
-            hop: samples from frame to frame.
-            max_seconds: a longer file is a failure, as is one of over 512 MiB as float32.
+            mono: whether to average the channels. The shape is (samples,), or (channels, samples) if not.
+            samples: the length, cut or padded with zeros at the end. ``None`` keeps the length of the file.
+            mel: the number of bands of a spectrogram (mel, frames), which replaces the waveform.
+            window: the length of its window in samples.
+            hop: the number of samples from one frame to the next.
+            max_seconds: the maximum length. A longer file fails, as does one of over 512 MiB as float32.
 
         Raises:
-            RecipeError: a number is not more than 0.
+            RecipeError: a number is not greater than 0.
         """
         numbers = {"rate": rate, "window": window, "hop": hop, "max_seconds": max_seconds}
         numbers |= {} if samples is None else {"samples": samples}
@@ -260,15 +262,16 @@ class Recipe:
 
     @classmethod
     def video(cls, frames: int, size: int, *, fps: float | None = None, start: float = 0.0) -> Recipe:
-        """Make a recipe for clips of videos, uint8 (frames, size, size, 3) in RGB.
+        """Make a recipe for video clips, as uint8 (frames, size, size, 3) in RGB.
 
         Functions need ``superdl[video]``.
 
         Args:
-            frames: the number of frames, each the one shown at its time. Past the video's end, the last one.
-            size: of their central squares; the shorter side is resized to it.
-            fps: frames per second; ``None`` spreads them evenly over the video.
-            start: seconds from the video's first frame.
+            frames: the number of frames, each the one shown at its time. After the end of the video, the
+                last one is repeated.
+            size: the side of their central squares. The shorter side is resized to it.
+            fps: frames per second. ``None`` spreads them evenly over the video.
+            start: the start in seconds from the first frame of the video.
 
         Raises:
             RecipeError: a number is out of range.
@@ -284,7 +287,7 @@ class Recipe:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Recipe:
-        """Parse the text of :attr:`json`; a recipe of another pipeline version is refused."""
+        """Parse the text in :attr:`json`. A recipe for a different pipeline version is refused."""
         try:
             fields = json.loads(text)
             version, steps, seed = fields["pipeline"], fields["steps"], fields["augment_seed"]
@@ -301,20 +304,21 @@ class Recipe:
 
     @property
     def random(self) -> bool:
-        """``True`` if a step is random, so that every epoch has fresh sample ids."""
+        """Whether a step is random, so that every epoch has new sample ids."""
         if self.parts:
             return any(part.random for part in self.parts.values())
         return any(OPS[step["op"]].random or step.get("random", False) for step in self.steps)
 
     @property
     def decodes(self) -> bool:
-        """``True`` if objects are decoded as images before the first step."""
+        """Whether objects are decoded as images before the first step."""
         return not self.steps or self.steps[0].get("input") != "bytes"
 
     @property
     def output_shape(self) -> tuple[int, int, int] | None:
-        """(height, width, 3) of every sample; ``None`` if shapes follow the images or a custom step, and for
-        masks and fields.
+        """The shape (height, width, 3) of every sample, or ``None``.
+
+        It is ``None`` if shapes follow the images or a custom step, and for masks and fields.
         """
         if self.parts or (self.steps and self.steps[0]["op"] == "mask"):
             return None
@@ -348,7 +352,7 @@ def _steps(steps: object) -> tuple[Mapping[str, Any], ...]:
 
 
 def _parts(steps: Mapping[Any, Any], augment_seed: int) -> dict[str, Recipe]:
-    """Return the recipes of fields, ``image`` first, then by name."""
+    """Return the recipes of the fields, with ``image`` first and the others by name."""
     try:
         names = sorted(map(checked_field, steps), key=lambda name: (name != MAIN_FIELD, name))
     except ConfigError as error:

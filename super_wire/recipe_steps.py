@@ -1,4 +1,4 @@
-"""The steps of a recipe: the parsing of their parameters, and their output shapes."""
+"""The steps of a recipe: how their parameters are parsed, and their output shapes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PIXELS = f"a whole number of pixels from 0 to {MAX_SIDE} for all borders, or tw
 
 
 def split_custom_name(name: str) -> tuple[str, str, str]:
-    """Split a custom step's ``module:function@version`` into module, function and version."""
+    """Split the ``module:function@version`` of a custom step into module, function and version."""
     match = _CUSTOM_NAME.fullmatch(name)
     if match is None:
         raise RecipeError(f"a custom step must be named module:function@version, not {name!r}")
@@ -59,13 +59,13 @@ def _side_or_sides(value: Any) -> int | list[int]:
 
 
 def _area(value: Any) -> int | list[int]:
-    """Return a square's side, or (height, width); two equal sides become one."""
+    """Return the side of a square, or (height, width). Two equal sides become one."""
     sides = _side_or_sides(value)
     return sides[0] if isinstance(sides, list) and sides[0] == sides[1] else sides
 
 
 def _padding(value: Any) -> int | list[int]:
-    """Return the pixels on all borders, or on (left, top, right, bottom)."""
+    """Return the number of pixels on all borders, or on (left, top, right, bottom)."""
     given = value if isinstance(value, (list, tuple)) else [value]
     borders = [int(_number(border, 0, MAX_SIDE, _PIXELS, whole=True)) for border in given]
     if len(borders) not in {1, 2, 4}:
@@ -131,7 +131,7 @@ _REQUIRED: Any = object()
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of a step: the function that reads its value, and its default."""
+    """A parameter of a step: the function that reads its value, and its default."""
 
     read: Callable[[Any], Any]
     default: Any = _REQUIRED
@@ -141,7 +141,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One kind of step: its output shape by its input shape, and its parameters."""
+    """A kind of step: its output shape for an input shape, and its parameters."""
 
     shape: Callable[[Shape, Mapping[str, Any]], Shape]
     parameters: Mapping[str, Parameter]
@@ -258,15 +258,16 @@ OPS: Mapping[str, Op] = MappingProxyType(
 
 
 def canonical_steps(steps: Sequence[object]) -> tuple[Mapping[str, Any], ...]:
-    """Return the canonical form of steps; raise the errors of :func:`canonical_step`."""
+    """Return the canonical form of steps. Raises as :func:`canonical_step` does."""
     of_mask = bool(steps) and isinstance(steps[0], Mapping) and steps[0].get("op") == "mask"
     return tuple(canonical_step(step, number, of_mask=of_mask) for number, step in enumerate(steps, start=1))
 
 
 def canonical_step(step: object, number: int, *, of_mask: bool = False) -> Mapping[str, Any]:
-    """Return the canonical form of a step at a position from 1, a new mapping, or raise ``RecipeError``.
+    """Return the canonical form of a step as a new mapping, or raise ``RecipeError``.
 
-    ``of_mask``: it follows ``mask``, so that pixels are numbers which cannot be mixed.
+    ``number`` is its position, from 1. ``of_mask`` means that it follows ``mask``, so that pixels are
+    numbers that cannot be mixed.
     """
     if not isinstance(step, Mapping) or not isinstance(step.get("op"), str):
         raise RecipeError(

@@ -1,9 +1,10 @@
-"""Further kinds of records: pointers into a store, and several named arrays of one sample.
+"""Further kinds of records: pointers into a store, and several named arrays for one sample.
 
-A pointer's payload is ``<QQ`` and the pack's name: the start of the record in the pack, its length, and
-the pack. The payload of named arrays is a table, then the arrays in the order of their names, each on a
-64-byte boundary of the payload. The table is ``<I``, the number of arrays, then for each array
-``<BBBx6I`` (length of its name, dtype code, dimensions, shape) and its name. All padding is zero.
+The payload of a pointer is ``<QQ`` and the name of a pack: the start of the record in the pack, its
+length, and the pack. The payload of named arrays is a table, followed by the arrays in the order of
+their names, each on a 64-byte boundary of the payload. The table is ``<I``, the number of arrays, and
+then for each array ``<BBBx6I`` (length of its name, dtype code, dimensions, shape) and its name. All
+padding is zero.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _PACK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """A record's place in a store: ``length`` bytes from ``offset`` on in the file ``pack``."""
+    """The place of a record in a store: ``length`` bytes from ``offset`` in the file ``pack``."""
 
     pack: str
     offset: int
@@ -67,13 +68,13 @@ class Pointer:
 
 
 def pack_pointer(pointer: Pointer, sample_id: bytes) -> bytes:
-    """Return a whole pointer record."""
+    """Return a complete pointer record."""
     payload = _PLACE.pack(pointer.offset, pointer.length) + pointer.pack.encode()
     return pack_header(RecordKind.POINTER, payload, sample_id) + payload
 
 
 def read_pointer(record: Bytes, *, sample_id: bytes | None = None) -> Pointer:
-    """Parse a pointer record; :class:`RecordError` if it is none."""
+    """Parse a pointer record. Raises :class:`RecordError` if it is invalid."""
     _, payload = checked_payload(record, RecordKind.POINTER, sample_id=sample_id)
     if len(payload) <= _PLACE.size:
         raise RecordError(f"a pointer's payload must have more than {_PLACE.size} bytes, not {len(payload)}")
@@ -84,9 +85,10 @@ def read_pointer(record: Bytes, *, sample_id: bytes | None = None) -> Pointer:
 def pack_arrays(
     arrays: Mapping[str, NDArray[Any]], sample_id: bytes, *, fetch_us: int = 0, decode_us: int = 0
 ) -> bytes:
-    """Return a whole record of several named arrays, in the order of their names; raises as :func:`pack`.
+    """Return a complete record of several named arrays, in the order of their names.
 
-    RecordError also for 0 or over 64 arrays, or a name of other than 1 to 255 bytes.
+    Raises as :func:`pack` does, and also ``RecordError`` for 0 or more than 64 arrays, or for a name
+    that does not have 1 to 255 bytes.
     """
     if not 1 <= len(arrays) <= MAX_ARRAYS:
         raise RecordError(f"a record must contain 1 to {MAX_ARRAYS} named arrays, not {len(arrays)}")
@@ -111,7 +113,7 @@ def pack_sample(
     fetch_us: int = 0,
     decode_us: int = 0,
 ) -> tuple[bytes, memoryview]:
-    """Return header and payload of a recipe's result: one array, or several named ones."""
+    """Return the header and payload of a recipe's result, which is one array or several named ones."""
     if isinstance(made, np.ndarray):
         return pack(made, sample_id, fetch_us=fetch_us, decode_us=decode_us)
     record = pack_arrays(made, sample_id, fetch_us=fetch_us, decode_us=decode_us)
@@ -119,7 +121,7 @@ def pack_sample(
 
 
 class ArrayPlace(NamedTuple):
-    """The bytes of a named array in a payload: from ``start`` to before ``stop``."""
+    """The place of a named array in a payload: the bytes from ``start`` to before ``stop``."""
 
     name: str
     dtype: np.dtype[Any]
@@ -129,7 +131,7 @@ class ArrayPlace(NamedTuple):
 
 
 def read_arrays(record: Bytes, *, sample_id: bytes | None = None) -> dict[str, NDArray[Any]]:
-    """Return the named arrays of a record, views of ``record``."""
+    """Return the named arrays of a record as views of ``record``."""
     _, payload = checked_payload(record, RecordKind.ARRAYS, sample_id=sample_id)
     return {
         name: np.frombuffer(payload[start:stop], dtype=dtype).reshape(shape)
@@ -138,8 +140,9 @@ def read_arrays(record: Bytes, *, sample_id: bytes | None = None) -> dict[str, N
 
 
 def array_places(payload: memoryview) -> list[ArrayPlace]:
-    """Locate the named arrays in a payload, in the order of their names; RecordError if it
-    contradicts itself.
+    """Locate the named arrays in a payload, in the order of their names.
+
+    Raises ``RecordError`` if the payload is inconsistent.
     """
     try:
         table, at = _read_table(payload)
@@ -157,7 +160,10 @@ def array_places(payload: memoryview) -> list[ArrayPlace]:
 def _read_table(
     payload: memoryview,
 ) -> tuple[list[tuple[str, tuple[np.dtype[Any], tuple[int, ...], int]]], int]:
-    """Return each array's name, and its dtype, shape and bytes; and the table's end, or ``ValueError``."""
+    """Return the name of each array with its dtype, shape and size, and the end of the table.
+
+    Raises ``ValueError`` if the table is invalid.
+    """
     (count,) = _COUNT.unpack_from(payload)
     if not 1 <= count <= MAX_ARRAYS:
         raise ValueError(f"it lists {count} arrays, but must list 1 to {MAX_ARRAYS}")

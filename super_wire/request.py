@@ -1,4 +1,4 @@
-"""Prefetch requests and results, a function's input and output. Every field is checked."""
+"""Prefetch requests and results, which are the input and output of a function. Every field is checked."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _WHERE_USED = frozenset(
 
 
 def is_row(encoding: str) -> bool:
-    """Report whether a member of this encoding is a row of a Parquet file."""
+    """Return whether a member with this encoding is a row of a Parquet file."""
     return encoding.startswith(ROW_ENCODING) and encoding != ROW_ENCODING
 
 
 class RequestKind(enum.StrEnum):
-    """The work that a function does on a request's samples; values are names on the wire."""
+    """What a function does with the samples of a request. The values are the names on the wire."""
 
     DECODE = "decode"  # fetch and decode the samples, and push records into the cache
     DECODE_TO_STORE = "decode_to_store"  # the same, and write a pack of what the cache accepted
@@ -63,7 +63,7 @@ class RequestKind(enum.StrEnum):
 
 
 class Outcome(enum.StrEnum):
-    """The result of one sample of a request."""
+    """The result for one sample of a request."""
 
     CACHED = "cached"  # the record is in the cache: its SET was acknowledged
     TOMBSTONE = "tombstone"  # it can never be produced: a permanent tombstone is in the cache
@@ -84,7 +84,7 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on one object: encoded size in bytes, decoded size in pixels."""
+    """Limits for one object: the encoded size in bytes and the decoded size in pixels."""
 
     object_bytes: int = 256 * 2**20
     image_pixels: int = 178_956_970
@@ -92,14 +92,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchRequest:
-    """Samples for one invocation to produce; its columns run in parallel.
+    """The samples that one invocation produces, in parallel columns.
 
     If samples are *members* of objects, sample ``i`` is made from ``member_lengths[i]`` bytes
-    from ``member_offsets[i]`` of the object. If samples have further ``fields``, keys, versions
-    and the columns of members describe *parts*: first the samples' own objects, then the first
-    field of all samples, and so on. A part that is a whole object has the member "".
+    from ``member_offsets[i]`` of the object. If samples have further ``fields``, the keys, versions
+    and columns of members describe *parts*: first the samples' own objects, then the first field
+    of all samples, and so on. A part that is a whole object has the member "".
 
-    A restore reads each sample's whole record: from ``packs[pack_of[i]]``, ``lengths[i]`` bytes
+    A restore reads the whole record of each sample from ``packs[pack_of[i]]``: ``lengths[i]`` bytes
     from ``offsets[i]``.
     """
 
@@ -140,35 +140,35 @@ class PrefetchRequest:
 
     @property
     def id_keys(self) -> list[str]:
-        """The keys as ids contain them."""
+        """The keys as they are used in ids."""
         return [key.removeprefix(self.prefix) for key in self.keys] if self.prefix else list(self.keys)
 
     def name_of(self, index: int) -> str:
-        """Return a sample's or part's name for messages: its key, with any member."""
+        """Return the name of a sample or part for messages: its key, and its member if there is one."""
         is_member = self.members and self.members[index]
         return shown_name(self.keys[index], self.members[index]) if is_member else self.keys[index]
 
     def seeding_name(self, index: int) -> str:
-        """Return the seed name of random steps: the key, then NUL and any member."""
+        """Return the name that seeds random steps: the key, then NUL and the member if there is one."""
         is_member = self.members and self.members[index]
         return f"{self.keys[index]}\0{self.members[index]}" if is_member else self.keys[index]
 
     def named_field(self, index: int) -> str:
-        """Return the name, for messages, of a part of a sample with fields."""
+        """Return the name, for messages, of one part of a sample with fields."""
         part = index // len(self.ids)
         return f"its field {(MAIN_FIELD, *self.fields)[part]!r}, {self.name_of(index)}"
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return it as a mapping of JSON values, for any executor."""
+        """Return the request as a mapping of JSON values, for any executor."""
         return {"super_request": REQUEST_VERSION, **mapping_of(self, _WHERE_USED)}
 
     def to_json(self) -> str:
-        """Return it as JSON text."""
+        """Return the request as JSON text."""
         return json.dumps(self.to_mapping(), separators=(",", ":"))
 
     @classmethod
     def from_mapping(cls, event: dict[str, Any]) -> PrefetchRequest:
-        """Check and convert parsed JSON; ``ConfigError`` names what is wrong."""
+        """Check and convert parsed JSON. Raises ``ConfigError`` with a description of the problem."""
         request = message_in(
             cls,
             event,
@@ -204,12 +204,12 @@ class PrefetchRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchResult:
-    """The outcome of every sample of a request, in its order. Times are microseconds of work per sample.
+    """The outcome of every sample of a request, in the same order. Times are microseconds of work per sample.
 
-    ``source_requests`` counts GETs that each bring many members, whose ``source_bytes`` then
-    include the bytes between them; if it is 0, each sample with such bytes took one. ``offsets``
-    and ``lengths`` locate each sample's record in ``pack``, with length 0 for samples that it
-    does not hold; all are empty without a pack.
+    ``source_requests`` counts GETs that each fetch many members. ``source_bytes`` then includes the
+    bytes between them. If it is 0, each sample with such bytes took one GET. ``offsets`` and
+    ``lengths`` locate the record of each sample in ``pack``. The length is 0 for samples that are not
+    in it, and without a pack all are empty.
     """
 
     request_id: str
@@ -236,13 +236,13 @@ class PrefetchResult:
     source_requests: int = 0
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return it as a mapping of JSON values, which a handler returns."""
+        """Return the result as a mapping of JSON values, which a handler returns."""
         values = mapping_of(self, _WHERE_USED)
         return {"super_result": REQUEST_VERSION, **values, "messages": dict(self.messages)}
 
     @classmethod
     def from_mapping(cls, answer: dict[str, Any]) -> PrefetchResult:
-        """Check and convert parsed JSON; ``ConfigError`` names what is wrong."""
+        """Check and convert parsed JSON. Raises ``ConfigError`` with a description of the problem."""
         result = message_in(
             cls, answer, "result", "the coordinator", version=REQUEST_VERSION, optional=_WHERE_USED
         )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def temporary_directory() -> str:
-    """Return the directory for temporary files, ``TMPDIR`` or the system's, or ``ConfigError``."""
+    """Return the directory for temporary files, ``TMPDIR`` or the system's, or raise ``ConfigError``."""
     try:
         return tempfile.gettempdir()
     except FileNotFoundError as error:
@@ -39,7 +39,7 @@ _LOG_TAIL_BYTES = 8192
 
 
 class RunDirectory:
-    """Paths of one run; the constructor creates nothing."""
+    """The paths of one run. The constructor creates nothing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,19 +53,19 @@ class RunDirectory:
 
     @classmethod
     def of_run(cls, run: str, variant: str = "") -> RunDirectory:
-        """Return the run's directory, which all ranks of this user derive alike."""
+        """Return the directory of a run, which all ranks of this user derive in the same way."""
         identity = (run.encode(), *([variant.encode()] if variant else []))
         return cls(_parent() / digest128(*identity).hex())
 
     @classmethod
     def of_this_user(cls) -> list[RunDirectory]:
-        """Return the directories of runs whose coordinator listens, newest first."""
+        """Return the directories of runs whose coordinator is listening, newest first."""
         runs = [cls(path) for path in _newest_first(_parent())]
         return [run for run in runs if _listens(run.coordinator_socket)]
 
     @classmethod
     def sweep(cls, kept: Container[Path]) -> None:
-        """Remove directories of killed runs without any process, except those that are ``kept``."""
+        """Remove the directories of killed runs that have no processes left, except those in ``kept``."""
         # A process keeps its own: trying their locks would release them.
         for run in (cls(path) for path in _newest_first(_parent()) if path not in kept):
             with contextlib.suppress(EmbeddedError, OSError), run.locked_for_start(0.0):
@@ -73,11 +73,11 @@ class RunDirectory:
                     run.remove()
 
     def create(self) -> None:
-        """Create the directory, private to this user; the start lock is held."""
+        """Create the directory, private to this user. The caller must hold the start lock."""
         _make_private(self.path)
 
     def identity(self) -> tuple[int, int] | None:
-        """Return an identity unlike a later directory's here; ``None`` if it is gone."""
+        """Return an identity that no later directory here will have, or ``None`` if the directory is gone."""
         try:
             status = self.path.stat()
         except OSError:
@@ -85,12 +85,12 @@ class RunDirectory:
         return status.st_dev, status.st_ino
 
     def remove(self) -> None:
-        """Remove the directory and the start lock, which is held."""
+        """Remove the directory and the start lock, which the caller must hold."""
         shutil.rmtree(self.path, ignore_errors=True)
         self.start_lock.unlink(missing_ok=True)
 
     def log_tail(self) -> str:
-        """Return the last lines of the log, to be appended to an error message."""
+        """Return the last lines of the log, to append to an error message."""
         try:
             lines = self.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").splitlines()
         except OSError:
@@ -99,9 +99,10 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def locked_for_start(self, wait_s: float) -> Iterator[None]:
-        """Hold the start lock; wait at most ``wait_s``. Threads of one process need other means.
+        """Hold the start lock, after waiting at most ``wait_s``. It does not exclude threads of one process.
 
-        EmbeddedError if another process holds it for longer, or the parent is not private to this user.
+        Raises ``EmbeddedError`` if another process holds it for longer, or if the parent directory is not
+        private to this user.
         """
         _make_private(self.path.parent)
         deadline_s = time.monotonic() + wait_s

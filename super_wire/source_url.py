@@ -35,10 +35,10 @@ WEB_BUCKET = re.compile(rf"(https?)://{_HOST.pattern}")
 
 
 def split_url(url: str, name: str) -> tuple[str, str]:
-    """Split a URL into bucket, as ``s3://name``, and key, which may be empty; errors call it ``name``.
+    """Split a URL into its bucket, such as ``s3://name``, and its key, which may be empty.
 
-    For a file the bucket is empty and the key is its path, unchanged. A web server's key is
-    percent-decoded.
+    For a file, the bucket is empty and the key is the path, unchanged. The key of a web server is
+    percent-decoded. Errors call the URL ``name``.
     """
     if not url.strip() or "\0" in url:
         raise ConfigError(f"{name} is empty or contains a NUL: use {_FORMS}")
@@ -78,7 +78,7 @@ def join_url(bucket: str, key: str) -> str:
 
 
 def file_url(path: str, name: str) -> str:
-    """Return ``file://`` and the real path; ConfigError, with ``name``, if it is not UTF-8."""
+    """Return ``file://`` and the real path. Raises ``ConfigError`` with ``name`` if it is not UTF-8."""
     real = os.path.realpath(path)
     try:
         real.encode()
@@ -91,7 +91,7 @@ def file_url(path: str, name: str) -> str:
 
 
 def parse_http_hosts(text: str, name: str) -> tuple[str, ...]:
-    """Parse comma-separated web servers; return each as ``https://host``."""
+    """Parse comma-separated web servers and return each as ``https://host``."""
     servers = []
     for host in filter(None, map(str.strip, text.split(","))):
         server, path = split_url(host if "://" in host else f"https://{host}", name)
@@ -141,7 +141,7 @@ _HERE = frozenset({b"", b".", b".."})
 
 
 def is_hidden(key: bytes | str) -> bool:
-    """Report whether a path below the user's root is hidden, or a system's own file."""
+    """Return whether a path below the user's root is hidden, or is a file of the operating system."""
     path = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
     # The root's own folders may have any name, so callers leave them out.
     if not (path[:1] == b"." or b"/." in path or _FOLDER in path or path.endswith(_FILES)):

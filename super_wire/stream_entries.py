@@ -1,4 +1,4 @@
-"""Entries of streams in the cache: readers' reports."""
+"""Entries of streams in the cache: the reports of readers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FIELD_BYTES_MAX = {_NUMBERS_FIELD: 256, b"m": 2**22, b"c": 2**22}
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:
-    """A reader's progress with one batch. Times are in microseconds."""
+    """The progress of a reader with one batch. Times are in microseconds."""
 
     rank: int
     epoch: int
@@ -51,14 +51,14 @@ class ReadReport:
         return entry
 
     def command(self, job: str) -> tuple[bytes, ...]:
-        """Return the words of the XADD that appends it to the job's bounded stream."""
+        """Return the words of the XADD command that appends the report to the job's bounded stream."""
         pairs = self.to_fields().items()
         bound = (b"MAXLEN", b"~", b"%d" % REPORT_STREAM_MAXLEN, b"*")
         return (b"XADD", report_stream(job), *bound, *(word for pair in pairs for word in pair))
 
     @classmethod
     def from_fields(cls, entry: Mapping[bytes, bytes]) -> ReadReport:
-        """Parse the fields of a stream entry; ``ValueError`` if it is no read report."""
+        """Parse the fields of a stream entry. Raises ``ValueError`` if it is not a valid read report."""
         if _NUMBERS_FIELD not in entry:
             raise ValueError(f"a read report lacks the field {_NUMBERS_FIELD!r}")
         oversized = [name for name, limit in _FIELD_BYTES_MAX.items() if len(entry.get(name, b"")) > limit]

@@ -1,4 +1,4 @@
-"""Parsing of users' texts: JSON, TOML, seconds, sizes. Each failure names the place."""
+"""Parsing of users' texts: JSON, TOML, durations and sizes. Errors say where the problem is."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 def read_json(path: Path, name: str = "") -> Any:
-    """Read a file of JSON; ConfigErrors call it ``name``, by default its path. FileNotFoundError
-    if missing.
+    """Read a JSON file. ``ConfigError`` calls it ``name``, which is its path by default.
+
+    Raises ``FileNotFoundError`` if it is missing.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -32,12 +33,12 @@ def read_json(path: Path, name: str = "") -> Any:
 
 
 def load_json(text: str, name: str) -> Any:
-    """Parse JSON without duplicate keys; a ConfigError calls the text ``name``."""
+    """Parse JSON without duplicate keys. ``ConfigError`` calls the text ``name``."""
     return _parsed(lambda: json.loads(text, object_pairs_hook=once_each), "JSON", name)
 
 
 def load_toml(text: str, name: str) -> dict[str, Any]:
-    """Parse TOML; errors are those of :func:`load_json`."""
+    """Parse TOML. Raises as :func:`load_json` does."""
     table: dict[str, Any] = _parsed(lambda: tomllib.loads(text), "TOML", name)
     return table
 
@@ -52,7 +53,7 @@ def _parsed(parse: Callable[[], Any], language: str, name: str) -> Any:
 
 
 def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a JSON object's mapping; ``ValueError`` for a duplicate key."""
+    """Build the mapping for a JSON object. Raises ``ValueError`` for a duplicate key."""
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
@@ -61,7 +62,7 @@ def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def seconds_from(environment: Mapping[str, str], name: str, default: float) -> float:
-    """Read a number of seconds from a variable; ``ConfigError`` unless it is above 0."""
+    """Read a number of seconds from a variable. Raises ``ConfigError`` unless it is greater than 0."""
     text = environment.get(name) or str(default)
     try:
         seconds = float(text)
@@ -75,7 +76,7 @@ def seconds_from(environment: Mapping[str, str], name: str, default: float) -> f
 
 
 def parse_bytes(text: str, name: str) -> int:
-    """Parse a size in bytes; units are powers of 1024, as in Redis's settings. 0 means the default.
+    """Parse a size in bytes. Units are powers of 1024, as in the settings of Redis. 0 means the default.
 
     >>> parse_bytes("1.5gb", "cache_bytes")
     1610612736

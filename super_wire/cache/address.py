@@ -1,4 +1,7 @@
-"""A cache's address and credentials: ``redis[s]://host:port/db`` or ``unix:///path/redis.sock?db=N``."""
+"""A cache's address and credentials.
+
+An address is ``redis[s]://host:port/db`` or ``unix:///path/redis.sock?db=N``.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,9 @@ _MAX_DB = 2**31
 
 @dataclass(frozen=True, slots=True)
 class CacheAddress:
-    """One cache node: ``path`` of a unix socket, or ``host`` and ``port``; ``tls`` encrypts."""
+    """The address of one cache node: the ``path`` of a unix socket, or ``host`` and ``port``, with or
+    without TLS.
+    """
 
     host: str
     port: int
@@ -39,7 +44,7 @@ class CacheAddress:
 
     @classmethod
     def parse(cls, text: str) -> CacheAddress:
-        """Parse an address; ``ConfigError`` names what is wrong with it."""
+        """Parse an address. Raises ``ConfigError`` with a description of the problem."""
         if "@" in text and not text.startswith("unix:"):  # first: later errors quote the address
             raise ConfigError(_CREDENTIALS_IN_ADDRESS)
         try:
@@ -70,16 +75,16 @@ class CacheAddress:
 
     @property
     def local(self) -> bool:
-        """``True`` on this machine: a unix socket, or a host on loopback."""
+        """Whether the cache is on this machine: at a unix socket or a loopback address."""
         return bool(self.path) or is_loopback(self.host)
 
     @property
     def keeps_bytes(self) -> bool:
-        """``True`` if the transport detects flipped bits, as TLS and unix sockets do."""
+        """Whether the transport detects flipped bits, as TLS and unix sockets do."""
         return bool(self.path) or self.tls
 
     def node(self, host: str, port: int) -> CacheAddress:
-        """Return another node of the same cluster, reached in the same way."""
+        """Return the address of another node of the same cluster, with the same kind of connection."""
         return replace(self, host=host, port=port, path="", db=0)
 
     def __str__(self) -> str:
@@ -97,7 +102,7 @@ def _database(text: str, address: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Credentials(ClientTls):
-    """One side's credentials; empty if the cache requires none."""
+    """The credentials of one side. They are empty if the cache requires none."""
 
     peer: ClassVar[str] = "the cache"
     variables: ClassVar[Mapping[str, str]] = {
@@ -111,7 +116,7 @@ class Credentials(ClientTls):
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Credentials:
-        """Read ``SUPER_CACHE_USERNAME``, ``_PASSWORD``, and the variables of :meth:`tls_in`."""
+        """Read ``SUPER_CACHE_USERNAME``, ``SUPER_CACHE_PASSWORD`` and the variables of :meth:`tls_in`."""
         username = environment.get("SUPER_CACHE_USERNAME", "")
         password = environment.get("SUPER_CACHE_PASSWORD", "")
         if username and not password:
@@ -121,7 +126,7 @@ class Credentials(ClientTls):
         return cls(username, password, **cls.tls_in(environment))
 
     def check_encrypted(self, address: CacheAddress) -> None:
-        """Refuse an address beyond this machine in plain text, unless ``insecure``."""
+        """Refuse plain text to another machine, unless ``insecure`` is set."""
         if not (address.tls or address.local or self.insecure):
             raise ConfigError(
                 f"the cache at {address} is beyond loopback, so the connection must use TLS: use rediss://, "
@@ -130,7 +135,7 @@ class Credentials(ClientTls):
             )
 
     def admit(self, address: CacheAddress) -> None:
-        """Check the same before sending; warn once if plain text is allowed all the same."""
+        """Make the same check before data is sent. Warn once if plain text is allowed nevertheless."""
         self.check_encrypted(address)
         if not (address.tls or address.local):
             _warn_once(str(address))

@@ -1,8 +1,8 @@
-"""Commands to the nodes that have their keys, all nodes at once, and the answer to each.
+"""Send commands to the nodes that own their keys, to all nodes at once, and return the answers.
 
-A command whose connection breaks is sent once more, so it must be repeatable: a GET, a
-SET of a record (equal ids, equal bytes), an XADD whose duplicates are dropped. A node
-that is down fails only its own commands.
+A command whose connection breaks is sent once more, so it must be safe to repeat: a GET, a
+SET of a record (equal ids have equal bytes), or an XADD whose duplicates are dropped. A node
+that is down only fails its own commands.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _ASKING = encode_command(b"ASKING")
 
 
 class Command(NamedTuple):
-    """One command. ``buffers`` are its bytes in order; ``key`` determines its node."""
+    """One command, given by its bytes in ``buffers``. ``key`` determines its node."""
 
     key: bytes
     buffers: tuple[bytes | memoryview, ...]
 
     @classmethod
     def of(cls, key: bytes, *words: bytes) -> Command:
-        """Return a small command of these words."""
+        """Return a small command with these words."""
         return cls(key, (encode_command(*words),))
 
 
@@ -47,12 +47,12 @@ class _Destination(NamedTuple):
 
 
 def exchange(nodes: NodeConnections, commands: Sequence[Command], *, timeout_s: float = 10.0) -> list[Answer]:
-    """Send commands, and return the answer to each."""
+    """Send commands and return the answer to each."""
     return _Exchange(nodes, commands, timeout_s).run()
 
 
 class _Exchange:
-    """Commands in flight, in rounds; every answer of a round is read before the next."""
+    """Commands that are sent in rounds. All answers of a round are read before the next one."""
 
     def __init__(self, nodes: NodeConnections, commands: Sequence[Command], timeout_s: float) -> None:
         self._nodes = nodes
@@ -81,7 +81,7 @@ class _Exchange:
         return self._answers
 
     def _grouped(self, left: list[int]) -> dict[_Destination, list[int]]:
-        """Group the commands by destination; those without a node fail."""
+        """Group the commands by destination. Commands without a node fail."""
         nodes = self._nodes
         if nodes.stale:
             named = next((to.node for to in self._redirected.values() if not to.asking), None)
@@ -105,7 +105,7 @@ class _Exchange:
         return groups
 
     def _send(self, to: _Destination, group: list[int]) -> CacheConnection | None:
-        """Send commands; return the connection to read from, or ``None`` if sending failed."""
+        """Send commands. Return the connection to read from, or ``None`` if sending failed."""
         try:
             connection = self._nodes.connection(to.node)
         except (CacheError, ConfigError) as error:  # ConfigError: not encrypted
@@ -135,7 +135,7 @@ class _Exchange:
                 self._heed(to.node, index, answer.text)
 
     def _heed(self, node: Node, index: int, text: str) -> None:
-        """Follow an error reply that names another destination for the command."""
+        """Handle an error reply, which may redirect the command to another node."""
         nodes = self._nodes
         if wants_credentials(text):
             self._answers[index] = nodes.broken[node] = refusal(str(nodes.address), text)

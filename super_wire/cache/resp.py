@@ -1,4 +1,4 @@
-"""The Redis protocol, RESP2, and the meaning of a cache's refusals. It does no I/O."""
+"""The Redis protocol, RESP2, and the meaning of a cache's errors. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ MAX_ELEMENTS = 2**20
 
 
 class MalformedReplyError(ValueError):
-    """The bytes are no reply, or one beyond the bounds: the stream is no longer usable."""
+    """The bytes are not a reply, or a reply that exceeds the limits. The stream can no longer be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """An error in the server's words: a code such as ``MOVED`` or ``ERR``, then text."""
+    """An error in the server's words: a code such as ``MOVED`` or ``ERR``, followed by text."""
 
     text: str
 
@@ -48,12 +48,12 @@ def encode_command(*words: bytes) -> bytes:
 
 
 def parse_reply(data: bytes | bytearray | memoryview, at: int = 0) -> tuple[Reply, int] | None:
-    r"""Return the reply at ``at`` and the start of the next one; ``None`` if more bytes are needed.
+    r"""Return the reply at ``at`` and the start of the next one, or ``None`` if more bytes are needed.
 
     >>> parse_reply(b"*2\r\n:7\r\n$2\r\nhi\r\n")
     ([7, b'hi'], 16)
 
-    MalformedReplyError if no further bytes can make it a reply.
+    Raises ``MalformedReplyError`` if no further bytes can make it a reply.
     """
     try:
         return _reply(bytes(data), at, 1)  # a memoryview has no find
@@ -127,29 +127,29 @@ class WrongPasswordError(CacheError):
 
 
 def is_passing(text: str) -> bool:
-    """Report whether an error reply describes a temporary state of the cache."""
+    """Return whether an error reply describes a temporary state of the cache."""
     return text.startswith(
         ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "ERR max number of clients")
     )
 
 
 def is_for_memory(text: str) -> bool:
-    """Report whether an error reply means that the cache has no memory left for writes."""
+    """Return whether an error reply means that the cache has no memory left for writes."""
     return text.startswith("OOM")
 
 
 def wants_credentials(text: str) -> bool:
-    """Report whether an error means missing, wrong or unnecessary credentials."""
+    """Return whether an error reply means that credentials are missing, wrong or not needed."""
     return text.startswith(("NOAUTH", "WRONGPASS", "ERR AUTH", "ERR Client sent AUTH"))
 
 
 def is_redirection(text: str) -> bool:
-    """Report whether an error reply names another node of the cluster."""
+    """Return whether an error reply names another node of the cluster."""
     return text.startswith(("MOVED ", "ASK "))
 
 
 def refusal(address: CacheAddress | str, text: str) -> CacheError:
-    """Return the error for an error reply: ``CacheUnreachableError`` if the state is temporary."""
+    """Return the exception for an error reply: ``CacheUnreachableError`` if the state is temporary."""
     if is_passing(text):
         return CacheUnreachableError(f"the cache at {address} is not ready: {text}")
     if wants_credentials(text):
@@ -169,13 +169,13 @@ def refusal(address: CacheAddress | str, text: str) -> CacheError:
 
 
 def no_redis(address: CacheAddress, received: bytes, error: Exception) -> CacheError:
-    """Return the error for a peer that does not send Redis replies."""
+    """Return the exception for a peer that does not send Redis replies."""
     remedy = " (this is TLS: use rediss://)" if received.startswith(b"\x15\x03") else ""
     return CacheError(f"the server at {address} does not speak the Redis protocol: {error}{remedy}")
 
 
 def tls_failure(address: CacheAddress, error: ssl.SSLError) -> CacheError:
-    """Return the error for an OpenSSL failure, permanent if certificates do not match."""
+    """Return the exception for an OpenSSL failure. It is permanent if a certificate is refused."""
     reason = error.reason or str(error)
     place = f"the cache at {address}"
     if reason == "CERTIFICATE_VERIFY_FAILED":
@@ -195,7 +195,7 @@ def tls_failure(address: CacheAddress, error: ssl.SSLError) -> CacheError:
 
 
 def unheard(address: CacheAddress, *, encrypted: bool) -> str:
-    """Return a hint for a peer that sent nothing or hung up, perhaps after a TLS handshake."""
+    """Return a hint about a peer that sent nothing or hung up, perhaps after a TLS handshake."""
     if encrypted:
         return " (does it require a client certificate? Set SUPER_CACHE_CERT_FILE and SUPER_CACHE_KEY_FILE)"
     if address.tls:

@@ -16,11 +16,11 @@ _PIECE_BYTES = 256 * 1024
 
 
 class TlsStream:
-    """An encrypted stream over a blocking socket, which it does not close; construction includes
-    the handshake.
+    """An encrypted stream over a blocking socket, which it does not close.
 
-    ``timeout_s`` bounds the whole handshake, to within one of the socket's waits. OSError: the
-    connection was lost, or the handshake failed (``ssl.SSLError``) or took too long.
+    The constructor performs the handshake. ``timeout_s`` limits the whole handshake, to within one
+    of the socket's waits. Raises ``OSError`` if the connection was lost, or if the handshake failed
+    (``ssl.SSLError``) or took too long.
     """
 
     def __init__(
@@ -42,10 +42,9 @@ class TlsStream:
         return self._outgoing.read()
 
     def receive_some(self, buffers: Sequence[memoryview]) -> int:
-        """Wait for the socket at most once; return the number of bytes put into ``buffers``,
-        EOFError at the end.
+        """Wait for the socket at most once and return the number of bytes put into ``buffers``.
 
-        It is 0 if an encrypted record is still incomplete.
+        It is 0 if an encrypted record is still incomplete. Raises ``EOFError`` at the end.
         """
         if not self.pending:
             self._take()

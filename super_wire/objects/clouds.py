@@ -1,4 +1,4 @@
-"""Google's and Azure's buckets, read through obstore, which needs the extra ``clouds``."""
+"""Buckets of Google and Azure, read through obstore, which requires the extra ``clouds``."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _WORDS = 300
 
 
 def open_cloud(bucket: str) -> _Cloud:
-    """Return the client of ``gs://name`` or ``az://container``; errors as ``open_bucket``."""
+    """Return the client for ``gs://name`` or ``az://container``. Raises as ``open_bucket`` does."""
     settings = frozenset(item for item in os.environ.items() if item[0].startswith(_OURS))
     return _opened(bucket, os.getpid(), settings)
 

@@ -1,4 +1,4 @@
-"""Directories as buckets: ``file://`` and a path that no key can leave, by ``..`` or a link."""
+"""Directories as buckets: ``file://`` and a path that no key can leave, neither with ``..`` nor by a link."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Directory(Bucket):
-    """One directory; links in it may lead to ``allowed_roots``, by default only within it.
+    """One directory. Links in it may lead to ``allowed_roots``, or by default only to places within it.
 
-    ConfigError if ``root`` is relative, or outside all ``allowed_roots`` (if there are any).
+    Raises ``ConfigError`` if ``root`` is relative, or outside all ``allowed_roots`` if any are given.
     """
 
     threads = 2  # enough to read ahead of a decoder; more only contend for the GIL
@@ -63,14 +63,14 @@ class Directory(Bucket):
         return data
 
     def head(self, key: str) -> tuple[str, int]:
-        """Return the file's version, by its time, and its size."""
+        """Return the file's version, based on its time, and its size."""
         with self._opened(key) as descriptor:
             status = os.fstat(descriptor)
         return file_version(status), status.st_size
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[int]:
-        """Yield the descriptor of a regular file; the system's errors become ``ObjectError``."""
+        """Yield the descriptor of a regular file. System errors are raised as ``ObjectError``."""
         try:
             descriptor = self._open(key)
             try:
@@ -101,7 +101,7 @@ class Directory(Bucket):
             os.close(descriptor)
 
     def _keep(self, directory: str) -> int | None:
-        """Return a directory's kept descriptor; ``None`` without room for another."""
+        """Return the kept descriptor of a directory, or ``None`` if there is no room for another one."""
         kept = self._kept.get(directory)
         if kept is None and len(self._kept) < _MAX_KEPT:
             descriptor = self._resolve(directory, os.O_DIRECTORY)
@@ -111,7 +111,7 @@ class Directory(Bucket):
         return kept
 
     def _resolve(self, path: str, flags: int = 0) -> int:
-        """Open a path that leads below a root by ``O_PATH``, which cannot read it."""
+        """Open a path below a root with ``O_PATH``, so that it cannot be read yet."""
         descriptor = os.open(f"{self._root}/{path}", os.O_PATH | os.O_CLOEXEC | flags)
         # The kernel reports where it led: swapping a directory for a link in between gains nothing.
         place = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 # no Path for each file
@@ -138,7 +138,7 @@ def _is_within(path: str, root: str) -> bool:
 
 
 def file_version(status: os.stat_result) -> str:
-    """Return a file's version: ``size-mtime_ns``, so that a rewritten file is another."""
+    """Return a file's version, ``size-mtime_ns``, which changes when the file is rewritten."""
     return f"{status.st_size}-{status.st_mtime_ns}"
 
 

@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face Hub: ``hf://datasets/OWNER/NAME``, mostly with ``@COMMIT``."""
+"""Datasets on the Hugging Face Hub: ``hf://datasets/OWNER/NAME``, usually with ``@COMMIT``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Place(NamedTuple):
 
 
 def open_dataset(bucket: str) -> Dataset:
-    """Return this process's client of a dataset; errors as in ``open_bucket``."""
+    """Return this process's client for a dataset. Raises as ``open_bucket`` does."""
     endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or _HUB
     return _opened(bucket, os.getpid(), endpoint, os.environ.get("HF_TOKEN", "").strip())
 
@@ -51,7 +51,7 @@ def _opened(bucket: str, _process: int, endpoint: str, token: str) -> Dataset:
 
 
 class Dataset(Bucket):
-    """One dataset in one revision."""
+    """One revision of a dataset."""
 
     lists_folders = False  # listing each folder costs more requests
 
@@ -73,7 +73,7 @@ class Dataset(Bucket):
         self._places: dict[str, _Place] = {}
 
     def pinned(self) -> str:
-        """Return the bucket of the commit that its branch or tag currently has."""
+        """Return the bucket with the current commit of its branch or tag."""
         commit = self._revision
         if not _COMMIT.fullmatch(commit):
             revision, _ = self._json(f"revision/{commit}?expand=sha")
@@ -106,7 +106,7 @@ class Dataset(Bucket):
         raise AssertionError  # the second round returns or raises
 
     def head(self, key: str) -> tuple[str, int]:
-        """Return version and size of a file."""
+        """Return the version and size of a file."""
         return self._place(key)[1:3]
 
     def pages(self, prefix: str, *, folders: bool = False) -> Iterator[Page]:  # noqa: ARG002
@@ -121,7 +121,7 @@ class Dataset(Bucket):
             query = following
 
     def _place(self, key: str) -> _Place:
-        """Return the URL of a file's bytes, with their version and size."""
+        """Return the URL of a file's bytes, together with its version and size."""
         place = self._places.get(key)
         if place is not None and place.until_s > time.monotonic():
             return place
@@ -146,7 +146,7 @@ class Dataset(Bucket):
         return place
 
     def _json(self, path: str) -> tuple[Any, str]:
-        """Return the Hub's answer, and the query for the next page, empty after the last."""
+        """Return the Hub's answer and the query for the next page, which is empty after the last one."""
         url = f"{self._endpoint}/api/{self._name}/{path}"
         with answered("GET", url, self._headers, self._is_hubs) as answer:
             if not answer.good:
@@ -160,11 +160,11 @@ class Dataset(Bucket):
         return parsed, urlsplit(following[1]).query if following else ""
 
     def _is_hubs(self, url: str) -> bool:
-        """Report whether a redirect stays at the Hub; then it gets the token."""
+        """Return whether a redirect stays on the Hub, so that it may receive the token."""
         return server_of(url) == server_of(self._endpoint)
 
     def _leads_on(self, url: str) -> bool:
-        """Return ``True`` if bytes may be read there without the token, or raise."""
+        """Return ``True`` if bytes may be read there without the token. Otherwise raise an error."""
         server = server_of(url)
         if server.startswith("https:") or (self._endpoint.startswith("http:") and may_read(server, None)):
             return True

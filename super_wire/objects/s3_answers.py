@@ -1,4 +1,4 @@
-"""Parsing of S3's answers: pages of a listing, and refusals."""
+"""Parsing of responses from S3: pages of a listing, and refusals."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _TEXT_BYTES = 2**16  # longer than any text in an answer, so that each comes in 
 
 
 class ListPage(NamedTuple):
-    """A page of a listing, and the token of the next one, empty after the last."""
+    """One page of a listing, and the token for the next one, which is empty after the last."""
 
     page: Page
     token: str
 
 
 def parse_page(content: bytes) -> ListPage:
-    """Parse the answer to a ListObjectsV2 request; ObjectError if it is something else."""
+    """Parse the response to a ListObjectsV2 request. Raises ``ObjectError`` if it is invalid."""
     objects: list[Listed] = []
     # A regex takes a third of the time of a parser. But a comment may hide objects: then parse all.
     remainder = content if b"<!" in content else _OBJECT.sub(b"", content)
@@ -91,7 +91,7 @@ def parse_page(content: bytes) -> ListPage:
 
 
 def fields_of(content: bytes) -> dict[str, str]:
-    """Return the texts of an answer's elements by name; empty if it is not XML."""
+    """Return the text of each element in a response, by name, or an empty dict if it is not XML."""
     fields: dict[str, str] = {}
     texts: list[str] = []
 
@@ -106,7 +106,7 @@ def fields_of(content: bytes) -> dict[str, str]:
 
 
 def _parse(content: bytes, end: Callable[[str], None], texts: list[str]) -> None:
-    """Call ``end`` with each element's name at its end; the last of ``texts`` is its content."""
+    """Call ``end`` with the name of each element at its end. The last item of ``texts`` is its content."""
     # Only one Python function is called per element: a listing has seven elements per key.
     parser = expat.ParserCreate()
     parser.buffer_text, parser.buffer_size = True, _TEXT_BYTES
@@ -126,7 +126,7 @@ def _decoded(name: str) -> str:
 
 
 def region_in(status: int, headers: Mapping[str, str], content: bytes) -> str:
-    """Return the bucket's region, if a refusal reports it; else empty."""
+    """Return the bucket's region if a refusal reports it, or an empty string."""
     if status not in _MOVED | {400}:  # 400 answers HEAD
         return ""
     region = headers.get("x-amz-bucket-region") or fields_of(content).get("Region", "")
@@ -134,7 +134,7 @@ def region_in(status: int, headers: Mapping[str, str], content: bytes) -> str:
 
 
 def refusal(status: int, content: bytes, bucket: str, region: str, method: str) -> ObjectError:
-    """Return the error for a failed S3 request, with S3's own message and a remedy."""
+    """Return the error for a failed S3 request, with the message from S3 and what to do."""
     fields = fields_of(content)
     code, message = (clean_text(fields.get(name, ""))[:_SHOWN] for name in ("Code", "Message"))
     fault = _CODES.get(code) or fault_of(status)

@@ -1,4 +1,4 @@
-"""A store's address, and the names within it: the same in a directory and below an S3 prefix."""
+"""The address of a store, and the names within it, which are the same in a directory and under S3."""
 
 from __future__ import annotations
 
@@ -58,8 +58,9 @@ _FAILURES: dict[int | None, type[StoreError]] = {
 
 
 def parse_store(text: str) -> str:
-    """Return an address's normal form: ``s3://bucket/prefix``, or the real path of a directory
-    (``~`` is home).
+    """Return the normal form of an address: ``s3://bucket/prefix``, or the real path of a directory.
+
+    ``~`` is the user's home.
     """
     if not text.strip() or "\0" in text:
         raise ConfigError(f"{_FORMS}, not {text[:80]!r}")
@@ -82,7 +83,7 @@ def parse_store(text: str) -> str:
 
 
 def default_directory(environment: Mapping[str, str]) -> Path:
-    """Return the default store: below the user's cache directory."""
+    """Return the default store, which is below the user's cache directory."""
     cache = environment.get("XDG_CACHE_HOME", "")
     home = environment.get("HOME", "")
     base = Path(cache) if Path(cache).is_absolute() else (Path(home) if home else Path.home()) / ".cache"
@@ -90,35 +91,35 @@ def default_directory(environment: Mapping[str, str]) -> Path:
 
 
 def is_bucket(address: str) -> bool:
-    """Report whether a store is an S3 prefix, which every machine can reach."""
+    """Return whether a store is an S3 prefix, which every machine can reach."""
     return address.startswith(_S3)
 
 
 def bucket_and_prefix(address: str) -> tuple[str, str]:
-    """Return an S3 store's bucket and prefix (without a trailing slash)."""
+    """Return the bucket and prefix of an S3 store, without a trailing slash."""
     bucket, _, prefix = address.removeprefix(_S3).partition("/")
     return bucket, prefix
 
 
 def is_name(folder: str, name: str) -> bool:
-    """Report whether the store could have given this name to a file in a folder."""
+    """Return whether a name is valid for a file in a folder of the store."""
     return _NAMES[folder].fullmatch(name) is not None
 
 
 def checked_name(folder: str, name: str) -> str:
-    """Return the name; ``StoreFormatError`` if invalid: it might lead out of the store."""
+    """Return the name. Raises ``StoreFormatError`` if it is invalid, since it might lead out of the store."""
     if not is_name(folder, name):
         raise StoreFormatError(f"not a valid name in {folder}/ of a store: {name[:80]!r}")
     return name
 
 
 def new_mark(store_id: str) -> bytes:
-    """Return a new store's mark: the text of its ``store.json``."""
+    """Return the mark of a new store, which is the text of its ``store.json``."""
     return json.dumps({"super_store": _STORE_VERSION, "id": store_id}).encode() + b"\n"
 
 
 def read_mark(data: bytes, address: str) -> str:
-    """Return the id in a ``store.json``; ``StoreFormatError`` if of another version."""
+    """Return the id in a ``store.json``. Raises ``StoreFormatError`` if it is not one of this version."""
     try:
         mark = json.loads(data)
         version, store_id = mark["super_store"], mark["id"]
@@ -137,5 +138,5 @@ def read_mark(data: bytes, address: str) -> str:
 
 
 def system_failure(error: OSError) -> type[StoreError]:
-    """Map a system error to ours; ``StoreBusyError`` for all that may be temporary."""
+    """Map a system error to a store error: ``StoreBusyError`` for everything that may be temporary."""
     return _FAILURES.get(error.errno, StoreBusyError)

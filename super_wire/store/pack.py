@@ -1,4 +1,4 @@
-"""Packs: immutable files of many records with an index at their end (docs/store.md)."""
+"""Packs: immutable files with many records and an index at the end (docs/store.md)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _TAIL = 65536  # the first read of an index: all of it, in a usual pack
 
 @dataclass(frozen=True, slots=True)
 class PackMeta:
-    """The common properties of a pack's records."""
+    """The properties that all records of a pack have in common."""
 
     collection: str
     bucket: str  # of their samples
@@ -62,7 +62,7 @@ class PackMeta:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> PackMeta:
-        """Convert parsed JSON; ``StoreFormatError`` if a field is missing or no text."""
+        """Convert parsed JSON. Raises ``StoreFormatError`` if a field is missing or not a string."""
         names = [field.name for field in fields(cls)]
         try:
             texts = [mapping[name] for name in names]
@@ -77,28 +77,28 @@ class PackMeta:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackIndex:
-    """The contents of a pack: ``entries`` is an array of :data:`ENTRY_DTYPE`."""
+    """The contents of a pack. ``entries`` is an array of :data:`ENTRY_DTYPE`."""
 
     meta: PackMeta
     entries: NDArray[np.void]
 
 
 def collection_of(bucket: str, recipe_digest: bytes) -> str:
-    """Return the collection of a bucket's records by a recipe: 16 hexadecimal digits."""
+    """Return the collection for a bucket's records with a recipe, as 16 hexadecimal digits."""
     framed = b"".join(map(with_length, (bucket.encode(), recipe_digest)))
     return hashlib.blake2b(framed, digest_size=8).hexdigest()
 
 
 def new_pack_name(collection: str) -> str:
-    """Return a unique pack name; it begins with the collection."""
+    """Return a unique name for a pack, which begins with the collection."""
     return checked_name(PACKS, f"{collection}-{secrets.token_hex(12)}.pack")
 
 
 class PackInProgress:
-    """A pack that is being written to a new ``file``. By :meth:`commit` it appears in the store, whole,
-    or not at all.
+    """A pack that is being written to a new ``file``.
 
-    As a context it abandons an uncommitted pack.
+    After :meth:`commit`, the store contains either the whole pack or nothing of it. As a context
+    manager, it abandons a pack that was not committed.
     """
 
     def __init__(
@@ -120,12 +120,14 @@ class PackInProgress:
 
     @property
     def count(self) -> int:
-        """Number of records added."""
+        """The number of records added so far."""
         return len(self._entries) // _ENTRY.size
 
     def add(self, sample_id: bytes, header: bytes, payload: Bytes) -> int:
-        """Write a record; return its offset. After a StoreError the pack is abandoned. ValueError if
-        packs do not hold such records, or the pack is full.
+        """Write a record and return its offset.
+
+        Raises ``ValueError`` if packs cannot contain such a record or the pack is full. After a
+        ``StoreError``, the pack is abandoned.
         """
         self._check_open()
         size = HEADER_BYTES + memoryview(payload).nbytes
@@ -153,8 +155,9 @@ class PackInProgress:
         return offset
 
     def commit(self) -> str:
-        """Let the pack appear; return its name. A StoreError means that it does not, unless S3's
-        answer was lost.
+        """Make the pack visible and return its name.
+
+        After a ``StoreError`` it is not visible, unless only the response from S3 was lost.
         """
         self._check_open()
         with self._all_or_nothing():
@@ -166,7 +169,7 @@ class PackInProgress:
         return self._name
 
     def abandon(self) -> None:
-        """Discard the pack; no effect once it is committed."""
+        """Discard the pack. Has no effect once it is committed."""
         if self._open:
             self._open = False
             with contextlib.suppress(OSError):  # its buffer found no room
@@ -214,10 +217,10 @@ class PackInProgress:
 
 
 def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
-    """Read the index of a pack of ``size`` bytes, by one read for a usual pack and two for a large one.
+    """Read the index of a pack of ``size`` bytes, in one read for most packs and two for a large one.
 
-    ``read`` returns bytes by offset and length, or fewer if the pack ends before.
-    StoreFormatError if it is no pack of this version, cut off, or its index is broken.
+    ``read`` returns bytes by offset and length, or fewer if the pack ends earlier. Raises
+    ``StoreFormatError`` if it is not a pack of this version, is cut off, or has a broken index.
     """
     if size < _HEAD.size + _FOOTER.size:
         raise StoreFormatError(f"a pack must have at least {_HEAD.size + _FOOTER.size} bytes, not {size}")
@@ -254,7 +257,10 @@ def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
 
 
 def check_entries(entries: NDArray[np.void], first: int, end: int | NDArray[np.uint64]) -> None:
-    """Raise ``StoreFormatError`` unless each record is between these offsets; ``end`` of all, or of each."""
+    """Raise ``StoreFormatError`` unless all records are between ``first`` and ``end``.
+
+    ``end`` is one offset for all records, or one for each.
+    """
     begins, lengths = entries["offset"], entries["bytes"]
     wrong = (begins < first) | (begins > end) | (lengths < HEADER_BYTES)
     if (wrong | (lengths > end - np.minimum(begins, end))).any():
@@ -271,7 +277,7 @@ def _whole(read: Callable[[int, int], bytes], offset: int, length: int) -> bytes
 
 
 def check_record(record: Bytes, sample_id: bytes) -> Header:
-    """Check id and hash of a pack's whole record; return its header, or raise RecordError."""
+    """Check the id and hash of a complete record in a pack. Return its header, or raise RecordError."""
     header = parse_header(record, record_bytes=len(record), sample_id=sample_id)
     verify_payload(header, memoryview(record)[HEADER_BYTES:])
     if header.kind not in DATA_KINDS:
