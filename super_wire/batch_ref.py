@@ -26,7 +26,7 @@ class Places:
     """The places of a batch's records in a store's packs, as little-endian numbers, one for each sample."""
 
     packs: tuple[str, ...]  # names
-    pack_of: bytes  # uint32, the pack's position in packs counted from 1, or 0 without a place
+    pack_of: bytes  # uint32, the position of its pack in packs, counted from 1, or 0 if it has no place
     offsets: bytes  # uint64, the start of its record in the pack
     lengths: bytes  # uint32, of the whole record
 
@@ -36,7 +36,7 @@ class Places:
         numbers, own = np.unique(np.frombuffer(pack_of, dtype="<u4"), return_inverse=True)
         if numbers[-1] > len(packs):
             raise ValueError(f"a place refers to pack {numbers[-1]}, but the page lists {len(packs)}")
-        if numbers[0] > 0:  # no sample lacks a place, but numbers still start at 1
+        if numbers[0] > 0:  # every sample has a place, but numbers still start at 1
             own = own + 1
         # Only the batch's own packs: it travels to workers, its page does not.
         names = tuple(packs[number - 1] for number in numbers.tolist() if number)
@@ -57,15 +57,15 @@ class BatchRef:
     sample_ids: bytes  # 16 bytes per sample, in order
     labels: bytes  # in label_dtype, see super_wire.labels
     label_dtype: str
-    padding: bytes  # a byte per sample, 1 if it only fills up the tail of the epoch; empty: none does
-    keys: tuple[str, ...]  # for messages; may be empty if they did not fit into the page
+    padding: bytes  # a byte per sample, 1 if it only pads the end of the epoch; empty without padding
+    keys: tuple[str, ...]  # for messages; may be empty if they do not fit into the page
     cache: str
-    store: str = ""  # its directory, if the trainer sees it
+    store: str = ""  # its directory, if the trainer can see it
     places: Places | None = None  # of records of the batch in the store's packs
     seed: int = 0  # the sampler's, for transforms without their own
-    # Little-endian uint32 per sample, how often it was drawn before in the epoch; empty: none was.
+    # Little-endian uint32 per sample: how often it was drawn before in the epoch. Empty if never.
     repetitions: bytes = b""
-    alone: bool = False  # no other rank, and no other dataset of a mix, has a part of the same step
+    alone: bool = False  # no other rank or dataset of a mix has a part of the same step
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -132,7 +132,7 @@ class DatasetBinding:
     classes: tuple[str, ...]  # empty if a key list gives labels as numbers
     label_dtype: str
     cache: str  # empty while no job is open
-    store: str = ""  # empty unless this machine sees it
+    store: str = ""  # empty unless this machine can see it
 
 
 class Bindable(Protocol):

@@ -106,7 +106,7 @@ class CallingThreads:
             value = call()
         except BaseException as raised:  # noqa: BLE001  # raised where the value is awaited
             error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: no one waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody is waiting
             future.get_loop().call_soon_threadsafe(self._ended, future, value, error)
 
     def _ended(self, future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-# Beyond loopback each side needs TLS and a token, unless SUPER_INSECURE lets it do without.
+# Beyond loopback, each side needs TLS and a token, unless SUPER_INSECURE is set.
 def is_loopback(host: str) -> bool:
     """Return whether a host is this machine. The only name that counts is ``localhost``."""
     if host.lower() == "localhost":
@@ -73,9 +73,9 @@ class ClientTls:
         return context
 
 
-# A shorter token is refused on both sides: it could be guessed.
+# Both sides refuse a shorter token, because it could be guessed.
 TOKEN_CHARACTERS_MIN = 16
-_TOKEN_CHARACTERS_MAX = 512  # it travels in a header, and headers are short
+_TOKEN_CHARACTERS_MAX = 512  # it is sent in a header, and headers are short
 _TOKEN = re.compile(rf"[A-Za-z0-9._~+/=-]{{{TOKEN_CHARACTERS_MIN},{_TOKEN_CHARACTERS_MAX}}}")
 
 
@@ -196,7 +196,7 @@ class CoordinatorCredentials(ClientTls):
 
     def encrypts(self, host: str) -> bool:
         """Return whether a connection to ``host`` is encrypted. For a unix socket, ``host`` is empty."""
-        # With a ca_file, and beyond this machine unless insecure.
+        # Encrypted with a ca_file, and to other machines unless insecure.
         return bool(host) and (bool(self.ca_file) or not (is_loopback(host) or self.insecure))
 
     def tls_context(self) -> ssl.SSLContext:

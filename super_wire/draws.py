@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NUMBERS_MAX: Final = 2**24
-# Bound on packed indices and weights together: messages have at most 4 MiB.
+# Limit for packed indices and weights together: messages may have 4 MiB.
 DRAWS_BYTES_MAX: Final = 4 * 2**20 - 2**16
 # Indices of an order in one message.
 ORDER_PART: Final = 2**18
@@ -31,11 +31,11 @@ _PLAIN, _DIFFERENCES = b"=", b"+"
 class Draws:
     """The draws of an epoch, as little-endian numbers. If empty, each sample is drawn once."""
 
-    indices: bytes = b""  # int64, places in the catalog; a repeated one is drawn once per occurrence
-    weights: bytes = b""  # float64, one for each index, or for each sample
+    indices: bytes = b""  # int64, places in the catalog; a repeated place is drawn once per occurrence
+    weights: bytes = b""  # float64, one per index, or one per sample
     count: int = 0  # draws by weights in an epoch; 0 without weights
-    repeats: int = 1  # of each draw in a row
-    lengths: bytes = b""  # int64, of a single epoch's batches; indices are then the epoch's order
+    repeats: int = 1  # how often each draw is repeated in a row
+    lengths: bytes = b""  # int64, of the batches of a single epoch; indices are then its order
 
     @classmethod
     def of(
@@ -64,7 +64,7 @@ class Draws:
                     f"{shares.size:,} numbers"
                 )
         if places is not None and shuffle:
-            # The same draws then have the same digest, and pack smaller.
+            # Equal draws then have the same digest and a smaller packed size.
             order = np.argsort(places, kind="stable")
             places, shares = places[order], None if shares is None else shares[order]
         indices, weights = (b"" if array is None else array.tobytes() for array in (places, shares))
@@ -177,7 +177,7 @@ def unpack_numbers(packed: bytes) -> bytes:
     """Reverse :func:`pack_numbers`. Raises ``ConfigError`` for invalid bytes or too many numbers."""
     inflating = zlib.decompressobj()
     try:
-        planes = inflating.decompress(packed[1:], NUMBERS_MAX * _NUMBER_BYTES + 1)  # one too many
+        planes = inflating.decompress(packed[1:], NUMBERS_MAX * _NUMBER_BYTES + 1)  # one byte too many
     except zlib.error as error:
         raise ConfigError(f"indices or weights cannot be unpacked: {error}") from error
     form, rest = packed[:1], len(planes) % _NUMBER_BYTES

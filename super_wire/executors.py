@@ -26,11 +26,11 @@ class ExecutorKind:
     implementation: str  # its class in the coordinator, as module:attribute
     runs_on: RunsOn
     place: str  # the same as runs_on, for messages: functions run on place
-    # Settings that distinguish such executors: if they differ, so do coordinators.
+    # Settings that distinguish these executors. If they differ, the coordinators are different ones.
     chosen_by: tuple[str, ...] = ()
 
 
-# Sampler, coordinator and experiments read one setting, each in its own process.
+# Sampler, coordinator and experiments read the same setting, each in its own process.
 EXECUTORS = {
     kind.name: kind
     for kind in (

@@ -28,7 +28,7 @@ def slots(root: Path = _ROOT) -> int:
             )
         return int(configured)
     cores, ranks = usable_cores(root), os.environ.get("LOCAL_WORLD_SIZE", "1")
-    # No quota: the slots' niceness keeps the ranks fast. A quota ignores it: leave a core to each rank.
+    # Without a quota, niceness of slots keeps the ranks fast. A quota ignores it, so leave a core per rank.
     if cores == _cores_of_process():
         return cores
     return max(1, cores - (int(ranks) if ranks.isdecimal() else 1))

@@ -24,12 +24,12 @@ OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 class Page(NamedTuple):
     """The response for a path."""
 
-    # Takes a snapshot in the event loop, and returns what renders it in a thread; None means 503.
+    # Takes a snapshot in the event loop and returns a function that renders it in a thread. None means 503.
     look: Callable[[], Callable[[], bytes] | None]
     kind: str = _TEXT  # the content type
 
 
-# The Prometheus library's own server supports no tokens, and uses a thread per connection.
+# The server of the Prometheus library does not support tokens, and uses a thread per connection.
 async def listen_for_gets(
     address: str,
     setting: str,

@@ -33,8 +33,8 @@ Versions: TypeAlias = Literal["times", "digests"]
 class Naming(NamedTuple):
     """How a source's samples are named in ids, apart from their keys. See :func:`checked_naming`."""
 
-    alias: str = ""  # replaces the source's location; keys are then relative to the source
-    versions: str = ""  # of files: "times", which empty means too, or "digests" of their bytes
+    alias: str = ""  # replaces the location of the source; keys are then relative to it
+    versions: str = ""  # of files: "times" (the default if empty) or "digests" of their bytes
 
 
 class FieldColumns(NamedTuple):
@@ -89,7 +89,7 @@ def size_of_digest(version: str) -> int | None:
 
 def shown_name(key: str, member: str) -> str:
     """Return a member's name for display."""
-    # Nothing parses it: ids keep key and member apart.
+    # Nothing parses it. Ids contain key and member separately.
     return f"{key}::{member}"
 
 

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-# Text from the network gives no surprising dtype: names are matched against this list, sizes are
+# Text from the network cannot give a surprising dtype: names must be in this list, sizes are
 # bounded and nothing is evaluated.
 LABEL_KINDS = frozenset(
     {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
     | {"float16", "float32", "float64"}
 )
 
-# Bound on the bytes of one sample's label: a reply holds the labels of a batch.
+# The maximum size of one sample's label: a reply contains the labels of a whole batch.
 MAX_LABEL_BYTES = 2**16
 MAX_LABEL_FIELDS = 64
 
@@ -108,7 +108,7 @@ def _plain(text: str) -> LabelField:
     sizes = match[2].split(",") if match[2] else []
     varies = sizes[:1] == ["*"]
     shape = tuple(map(int, sizes[varies:]))
-    if math.prod(shape) > MAX_LABEL_BYTES:  # numpy would raise its own error for its own bounds
+    if math.prod(shape) > MAX_LABEL_BYTES:  # numpy would raise a different error for its own limits
         raise ValueError(
             f"a label has {math.prod(shape)} numbers, which take more than {MAX_LABEL_BYTES} bytes"
         )
@@ -134,7 +134,7 @@ def _fields(text: str) -> dict[str, LabelField]:
     return {name: _plain(kind) for name, kind in zip(names, kinds, strict=True)}
 
 
-# Class names travel in one gRPC message, which holds 4 MiB unless configured otherwise.
+# Class names are sent in one gRPC message, which may have 4 MiB unless configured otherwise.
 MAX_CLASS_NAMES_BYTES = 2**21
 _COUNT_BYTES = 4
 
@@ -185,7 +185,7 @@ class RaggedLabels(Sequence[Any]):
         rows, values = self.rows[wanted], {}
         for name in self.values:
             ends, counts = self._ends[name][wanted], self.of_rows(name)[wanted].astype(np.int64)
-            # Each item keeps its distance to the end of its list.
+            # Each item keeps its distance from the end of its list.
             moved = np.repeat(ends - np.cumsum(counts), counts)
             values[name] = self.values[name][moved + np.arange(len(moved))]
         return RaggedLabels(rows, values)
@@ -339,7 +339,7 @@ class SampleList(Sequence[tuple[str, Any]]):
         begin = self._ends[place - 1] if place else 0
         label = self.labels[place]
         is_number = isinstance(label, np.number)
-        # Names of files need not be UTF-8.
+        # File names need not be UTF-8.
         key = os.fsdecode(self._keys[begin : self._ends[place]])
         return self._below + key, label.item() if is_number else label
 

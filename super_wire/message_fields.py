@@ -24,7 +24,7 @@ def mapping_of(message: Any, optional: Collection[str] = ()) -> dict[str, Any]:
     return {
         name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
         for name, value in values.items()
-        # Messages without optional fields stay as they were before those existed.
+        # Messages without optional fields look the same as before those existed.
         if value or name not in optional
     }
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-# pyarrow ignores the footer's sizes: it unpacks each page into a buffer of the size in its header.
+# pyarrow ignores the sizes in the footer: it unpacks each page into a buffer of the size in its header.
 _PAGES_MAX = 2**16
 _VALUE_BYTES = 16  # pyarrow's overhead per dictionary value, or per length in an encoded list of lengths
 _INT32_END = 2**31
 _VARINT_BYTES = 10
 _DEPTH = 3  # page header, data page header, statistics
-_FIELD_MAX = 2**15 - 1  # Thrift truncates larger numbers to 16 bits, maybe to another field's
+_FIELD_MAX = 2**15 - 1  # Thrift truncates larger numbers to 16 bits, perhaps to those of another field
 # Fields of a page header by number, and those of its nested headers: number of values, encoding.
 _UNPACKED, _PACKED = 2, 3
 _NESTED = {5: (1, 2), 7: (1, 2), 8: (1, 4)}
@@ -74,7 +74,7 @@ def check_pages(chunk: Bytes, unpacked_bytes: int, limit_bytes: int) -> int:
 
 def _size(value: Any) -> int:
     if type(value) is not int or not 0 <= value < _INT32_END:
-        raise ValueError(f"no size: {value!r:.40}")
+        raise ValueError(f"not a valid size: {value!r:.40}")
     return value
 
 
@@ -101,7 +101,7 @@ def _struct(data: Bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
             at += 1 if kind == _BYTE else 8
         elif kind not in {_TRUE, _FALSE}:
             raise ValueError(f"a field has the unknown type {kind}")
-        if number in fields or not 0 <= number <= _FIELD_MAX:  # Thrift takes the last
+        if number in fields or not 0 <= number <= _FIELD_MAX:  # Thrift uses the last one
             raise ValueError(f"field {number} is repeated or out of range")
         fields[number] = value
     return fields, at + 1
@@ -119,4 +119,4 @@ def _varint(data: Bytes, at: int) -> tuple[int, int]:
         value |= (byte & 127) << (7 * place)
         if byte < 128:  # noqa: PLR2004 # the highest bit: more follows
             return value, at + place + 1
-    raise ValueError("an endless number")
+    raise ValueError("a number is too long")

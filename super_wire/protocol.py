@@ -8,9 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from superdl.super_wire.recipe import PIPELINE_VERSION
 
-# A coordinator refuses another version.
+# A coordinator refuses any other version.
 PROTOCOL_VERSION = 1
-# Trailing metadata that names the class of :mod:`superdl.super_wire.errors` to raise; the status details are
+# Trailing metadata with the class of :mod:`superdl.super_wire.errors` to raise. The status details are
 # its message.
 ERROR_METADATA_KEY = "super-error"
 # Metadata with ``Bearer <token>`` for a coordinator that requires one.

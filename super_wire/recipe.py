@@ -12,7 +12,7 @@ from superdl.super_wire.errors import ConfigError, RecipeError
 from superdl.super_wire.ids import MAIN_FIELD, MAX_FIELDS, checked_field, digest128
 from superdl.super_wire.recipe_steps import DECODED, OPS, canonical_steps
 
-# Part of every digest; raised whenever a step would give other pixels than before.
+# Part of every digest. Increased whenever a step gives different pixels than before.
 PIPELINE_VERSION = 1
 _MAX_STEPS = 64
 _INT32 = 2**31
@@ -20,7 +20,7 @@ _INT64 = 2**63
 _SHIPPED_STEPS = "superdl.lambda_prefetch."
 
 _SIZES = "resize= is the shorter side and crop= the side of the central square, such as resize=256, crop=224"
-# Advice for names of arguments in other libraries; all other names are taken for sizes.
+# Advice for argument names of other libraries. All other names are taken for sizes.
 _ELSEWHERE = {
     "mean std normalize scale rescale_factor dtype": "samples are uint8 and are normalised after the cache: "
     "use SuperDataset(..., transform=Augment(mean=..., std=...)) or your own transform",
@@ -253,7 +253,7 @@ class Recipe:
                     f"{name} must be a number greater than 0 (a whole number, except for max_seconds), not "
                     f"{number!r}"
                 )
-        rate, window, hop = int(rate), int(window), int(hop)  # 16000.0 and 16000 are one recipe
+        rate, window, hop = int(rate), int(window), int(hop)  # 16000.0 and 16000 are the same recipe
         read = {"rate": rate, "max_seconds": float(max_seconds), "mono": mono, "samples": int(samples or 0)}
         steps = [{**_shipped_step("audio_steps:waveform", **read), "input": "bytes"}]
         if mel is not None:

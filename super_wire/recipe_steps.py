@@ -33,7 +33,7 @@ def split_custom_name(name: str) -> tuple[str, str, str]:
     return module, function, version
 
 
-# Readers of parameters: each returns the canonical value, or raises ValueError with what it expects.
+# Readers of parameters. Each returns the canonical value, or raises ValueError with what it expects.
 
 
 def _number(value: Any, low: float, high: float, expected: str, *, whole: bool = False) -> float:
@@ -135,7 +135,7 @@ class Parameter:
 
     read: Callable[[Any], Any]
     default: Any = _REQUIRED
-    # Left out of the canonical form at its default: older recipes keep digest and samples.
+    # Left out of the canonical form at its default, so older recipes keep their digest and samples.
     later: bool = False
 
 

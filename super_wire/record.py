@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
-# Beginning of the reason for objects of another version than listed.
+# Start of the reason for objects whose version is not the listed one.
 CHANGED_SINCE = "changed since it was listed"
-# Reason of the tombstones that a coordinator writes once the spending cap is reached.
+# Reason in the tombstones that a coordinator writes once the spending cap is reached.
 SPENDING_CAP = "spending_cap"
-# Reason of the note under a dataset's id that its source is unavailable.
+# Reason in the note under a dataset's id if its source is unavailable.
 UNAVAILABLE = "unavailable"
-# Reason of such a note while the source is being listed. This wait does not count toward a reader's timeout.
+# Reason in such a note while the source is being listed. This wait does not count toward a reader's timeout.
 LISTING = "listing"
 MAGIC = b"SUPR"
 RECORD_VERSION = 2
@@ -230,7 +230,7 @@ def checked_array(ndim: int, sides: tuple[int, ...], code: int) -> tuple[np.dtyp
     if code not in DTYPE_NAMES or ndim > MAX_NDIM:
         raise RecordError(f"no array can have the dtype code {code} and {ndim} dimensions")
     shape, beyond = sides[:ndim], sides[ndim:]
-    if any(beyond):  # else a flipped bit in ndim could turn (28, 28, 1) into (28, 28)
+    if any(beyond):  # otherwise, a flipped bit in ndim could turn (28, 28, 1) into (28, 28)
         raise RecordError(f"an array of {ndim} dimensions cannot have further sides {beyond}")
     dtype = np.dtype(DTYPE_NAMES[code]).newbyteorder("<")
     if math.prod(side or 1 for side in shape) * dtype.itemsize >= _MAX_ARRAY_BYTES:  # perhaps empty

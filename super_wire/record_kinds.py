@@ -44,7 +44,7 @@ _MAX_U64 = 2**64 - 1
 _PLACE = struct.Struct("<QQ")
 _COUNT = struct.Struct("<I")
 _ENTRY = struct.Struct("<BBBx6I")
-# No pack's name may lead out of its store's directory.
+# A pack name must not lead out of the directory of its store.
 _PACK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 
 
@@ -177,7 +177,7 @@ def _read_table(
     names = [name.encode() for name, _ in table]
     if not all(names):
         raise ValueError("an array has no name")
-    # One order only, so that equal samples have equal bytes.
+    # There is only one order, so that equal samples have equal bytes.
     if any(first >= second for first, second in itertools.pairwise(names)):
         raise ValueError("names are out of order or repeated")
     return table, at

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Limit on foreign text in a message: an object's name has up to 1,024 bytes.
+# Limit for external text in a message: an object's name may have 1,024 bytes.
 SHOWN_CHARACTERS = 1000
 _TALKATIVE = ("boto3", "botocore", "s3transfer", "urllib3")
 
@@ -33,13 +33,13 @@ def without_credentials(address: str) -> str:
 
 def text_without_credentials(text: str) -> str:
     """Return a text of any origin for display, without the part before ``@`` in its URLs."""
-    # Keys of objects and names of files may contain @, and are kept.
+    # Object keys and file names may contain @ and are kept.
     return re.sub(r"(?<!s3)(?<!gs)(?<!az)(?<!hf)(?<!file)://\S*@", "://***@", text)
 
 
 def shown(text: str, most: int = SHOWN_CHARACTERS) -> str:
     """Make text of any origin printable in one line of at most ``most`` characters."""
-    # Python's escapes for what would control a terminal, end a line or reverse the writing.
+    # Python's escapes for characters that control a terminal, end a line or reverse the text direction.
     printable = _printable(text[: most + 1])
     return printable if len(printable) <= most else f"{printable[: most - 1]}…"
 
@@ -57,7 +57,7 @@ def _printable(text: str) -> str:
 
 def clean_text(text: str) -> str:
     """Return text that UTF-8 can encode. A lone surrogate from JSON becomes a question mark."""
-    # Foreign text ends up in tombstones, replies and logs, and would make their encoding fail.
+    # External text ends up in tombstones, replies and logs, and would make their encoding fail.
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 

@@ -22,7 +22,7 @@ from superdl.super_wire.ids import (
 from superdl.super_wire.message_fields import mapping_of, message_in
 from superdl.super_wire.redaction import clean_text
 
-# JSON, column by column, since that is what AWS Lambda's Invoke API transfers.
+# JSON, column by column, because this is what the Invoke API of AWS Lambda transfers.
 REQUEST_VERSION = 5
 MAX_SAMPLES_PER_REQUEST = 4096
 
@@ -68,18 +68,18 @@ class Outcome(enum.StrEnum):
     CACHED = "cached"  # the record is in the cache: its SET was acknowledged
     TOMBSTONE = "tombstone"  # it can never be produced: a permanent tombstone is in the cache
     MISSING = "missing"  # the object does not exist (any more)
-    CHANGED = "changed"  # the object has another version than the catalog lists
+    CHANGED = "changed"  # the object does not have the version in the catalog
     REFUSED = "refused"  # the source forbids reading it
     UNAVAILABLE = "unavailable"  # the source throttles or does not answer: a retry that costs no attempt
     SOURCE_ERROR = "source_error"  # the source failed in another way
-    CACHE_ERROR = "cache_error"  # it was decoded, but the cache did not take it
+    CACHE_ERROR = "cache_error"  # it was decoded, but the cache did not accept it
     CACHE_FULL = "cache_full"  # it was decoded, but the cache refused it for lack of memory
     STEP_ERROR = "step_error"  # a custom step raised
     EXPIRED = "expired"  # the request expired first; the sample was not tried
     TIMED_OUT = "timed_out"  # decoding took too long; a faster machine may be in time
-    NOT_STORED = "not_stored"  # the store has no good record of it there
-    STORE_ERROR = "store_error"  # the store did not answer, or refused; the record may well exist
-    NOT_CACHED = "not_cached"  # the cache no longer has a good record of it for a save
+    NOT_STORED = "not_stored"  # the store has no valid record of it there
+    STORE_ERROR = "store_error"  # the store did not answer or refused; the record may exist
+    NOT_CACHED = "not_cached"  # the cache no longer has a valid record of it to save
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +107,12 @@ class PrefetchRequest:
     bucket: str
     recipe: str
     epoch: int
-    # An address alone: credentials come from the function's own settings.
+    # Only an address: credentials come from the function's own settings.
     cache: str
-    expires_at: float  # Unix time in seconds: no sample is begun after it
+    expires_at: float  # Unix time in seconds, after which no sample is started
     keys: tuple[str, ...]
     versions: tuple[str, ...]
-    # 32 hex digits. The function derives each id again: both sides then mean the same sample.
+    # 32 hex digits. The function derives each id again, so both sides mean the same sample.
     ids: tuple[str, ...]
     kind: RequestKind = RequestKind.DECODE
     limits: Limits = field(default_factory=Limits)
@@ -259,7 +259,7 @@ class PrefetchResult:
         if unknown:
             raise ConfigError(f"unknown outcomes in a prefetch result: {reprlib.repr(sorted(unknown))}")
         texts = (result.function_version, result.pack, result.store_trouble)
-        # Most results have nothing to clean: do not copy those.
+        # Most results need no cleaning, so do not copy them.
         if result.messages or not "".join(texts).isascii():
             messages = {place: clean_text(message) for place, message in result.messages.items()}
             version, pack, trouble = map(clean_text, texts)

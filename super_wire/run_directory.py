@@ -43,7 +43,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # The ranks keep the coordinator alive by this one, and call it at the next.
+        # The ranks keep the coordinator alive through the first socket and call it through the second.
         self.ranks_socket = path / "ranks.sock"
         self.coordinator_socket = path / "coordinator.sock"
         self.cache_socket = path / "redis.sock"
@@ -66,7 +66,7 @@ class RunDirectory:
     @classmethod
     def sweep(cls, kept: Container[Path]) -> None:
         """Remove the directories of killed runs that have no processes left, except those in ``kept``."""
-        # A process keeps its own: trying their locks would release them.
+        # A process keeps its own directories: trying their locks would release them.
         for run in (cls(path) for path in _newest_first(_parent()) if path not in kept):
             with contextlib.suppress(EmbeddedError, OSError), run.locked_for_start(0.0):
                 if not _listens(run.ranks_socket):
@@ -125,7 +125,7 @@ class RunDirectory:
         try:
             # A POSIX lock belongs to the process, so that a forked worker cannot keep it locked.
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A coordinator unlinks the file at its end: its lock then excludes nobody.
+            # A coordinator unlinks the file when it ends. Its lock then excludes nobody.
             if os.path.samestat(os.fstat(descriptor), self.start_lock.stat()):
                 return descriptor
         except (BlockingIOError, PermissionError, FileNotFoundError):

@@ -9,7 +9,7 @@ from urllib.parse import quote, unquote
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.redaction import without_credentials
 
-# Trainer and coordinator only look at the text: the place may exist on the coordinator's machine alone.
+# Trainer and coordinator only look at the text: the place may only exist on the coordinator's machine.
 _FORMS = "s3://bucket/prefix (gs://, az://, hf://datasets/, https://), file:///directory or a plain path"
 # Scheme of buckets -> the variable that gives the coordinator access.
 _CREDENTIALS = {
@@ -145,7 +145,7 @@ def is_hidden(key: bytes | str) -> bool:
     path = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
     # The root's own folders may have any name, so callers leave them out.
     if not (path[:1] == b"." or b"/." in path or _FOLDER in path or path.endswith(_FILES)):
-        return False  # fast path for almost all
+        return False  # fast path for almost all keys
     # A leading dot hides, as in .DS_Store, ._1.jpg and .ipynb_checkpoints.
     parts = path.split(b"/")
     if parts[-1] in _FILES or _FOLDER in parts:

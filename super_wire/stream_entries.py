@@ -12,7 +12,7 @@ from superdl.super_wire.keys import report_stream
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Bound of a job's report stream, passed with every XADD (approximate trimming).
+# Limit for the report stream of a job, passed with every XADD (approximate trimming).
 # An entry may be lost or arrive twice: a reader with remaining misses reports them again.
 REPORT_STREAM_MAXLEN = 4096
 _MAX_NUMBER = 2**63
@@ -40,7 +40,7 @@ class ReadReport:
     straight: int = 0  # hits in packs
     # Offsets in the planned batch, which the coordinator can plan again: no ids travel.
     missed: tuple[int, ...] = ()
-    corrupt: tuple[int, ...] = ()  # missed ones whose record in the cache failed its check
+    corrupt: tuple[int, ...] = ()  # missed samples whose record in the cache failed its check
 
     def to_fields(self) -> dict[bytes, bytes]:
         """Return the report as the fields of a stream entry."""

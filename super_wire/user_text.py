@@ -83,7 +83,7 @@ def parse_bytes(text: str, name: str) -> int:
     """
     match = re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([kmgt]?)b?\s*", text.lower())
     size_bytes = int(Fraction(match[1]) * _UNITS[match[2]]) if match else -1
-    # A bare 4 probably means 4gb.
+    # A plain 4 probably means 4gb.
     if size_bytes < 2**20 and size_bytes != 0:
         raise ConfigError(f"{name} must be a size of at least 1mb, such as 4gb or 500mb, not {text[:80]!r}")
     return size_bytes

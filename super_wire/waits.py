@@ -43,7 +43,7 @@ WAITS = {
         "more memory for the cache, more loader workers, or a cache that is closer",
         ("cache_memory", "cache_transfer"),
     ),
-    UNKNOWN: Wait("nothing was reported about it", "superdl stats --batch", ("loading",)),
+    UNKNOWN: Wait("no cause was reported", "superdl stats --batch", ("loading",)),
 }
 
 _WAIT_FOR = {cause: name for name, wait in WAITS.items() for cause in (name, *wait.of)}

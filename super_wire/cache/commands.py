@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # The cache's answer, possibly an error reply, or the reason why there is none.
 Answer: TypeAlias = "Reply | CacheError"
-_GRACE_S = 2.0  # for healthy nodes, if another one has used up the exchange's time
+_GRACE_S = 2.0  # for healthy nodes, if another node has used up the time of the exchange
 _SLOTS_TIMEOUT_S = 5.0
 _ASKING = encode_command(b"ASKING")
 
@@ -61,7 +61,7 @@ class _Exchange:
         self._until_s = time.monotonic() + timeout_s
         self._answers: list[Answer] = [CacheUnreachableError("the command was not sent")] * len(commands)
         self._redirected: dict[int, _Destination] = {}
-        self._failed: set[int] = set()  # with their connection, so perhaps executed
+        self._failed: set[int] = set()  # together with their connection, so they may have been executed
 
     def run(self) -> list[Answer]:
         remaining = list(range(len(self._commands)))
@@ -76,7 +76,7 @@ class _Exchange:
             if not remaining:
                 break
             if self._failed and self._nodes.slots is None:
-                # One server whose connection broke: the second attempt gets the whole time again.
+                # The connection to a single server broke: the second attempt gets the full time again.
                 self._until_s = time.monotonic() + self._timeout_s
         return self._answers
 
@@ -122,7 +122,7 @@ class _Exchange:
         return connection
 
     def _take_answers(self, to: _Destination, group: list[int], connection: CacheConnection) -> None:
-        # Each ASKING has an answer of its own.
+        # Each ASKING gets its own answer.
         count = 2 * len(group) if to.asking else len(group)
         try:
             answers = connection.answers(count, self._deadline_s())
@@ -141,7 +141,7 @@ class _Exchange:
             self._answers[index] = nodes.broken[node] = refusal(str(nodes.address), text)
             nodes.drop(node)
         if text.startswith("READONLY") and not nodes.was_lost(node):
-            nodes.lose(node, text)  # demoted to a replica: the name leads to another server
+            nodes.lose(node, text)  # demoted to a replica: the name now belongs to another server
             self._failed.add(index)
             nodes.stale = True
         redirection = None if nodes.slots is None else parse_redirection(text, node)

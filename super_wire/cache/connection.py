@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from superdl.super_wire.cache.resp import Reply
     from superdl.super_wire.errors import CacheError
 
-# Upper bound on the wait for a connect, or for the next byte.
+# The longest wait for a connect or for the next byte.
 IO_TIMEOUT_S = 10.0
 _MIN_TIMEOUT_S = 0.001  # zero would mean no limit at all
 _MAX_ANSWER_BYTES = 16 * 2**20

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from superdl.super_wire.cache.resp import Reply
     from superdl.super_wire.errors import SuperError
 
-# Bound on a command's sends within an exchange, with redirections.
+# How often a command may be sent within an exchange, including redirections.
 MAX_ROUNDS = 6
 CONNECT_TIMEOUT_S = 5.0
-_NODE_CONNECT_S = 3.0  # an unreachable node must not delay the others longer
+_NODE_CONNECT_S = 3.0  # an unreachable node must not delay the others for longer
 _SLOTS_TIMEOUT_S = 5.0
 SLOTS = 16384
 _MAX_PORT = 65535
@@ -128,7 +128,7 @@ def _range(item: Reply, asked: Node) -> tuple[int, int, Node | None]:
 def _master(item: Reply, asked: Node) -> Node | None:
     match item:
         case [None | bytes() as host, int(port), *_] if 0 <= port <= _MAX_PORT:
-            if host == b"?" or not port:  # it has no name, or no port of our kind (TLS or plain)
+            if host == b"?" or not port:  # it has no name, or no port of the required kind (TLS or plain)
                 return None
             name = host.decode(errors="replace") if host else ""
             if not name or _is_host(name):
@@ -159,13 +159,13 @@ class NodeConnections:
         renewed: Callable[[Credentials, WrongPasswordError], Credentials] | None = None,
     ) -> None:
         self.address = address
-        # The node that the user named; without a host for a unix socket.
+        # The node that the user set. It has no host for a unix socket.
         self.home = Node(address.host, address.port)
         # None for a single server, and before the first answer.
         self.slots: SlotMap | None = None
         # The slot map must be refreshed before it is used.
         self.stale = True
-        # Nodes that are not tried again until renew(), and why.
+        # Nodes that are not tried again until renew(), with the reasons.
         self.broken: dict[Node, SuperError] = {}
         self._lost_once: set[Node] = set()
         self._open: dict[Node, CacheConnection] = {}
@@ -318,7 +318,7 @@ def _learned_slots(connection: CacheConnection, asked: Node, timeout_s: float) -
     if isinstance(answer, ErrorReply):
         if is_passing(answer.text) or wants_credentials(answer.text):
             raise refusal(connection.address, answer.text)
-        # No cluster support, or no right to ask: a single node that has every key.
+        # Without cluster support or permission to ask, it is a single node that owns every key.
         return None
     try:
         return parse_slots(answer, asked)

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 CRLF = b"\r\n"
-# The largest value that Redis holds.
+# The largest value that Redis can store.
 MAX_BULK_BYTES = 512 * 2**20
-# Longest line, without a bulk's bytes, whose end is awaited.
+# The longest line to wait for, not counting the bytes of a bulk string.
 MAX_LINE_BYTES = 65536
 MAX_DEPTH = 16
 MAX_ELEMENTS = 2**20
@@ -63,7 +63,7 @@ def parse_reply(data: bytes | bytearray | memoryview, at: int = 0) -> tuple[Repl
 
 def _reply(data: bytes, at: int, depth: int) -> tuple[Reply, int]:
     mark, end = data[at : at + 1], data.find(CRLF, at, at + MAX_LINE_BYTES)
-    # Detect other protocols at once: their bytes may never contain a line's end.
+    # Detect other protocols at once, because their bytes may never contain a line break.
     if mark and mark not in (b"+", b"-", b":", b"$", b"*"):
         raise _malformed("unknown type", data, at)
     if end < 0:

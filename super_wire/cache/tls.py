@@ -26,7 +26,7 @@ class TlsStream:
     def __init__(
         self, connected: socket.socket, context: ssl.SSLContext, host: str, *, timeout_s: float
     ) -> None:
-        # Bytes may be buffered here, so that waiting for the socket could be futile.
+        # Bytes may already be buffered here, so waiting for the socket could be in vain.
         self.pending = False
         self._socket = connected
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -54,7 +54,7 @@ class TlsStream:
         return count
 
     def _decrypt(self, buffers: Sequence[memoryview]) -> int:
-        # With a buffer it returns a number, which typeshed does not know.
+        # With a buffer, it returns a number. typeshed does not know this.
         read: Callable[[int, memoryview], int] = self._tls.read  # type: ignore[assignment]
         total = 0
         self.pending = True

@@ -24,7 +24,7 @@ from superdl.super_wire.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-# Attempts of a request with temporary failures, before it raises ObjectError.
+# How often a request with temporary failures is tried before it raises ObjectError.
 ATTEMPTS = 3
 
 
@@ -32,7 +32,7 @@ class Fault(enum.Enum):
     """The cause of a failed request: the name of an ``Outcome``, and the errors for source and store."""
 
     MISSING = "missing", SourceNotFoundError, StoreGoneError
-    CHANGED = "changed", SourceError, StoreGoneError  # also: it ends before the requested span
+    CHANGED = "changed", SourceError, StoreGoneError  # also if it ends before the requested span
     REFUSED = "refused", SourceForbiddenError, StoreRefusedError
     UNAVAILABLE = "unavailable", SourceBusyError, StoreBusyError  # a later request may succeed
     FAILED = "source_error", SourceError, StoreRefusedError  # anything else
@@ -143,8 +143,8 @@ class Bucket(ABC):
     threads: int = 16  # each waits for one answer
     in_flight: int = 1  # objects that each thread should request at a time
     lists_folders: bool = True  # each folder is best listed separately
-    # Held while a page of a listing is parsed: many computing threads would keep the interpreter
-    # from all others, and are no faster.
+    # Held while a page of a listing is parsed. Many threads that parse at once would block the others
+    # without being faster.
     page_lock: AbstractContextManager[object] = nullcontext()
 
     def begin(self, key: str, version: str, span: Span | None = None) -> Pending | None:  # noqa: ARG002
@@ -202,7 +202,7 @@ class Bucket(ABC):
 
 def check_version(found: str, version: str) -> None:
     """Refuse an object whose version is not the listed one."""
-    # Its id would be wrong.
+    # The sample's id would be wrong.
     if found != version:
         raise ObjectError(Fault.CHANGED, f"its version is {found}, but the catalog lists {version}")
 

@@ -137,8 +137,8 @@ class _Cloud(Bucket):
             fault = Fault.MISSING if isinstance(error, FileNotFoundError) else fault_of(status)
             if not status and any(words in str(error) for words in _NO_ANSWER):
                 fault = Fault.UNAVAILABLE
-            # Failures without any server get one too: without credentials, obstore asks a server
-            # that only the cloud's own machines have.
+            # Failures without a server get a remedy too: without credentials, obstore asks a server
+            # that only exists on the cloud's own machines.
             remedy = "" if status and fault is not Fault.REFUSED else f"; {_REMEDIES[self._scheme]}"
             raise ObjectError(fault, f"{message}{remedy}") from error
 
@@ -148,5 +148,5 @@ def _listed(meta: Any) -> Listed:
 
 
 def _version(meta: Any) -> str:
-    # Every cloud gives each version its own ETag.
+    # All clouds give each version its own ETag.
     return str(meta["e_tag"] or "").removeprefix("W/").strip('"')

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-_MAX_KEPT = 128  # open directories; files of more are opened by their whole path
+_MAX_KEPT = 128  # open directories; files in further ones are opened by their full path
 # Without O_NONBLOCK, opening a FIFO would wait for its writer.
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -29,7 +29,7 @@ class Directory(Bucket):
     Raises ``ConfigError`` if ``root`` is relative, or outside all ``allowed_roots`` if any are given.
     """
 
-    threads = 2  # enough to read ahead of a decoder; more only contend for the GIL
+    threads = 2  # enough to read ahead of a decoder; more would only compete for the GIL
 
     def __init__(self, root: str, allowed_roots: tuple[str, ...] = ()) -> None:
         if not root.startswith("/"):
@@ -91,7 +91,7 @@ class Directory(Bucket):
             try:
                 return os.open(name, _OPEN_FLAGS | os.O_NOFOLLOW, dir_fd=kept)
             except OSError as error:
-                if error.errno != errno.ELOOP:  # else a link
+                if error.errno != errno.ELOOP:  # otherwise it is a link
                     raise
         descriptor = self._resolve(key)
         try:
@@ -113,7 +113,7 @@ class Directory(Bucket):
     def _resolve(self, path: str, flags: int = 0) -> int:
         """Open a path below a root with ``O_PATH``, so that it cannot be read yet."""
         descriptor = os.open(f"{self._root}/{path}", os.O_PATH | os.O_CLOEXEC | flags)
-        # The kernel reports where it led: swapping a directory for a link in between gains nothing.
+        # The kernel reports where it led, so swapping a directory for a link in between has no effect.
         place = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 # no Path for each file
         if not any(_is_within(place, root) for root in self._roots):
             os.close(descriptor)
@@ -160,7 +160,7 @@ def _read_exactly(descriptor: int, size_bytes: int, begin: int) -> bytes:
     return data
 
 
-# A network filesystem's server is away. EIO is not included: a disk's bad block gives it permanently.
+# The server of a network filesystem is down. EIO is not included: a bad block on a disk is permanent.
 _AWAY = frozenset({errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ECONNREFUSED, errno.ECONNRESET})
 _AWAY |= {errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH}
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from superdl.super_wire.objects.web import Answer
 
 _HUB = "https://huggingface.co"
-# Bounds on remembered file locations: the Hub limits requests for them, not those for bytes.
+# Limits for remembered file locations: the Hub limits requests for them, but not those for bytes.
 _KEPT, _KEPT_S = 1024, 600.0
 _ANSWER_BYTES = 2**25  # a page of a listing has 1,000 files, of some 300 bytes each
 _COMMIT = re.compile("[0-9a-f]{40}")
@@ -65,7 +65,7 @@ class Dataset(Bucket):
             raise ConfigError(
                 f"HF_ENDPOINT must be https://host or a server on this machine, not {endpoint!r}"
             )
-        if not re.fullmatch("[!-~]*", token):  # no header can hold it
+        if not re.fullmatch("[!-~]*", token):  # no header can contain it
             raise ConfigError("HF_TOKEN is not a valid token: it contains whitespace or non-ASCII characters")
         self.name, self._name, self._revision = bucket, match[1], match[2] or "main"
         self._endpoint = endpoint
@@ -85,7 +85,7 @@ class Dataset(Bucket):
         return f"hf://{self._name}@{commit}"
 
     def _fetch(self, key: str, version: str, span: Span | None, before: Callable[[int], None]) -> bytes:
-        # A remembered URL may have expired: then look the file up once more.
+        # A remembered URL may have expired. Then look up the file once more.
         for may_be_old in (key in self._places, False):
             place = self._place(key)
             if version:

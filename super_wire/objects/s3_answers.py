@@ -28,14 +28,14 @@ _WRITING = {"PUT": "s3:PutObject", "DELETE": "s3:DeleteObject"}
 _MOVED = frozenset({301, 307})
 _SHOWN = 300
 _LISTING = "ListBucketResult"
-# An object as S3 and most compatible servers write it; outside of a comment it is unambiguous.
+# An object as written by S3 and most compatible servers. Outside a comment, it is unambiguous.
 _PLAIN = rb"[ -%'-;=-~]*"  # ASCII without < and &
 _OBJECT = re.compile(
     rb"<Contents><Key>(%b)</Key><LastModified>(%b)</LastModified>" % (_PLAIN, _PLAIN)
     + rb"<ETag>(?:&quot;|\")?([0-9A-Za-z-]*)(?:&quot;|\")?</ETag><Size>([0-9]{1,18})</Size>"
     + rb"(?:<StorageClass>[A-Z_]*</StorageClass>)?</Contents>"
 )
-_TEXT_BYTES = 2**16  # longer than any text in an answer, so that each comes in one piece
+_TEXT_BYTES = 2**16  # longer than any text in a response, so that each arrives in one piece
 
 
 class ListPage(NamedTuple):
@@ -48,7 +48,7 @@ class ListPage(NamedTuple):
 def parse_page(content: bytes) -> ListPage:
     """Parse the response to a ListObjectsV2 request. Raises ``ObjectError`` if it is invalid."""
     objects: list[Listed] = []
-    # A regex takes a third of the time of a parser. But a comment may hide objects: then parse all.
+    # A regex takes a third of the time of a parser. If a comment may hide objects, parse everything.
     remainder = content if b"<!" in content else _OBJECT.sub(b"", content)
     if b"<Contents" not in remainder:
         objects = [

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 _SLOWEST_BYTES_PER_S = 256 * 1024  # abandon a body that is slower on average
-_FIRST_RECEIVE_BYTES = 16 * 1024  # the head, and all of a small object
+_FIRST_RECEIVE_BYTES = 16 * 1024  # the headers, and all of a small object
 _MAX_HEAD_BYTES = 64 * 1024
 _END_OF_HEAD = b"\r\n\r\n"
 # Answers with a length and an ETag. After any other the connection is closed.
 _ORDINARY, _PARTIAL = b"HTTP/1.1 200 ", b"HTTP/1.1 206 "
-# Field names have any case; the value ends with its line.
+# Field names may have any case. The value ends with its line.
 _FIELD = re.compile(
     rb"\r\n(content-length|content-range|etag|transfer-encoding|content-encoding|connection):"
     rb"[ \t]*([^\r\n]*)",
@@ -41,10 +41,10 @@ class Patience(NamedTuple):
     """Timeouts in seconds, and the number of attempts for each request."""
 
     connect_s: float = 8.0  # for all addresses of a server together
-    address_s: float = 2.0  # for each of them at least, while there is time
+    address_s: float = 2.0  # the minimum for each address, while time is left
     silence_s: float = 20.0  # for one receive
     attempts: int = ATTEMPTS
-    pause_s: float = 0.2  # between attempts at first; it doubles each time
+    pause_s: float = 0.2  # before the second attempt; doubled each time
 
 
 class UnreachableError(OSError):
@@ -91,13 +91,13 @@ class S3Connection:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket = connected if tls is None else tls.wrap_socket(connected, server_hostname=host)
             if tls is None:
-                # The kernel's own timeouts: Python's cost a poll() before each operation.
+                # Timeouts of the kernel: those of Python cost a poll() before each operation.
                 self._socket.settimeout(None)
                 interval = struct.pack("ll", *divmod(int(patience.silence_s * 10**6), 10**6))
                 for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                     self._socket.setsockopt(socket.SOL_SOCKET, option, interval)
             else:
-                # A blocking TLS socket would retry for ever after a kernel timeout.
+                # A blocking TLS socket would retry forever after a kernel timeout.
                 self._socket.settimeout(patience.silence_s)
             # The kernel waits for the rest of a body in one call; TLS has no such flag.
             self._wait_for_all = socket.MSG_WAITALL if tls is None else 0
@@ -164,7 +164,7 @@ def _connected(host: str, port: int, patience: Patience) -> socket.socket:
             break
         connecting = socket.socket(family, kind, protocol)
         try:
-            # S3 has eight addresses, and if one has no route, none has.
+            # S3 has eight addresses. If there is no route to one, there is none to any.
             share_s = max(patience.address_s, left_s / (len(addresses) - number))
             connecting.settimeout(min(left_s, share_s))
             connecting.connect(address)
@@ -238,7 +238,7 @@ class Request:
     method: str
     key: str | None
     query: str = ""  # of query_of()
-    first: Sequence[str] = ()  # header lines whose names come before "host"; then those after it
+    first: Sequence[str] = ()  # header lines whose names come before "host", then those after it
     headers: Sequence[str] = ()
     body: bytes | BinaryIO | None = None
     digest: str = NO_BODY  # of the body, SHA-256
@@ -309,7 +309,7 @@ class Route:
                 self.idle.append(asked.connection)
             else:
                 asked.connection.close()
-            if self.closed:  # perhaps meanwhile
+            if self.closed:  # perhaps in the meantime
                 self.close()
         return data
 
@@ -326,8 +326,8 @@ class Route:
             digest=request.digest,
         )
         target = f"{path}?{request.query}" if request.query else path
-        if self.proxied and self.endpoint.scheme == "http":  # such a proxy takes whole URLs
-            # In those, urllib3 would resolve dots in a key like path segments.
+        if self.proxied and self.endpoint.scheme == "http":  # such a proxy needs whole URLs
+            # In these, urllib3 would resolve dots in a key as path segments.
             target = (
                 f"http://{self.endpoint.netloc}{_DOTS.sub(lambda dots: dots[0].replace('.', '%2E'), target)}"
             )

@@ -40,15 +40,15 @@ _TIMEOUT = urllib3.Timeout(connect=5.0, read=20.0)
 _PAUSE_S = 0.1  # doubled for each attempt
 _REDIRECTS = 5
 _CONNECTIONS = 32
-_BRIEF_BYTES = 2**16  # of an unneeded answer; read so that its connection can be reused
+_BRIEF_BYTES = 2**16  # of a response that is not needed, read so that its connection can be reused
 _VERSION_BYTES = 200
 _SHOWN = 200
 
 
 def may_read(server: str, hosts: tuple[str, ...] | None) -> bool:
     """Return whether ``https://host`` is one of ``hosts``, or is allowed when ``hosts`` is ``None``."""
-    # A named server could be an internal address. Internal services, such as a cloud's metadata,
-    # lack a certificate for their name; this machine's may go without TLS.
+    # The server could be an internal address. Internal services, such as a cloud's metadata,
+    # have no certificate for their name. Services on this machine may do without TLS.
     if hosts is not None:
         return server in hosts
     match = WEB_BUCKET.fullmatch(server)
@@ -204,7 +204,7 @@ def answered(
                     yield answer
                     return
             url = target
-    except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:  # ValueError: no URL
+    except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:  # ValueError: not a URL
         why = re.sub(r"[?]\S*", "?***", str(error))[:_SHOWN]  # the query may be a signature
         permanent = isinstance(error, (ValueError, urllib3.exceptions.SSLError))
         fault = Fault.FAILED if permanent else Fault.UNAVAILABLE
@@ -214,7 +214,7 @@ def answered(
 
 def _asked(method: str, url: str, headers: Mapping[str, str]) -> Any:
     """Return the response from urllib3: after retries of temporary failures, the last one."""
-    # urllib3's own retries would read a refusal's whole body.
+    # The retries of urllib3 would read the whole body of a refusal.
     options: dict[str, Any] = {"redirect": False, "retries": False, "preload_content": False}
     for attempt in range(1, ATTEMPTS + 1):
         try:

@@ -41,7 +41,7 @@ class Store(abc.ABC):
     """
 
     address: str  # the directory's absolute real path, or s3://bucket/prefix
-    id: str  # 32 hex digits, the same for every process with this store open, by whatever address
+    id: str  # 32 hex digits, the same for every process with this store open, whatever its address
     read_only: bool
     requests: int = 0  # sent so far; a directory sends none
 

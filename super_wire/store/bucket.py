@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from superdl.super_wire.store.pack import PackMeta
 
 _SPOOLED_BYTES = 2**25  # of a pack in memory; a larger one is in a temporary file
-_NEAR_BYTES = 2**16  # a gap to read through: another request takes longer
-_FAR_BYTES = 2**22  # a gap never to read through, however much is requested around it
+_NEAR_BYTES = 2**16  # a gap to read through, because another request takes longer
+_FAR_BYTES = 2**22  # a gap that is never read through, however much is requested around it
 _MAX_GET_BYTES = 2**26  # of one GET for several records
 
 
@@ -65,7 +65,7 @@ class BucketStore(Store):
         except (StoreGoneError, StoreRefusedError) as error:
             if not create or read_only:
                 raise
-            # Without permission to list, S3 also refuses a missing object.
+            # Without permission to list, S3 also refuses access to a missing object.
             if isinstance(error, StoreRefusedError) and store._first_key(MARK):
                 raise
             mark = store._make()
@@ -104,7 +104,7 @@ class BucketStore(Store):
             raise StoreFormatError(
                 f"{self.address} is not a store: it contains {held[:80]!r} but no {MARK}. Use an empty prefix"
             )
-        # Concurrent creators give it one id: not every server supports If-None-Match.
+        # Concurrent creators use the same id, because not every server supports If-None-Match.
         self._send(MARK, mark := new_mark(digest128(self.address.encode()).hex()))
         return mark
 

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 MARK = "store.json"
 PACKS, INDEX, OPEN, USED, TEMPORARY = ("packs", "index", "open", "used", "tmp")
-# In a store's directory: the state of coordinators, which is no part of it.
+# In the directory of a store: the state of coordinators, which is not part of the store.
 CATALOGS = "catalogs"
 # An instance that touched a store within this many seconds has it open.
 IN_USE_S = 600.0
-# Any process may remove a writer's unfinished files or marks after this many seconds.
+# After this many seconds, any process may remove the unfinished files or marks of a writer.
 ABANDONED_S = 86400.0
-# A reader holds a segment whole; writers begin another long before.
+# A reader loads a whole segment. Writers start a new one long before this size.
 MAX_SEGMENT_BYTES = 2**28
 MAX_MARK_BYTES = 4096
 
@@ -40,7 +40,7 @@ _S3 = "s3://"
 _FORMS = "a store must be a directory or s3://bucket/prefix"
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _ID = re.compile(r"[0-9a-f]{32}")
-# Names come over networks and from shared disks: each is checked before it joins a path.
+# Names come from networks and shared disks, so each is checked before it is used in a path.
 _NAMES = {
     PACKS: re.compile(r"[0-9a-f]{16}-[0-9a-f]{24}\.pack"),
     INDEX: re.compile(r"(?:[0-9a-f]{16}-)?[0-9a-f]{24}\.segment"),
@@ -70,7 +70,7 @@ def parse_store(text: str) -> str:
         try:
             path = os.path.realpath(Path(text).expanduser())
             path.encode()
-        except (RuntimeError, UnicodeEncodeError) as error:  # no such home; no valid text
+        except (RuntimeError, UnicodeEncodeError) as error:  # no such home directory, or invalid text
             raise ConfigError(f"{_FORMS}, but {text[:80]!a} cannot be used: {error}") from error
         return path
     bucket, _, rest = text.removeprefix(_S3).partition("/")

@@ -148,7 +148,7 @@ class PackInProgress:
             self._file.write(payload)
         except OSError:
             self.abandon()
-            with self._failures():  # entering it per record would be dear
+            with self._failures():  # entering it for each record would be expensive
                 raise
         self.size = offset + size
         self._entries += _ENTRY.pack(sample_id, offset, size, header[5])
@@ -172,7 +172,7 @@ class PackInProgress:
         """Discard the pack. Has no effect once it is committed."""
         if self._open:
             self._open = False
-            with contextlib.suppress(OSError):  # its buffer found no room
+            with contextlib.suppress(OSError):  # there was no room for its buffer
                 self._file.close()
             self._discard()
 
