@@ -93,7 +93,7 @@ class Draws:
             )
         if lengths and (weights or repeats > 1 or not indices):
             raise ConfigError(
-                "batches with given lengths need their samples in a given order, with each sample drawn once"
+                "batches with given lengths need the order of their samples, without weights or repeats"
             )
         indices, weights, lengths = (
             unpack_numbers(packed) if packed else b"" for packed in (indices, weights, lengths)

@@ -95,7 +95,9 @@ def label_fields_of(text: str) -> Mapping[str, LabelField]:
         raise ConfigError(f"labels of dtype {text[:200]!r} cannot be read: {error}") from error
     size = sum(field.of_row.itemsize for field in fields.values())
     if size > MAX_LABEL_BYTES:
-        raise ConfigError(f"labels of dtype {text[:200]!r} take {size} bytes, more than {MAX_LABEL_BYTES}")
+        raise ConfigError(
+            f"labels of dtype {text[:200]!r} take {size} bytes, more than the limit of {MAX_LABEL_BYTES}"
+        )
     return fields
 
 
@@ -114,13 +116,13 @@ def _plain(text: str) -> LabelField:
         )
     dtype = np.dtype((match[1], shape))
     if dtype.itemsize > MAX_LABEL_BYTES:
-        raise ValueError(f"a label takes {dtype.itemsize} bytes, more than {MAX_LABEL_BYTES}")
+        raise ValueError(f"a label takes {dtype.itemsize} bytes, more than the limit of {MAX_LABEL_BYTES}")
     return LabelField(dtype, varies)
 
 
 def _fields(text: str) -> dict[str, LabelField]:
     if len(text) > _MAX_TEXT:
-        raise ValueError(f"the text is {len(text)} characters long, more than {_MAX_TEXT}")
+        raise ValueError(f"the text is {len(text)} characters long, more than the limit of {_MAX_TEXT}")
     try:
         pairs = json.loads(text, object_pairs_hook=list)
     except RecursionError as error:
@@ -283,7 +285,7 @@ def _unpacked(
     labels = RaggedLabels(rows, values)
     # The dtype does not bound the lengths of lists.
     if size and label_sizes(labels, text).max() > MAX_LABEL_BYTES:
-        raise ValueError(f"a label takes more than {MAX_LABEL_BYTES} bytes")
+        raise ValueError(f"a label takes more than the limit of {MAX_LABEL_BYTES} bytes")
     return labels
 
 

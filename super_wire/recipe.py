@@ -195,8 +195,8 @@ class Recipe:
                 from their working directory) and refuse a different file, based on its SHA-256.
             length: ``None`` returns all tokens, with shape (tokens,). Otherwise the shape is (length,), and
                 texts are cut off or padded.
-            packed: the shape is (rows, length). Nothing is cut off, and only the last row of a text is
-                padded.
+            packed: whether to return (rows, length). Then nothing is cut off, and only the last row of a
+                text is padded.
             pad_id: the token id of the padding.
 
         Raises:
