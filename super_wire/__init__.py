@@ -1,4 +1,6 @@
-"""SUPER's wire format: everything that crosses a process boundary. No torch, no sibling package."""
+"""SUPER's wire format: everything that crosses a process boundary. It imports neither torch nor other
+packages.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``BatchRef``: all that a reader needs to turn a planned batch into tensors."""
+"""``BatchRef``: everything that a reader needs to turn a planned batch into tensors."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Places of a batch's records in a store's packs; numbers are little-endian, one a sample."""
+    """The places of a batch's records in a store's packs, as little-endian numbers, one for each sample."""
 
     packs: tuple[str, ...]  # names
-    pack_of: bytes  # uint32, the pack's position in packs counted from 1, or 0 without a place
+    pack_of: bytes  # uint32, the position of its pack in packs, counted from 1, or 0 if it has no place
     offsets: bytes  # uint64, the start of its record in the pack
     lengths: bytes  # uint32, of the whole record
 
     @classmethod
     def of_page(cls, packs: Sequence[str], pack_of: bytes, offsets: bytes, lengths: bytes) -> Places:
-        """Return a batch's places from its page, whose numbers index the page's ``packs``."""
+        """Return a batch's places, given those of its page, whose numbers index the page's ``packs``."""
         numbers, own = np.unique(np.frombuffer(pack_of, dtype="<u4"), return_inverse=True)
         if numbers[-1] > len(packs):
-            raise ValueError(f"a place names pack {numbers[-1]} of {len(packs)}")
-        if numbers[0] > 0:  # no sample lacks a place, but numbers still start at 1
+            raise ValueError(f"a place refers to pack {numbers[-1]}, but the page lists {len(packs)}")
+        if numbers[0] > 0:  # every sample has a place, but numbers still start at 1
             own = own + 1
         # Only the batch's own packs: it travels to workers, its page does not.
         names = tuple(packs[number - 1] for number in numbers.tolist() if number)
@@ -57,44 +57,45 @@ class BatchRef:
     sample_ids: bytes  # 16 bytes per sample, in order
     labels: bytes  # in label_dtype, see super_wire.labels
     label_dtype: str
-    padding: bytes  # a byte per sample, 1 if it only fills up the tail of the epoch; empty: none does
-    keys: tuple[str, ...]  # for messages; may be empty if they did not fit into the page
+    padding: bytes  # a byte per sample, 1 if it only pads the end of the epoch; empty without padding
+    keys: tuple[str, ...]  # for messages; may be empty if they do not fit into the page
     cache: str
-    store: str = ""  # its directory, if the trainer sees it
+    store: str = ""  # its directory, if the trainer can see it
     places: Places | None = None  # of records of the batch in the store's packs
     seed: int = 0  # the sampler's, for transforms without their own
-    # Little-endian uint32 per sample, how often it was drawn before in the epoch; empty: none was.
+    # Little-endian uint32 per sample: how often it was drawn before in the epoch. Empty if never.
     repetitions: bytes = b""
-    alone: bool = False  # no other rank, and no other dataset of a mix, has a part of the same step
+    alone: bool = False  # no other rank or dataset of a mix has a part of the same step
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         return len(self.sample_ids) // ID_BYTES
 
     def label_array(self) -> Labels:
-        """Return the labels, read-only, of shape (samples, ...); ``RaggedLabels`` for lists that
-        vary by sample.
+        """Return the labels as a read-only array of shape (samples, ...).
+
+        Lists that vary by sample are returned as ``RaggedLabels``.
         """
         return unpack_labels(self.labels, self.label_dtype, len(self))
 
     def padding_mask(self) -> NDArray[np.bool_]:
-        """Return a mask of the samples that are padding, of shape (samples,)."""
+        """Return a mask of shape (samples,) that is ``True`` for samples that are padding."""
         if not self.padding:
             return np.zeros(len(self), dtype=np.bool_)
         return np.frombuffer(self.padding, dtype=np.bool_)
 
     def name_of(self, offset: int) -> str:
-        """Return the sample's name: its key, else its id and the command that resolves it."""
+        """Return the sample's key, or its id and the command that finds the key."""
         if self.keys and (key := self.keys[offset]):
             return key
         hex_id = self.sample_ids[offset * ID_BYTES : (offset + 1) * ID_BYTES].hex()
-        return f"sample {hex_id} (its key: superdl stats --batch {self.batch_id.hex()})"
+        return f"sample {hex_id} (for its key, run superdl stats --batch {self.batch_id.hex()})"
 
 
 @dataclass(frozen=True, slots=True)
 class MixedRef:
-    """One batch of one rank of a mix: position in the mix and own batch of each dataset that has
-    samples in it.
+    """One batch of one rank of a mix: for each dataset with samples in it, its position in the mix and its
+    batch.
     """
 
     parts: tuple[tuple[int, BatchRef], ...]
@@ -110,20 +111,20 @@ class MixedRef:
         return self.parts[0][1].position
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         return sum(len(ref) for _, ref in self.parts)
 
     def __lt__(self, other: object) -> bool:
-        """Refuse: a ConcatDataset takes the batch for a sample number, and compares it."""
+        """Raise ``UsageError``: a ConcatDataset takes the batch for a sample number and compares it."""
         raise UsageError(
-            "this is a batch of a mix, and a ConcatDataset reads single samples: give the DataLoader "
-            "SuperMix(...) of it, which reads whole batches, or use SuperLoader"
+            "this is a batch of a mix, but a ConcatDataset reads single samples: pass SuperMix(...) of it, "
+            "which reads whole batches, to the DataLoader, or use SuperLoader"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetBinding:
-    """The facts about a dataset once its source has been listed."""
+    """The facts about a dataset that are known once its source has been listed."""
 
     dataset_id: bytes
     fingerprint: bytes
@@ -131,11 +132,11 @@ class DatasetBinding:
     classes: tuple[str, ...]  # empty if a key list gives labels as numbers
     label_dtype: str
     cache: str  # empty while no job is open
-    store: str = ""  # empty unless this machine sees it
+    store: str = ""  # empty unless this machine can see it
 
 
 class Bindable(Protocol):
-    """A dataset's interface for samplers; ``coordinator`` is used by default."""
+    """The interface of a dataset for samplers, which use its ``coordinator`` by default."""
 
     coordinator: str | None
     # Warnings already given to its user.
@@ -143,37 +144,37 @@ class Bindable(Protocol):
 
     @property
     def source(self) -> str:
-        """URL of the source."""
+        """The URL of the source."""
 
     @property
     def recipe(self) -> Recipe:
-        """The steps for every sample."""
+        """The steps that are applied to every sample."""
 
     @property
     def key_list(self) -> str | None:
-        """URL of the key list, if there is one."""
+        """The URL of the key list, or ``None``."""
 
     @property
     def naming(self) -> Naming:
-        """The naming of its samples in ids, besides their keys."""
+        """How its samples are named in ids, apart from their keys."""
 
     @property
     def given_classes(self) -> tuple[str, ...]:
-        """Names of the classes by their labels; empty for those found by the listing."""
+        """The class names by label, or an empty tuple to use those that the listing finds."""
 
     @property
     def reads_straight(self) -> bool:
-        """``True`` to read records from the store's packs, if this machine sees them."""
+        """Whether to read records from the store's packs if this machine can see them."""
 
     def bind(self, binding: DatasetBinding) -> None:
-        """Take the coordinator's facts; called again with the same or newer ones."""
+        """Store the coordinator's facts. Called again with the same or newer ones."""
 
     @property
     def bad_samples(self) -> tuple[Any, ...]:
         """The bad samples that its readers have skipped so far."""
 
     def name_bad_samples(self) -> None:
-        """Warn of bad samples that its readers in other processes met since the last call."""
+        """Warn of bad samples that its readers in other processes have met since the last call."""
 
     def ping_cache(self, cache: str) -> None:
-        """Reach the cache with the dataset's credentials, or raise :class:`CacheError`."""
+        """Connect to the cache with the dataset's credentials, or raise :class:`CacheError`."""

@@ -1,4 +1,4 @@
-"""Keeping and reliably ending work beside an event loop: tasks, and blocking calls in threads."""
+"""Start work beside an event loop, and stop it reliably: tasks, and blocking calls in threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Value = TypeVar("_Value")
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks, repeatedly until they have ended; ignore their results and errors."""
+    """Cancel tasks repeatedly until they have ended. Their results and errors are ignored."""
     # A client library may swallow a cancellation while it closes a broken connection or
     # its own timeout expires (redis-py 8, Python 3.11).
     while waiting := [task for task in tasks if not task.done()]:
@@ -30,8 +30,9 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
 
 
 class HeldTasks:
-    """Tasks of one event loop, referenced until they end. A failed task is a bug, and reported to
-    ``failed``.
+    """Tasks of one event loop, which are referenced until they end.
+
+    A task that fails is a bug, and its error is passed to ``failed``.
     """
 
     def __init__(self, whose: str, failed: Callable[[BaseException], None] = lambda _: None) -> None:
@@ -39,30 +40,30 @@ class HeldTasks:
         self._running: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        """Number of unfinished tasks."""
+        """Return the number of unfinished tasks."""
         return len(self._running)
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start work as a task."""
+        """Start a coroutine as a task."""
         task = asyncio.create_task(work, name=self._whose)
         self._running.add(task)
         task.add_done_callback(self._ended)
         return task
 
     async def cancel(self) -> None:
-        """End all of them."""
+        """Cancel all tasks and wait until they have ended."""
         await cancel_and_wait(*self._running)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            _log.error("a task of the %s failed: a bug", self._whose, exc_info=error)
+            _log.error("a task of the %s failed; this is a bug", self._whose, exc_info=error)
             self._failed(error)
 
 
 class CallingThreads:
-    """Blocking calls, each in a thread, up to ``limit`` at once; used from one event loop."""
+    """Blocking calls from one event loop, each in its own thread, with at most ``limit`` at once."""
 
     def __init__(self, limit: int, name: str) -> None:
         self._name = name
@@ -71,9 +72,10 @@ class CallingThreads:
         self._closed: Exception | None = None
 
     async def run(self, call: Callable[[], _Value]) -> _Value:
-        """Return the value of ``call()``, or raise its error, or RuntimeError if no thread can be started.
+        """Return the value of ``call()``, or raise its error.
 
-        A call cancelled before it began never begins.
+        A call that is cancelled before it starts is never started. Raises ``RuntimeError`` if no thread
+        can be started.
         """
         await self._free.acquire()
         future: asyncio.Future[_Value] = asyncio.get_running_loop().create_future()
@@ -91,7 +93,7 @@ class CallingThreads:
         return await future
 
     def close(self, reason: Exception) -> None:
-        """Begin no more calls, and abandon running ones: they fail with ``reason``."""
+        """Start no more calls, and abandon those that are running: they fail with ``reason``."""
         self._closed = reason
         for future in self._under_way:
             if not future.done():
@@ -104,7 +106,7 @@ class CallingThreads:
             value = call()
         except BaseException as raised:  # noqa: BLE001  # raised where the value is awaited
             error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: no one waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody is waiting
             future.get_loop().call_soon_threadsafe(self._ended, future, value, error)
 
     def _ended(self, future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:

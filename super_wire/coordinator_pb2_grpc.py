@@ -100,49 +100,49 @@ class CoordinatorServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def RegisterDataset(self, request, context):
-        """Makes a dataset known and starts listing its source. Returns at once; ask GetDataset for progress.
+        """Registers a dataset and starts to list its source. Returns at once; call GetDataset for progress.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetDataset(self, request, context):
-        """A long poll: answers when the listing has ended or got further, at the latest after wait_s.
+        """A long poll that returns when the listing has ended or progressed, or after wait_s at the latest.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetSamples(self, request, context):
-        """A part of a listed dataset's labels and keys, in the order of its catalog; it needs no job.
+        """Returns a part of a listed dataset's labels and keys, in the order of its catalog. It needs no job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def OpenJob(self, request, context):
-        """Opens a job, or finds it open. Where a user's sampler drew the order, each epoch is opened.
+        """Opens a job, or returns the open one. If a user's sampler draws the order, each epoch is opened.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SendOrder(self, request, context):
-        """A part of an order that is too long for OpenJob, which comes when all parts have been sent.
+        """Sends a part of an order that is too long for OpenJob, which is called after all parts have been sent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def NextBatches(self, request, context):
-        """A page of the plan: at least one batch, unless position is the end of the epoch.
+        """Returns a page of the plan with at least one batch, unless position is the end of the epoch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FillUp(self, request, context):
-        """Has a job that nobody reads fill the cache or the store; again, it says how far that is, and goes on.
+        """Lets a job without readers fill the cache or the store. Later calls report its progress, and it continues.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -167,14 +167,14 @@ class CoordinatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Work(self, request_iterator, context):
-        """A worker calls in: one stream for as long as both live. Its hello comes first; a heartbeat is answered by one.
+        """Connects a worker by one stream for as long as both live. A hello comes first, and heartbeats are answered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EndRun(self, request, context):
-        """The run is over for which this coordinator was started: it ends, and its workers with it.
+        """Ends the run for which this coordinator was started. The coordinator and its workers then exit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

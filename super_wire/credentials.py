@@ -1,4 +1,4 @@
-"""A client's credentials for a coordinator, from its own environment."""
+"""A client's credentials for a coordinator, read from its own environment."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-# Beyond loopback each side needs TLS and a token, unless SUPER_INSECURE lets it do without.
+# Beyond loopback, each side needs TLS and a token, unless SUPER_INSECURE is set.
 def is_loopback(host: str) -> bool:
-    """Report whether a host is this machine; of names only ``localhost`` is."""
+    """Return whether a host is this machine. The only name that counts is ``localhost``."""
     if host.lower() == "localhost":
         return True
     try:
@@ -28,16 +28,16 @@ def is_loopback(host: str) -> bool:
 
 
 def insecure_in(environment: Mapping[str, str]) -> bool:
-    """Report whether ``SUPER_INSECURE`` allows plain text beyond this machine."""
+    """Return whether ``SUPER_INSECURE`` allows plain text to other machines."""
     text = environment.get("SUPER_INSECURE", "")
     if text.lower() not in {"", "0", "false", "1", "true"}:
-        raise ConfigError(f"SUPER_INSECURE is 1 or 0; not {text[:80]!r}")
+        raise ConfigError(f"SUPER_INSECURE must be 1 or 0, not {text[:80]!r}")
     return text.lower() in {"1", "true"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTls:
-    """A client's TLS settings from its environment; a subclass names peer and variables."""
+    """A client's TLS settings from its environment. Subclasses define the peer and the variables."""
 
     peer: ClassVar[str]
     variables: ClassVar[Mapping[str, str]]
@@ -49,15 +49,15 @@ class ClientTls:
 
     @classmethod
     def tls_in(cls, environment: Mapping[str, str]) -> dict[str, Any]:
-        """Read the fields above from their variables and ``SUPER_INSECURE``."""
+        """Read the fields above from their variables and from ``SUPER_INSECURE``."""
         files = {name: environment.get(variable, "") for name, variable in cls.variables.items()}
         if bool(files["cert_file"]) != bool(files["key_file"]):
             pair = f"{cls.variables['cert_file']} and {cls.variables['key_file']}"
-            raise ConfigError(f"{pair} belong together: set both, or neither")
+            raise ConfigError(f"{pair} must be set together: set both, or neither")
         return {**files, "insecure": insecure_in(environment)}
 
     def tls_context(self) -> ssl.SSLContext:
-        """Return a context that verifies the peer's certificate and host name, TLS 1.2 or later."""
+        """Return a context for TLS 1.2 or later that verifies the peer's certificate and host name."""
         import ssl  # not needed for plain text
 
         try:
@@ -67,15 +67,15 @@ class ClientTls:
         except (OSError, ssl.SSLError) as error:
             named = ", ".join(filter(None, (self.ca_file, self.cert_file, self.key_file)))
             raise ConfigError(
-                f"the certificates for {self.peer} ({named}; {', '.join(self.variables.values())} name them) "
+                f"the certificates for {self.peer} ({named}; set by {', '.join(self.variables.values())}) "
                 f"cannot be used: {error}"
             ) from error
         return context
 
 
-# A shorter token is refused on both sides: it could be guessed.
+# Both sides refuse a shorter token, because it could be guessed.
 TOKEN_CHARACTERS_MIN = 16
-_TOKEN_CHARACTERS_MAX = 512  # it travels in a header, and headers are short
+_TOKEN_CHARACTERS_MAX = 512  # it is sent in a header, and headers are short
 _TOKEN = re.compile(rf"[A-Za-z0-9._~+/=-]{{{TOKEN_CHARACTERS_MIN},{_TOKEN_CHARACTERS_MAX}}}")
 
 
@@ -83,16 +83,17 @@ _RIGHT = re.compile(r"(team|share|priority|max_usd)=[^\s,]+")
 
 
 class Token(NamedTuple):
-    """A token, and its rights: values of ``team``, ``share``, ``priority``, ``max_usd``."""
+    """A token with its rights: the values of ``team``, ``share``, ``priority`` and ``max_usd``."""
 
     token: str
     rights: Mapping[str, str] = MappingProxyType({})
 
 
 def parse_tokens(text: str, origin: str) -> tuple[Token, ...]:
-    """Parse tokens and rights as ``team=vision``, separated by commas or line ends; # begins a comment.
+    """Parse tokens and rights such as ``team=vision``, separated by commas or line breaks.
 
-    ``origin`` names the text's source in error messages, which never repeat a token.
+    A line that begins with # is a comment. ``origin`` is the source of the text for error messages,
+    which never contain a token.
     """
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
     entries = [entry.split() for line in lines for entry in line.split(",") if entry.strip()]
@@ -100,48 +101,50 @@ def parse_tokens(text: str, origin: str) -> tuple[Token, ...]:
         if _RIGHT.fullmatch(token):
             raise ConfigError(
                 f"{origin}: token {place} of {len(entries)} begins with team=, share=, priority= or "
-                "max_usd=: write such words behind their token, with spaces between"
+                "max_usd=. Write these after their token, separated by spaces"
             )
         if not _TOKEN.fullmatch(token):
             raise ConfigError(
-                f"{origin}: token {place} of {len(entries)} has {len(token)} characters; a token has "
-                f"{TOKEN_CHARACTERS_MIN} to {_TOKEN_CHARACTERS_MAX} letters, digits or characters of "
-                ". _ ~ + / = -: make one with openssl rand -hex 32"
+                f"{origin}: token {place} of {len(entries)} has {len(token)} characters, but a token must "
+                f"consist of {TOKEN_CHARACTERS_MIN} to {_TOKEN_CHARACTERS_MAX} letters, digits or the "
+                "characters . _ ~ + / = - (make one with openssl rand -hex 32)"
             )
         names = [word.partition("=")[0] for word in words]
         if not all(map(_RIGHT.fullmatch, words)) or len(set(names)) < len(names):
             raise ConfigError(
-                f"{origin}: after token {place} of {len(entries)} there is what is none of team=NAME, "
-                "share=NUMBER, priority=NUMBER, max_usd=NUMBER, each once: write a second token on a line of "
+                f"{origin}: token {place} of {len(entries)} may only be followed by team=NAME, share=NUMBER, "
+                "priority=NUMBER and max_usd=NUMBER, each at most once. Write a second token on a line of "
                 "its own"
             )
     return tuple(Token(token, dict(word.split("=", 1) for word in words)) for token, *words in entries)
 
 
 def tokens_given(text: str, origin: str) -> tuple[Token, ...]:
-    """Do the same; :class:`ConfigError` also for a non-empty text without any token."""
+    """Do the same, but also raise :class:`ConfigError` for a non-empty text without any token."""
     tokens = parse_tokens(text, origin)
     if text and not tokens:
-        raise ConfigError(f"{origin} is set and holds no token: set it to one or more, or not at all")
+        raise ConfigError(f"{origin} is set but contains no token: set it to at least one token, or unset it")
     return tokens
 
 
 def read_tokens(path: str, origin: str, *, may_be_none: bool = False) -> tuple[Token, ...]:
-    """Read a file's tokens, one per line; ConfigError for none at all unless ``may_be_none``."""
+    """Read tokens from a file, one per line. Raises ``ConfigError`` if there is none, unless
+    ``may_be_none``.
+    """
     try:
         text = Path(path).read_text("ascii")
     except (OSError, ValueError) as error:  # ValueError: UnicodeDecodeError, whose text may hold a token
-        reason = error.strerror if isinstance(error, OSError) else "it holds other than ASCII characters"
+        reason = error.strerror if isinstance(error, OSError) else "it contains non-ASCII characters"
         raise ConfigError(f"{origin}={path} cannot be read: {reason}") from None
     tokens = parse_tokens(text, f"{origin}={path}")
     if not (tokens or may_be_none):
-        raise ConfigError(f"{origin}={path} holds no token: write one in each line")
+        raise ConfigError(f"{origin}={path} contains no token: write one token per line")
     return tokens
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorCredentials(ClientTls):
-    """One client's credentials; empty if the coordinator is on this machine and requires none."""
+    """One client's credentials. They are empty if the coordinator is on this machine and requires none."""
 
     peer: ClassVar[str] = "the coordinator"
     variables: ClassVar[Mapping[str, str]] = {
@@ -169,42 +172,42 @@ class CoordinatorCredentials(ClientTls):
         return credentials
 
     def for_grpc(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Return roots, key and certificate for gRPC's channel credentials."""
+        """Return the root certificates, key and certificate for gRPC's channel credentials."""
         self.tls_context()  # a bad file is an error here; gRPC itself would only fail to connect
         files = (self.ca_file or _system_authorities(), self.key_file, self.cert_file)
         roots, key, certificate = (Path(file).read_bytes() if file else None for file in files)
         return roots, key, certificate
 
     def current_token(self) -> str:
-        """Return the current token; empty if there is none."""
+        """Return the current token, or an empty string if there is none."""
         if self.token or not self.token_file:
             return self.token
         # Read each time: the file may change at runtime.
         return read_tokens(self.token_file, "SUPER_TOKEN_FILE")[0].token
 
     def check_suffices(self, host: str) -> None:
-        """Refuse a coordinator beyond this machine without a token, unless ``insecure``."""
+        """Refuse a coordinator on another machine if there is no token, unless ``insecure`` is set."""
         if host and not is_loopback(host) and not self.insecure and not self.current_token():
             raise ConfigError(
-                f"the coordinator at {host} is not on this machine, so it asks for TLS and a token, and "
-                "there is none: set SUPER_TOKEN or SUPER_TOKEN_FILE, and SUPER_COORDINATOR_CA_FILE if the "
-                "authority of its certificate is your own"
+                f"the coordinator at {host} is not on this machine, so it requires TLS and a token, but no "
+                "token is set: set SUPER_TOKEN or SUPER_TOKEN_FILE, and also SUPER_COORDINATOR_CA_FILE if "
+                "its certificate is from your own authority"
             )
 
     def encrypts(self, host: str) -> bool:
-        """Report whether a connection to ``host``, empty for a unix socket, is encrypted."""
-        # With a ca_file, and beyond this machine unless insecure.
+        """Return whether a connection to ``host`` is encrypted. For a unix socket, ``host`` is empty."""
+        # Encrypted with a ca_file, and to other machines unless insecure.
         return bool(host) and (bool(self.ca_file) or not (is_loopback(host) or self.insecure))
 
     def tls_context(self) -> ssl.SSLContext:
-        """Return the context of :meth:`ClientTls.tls_context`, for HTTP/2."""
+        """Return the context of :meth:`ClientTls.tls_context`, set up for HTTP/2."""
         context = ClientTls.tls_context(self)
         context.set_alpn_protocols(["h2"])
         return context
 
 
 def _system_authorities() -> str:
-    """Return the file of this system's trusted CAs, which gRPC does not know, or ""."""
+    """Return the path of the system's trusted CAs, which gRPC does not know, or an empty string."""
     import ssl  # not needed for plain text
 
     paths = ssl.get_default_verify_paths()

@@ -1,4 +1,4 @@
-"""The draws of an epoch that is not simply each sample once, and their packed form in messages."""
+"""Epochs that do not draw each sample exactly once, and the packed form of their draws in messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NUMBERS_MAX: Final = 2**24
-# Bound on packed indices and weights together: messages have at most 4 MiB.
+# Limit for packed indices and weights together: messages may have 4 MiB.
 DRAWS_BYTES_MAX: Final = 4 * 2**20 - 2**16
 # Indices of an order in one message.
 ORDER_PART: Final = 2**18
@@ -29,13 +29,13 @@ _PLAIN, _DIFFERENCES = b"=", b"+"
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The draws of an epoch; empty means all samples, each once. Numbers are little-endian."""
+    """The draws of an epoch, as little-endian numbers. If empty, each sample is drawn once."""
 
-    indices: bytes = b""  # int64, places in the catalog; a repeated one is drawn once per occurrence
-    weights: bytes = b""  # float64, one for each index, or for each sample
+    indices: bytes = b""  # int64, places in the catalog; a repeated place is drawn once per occurrence
+    weights: bytes = b""  # float64, one per index, or one per sample
     count: int = 0  # draws by weights in an epoch; 0 without weights
-    repeats: int = 1  # of each draw in a row
-    lengths: bytes = b""  # int64, of a single epoch's batches; indices are then the epoch's order
+    repeats: int = 1  # how often each draw is repeated in a row
+    lengths: bytes = b""  # int64, of the batches of a single epoch; indices are then its order
 
     @classmethod
     def of(
@@ -47,21 +47,24 @@ class Draws:
         repeats: int,
         shuffle: bool,
     ) -> Self:
-        """Make draws from a user's numbers, arrays or tensors; ConfigError names what is wrong with them.
+        """Make draws from a user's numbers, arrays or tensors. Raises ``ConfigError`` if they are invalid.
 
-        With ``shuffle`` the order of indices has no meaning. The coordinator checks that they fit
+        With ``shuffle``, the order of the indices has no meaning. The coordinator checks that they fit
         the dataset.
         """
         if count is not None and weights is None:
-            raise ConfigError("draws says how many samples weights draw in an epoch: give weights too")
+            raise ConfigError("draws sets how many samples an epoch draws by weight: pass weights too")
         places = None if indices is None else _array("indices", indices, "iu", "<i8")
         shares = None if weights is None else _array("weights", weights, "iuf", "<f8")
         if shares is not None:
             count = shares.size if count is None else count
             if places is not None and shares.size != places.size:
-                raise ConfigError(f"weights are one for each index: {places.size:,}; not {shares.size:,}")
+                raise ConfigError(
+                    f"weights must have one number for each of the {places.size:,} indices, not "
+                    f"{shares.size:,} numbers"
+                )
         if places is not None and shuffle:
-            # The same draws then have the same digest, and pack smaller.
+            # Equal draws then have the same digest and a smaller packed size.
             order = np.argsort(places, kind="stable")
             places, shares = places[order], None if shares is None else shares[order]
         indices, weights = (b"" if array is None else array.tobytes() for array in (places, shares))
@@ -69,7 +72,9 @@ class Draws:
 
     @classmethod
     def in_order(cls, indices: Any, lengths: Any) -> Self:
-        """Make draws of an epoch's batches, end to end, as drawn, and their lengths."""
+        """Make draws from the indices of an epoch's batches, in order and end to end, and the batches'
+        lengths.
+        """
         order, ends = (np.asarray(numbers).astype("<i8").tobytes() for numbers in (indices, lengths))
         return cls(order, lengths=ends)
 
@@ -77,34 +82,39 @@ class Draws:
     def unpacked(  # as a message has them
         cls, indices: bytes, weights: bytes, count: int, repeats: int, lengths: bytes = b""
     ) -> Self | None:
-        """Unpack draws from a message; ``None``: each sample once."""
+        """Unpack the draws in a message, or return ``None`` if each sample is drawn once."""
         repeats = repeats or 1
         if not (indices or weights or count) and repeats == 1:
             return None
         if repeats > REPEATS_MAX or count > _DRAWS_MAX or bool(count) is not bool(weights):
-            raise ConfigError(f"{count} draws by {len(weights)} bytes of weights, {repeats} times, are none")
+            raise ConfigError(
+                f"{count} draws by {len(weights)} bytes of weights, each repeated {repeats} times, are "
+                "invalid"
+            )
         if lengths and (weights or repeats > 1 or not indices):
-            raise ConfigError("batches of given lengths have samples in a given order, and each draw once")
+            raise ConfigError(
+                "batches with given lengths need the order of their samples, without weights or repeats"
+            )
         indices, weights, lengths = (
             unpack_numbers(packed) if packed else b"" for packed in (indices, weights, lengths)
         )
         return cls(indices, weights, count, repeats, lengths)
 
     def packed(self) -> tuple[bytes, bytes]:
-        """Return indices and weights packed for a message; ConfigError if they are too long."""
+        """Return indices and weights, packed for a message. Raises ``ConfigError`` if they are too large."""
         indices, weights = (
             pack_numbers(numbers) if numbers else b"" for numbers in (self.indices, self.weights)
         )
         if len(indices) + len(weights) > DRAWS_BYTES_MAX:
             raise ConfigError(
-                f"the sampler's indices and weights have {len(indices) + len(weights):,} bytes when packed, "
-                f"more than the {DRAWS_BYTES_MAX:,} that a coordinator takes: round the weights to fewer "
-                "distinct ones, or list the samples in a key list"
+                f"the sampler's indices and weights take {len(indices) + len(weights):,} bytes when packed, "
+                f"more than the {DRAWS_BYTES_MAX:,} that a coordinator accepts: round the weights to fewer "
+                "distinct values, or list the samples in a key list"
             )
         return indices, weights
 
     def packed_order(self) -> Iterator[tuple[int, bytes]]:
-        """Yield packed indices in parts that fit into messages, with their positions."""
+        """Yield packed indices in parts that fit into messages, each with its position."""
         for start in range(0, len(self.indices), ORDER_PART * _NUMBER_BYTES):
             yield (
                 start // _NUMBER_BYTES,
@@ -113,27 +123,27 @@ class Draws:
 
     @property
     def digest(self) -> bytes:
-        """16 bytes that no other draws have."""
+        """A digest of 16 bytes that no other draws have."""
         fields = (self.indices, self.weights, f"{self.count},{self.repeats}".encode())
         return digest128(*fields, *([self.lengths] if self.lengths else []))
 
     @property
     def index_array(self) -> NDArray[np.int64] | None:
-        """The indices; ``None``: all samples."""
+        """The indices, or ``None`` for all samples."""
         return np.frombuffer(self.indices, dtype="<i8") if self.indices else None
 
     @property
     def weight_array(self) -> NDArray[np.float64] | None:
-        """The weights; ``None`` without any."""
+        """The weights, or ``None`` if there are none."""
         return np.frombuffer(self.weights, dtype="<f8") if self.weights else None
 
     @property
     def length_array(self) -> NDArray[np.int64]:
-        """The lengths of batches; empty if the batch size determines them."""
+        """The lengths of the batches. The array is empty if the batch size determines them."""
         return np.frombuffer(self.lengths, dtype="<i8")
 
     def length(self, size: int) -> int:
-        """Return the number of samples in an epoch, for a dataset of ``size``."""
+        """Return the number of samples in an epoch of a dataset with ``size`` samples."""
         drawn = self.count or len(self.indices) // _NUMBER_BYTES or size
         return drawn * self.repeats
 
@@ -142,18 +152,18 @@ def _array(name: str, values: Any, kinds: str, dtype: str) -> NDArray[Any]:
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{name} are numbers in a row: {error}") from error
+        raise ConfigError(f"{name} must be a one-dimensional list of numbers: {error}") from error
     if array.ndim == 1 and not array.size:
-        raise ConfigError(f"{name} are empty, so an epoch would have no sample")
+        raise ConfigError(f"{name} are empty, so an epoch would have no samples")
     if array.ndim != 1 or array.dtype.kind not in kinds or not 1 <= array.size <= NUMBERS_MAX:
         given = type(values).__name__ if array.dtype == object else f"{array.dtype} of shape {array.shape}"
         numbers = "numbers" if "f" in kinds else "whole numbers"
-        raise ConfigError(f"{name} are a list or array of 1 to {NUMBERS_MAX:,} {numbers}; not {given}")
+        raise ConfigError(f"{name} must be a list or array of 1 to {NUMBERS_MAX:,} {numbers}, not {given}")
     return array.astype(dtype, copy=False)
 
 
 def pack_numbers(numbers: bytes) -> bytes:
-    """Pack little-endian numbers of 8 bytes: deflated byte planes, of differences if ascending."""
+    """Pack little-endian 8-byte numbers as deflated byte planes, of their differences if they ascend."""
     values = np.frombuffer(numbers, dtype="<i8")
     ascending = bool((values[1:] >= values[:-1]).all()) and int(values[0]) >= 0
     if ascending:
@@ -164,15 +174,15 @@ def pack_numbers(numbers: bytes) -> bytes:
 
 
 def unpack_numbers(packed: bytes) -> bytes:
-    """Reverse :func:`pack_numbers`; ConfigError for other bytes, or too many numbers."""
+    """Reverse :func:`pack_numbers`. Raises ``ConfigError`` for invalid bytes or too many numbers."""
     inflating = zlib.decompressobj()
     try:
-        planes = inflating.decompress(packed[1:], NUMBERS_MAX * _NUMBER_BYTES + 1)  # one too many
+        planes = inflating.decompress(packed[1:], NUMBERS_MAX * _NUMBER_BYTES + 1)  # one byte too many
     except zlib.error as error:
         raise ConfigError(f"indices or weights cannot be unpacked: {error}") from error
     form, rest = packed[:1], len(planes) % _NUMBER_BYTES
     if form not in (_PLAIN, _DIFFERENCES) or not inflating.eof or not planes or rest:
-        raise ConfigError(f"indices or weights are 1 to {NUMBERS_MAX:,} packed numbers of 8 bytes")
+        raise ConfigError(f"indices or weights must be 1 to {NUMBERS_MAX:,} packed numbers of 8 bytes each")
     values = np.ascontiguousarray(np.frombuffer(planes, dtype=np.uint8).reshape(_NUMBER_BYTES, -1).T)
     numbers = values.view("<i8").reshape(-1)
     return (np.cumsum(numbers) if form == _DIFFERENCES else numbers).astype("<i8").tobytes()

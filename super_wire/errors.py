@@ -1,7 +1,7 @@
 """The errors that SUPER raises, as one tree below :class:`SuperError`, and their names on the wire.
 
-Every error can be constructed from its message alone: this is how torch rebuilds a
-DataLoader worker's error in the main process.
+Every error can be constructed from its message alone, because this is how torch rebuilds the
+error of a DataLoader worker in the main process.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from superdl.super_wire.redaction import shown_lines
 
 
 class SuperError(Exception):
-    """Base of all errors that SUPER raises; their text is always printable."""
+    """Base class of all errors that SUPER raises. Their text is always printable."""
 
     def __str__(self) -> str:
         return shown_lines(super().__str__())
 
 
 class ConfigError(SuperError, ValueError):
-    """An argument or a setting is wrong; the message names it and the remedy."""
+    """An argument or setting is wrong. The message names it and says what to do."""
 
 
 class PlanError(ConfigError):
-    """Sizes, ranks or positions that no plan can have."""
+    """No plan can have these sizes, ranks or positions."""
 
 
 class RecipeError(ConfigError):
-    """A recipe step is unknown, of the wrong type or out of its range."""
+    """A recipe step is unknown, has the wrong type or is out of range."""
 
 
 class SourceError(SuperError):
@@ -33,7 +33,7 @@ class SourceError(SuperError):
 
 
 class SourceBusyError(SourceError):
-    """The source throttles, or does not answer now. Try later."""
+    """The source throttles or does not answer at the moment. Try again later."""
 
 
 class SourceNotFoundError(SourceError):
@@ -41,7 +41,7 @@ class SourceNotFoundError(SourceError):
 
 
 class SourceEmptyError(SourceError):
-    """The source exists but holds no sample."""
+    """The source exists but contains no samples."""
 
 
 class SourceForbiddenError(SourceError):
@@ -49,59 +49,59 @@ class SourceForbiddenError(SourceError):
 
 
 class RecordError(SuperError):
-    """Bytes found under a cache key are not a record that this version reads."""
+    """The bytes under a cache key are not a record that this version can read."""
 
 
 class RecordVersionError(RecordError):
-    """The record was written in another format version."""
+    """The record was written in a different format version."""
 
 
 class RecordIdError(RecordError):
-    """The record is intact, but belongs to another sample than the requested one."""
+    """The record is intact but belongs to a different sample than the requested one."""
 
 
 class CoordinatorError(SuperError):
-    """The coordinator answered with a failure."""
+    """The coordinator reported a failure."""
 
 
 class CoordinatorUnreachableError(CoordinatorError):
-    """No coordinator answered at the address within the bounded wait."""
+    """No coordinator answered at the address in time."""
 
 
 class CoordinatorTrustError(CoordinatorError):
-    """Client and coordinator lack trust: a certificate or token is missing or wrong."""
+    """Client and coordinator do not trust each other: a certificate or token is missing or wrong."""
 
 
 class ProtocolMismatchError(CoordinatorError):
-    """Client and coordinator speak different protocol versions."""
+    """Client and coordinator use different protocol versions."""
 
 
 class UnknownJobError(CoordinatorError):
-    """The coordinator does not know the job (it was restarted, or the job's lease expired)."""
+    """The coordinator does not know the job, because it was restarted or the job's lease expired."""
 
 
 class CacheError(SuperError):
-    """The cache answered with a failure."""
+    """The cache reported a failure."""
 
 
 class CacheUnreachableError(CacheError):
-    """No cache answered at the address within the bounded wait."""
+    """No cache answered at the address in time."""
 
 
 class BatchError(SuperError):
-    """One batch could not be delivered."""
+    """A batch could not be delivered."""
 
 
 class BadSampleError(BatchError):
-    """A sample of the batch cannot be produced; the message names its key and the reason."""
+    """A sample of the batch cannot be produced. The message contains its key and the reason."""
 
 
 class SpendingCapError(BatchError):
-    """Samples are not in the cache, and the coordinator's spending cap is reached."""
+    """Samples are not in the cache, and the coordinator has reached its spending cap."""
 
 
 class ReadTimeoutError(BatchError):
-    """Samples of the batch were still missing when ``read_timeout`` ran out."""
+    """Samples of the batch were still missing when ``read_timeout`` expired."""
 
 
 class StoreError(SuperError):
@@ -113,19 +113,19 @@ class StoreGoneError(StoreError):
 
 
 class StoreFullError(StoreError):
-    """There is no room to write: a full disk, or a quota."""
+    """There is no room to write, because the disk is full or a quota is reached."""
 
 
 class StoreRefusedError(StoreError):
-    """The store may not be read or written: a permission, or it is read-only."""
+    """The store may not be read or written, because permission is missing or it is read-only."""
 
 
 class StoreBusyError(StoreError):
-    """The store does not answer now: throttled, timed out or unreachable. Try later."""
+    """The store does not answer at the moment: it is throttled, timed out or unreachable. Try again later."""
 
 
 class StoreFormatError(StoreError):
-    """It is not a store, pack or segment of this version, or it is broken."""
+    """The store, pack or segment is broken, or is not one of this version."""
 
 
 class EmbeddedError(SuperError):
@@ -133,7 +133,7 @@ class EmbeddedError(SuperError):
 
 
 class UsageError(SuperError, TypeError):
-    """An object was used in an unintended way; the message shows the intended one."""
+    """An object was used in a way that is not supported. The message shows the right way."""
 
 
 def _tree(root: type[SuperError]) -> dict[str, type[SuperError]]:
@@ -144,5 +144,5 @@ def _tree(root: type[SuperError]) -> dict[str, type[SuperError]]:
 
 
 def error_from_name(name: str, message: str) -> SuperError:
-    """Rebuild a coordinator's error; an unknown name gives a :class:`CoordinatorError`."""
+    """Rebuild a coordinator's error from its name. An unknown name gives a :class:`CoordinatorError`."""
     return _tree(SuperError).get(name, CoordinatorError)(message)

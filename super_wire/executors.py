@@ -1,4 +1,4 @@
-"""The registry of executors: the ways to run functions, by their names in settings."""
+"""The registry of executors, which are the ways to run functions, by their names in settings."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ _HERE = "superdl.coordinator.executors"
 
 
 class RunsOn(enum.Enum):
-    """The place where functions run, and so their reach and the way they are billed."""
+    """Where functions run, which determines what they can reach and how they are billed."""
 
-    THIS_HOST = "processes of the coordinator's machine"
-    OTHER_HOSTS = "machines that are paid for by the hour"
-    SERVICE = "a service that is paid for by use"
+    THIS_HOST = "processes on the coordinator's machine"
+    OTHER_HOSTS = "machines that are billed by the hour"
+    SERVICE = "a service that is billed by use"
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorKind:
-    """A row of the registry."""
+    """One entry of the registry."""
 
     name: str  # in settings, prices and reports
     implementation: str  # its class in the coordinator, as module:attribute
     runs_on: RunsOn
     place: str  # the same as runs_on, for messages: functions run on place
-    # Settings that distinguish such executors: if they differ, so do coordinators.
+    # Settings that distinguish these executors. If they differ, the coordinators are different ones.
     chosen_by: tuple[str, ...] = ()
 
 
-# Sampler, coordinator and experiments read one setting, each in its own process.
+# Sampler, coordinator and experiments read the same setting, each in its own process.
 EXECUTORS = {
     kind.name: kind
     for kind in (
@@ -54,7 +54,7 @@ EXECUTORS = {
 
 
 def executor_names(text: str, setting: str = "executor") -> tuple[str, ...]:
-    """Parse a setting's executors, in order of preference, the cheapest first.
+    """Parse the executors in a setting, in order of preference, with the cheapest first.
 
     >>> executor_names("local, lambda")
     ('local', 'lambda')
@@ -62,12 +62,12 @@ def executor_names(text: str, setting: str = "executor") -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     if "ray" in names:
         raise ConfigError(
-            f"{setting}: ray is workers now, which superdl worker --ray HEAD:6379 --num 8 starts on a "
-            "cluster (docs/deploy/clusters.md)"
+            f"{setting}: 'ray' was replaced by 'workers'; start them on a cluster with superdl worker --ray "
+            "HEAD:6379 --num 8 (docs/deploy/clusters.md)"
         )
     if not set(names) <= set(EXECUTORS) or len(set(names)) < len(names):
         raise ConfigError(
-            f"{setting} is one of {', '.join(EXECUTORS)}, or several of them with commas between, the "
-            f"cheapest first; not {text!r}"
+            f"{setting} must be one of {', '.join(EXECUTORS)}, or several of them separated by commas, the "
+            f"cheapest first; got {text!r}"
         )
     return names

@@ -1,4 +1,4 @@
-"""This host's resources: memory and cores, within the limits of control groups."""
+"""This host's resources: memory and cores, within the limits of its control groups."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ _ROOT = Path("/")
 
 
 def cache_bytes(root: Path = _ROOT) -> int:
-    """Return the embedded cache's memory: ``SUPER_CACHE_BYTES``, else a quarter of the available."""
+    """Return the embedded cache's memory: ``SUPER_CACHE_BYTES``, or a quarter of the available memory."""
     configured_bytes = parse_bytes(os.environ.get("SUPER_CACHE_BYTES") or "0", "SUPER_CACHE_BYTES")
     return configured_bytes or max(available_memory_bytes(root) // _CACHE_SHARE, _LEAST_CACHE_BYTES)
 
 
 def slots(root: Path = _ROOT) -> int:
-    """Return the slots for functions here: ``SUPER_SLOTS``, or one per core; at least one."""
+    """Return the number of slots for functions here: ``SUPER_SLOTS``, or one per core, and at least one."""
     if configured := os.environ.get("SUPER_SLOTS"):
         if not configured.isdecimal() or not int(configured):
-            raise ConfigError(f"SUPER_SLOTS is a number of requests at once, 1 or more; not {configured!r}")
+            raise ConfigError(
+                f"SUPER_SLOTS must be a number of concurrent requests, 1 or more, not {configured!r}"
+            )
         return int(configured)
     cores, ranks = usable_cores(root), os.environ.get("LOCAL_WORLD_SIZE", "1")
-    # No quota: the slots' niceness keeps the ranks fast. A quota ignores it: leave a core to each rank.
+    # Without a quota, niceness of slots keeps the ranks fast. A quota ignores it, so leave a core per rank.
     if cores == _cores_of_process():
         return cores
     return max(1, cores - (int(ranks) if ranks.isdecimal() else 1))
@@ -37,7 +39,7 @@ def _cores_of_process() -> int:
 
 
 def usable_cores(root: Path = _ROOT) -> int:
-    """Return this process's cores: its affinity, cut by its CPU quota; at least one."""
+    """Return how many cores this process may use, by its affinity and CPU quota. It is at least 1."""
     cores = _cores_of_process()
     for group in _control_groups(root, "cpu"):
         quota = _numbers(group / "cpu.max")  # version 2: "quota period" or "max period"
@@ -49,7 +51,7 @@ def usable_cores(root: Path = _ROOT) -> int:
 
 
 def available_memory_bytes(root: Path = _ROOT) -> int:
-    """Return the memory usable without swapping, on the host and in its control groups."""
+    """Return the memory that can be used without swapping, on the host and in its control groups."""
     available = _field_of(root / "proc/meminfo", "MemAvailable:") * 1024
     available = available or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     for group in _control_groups(root, "memory"):
@@ -65,7 +67,7 @@ def available_memory_bytes(root: Path = _ROOT) -> int:
 
 
 def _control_groups(root: Path, controller: str) -> list[Path]:
-    """Return the directories of this process's control groups, version 1 or 2, with parents."""
+    """Return the directories of this process's control groups, version 1 or 2, with their parents."""
     groups = []
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -80,7 +82,7 @@ def _control_groups(root: Path, controller: str) -> list[Path]:
 
 
 def _numbers(file: Path) -> list[int]:
-    """Return the integers in a small file; none if it is missing or says ``max``."""
+    """Return the integers in a small file, or none if it is missing or contains ``max``."""
     words = _text(file).split()
     return [int(word) for word in words] if all(word.lstrip("-").isdecimal() for word in words) else []
 

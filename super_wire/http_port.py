@@ -1,4 +1,4 @@
-"""An HTTP port that answers GETs of a few pages: metrics for Prometheus, health for probes."""
+"""An HTTP port that serves a few pages, such as metrics for Prometheus and health for probes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 class Page(NamedTuple):
-    """The answer to a path."""
+    """The response for a path."""
 
-    # Takes a snapshot in the event loop, and returns what renders it in a thread; None means 503.
+    # Takes a snapshot in the event loop and returns a function that renders it in a thread. None means 503.
     look: Callable[[], Callable[[], bytes] | None]
     kind: str = _TEXT  # the content type
 
 
-# The Prometheus library's own server supports no tokens, and uses a thread per connection.
+# The server of the Prometheus library does not support tokens, and uses a thread per connection.
 async def listen_for_gets(
     address: str,
     setting: str,
@@ -38,9 +38,10 @@ async def listen_for_gets(
     tls: ssl.SSLContext | None = None,
     accepts: Callable[[str], bool] | None = None,
 ) -> asyncio.Server:
-    """Answer GETs of ``pages`` at ``host:port`` from now on. ``accepts`` checks a bearer token, if given.
+    """Start to answer GET requests for ``pages`` at ``host:port``.
 
-    ConfigError, with ``setting``, if the address is taken or cannot be listened on.
+    ``accepts``, if given, checks bearer tokens. Raises ``ConfigError`` with the name ``setting`` if
+    the address is in use or cannot be used.
     """
     host, port = host_and_port(address)
     of_tls: dict[str, Any] = {"ssl": tls, "ssl_handshake_timeout": _TIMEOUT_S} if tls else {}
@@ -49,8 +50,8 @@ async def listen_for_gets(
         return await asyncio.start_server(handle, host, port, limit=_HEAD_BYTES_MAX, **of_tls)
     except OSError as error:
         raise ConfigError(
-            f"{setting}={address} cannot be listened on: {error}; is something else listening there? "
-            "Each run on a host needs a port of its own"
+            f"cannot listen on {setting}={address}: {error}. Is another process listening there? Each run on "
+            "a host needs its own port"
         ) from error
 
 
@@ -92,7 +93,7 @@ async def _answer(
 
 
 def refusal(head: bytes, pages: Mapping[str, Page], accepts: Callable[[str], bool] | None) -> str:
-    """Return the status of a request that gets no page; empty for one that does."""
+    """Return the status for a request that gets no page, or an empty string for one that does."""
     request, *lines = head.decode("latin-1").split("\r\n")
     words = request.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):  # noqa: PLR2004  # method, target, version

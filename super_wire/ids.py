@@ -1,4 +1,4 @@
-"""Sample ids, batch ids and their naming: addresses that every process derives alike."""
+"""Sample ids, batch ids and the naming of samples, which every process derives in the same way."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ Versions: TypeAlias = Literal["times", "digests"]
 
 
 class Naming(NamedTuple):
-    """The naming of a source's samples in ids, besides their keys; see :func:`checked_naming`."""
+    """How a source's samples are named in ids, apart from their keys. See :func:`checked_naming`."""
 
-    alias: str = ""  # replaces the source's location; keys are then relative to the source
-    versions: str = ""  # of files: "times", which empty means too, or "digests" of their bytes
+    alias: str = ""  # replaces the location of the source; keys are then relative to it
+    versions: str = ""  # of files: "times" (the default if empty) or "digests" of their bytes
 
 
 class FieldColumns(NamedTuple):
-    """A further field of many samples, in columns as of the main field in :func:`sample_ids`."""
+    """A further field of many samples, in the same columns as the main field in :func:`sample_ids`."""
 
     name: str
     keys: Iterable[bytes]
@@ -47,29 +47,29 @@ class FieldColumns(NamedTuple):
 
 
 def checked_field(name: object) -> str:
-    """Check the name of a sample's field; ``ConfigError`` describes the valid ones."""
+    """Check the name of a sample's field. Raises ``ConfigError`` with a description of valid names."""
     if not isinstance(name, str) or not _FIELD.fullmatch(name) or name == "label":
         raise ConfigError(
-            "a field has a name of 1 to 64 of the characters A-Z, a-z, 0-9 and '_', not a digit first, and "
-            f"not 'label'; not {str(name)[:80]!r}"
+            "a field name must have 1 to 64 of the characters A-Z, a-z, 0-9 and '_', not begin with a "
+            f"digit, and not be 'label'; got {str(name)[:80]!r}"
         )
     return name
 
 
 def checked_naming(alias: str | None, versions: str | None, where: str = "") -> Naming:
-    """Check alias and versions; ``ConfigError`` describes the valid ones, after ``where``."""
+    """Check alias and versions. Raises ``ConfigError`` with a description of valid ones after ``where``."""
     if alias is not None and not (isinstance(alias, str) and _ALIAS.fullmatch(alias)):
         raise ConfigError(
-            f"{where}an alias has 1 to 64 of the characters A-Z, a-z, 0-9, '.', '_' and '-', and begins with "
-            f"a letter or digit; not {str(alias)[:80]!r}"
+            f"{where}an alias must have 1 to 64 of the characters A-Z, a-z, 0-9, '.', '_' and '-', and begin "
+            f"with a letter or digit; got {str(alias)[:80]!r}"
         )
     if versions is not None and versions not in get_args(Versions):
-        raise ConfigError(f"{where}versions are 'times' or 'digests'; not {str(versions)[:80]!r}")
+        raise ConfigError(f"{where}versions must be 'times' or 'digests', not {str(versions)[:80]!r}")
     return Naming(alias or "", versions or "")
 
 
 def id_bucket(bucket: str, alias: str) -> str:
-    """Return the bucket's name in ids: the alias if there is one, else the bucket itself."""
+    """Return the bucket's name in ids: the alias if there is one, otherwise the bucket itself."""
     if alias:
         return f"{ALIAS_SCHEME}{alias}"
     # Without the Hub's commit: files' versions show what changed between commits.
@@ -77,29 +77,29 @@ def id_bucket(bucket: str, alias: str) -> str:
 
 
 def digest_version(size: int, digest: bytes) -> str:
-    """Return a file's version by content: its size and the BLAKE2b-128 of its bytes."""
+    """Return a file's version by its content: the size and the BLAKE2b-128 of its bytes."""
     return f"{size}-b2:{digest.hex()}"
 
 
 def size_of_digest(version: str) -> int | None:
-    """Return the size in a :func:`digest_version`; ``None`` for any other version."""
+    """Return the size in a :func:`digest_version`, or ``None`` for any other version."""
     match = _DIGEST_VERSION.fullmatch(version)
     return int(match[1]) if match else None
 
 
 def shown_name(key: str, member: str) -> str:
-    """Return a member's name for people."""
-    # Nothing parses it: ids keep key and member apart.
+    """Return a member's name for display."""
+    # Nothing parses it. Ids contain key and member separately.
     return f"{key}::{member}"
 
 
 def with_length(field: bytes) -> bytes:
-    """Return a field after its length, so that no two lists of fields are equal once joined."""
+    """Return a field preceded by its length, so that no two lists of fields are equal when joined."""
     return len(field).to_bytes(8, "little") + field
 
 
 def digest128(*fields: bytes) -> bytes:
-    """Return BLAKE2b-128 over fields, each preceded by its length as 8 little-endian bytes."""
+    """Return the BLAKE2b-128 of fields, each preceded by its length as 8 little-endian bytes."""
     return hashlib.blake2b(b"".join(map(with_length, fields)), digest_size=ID_BYTES).digest()
 
 
@@ -115,13 +115,13 @@ def sample_ids(
     """Return the ids of many samples of one bucket, concatenated: 16 bytes each, in the order of ``keys``.
 
     Args:
-        bucket: ``s3://name``, or ``file://`` and the real path; with an alias, from :func:`id_bucket`.
-        keys: full object keys, UTF-8; with an alias, relative to the source.
-        versions: ETag, or for files ``size-mtime_ns`` or :func:`digest_version`; as many as keys.
+        bucket: ``s3://name``, or ``file://`` and the real path. With an alias, from :func:`id_bucket`.
+        keys: full object keys in UTF-8. With an alias, relative to the source.
+        versions: ETags, or for files ``size-mtime_ns`` or :func:`digest_version`. As many as keys.
         recipe_digest: :attr:`superdl.super_wire.recipe.Recipe.digest`.
-        randomness: (augment seed, epoch) if the recipe is random, else ``None``.
-        members: names of members of objects, hashed after the key; as many as keys.
-        fields: hashed after the version: name, key, member ("" if it is none) and version of each.
+        randomness: (augment seed, epoch) if the recipe is random, otherwise ``None``.
+        members: names of members of objects, hashed after the key. As many as keys.
+        fields: hashed after the version: name, key, member ("" if there is none) and version of each.
     """
     head = hashlib.blake2b(with_length(bucket.encode()), digest_size=ID_BYTES)
     tail = with_length(recipe_digest)
@@ -157,9 +157,9 @@ def _framed(field: FieldColumns) -> Iterator[bytes]:
 
 
 def batch_ids(ids: bytes, offsets: Sequence[int]) -> list[bytes]:
-    """Return the ids of consecutive batches: BLAKE2b-128 over their ordered, length-prefixed sample ids.
+    """Return the ids of consecutive batches: the BLAKE2b-128 of their length-prefixed sample ids, in order.
 
-    ``offsets`` are the start of each batch, in samples, and the end of the last.
+    ``offsets`` contains the start of each batch, in samples, and the end of the last one.
     """
     count = len(ids) // ID_BYTES
     # Prefix the ids of all batches with their length at once.
@@ -173,7 +173,7 @@ def batch_ids(ids: bytes, offsets: Sequence[int]) -> list[bytes]:
 
 
 def split_ids(ids: bytes) -> list[bytes]:
-    """Split ids of 16 bytes; ``ValueError`` if the length is no multiple of 16."""
+    """Split concatenated ids of 16 bytes. Raises ``ValueError`` if the length is not a multiple of 16."""
     if len(ids) % ID_BYTES:
-        raise ValueError(f"{len(ids)} bytes are no whole number of {ID_BYTES}-byte ids")
+        raise ValueError(f"{len(ids)} bytes are not a whole number of {ID_BYTES}-byte ids")
     return [ids[at : at + ID_BYTES] for at in range(0, len(ids), ID_BYTES)]

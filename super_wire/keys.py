@@ -1,16 +1,16 @@
-"""Names in the cache: keys of records, and the streams for reports."""
+"""Names in the cache: the keys of records, and the streams for reports."""
 
 from __future__ import annotations
 
 from superdl.super_wire.ids import ID_BYTES
 
 # Prefix of records; the 32 hex digits of the sample id follow. All names are ASCII below super:,
-# so that an ACL can name a prefix and no id looks like a cluster's hash tag.
+# so an ACL can use a prefix, and no id looks like the hash tag of a cluster.
 RECORD_PREFIX = b"super:r1:"
 # Read reports of a job, whose id follows. The hash tag keeps the streams of all jobs at
 # one node, where the coordinator waits on all of them by one command.
 REPORT_PREFIX = b"super:n1:{reports}:"
-# The lock by which one coordinator owns a cache.
+# The lock with which a coordinator owns a cache.
 LOCK_KEY = b"super:lock"
 # Fingerprint of the decoder in the functions that filled this cache.
 FINGERPRINT_KEY = b"super:golden"
@@ -33,5 +33,5 @@ def cache_keys(ids: bytes) -> list[bytes]:
 
 
 def report_stream(job: str) -> bytes:
-    """Return the stream of a job's read reports."""
+    """Return the name of the stream for a job's read reports."""
     return REPORT_PREFIX + job.encode()

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-# Text from the network gives no surprising dtype: names are matched against this list, sizes are
+# Text from the network cannot give a surprising dtype: names must be in this list, sizes are
 # bounded and nothing is evaluated.
 LABEL_KINDS = frozenset(
     {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
     | {"float16", "float32", "float64"}
 )
 
-# Bound on the bytes of one sample's label: a reply holds the labels of a batch.
+# The maximum size of one sample's label: a reply contains the labels of a whole batch.
 MAX_LABEL_BYTES = 2**16
 MAX_LABEL_FIELDS = 64
 
@@ -52,19 +52,19 @@ _COUNT = np.dtype(np.uint32)
 
 
 class LabelField(NamedTuple):
-    """The type of labels or a field: a dtype and shape, or if it ``varies``, lists of them."""
+    """The type of labels or of one field: a dtype and shape, or lists of them if it ``varies``."""
 
     dtype: np.dtype[Any]
     varies: bool = False
 
     @property
     def of_row(self) -> np.dtype[Any]:
-        """A sample's part of fixed size: the number, the array, or its list's length."""
+        """The fixed-size part of each sample: the number, the array, or the length of its list."""
         return _COUNT if self.varies else self.dtype
 
 
 def label_dtype_text(fields: Mapping[str, LabelField]) -> str:
-    """Return the text for labels of these fields; unnamed labels have one with an empty name."""
+    """Return the text for labels with these fields. Unnamed labels have one field with an empty name."""
     texts = {}
     for name, field in fields.items():
         shape = ["*"] * field.varies + [str(size) for size in field.dtype.shape]
@@ -76,7 +76,7 @@ def label_dtype_text(fields: Mapping[str, LabelField]) -> str:
 
 
 def label_dtype_of(text: str) -> np.dtype[Any]:
-    """Return the dtype of each sample's fixed part, for ``np.frombuffer``."""
+    """Return the dtype of each sample's fixed-size part, for ``np.frombuffer``."""
     fields = label_fields_of(text)
     if "" in fields:
         return fields[""].of_row
@@ -85,9 +85,9 @@ def label_dtype_of(text: str) -> np.dtype[Any]:
 
 @lru_cache(maxsize=64)
 def label_fields_of(text: str) -> Mapping[str, LabelField]:
-    """Parse the fields in a text, in order; unnamed labels have one field with an empty name.
+    """Parse the fields in a text, in order. Unnamed labels have one field with an empty name.
 
-    ConfigError shows the text if it is invalid or its labels would be too large.
+    Raises ``ConfigError`` with the text if it is invalid or its labels would be too large.
     """
     try:
         fields = _fields(text) if text.startswith("{") else {"": _plain(text)}
@@ -95,7 +95,9 @@ def label_fields_of(text: str) -> Mapping[str, LabelField]:
         raise ConfigError(f"labels of dtype {text[:200]!r} cannot be read: {error}") from error
     size = sum(field.of_row.itemsize for field in fields.values())
     if size > MAX_LABEL_BYTES:
-        raise ConfigError(f"labels of dtype {text[:200]!r} have {size} bytes, more than {MAX_LABEL_BYTES}")
+        raise ConfigError(
+            f"labels of dtype {text[:200]!r} take {size} bytes, more than the limit of {MAX_LABEL_BYTES}"
+        )
     return fields
 
 
@@ -108,56 +110,58 @@ def _plain(text: str) -> LabelField:
     sizes = match[2].split(",") if match[2] else []
     varies = sizes[:1] == ["*"]
     shape = tuple(map(int, sizes[varies:]))
-    if math.prod(shape) > MAX_LABEL_BYTES:  # numpy would raise its own error for its own bounds
-        raise ValueError(f"a label has {math.prod(shape)} numbers, more than {MAX_LABEL_BYTES} bytes")
+    if math.prod(shape) > MAX_LABEL_BYTES:  # numpy would raise a different error for its own limits
+        raise ValueError(
+            f"a label has {math.prod(shape)} numbers, which take more than {MAX_LABEL_BYTES} bytes"
+        )
     dtype = np.dtype((match[1], shape))
     if dtype.itemsize > MAX_LABEL_BYTES:
-        raise ValueError(f"it has {dtype.itemsize} bytes, more than {MAX_LABEL_BYTES}")
+        raise ValueError(f"a label takes {dtype.itemsize} bytes, more than the limit of {MAX_LABEL_BYTES}")
     return LabelField(dtype, varies)
 
 
 def _fields(text: str) -> dict[str, LabelField]:
     if len(text) > _MAX_TEXT:
-        raise ValueError(f"its text has {len(text)} characters, more than {_MAX_TEXT}")
+        raise ValueError(f"the text is {len(text)} characters long, more than the limit of {_MAX_TEXT}")
     try:
         pairs = json.loads(text, object_pairs_hook=list)
     except RecursionError as error:
-        raise ValueError("it is nested too deep") from error
+        raise ValueError("it is nested too deeply") from error
     names = [name for name, _ in pairs]
     if not names or len(names) > MAX_LABEL_FIELDS or len(set(names)) != len(names) or "" in names:
-        raise ValueError(f"it needs 1 to {MAX_LABEL_FIELDS} fields, each with a name of its own")
+        raise ValueError(f"it needs 1 to {MAX_LABEL_FIELDS} fields, each with its own name")
     kinds = [kind for _, kind in pairs]
     if not all(isinstance(kind, str) for kind in kinds):
-        raise ValueError("fields are numbers or arrays of them")
+        raise ValueError("fields must be numbers or arrays of numbers")
     return {name: _plain(kind) for name, kind in zip(names, kinds, strict=True)}
 
 
-# Class names travel in one gRPC message, which holds 4 MiB unless configured otherwise.
+# Class names are sent in one gRPC message, which may have 4 MiB unless configured otherwise.
 MAX_CLASS_NAMES_BYTES = 2**21
 _COUNT_BYTES = 4
 
 
 def checked_classes(classes: object) -> tuple[str, ...]:
-    """Return class names by label; ``ConfigError`` describes the valid ones."""
+    """Return class names by label. Raises ``ConfigError`` with a description of valid ones."""
     names = tuple(classes) if isinstance(classes, Sequence) and not isinstance(classes, str) else ()
     texts = all(isinstance(name, str) and name and clean_text(name) == name for name in names)
     if not names or not texts or len(set(names)) < len(names):
         raise ConfigError(
-            "classes are names in the order of their labels, each once, such as the classes of a training "
-            f"set; leave them out where labels are numbers; not {str(classes)[:80]!r}"
+            "classes must be distinct names in the order of their labels, such as the classes of a training "
+            f"set, not {str(classes)[:80]!r}. Leave them out if labels are numbers"
         )
     if sum(len(name.encode()) for name in names) > MAX_CLASS_NAMES_BYTES:
-        raise ConfigError(f"the names of all classes have at most {MAX_CLASS_NAMES_BYTES} bytes together")
+        raise ConfigError(f"the names of all classes may take at most {MAX_CLASS_NAMES_BYTES} bytes in total")
     return names
 
 
 class RaggedLabels(Sequence[Any]):
-    """Labels with one or more lists that vary by sample.
+    """Labels with one or more lists whose lengths vary by sample.
 
-    ``labels[3]`` is the label of the fourth sample: a dict by field names, in which a list is an array
-    of shape (items, ...), possibly empty; unnamed labels are such an array. ``labels["boxes"]`` is one
-    field of all samples. ``rows`` has the number of items in the place of a list; ``values`` has, for
-    each list by name, the items of all samples, one sample after the other.
+    ``labels[3]`` is the label of the fourth sample: a dict by field name, in which a list is an array
+    of shape (items, ...), possibly empty. Unnamed labels are such an array. ``labels["boxes"]`` is one
+    field of all samples. ``rows`` contains the number of items in place of each list. ``values`` contains,
+    for each list by name, the items of all samples, one sample after the other.
     """
 
     def __init__(self, rows: NDArray[Any], values: Mapping[str, NDArray[Any]]) -> None:
@@ -166,14 +170,14 @@ class RaggedLabels(Sequence[Any]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the fields; one empty name for unnamed labels."""
+        """The names of the fields, or one empty name for unnamed labels."""
         return self.rows.dtype.names or ("",)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, wanted: Any) -> Any:
-        """Return a field by name, a label by place, or labels of a slice or array of places."""
+        """Return a field by name, a label by position, or the labels of a slice or an array of positions."""
         if isinstance(wanted, str):
             rows = self.of_rows(wanted)
             return RaggedLabels(rows, {"": self.values[wanted]}) if wanted in self.values else rows
@@ -183,7 +187,7 @@ class RaggedLabels(Sequence[Any]):
         rows, values = self.rows[wanted], {}
         for name in self.values:
             ends, counts = self._ends[name][wanted], self.of_rows(name)[wanted].astype(np.int64)
-            # Each item keeps its distance to the end of its list.
+            # Each item keeps its distance from the end of its list.
             moved = np.repeat(ends - np.cumsum(counts), counts)
             values[name] = self.values[name][moved + np.arange(len(moved))]
         return RaggedLabels(rows, values)
@@ -192,7 +196,7 @@ class RaggedLabels(Sequence[Any]):
         return f"<RaggedLabels of {len(self)} samples: {labels_text(self)}>"
 
     def of_rows(self, name: str) -> NDArray[Any]:
-        """Return a field's column of ``rows``."""
+        """Return the column of a field in ``rows``."""
         column: NDArray[Any] = self.rows[name] if name else self.rows
         return column
 
@@ -228,7 +232,7 @@ def labels_text(labels: Labels) -> str:
 def label_sizes(
     labels: Labels, text: str, places: NDArray[np.int64] | slice = slice(None)
 ) -> NDArray[np.int64]:
-    """Return the bytes of each label in its packed form, or of those at some places."""
+    """Return the size in bytes of each packed label, or of those at the given places."""
     fields, row_bytes = label_fields_of(text), label_dtype_of(text).itemsize
     rows = labels.rows[places] if isinstance(labels, RaggedLabels) else labels[places]
     sizes = np.full(len(rows), row_bytes, dtype=np.int64)
@@ -239,7 +243,7 @@ def label_sizes(
 
 
 def pack_labels(labels: Labels, text: str) -> Iterator[bytes]:
-    """Yield the bytes of labels of this dtype, in pieces."""
+    """Yield the bytes of labels with this dtype, in pieces."""
     if not isinstance(labels, RaggedLabels):
         yield labels.astype(label_dtype_of(text).base, copy=False).tobytes()
         return
@@ -250,7 +254,7 @@ def pack_labels(labels: Labels, text: str) -> Iterator[bytes]:
 
 
 def unpack_labels(data: bytes, text: str, size: int | None = None) -> Labels:
-    """Unpack the labels of ``size`` samples, by default of all: views of ``data``."""
+    """Unpack the labels of ``size`` samples (by default of all) as views of ``data``."""
     lists = {name: field.dtype for name, field in label_fields_of(text).items() if field.varies}
     rows, wrong = label_dtype_of(text), ""
     try:
@@ -261,8 +265,8 @@ def unpack_labels(data: bytes, text: str, size: int | None = None) -> Labels:
         wrong = f": {error}"
     whose = "samples" if size is None else f"{size} samples"
     raise ConfigError(
-        f"{len(data)} bytes are no labels of {whose}, of dtype {text[:200]!r}{wrong}; use one version of "
-        "SUPER on both sides"
+        f"{len(data)} bytes are not the labels of {whose} of dtype {text[:200]!r}{wrong}; use the same "
+        "version of SUPER on both sides"
     )
 
 
@@ -281,12 +285,12 @@ def _unpacked(
     labels = RaggedLabels(rows, values)
     # The dtype does not bound the lengths of lists.
     if size and label_sizes(labels, text).max() > MAX_LABEL_BYTES:
-        raise ValueError(f"one has more than {MAX_LABEL_BYTES} bytes")
+        raise ValueError(f"a label takes more than the limit of {MAX_LABEL_BYTES} bytes")
     return labels
 
 
 def joined(parts: Sequence[Labels]) -> Labels:
-    """Join labels that came in one or more parts; the result is read-only."""
+    """Join labels that arrived in one or more parts. The result is read-only."""
 
     def join(arrays: Sequence[Any]) -> NDArray[Any]:
         array: NDArray[Any] = np.concatenate(arrays)
@@ -301,12 +305,12 @@ def joined(parts: Sequence[Labels]) -> Labels:
 
 
 class SampleList(Sequence[tuple[str, Any]]):
-    """A sequence of ``(path, label)``, in the order of the catalog, created on access.
+    """A sequence of ``(path, label)`` in the order of the catalog, created on access.
 
-    Paths are files, or URLs of objects (``s3://bucket/key``); members of objects show as
+    Paths are files, or URLs of objects (``s3://bucket/key``). Members of objects are shown as
     ``path::member``. A label is an int or a float if the dataset has numbers, an array or a numpy
-    record if it has those, a dict if a field varies in length. ``keys`` come one after another,
-    ``lengths`` are theirs, little-endian, 4 bytes each.
+    record if it has those, or a dict if a field varies in length. ``keys`` contains the keys one
+    after another, and ``lengths`` their lengths as little-endian numbers of 4 bytes each.
     """
 
     def __init__(self, bucket: str, keys: bytes, lengths: bytes, labels: Labels) -> None:
@@ -317,7 +321,7 @@ class SampleList(Sequence[tuple[str, Any]]):
         self.labels = labels
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         return len(self._ends)
 
     @overload
@@ -327,17 +331,17 @@ class SampleList(Sequence[tuple[str, Any]]):
     def __getitem__(self, index: slice) -> list[tuple[str, Any]]: ...
 
     def __getitem__(self, index: int | slice) -> tuple[str, Any] | list[tuple[str, Any]]:
-        """Return one sample, or a list of those in a slice."""
+        """Return one sample, or a list of the samples in a slice."""
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]
         place = operator.index(index)
         if not -len(self) <= place < len(self):
-            raise IndexError(f"a list of {len(self)} samples has no place {place}")
+            raise IndexError(f"index {place} is out of range for a list of {len(self)} samples")
         place %= len(self)
         begin = self._ends[place - 1] if place else 0
         label = self.labels[place]
         is_number = isinstance(label, np.number)
-        # Names of files need not be UTF-8.
+        # File names need not be UTF-8.
         key = os.fsdecode(self._keys[begin : self._ends[place]])
         return self._below + key, label.item() if is_number else label
 

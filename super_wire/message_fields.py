@@ -1,4 +1,4 @@
-"""Messages as JSON: built from a dataclass's fields, and read with every field checked."""
+"""Messages as JSON, built from a dataclass's fields and read with a check of every field."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _Message = TypeVar("_Message")
 
 
 def mapping_of(message: Any, optional: Collection[str] = ()) -> dict[str, Any]:
-    """Return a message's fields as JSON values, without empty ``optional`` ones."""
+    """Return a message's fields as JSON values, without ``optional`` ones that are empty."""
     values = {entry.name: getattr(message, entry.name) for entry in fields(message)}
     # asdict() of the whole message would copy every item of every column.
     return {
         name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
         for name, value in values.items()
-        # Messages without optional fields stay as they were before those existed.
+        # Messages without optional fields look the same as before those existed.
         if value or name not in optional
     }
 
@@ -41,13 +41,13 @@ def message_in(
 ) -> _Message:
     """Build a message from JSON values, each checked against its field's annotation, or raise ConfigError.
 
-    ``super_{kind}`` in the mapping holds its ``version``, ``reader`` is who reads it, for errors.
-    ``types`` are enumerations of texts and dataclasses of counts that are fields, by their annotations.
+    ``super_{kind}`` in the mapping is its ``version``. ``reader`` is the program that reads it, for
+    errors. ``types`` maps annotations of fields to their string enumerations and dataclasses of counts.
     """
     sent_version = mapping.get(f"super_{kind}") if isinstance(mapping, dict) else None
     if not isinstance(mapping, dict) or type(sent_version) is not int or sent_version != version:
         raise ConfigError(
-            f"{reader} reads {kind}s of version {version}, not {reprlib.repr(sent_version)}: deploy one "
+            f"{reader} accepts {kind}s of version {version}, not {reprlib.repr(sent_version)}: deploy one "
             "version of SUPER"
         )
     values: dict[str, Any] = {}
@@ -55,12 +55,12 @@ def message_in(
         if entry.name not in mapping:
             if entry.name in optional:
                 continue
-            raise ConfigError(f"the prefetch {kind} lacks {entry.name!r}")
+            raise ConfigError(f"the prefetch {kind} lacks the field {entry.name!r}")
         value, annotation = mapping[entry.name], str(entry.type)
         inner = types.get(annotation)
         if not (_CHECKS[annotation](value) if inner is None else _fits(value, inner)):
             raise ConfigError(
-                f"in a prefetch {kind}, {entry.name} is {annotation}, without negative numbers; not "
+                f"in a prefetch {kind}, {entry.name} must be {annotation} without negative numbers, not "
                 f"{reprlib.repr(value)}"
             )
         if inner is not None and issubclass(inner, Enum):

@@ -1,16 +1,16 @@
-"""Page headers of a Parquet column chunk: the sizes that pyarrow allocates."""
+"""The page headers of a Parquet column chunk, which contain the sizes that pyarrow allocates."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-# pyarrow ignores the footer's sizes: it unpacks each page into a buffer of the size in its header.
+# pyarrow ignores the sizes in the footer: it unpacks each page into a buffer of the size in its header.
 _PAGES_MAX = 2**16
 _VALUE_BYTES = 16  # pyarrow's overhead per dictionary value, or per length in an encoded list of lengths
 _INT32_END = 2**31
 _VARINT_BYTES = 10
 _DEPTH = 3  # page header, data page header, statistics
-_FIELD_MAX = 2**15 - 1  # Thrift truncates larger numbers to 16 bits, maybe to another field's
+_FIELD_MAX = 2**15 - 1  # Thrift truncates larger numbers to 16 bits, perhaps to those of another field
 # Fields of a page header by number, and those of its nested headers: number of values, encoding.
 _UNPACKED, _PACKED = 2, 3
 _NESTED = {5: (1, 2), 7: (1, 2), 8: (1, 4)}
@@ -22,7 +22,7 @@ _TRUE, _FALSE, _BYTE, _INTEGERS, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, (4, 5, 6),
 
 
 class Bytes(Protocol):
-    """Bytes by position; ``IndexError`` after the last."""
+    """A sequence of bytes. Indexing past the end raises ``IndexError``."""
 
     def __len__(self) -> int: ...
 
@@ -30,7 +30,7 @@ class Bytes(Protocol):
 
 
 class PagesError(ValueError):
-    """A chunk's pages must not be decoded: too large, or not to be checked."""
+    """The pages of a chunk must not be decoded, because they are too large or cannot be checked."""
 
     def __init__(self, reason: str, *, is_large: bool = False) -> None:
         super().__init__(reason)
@@ -38,10 +38,10 @@ class PagesError(ValueError):
 
 
 def check_pages(chunk: Bytes, unpacked_bytes: int, limit_bytes: int) -> int:
-    """Refuse a column chunk whose pages unpack to more than ``unpacked_bytes``; return its number
-    of values.
+    """Check the pages of a column chunk and return its number of values.
 
-    PagesError also if a page's values do not fit into ``limit_bytes``, or a header is broken.
+    Raises ``PagesError`` if they unpack to more than ``unpacked_bytes``, if the values of one page
+    do not fit into ``limit_bytes``, or if a header is broken.
     """
     at, pages, total_bytes, total_values = 0, 0, 0, 0
     while at < len(chunk):
@@ -54,30 +54,32 @@ def check_pages(chunk: Bytes, unpacked_bytes: int, limit_bytes: int) -> int:
         except (IndexError, KeyError, TypeError, ValueError) as error:
             raise PagesError(f"its file has a broken page header: {error!r:.80}") from error
         if not encodings <= _ENCODINGS:
-            raise PagesError(f"its file has the encodings {encodings}: write plain values")
+            raise PagesError(
+                f"its file uses the encodings {encodings}, not all of which are supported: write plain values"
+            )
         at += packed_bytes
         pages += 1
         total_bytes += size_bytes
         total_values += values
         if total_bytes > unpacked_bytes or size_bytes + values * _VALUE_BYTES > limit_bytes:
             raise PagesError(
-                f"its pages unpack to {total_bytes} bytes or more, with {values} values in one; the file's "
-                f"footer says {unpacked_bytes}, the limit is {limit_bytes}",
+                f"its pages unpack to {total_bytes} bytes or more, with {values} values in one page, but the "
+                f"file's footer says {unpacked_bytes} bytes and the limit is {limit_bytes}",
                 is_large=True,
             )
         if pages > _PAGES_MAX:
-            raise PagesError(f"its row group has over {_PAGES_MAX} pages", is_large=True)
+            raise PagesError(f"its row group has more than {_PAGES_MAX} pages", is_large=True)
     return total_values
 
 
 def _size(value: Any) -> int:
     if type(value) is not int or not 0 <= value < _INT32_END:
-        raise ValueError(f"no size: {value!r:.40}")
+        raise ValueError(f"not a valid size: {value!r:.40}")
     return value
 
 
 def _struct(data: Bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
-    """Read a compact Thrift struct by field number, and its end; skip texts and doubles."""
+    """Return the fields of a compact Thrift struct, by number, and its end. Skips strings and doubles."""
     fields: dict[int, Any] = {}
     number = 0
     while head := data[at]:
@@ -98,9 +100,9 @@ def _struct(data: Bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
         elif kind in {_BYTE, _DOUBLE}:
             at += 1 if kind == _BYTE else 8
         elif kind not in {_TRUE, _FALSE}:
-            raise ValueError(f"a field of type {kind}")
-        if number in fields or not 0 <= number <= _FIELD_MAX:  # Thrift takes the last
-            raise ValueError(f"field {number}, twice or out of range")
+            raise ValueError(f"a field has the unknown type {kind}")
+        if number in fields or not 0 <= number <= _FIELD_MAX:  # Thrift uses the last one
+            raise ValueError(f"field {number} is repeated or out of range")
         fields[number] = value
     return fields, at + 1
 
@@ -117,4 +119,4 @@ def _varint(data: Bytes, at: int) -> tuple[int, int]:
         value |= (byte & 127) << (7 * place)
         if byte < 128:  # noqa: PLR2004 # the highest bit: more follows
             return value, at + place + 1
-    raise ValueError("an endless number")
+    raise ValueError("a number is too long")

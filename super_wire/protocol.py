@@ -1,4 +1,4 @@
-"""The protocol between sampler and coordinator: version, addresses, form of failures."""
+"""The protocol between sampler and coordinator: its version, addresses and the form of failures."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from superdl.super_wire.recipe import PIPELINE_VERSION
 
-# A coordinator refuses another version.
+# A coordinator refuses any other version.
 PROTOCOL_VERSION = 1
-# Trailing metadata that names the class of :mod:`superdl.super_wire.errors` to raise; the status details are
+# Trailing metadata with the class of :mod:`superdl.super_wire.errors` to raise. The status details are
 # its message.
 ERROR_METADATA_KEY = "super-error"
 # Metadata with ``Bearer <token>`` for a coordinator that requires one.
@@ -22,7 +22,7 @@ _PORT_MAX = 65_535
 
 
 def socket_path(address: str) -> str | None:
-    """Return the path in ``unix:/path`` or ``unix:///path``; ``None`` for anything else."""
+    """Return the path in ``unix:/path`` or ``unix:///path``, or ``None`` for anything else."""
     if not address.startswith("unix:"):
         return None
     path = address.removeprefix("unix:")
@@ -30,7 +30,7 @@ def socket_path(address: str) -> str | None:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Split ``host:port`` or ``[address]:port``; empty and 0 for anything else."""
+    """Split ``host:port`` or ``[address]:port``. Returns an empty host and port 0 for anything else."""
     match = _HOST_AND_PORT.fullmatch(address)
     if match is None or not 0 < int(match["port"]) <= _PORT_MAX:
         return "", 0
@@ -39,7 +39,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 @cache
 def installed_version() -> str:
-    """Return SUPER's version; without metadata ``0+unpackaged`` and the pipeline's."""
+    """Return the version of SUPER, or without metadata ``0+unpackaged`` and the pipeline version."""
     try:
         return version("superdl")
     except PackageNotFoundError:

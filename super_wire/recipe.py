@@ -1,4 +1,4 @@
-"""Recipes: the declarative work that a function does on a sample, as JSON. It holds no code."""
+"""Recipes: the declarative work that a function does on a sample, as JSON without any code."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from superdl.super_wire.errors import ConfigError, RecipeError
 from superdl.super_wire.ids import MAIN_FIELD, MAX_FIELDS, checked_field, digest128
 from superdl.super_wire.recipe_steps import DECODED, OPS, canonical_steps
 
-# Part of every digest; raised whenever a step would give other pixels than before.
+# Part of every digest. Increased whenever a step gives different pixels than before.
 PIPELINE_VERSION = 1
 _MAX_STEPS = 64
 _INT32 = 2**31
 _INT64 = 2**63
 _SHIPPED_STEPS = "superdl.lambda_prefetch."
 
-_SIZES = "resize= is the shorter side, crop= the side of the central square, as resize=256, crop=224"
-# Advice for names of arguments in other libraries; all other names are taken for sizes.
+_SIZES = "resize= is the shorter side and crop= the side of the central square, such as resize=256, crop=224"
+# Advice for argument names of other libraries. All other names are taken for sizes.
 _ELSEWHERE = {
-    "mean std normalize scale rescale_factor dtype": "samples are uint8, and are normalised after the cache: "
-    "SuperDataset(..., transform=Augment(mean=..., std=...)) or a transform of yours",
-    "interpolation resample antialias max_size": "give the steps, as Recipe([{'op': 'resize', 'size': 256, "
-    "'interpolation': 'bicubic'}, {'op': 'center_crop', 'size': 224}])",
-    "flip hflip vflip horizontal_flip augment transform transforms": "random steps come after the cache, "
-    "fresh in each epoch: SuperDataset(..., transform=Augment(...)) or a transform of yours",
+    "mean std normalize scale rescale_factor dtype": "samples are uint8 and are normalised after the cache: "
+    "use SuperDataset(..., transform=Augment(mean=..., std=...)) or your own transform",
+    "interpolation resample antialias max_size": "pass the steps, such as Recipe([{'op': 'resize', "
+    "'size': 256, 'interpolation': 'bicubic'}, {'op': 'center_crop', 'size': 224}])",
+    "flip hflip vflip horizontal_flip augment transform transforms": "random steps run after the cache, "
+    "fresh in each epoch: use SuperDataset(..., transform=Augment(...)) or your own transform",
 }
 
 
 class Recipe:
-    """The processing of every sample between its bytes and the cache.
+    """What is done with every sample between its bytes and the cache.
 
     An encoded image is first decoded to upright RGB uint8 of shape (height, width, 3), unless the first step
-    is a custom one that takes ``"bytes"``; then the steps run in order. Equality, hash and :attr:`digest`
+    is a custom one that takes ``"bytes"``. The steps then run in order. Equality, hash and :attr:`digest`
     follow the canonical form: ``Recipe.image(crop=224)`` equals a recipe whose step has ``"size": 224.0``.
 
     >>> recipe = Recipe([{"op": "resize", "size": 256}, {"op": "center_crop", "size": 224}])
@@ -45,28 +45,28 @@ class Recipe:
     (224, 224, 3)
 
     Args:
-        steps: mappings such as ``{"op": "resize", "size": 256}``; or for each field of a sample a list of
-            them, see :meth:`fields`.
-        augment_seed: seeds random steps, together with epoch and sample; without random steps it has no
-            effect. It is not the shuffle seed, so that trials with different shuffles share samples.
+        steps: mappings such as ``{"op": "resize", "size": 256}``, or a list of them for each field of a
+            sample (see :meth:`fields`).
+        augment_seed: the seed of random steps, together with epoch and sample. It has no effect without
+            random steps. It is not the shuffle seed, so trials with different shuffles share samples.
 
     Raises:
-        RecipeError: a step is unknown, ill-typed or out of range; the message names it.
+        RecipeError: a step is unknown, has the wrong type or is out of range. The message names it.
     """
 
     __slots__ = ("augment_seed", "digest", "json", "parts", "steps")
 
     augment_seed: int
     digest: bytes
-    """BLAKE2b-128 of pipeline version and canonical steps; the augment seed goes into sample ids instead. A
-    file that a shipped step reads is included by its SHA-256, whatever its path.
+    """The BLAKE2b-128 of pipeline version and canonical steps. The augment seed goes into sample ids
+    instead. A file that a shipped step reads is included by its SHA-256, regardless of its path.
     """
     json: str
-    """The canonical JSON; equal recipes give equal text."""
+    """The canonical JSON. Equal recipes have equal JSON."""
     parts: Mapping[str, Recipe]
-    """The recipe of each field, ``image`` first, then by name; else empty."""
+    """The recipe of each field, with ``image`` first and the others by name. Empty without fields."""
     steps: tuple[Mapping[str, Any], ...]
-    """For samples with fields, those of ``image``."""
+    """The steps. For samples with fields, those of ``image``."""
 
     def __init__(
         self,
@@ -84,9 +84,11 @@ class Recipe:
             self.steps = named = _steps(steps)
             hashed = [*map(_without_place, named)]
         if isinstance(augment_seed, bool) or not isinstance(augment_seed, int):
-            raise RecipeError(f"augment_seed is an integer; not {augment_seed!r}")
+            raise RecipeError(f"augment_seed must be an integer, not {augment_seed!r}")
         if not -_INT64 <= augment_seed < _INT64:
-            raise RecipeError(f"augment_seed fits in 64 bits with sign; {augment_seed} does not")
+            raise RecipeError(
+                f"augment_seed must fit in a signed 64-bit integer, but {augment_seed} does not"
+            )
         # Without random steps, recipes that differ only in their seed are equal.
         self.augment_seed = augment_seed if self.random else 0
         self.digest = digest128(_dump({"pipeline": PIPELINE_VERSION, "steps": hashed}).encode())
@@ -94,11 +96,11 @@ class Recipe:
 
     @classmethod
     def fields(cls, **recipes: Recipe) -> Recipe:
-        """Make a recipe for samples of several objects, as a key list names them, with a recipe per field.
+        """Make a recipe for samples of several objects, as listed in a key list, with one recipe per field.
 
-        A sample is a dict of these arrays. ``image`` is the object in the list's ``key``; ``mask`` comes
+        A sample is a dict of these arrays. ``image`` is the object in the list's ``key``, and ``mask`` comes
         from the columns ``mask.key``, ``mask.member`` and so on. A random step that two fields have draws the
-        same numbers in both, matched by its position among the steps of its kind.
+        same numbers in both. It is matched by its position among the steps of its kind.
 
         >>> masks = Recipe.fields(image=Recipe.image(crop=224), mask=Recipe.mask(crop=224))
 
@@ -108,12 +110,12 @@ class Recipe:
         for name, recipe in recipes.items():
             if not isinstance(recipe, Recipe) or recipe.parts:
                 raise RecipeError(
-                    f"the field {name} has a recipe such as Recipe.image(crop=224); not {recipe!r}"
+                    f"the field {name} needs a recipe such as Recipe.image(crop=224), not {recipe!r}"
                 )
         seeds = {recipe.augment_seed for recipe in recipes.values() if recipe.random}
         if len(seeds) > 1:
             raise RecipeError(
-                f"fields draw the same numbers: give them one augment_seed, not {sorted(seeds)}"
+                f"all fields draw the same random numbers, so they need one augment_seed, not {sorted(seeds)}"
             )
         return cls(
             {name: recipe.steps for name, recipe in recipes.items()}, augment_seed=max(seeds, default=0)
@@ -121,11 +123,11 @@ class Recipe:
 
     @classmethod
     def mask(cls, *, resize: int | None = None, crop: int | None = None, **unknown: Never) -> Recipe:
-        """Make a recipe for segmentation masks: stored numbers, (height, width), uint8 or uint16, never RGB.
+        """Make a recipe for segmentation masks: stored numbers as uint8 or uint16 (height, width), never RGB.
 
         Args:
-            resize: the shorter side in pixels, by nearest neighbour.
-            crop: side of the central square in pixels; a smaller mask is padded with 0.
+            resize: the shorter side in pixels, resized by nearest neighbour.
+            crop: the side of the central square in pixels. A smaller mask is padded with 0.
 
         Raises:
             RecipeError: a size is out of range.
@@ -135,7 +137,7 @@ class Recipe:
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """The fields that samples have besides ``image``."""
+        """The fields of the samples other than ``image``."""
         return tuple(self.parts)[1:]
 
     @classmethod
@@ -148,31 +150,31 @@ class Recipe:
         truncated: str = "error",
         **unknown: Never,
     ) -> Recipe:
-        """Make a recipe for torchvision's usual evaluation preprocessing, as pixels.
+        """Make a recipe for torchvision's usual evaluation preprocessing, which produces pixels.
 
         Args:
-            resize: the shorter side in pixels; ``None`` keeps the size.
-            crop: side of the central square in pixels; a smaller image gets a black border, as from
-                torchvision's CenterCrop. With it every sample is uint8 of shape (crop, crop, 3); without it
-                shapes follow the images.
+            resize: the shorter side in pixels, or ``None`` to keep the size.
+            crop: the side of the central square in pixels. A smaller image gets a black border, as with
+                torchvision's CenterCrop. With ``crop``, every sample is uint8 of shape (crop, crop, 3).
+                Without it, shapes follow the images.
             reduced_decode: decode JPEGs whose shorter side is at least twice ``resize`` at 1/2, 1/4 or 1/8 of
-                their size before resizing. That is several times faster for large images and gives other
-                pixels, so these are other samples than those of the same recipe without it.
+                their size before resizing. This is several times faster for large images but gives different
+                pixels, so these samples differ from those of the same recipe without it.
             truncated: ``"fill"`` fills the missing part of truncated images with grey, as Pillow's
-                ``LOAD_TRUNCATED_IMAGES`` does; by default they are bad samples.
+                ``LOAD_TRUNCATED_IMAGES`` does. By default, they are bad samples.
 
         Raises:
-            RecipeError: an argument is out of range, or ``reduced_decode`` has no ``resize`` to decode for.
-            TypeError: there is no such argument; for names from other libraries the message has the
+            RecipeError: an argument is out of range, or ``reduced_decode`` is used without ``resize``.
+            TypeError: there is no such argument. For names from other libraries, the message contains the
                 replacement.
         """
         for name in unknown:
             hint = next((words for names, words in _ELSEWHERE.items() if name in names.split()), _SIZES)
-            raise TypeError(f"a recipe of images or masks has no argument {name}: {hint}")
+            raise TypeError(f"recipes for images and masks have no argument {name}: {hint}")
         steps: list[Mapping[str, Any]] = []
         if reduced_decode:
             if resize is None:
-                raise RecipeError("reduced_decode decodes for the size of resize: give resize too")
+                raise RecipeError("reduced_decode decodes to the size that resize needs: pass resize too")
             steps.append({"op": "reduced_decode", "size": resize, "truncated": truncated})
         elif truncated != "error":
             steps.append({"op": "decode", "truncated": truncated})
@@ -186,24 +188,26 @@ class Recipe:
     def text(
         cls, tokenizer: str | Path, *, length: int | None = None, packed: bool = False, pad_id: int = 0
     ) -> Recipe:
-        """Make a recipe for texts in UTF-8 as int32 token ids; functions need ``superdl[text]``.
+        """Make a recipe that turns UTF-8 texts into int32 token ids. Functions need ``superdl[text]``.
 
         Args:
-            tokenizer: a model's ``tokenizer.json``. Functions read it under the same path, a relative one
-                from their working directory, and refuse a different file, by its SHA-256.
-            length: ``None`` gives all tokens, (tokens,); else (length,), cut off or padded.
-            packed: (rows, length): nothing is cut off, and only a text's last row is padded.
-            pad_id: the padding's id.
+            tokenizer: the ``tokenizer.json`` of a model. Functions read it at the same path (a relative one
+                from their working directory) and refuse a different file, based on its SHA-256.
+            length: ``None`` returns all tokens, with shape (tokens,). Otherwise the shape is (length,), and
+                texts are cut off or padded.
+            packed: whether to return (rows, length). Then nothing is cut off, and only the last row of a
+                text is padded.
+            pad_id: the token id of the padding.
 
         Raises:
             RecipeError: the file cannot be read, ``packed`` has no ``length``, or a number is out of range.
         """
         if length is not None and length < 1:
-            raise RecipeError(f"length is a whole number of tokens, at least 1; not {length}")
+            raise RecipeError(f"length must be a whole number of tokens, at least 1, not {length}")
         if packed and length is None:
-            raise RecipeError("packed rows have a length: give length too")
+            raise RecipeError("packed rows need a length: pass length too")
         if not -_INT32 <= pad_id < _INT32:
-            raise RecipeError(f"pad_id is a token's id, an int32; not {pad_id}")
+            raise RecipeError(f"pad_id must be a token id that fits in an int32, not {pad_id}")
         try:
             digest = hashlib.sha256(Path(tokenizer).read_bytes()).hexdigest()
         except OSError as error:
@@ -224,21 +228,21 @@ class Recipe:
         hop: int = 160,
         max_seconds: float = 600.0,
     ) -> Recipe:
-        """Make a recipe for audio files as float32 waveforms or log-mel spectrograms.
+        """Make a recipe that turns audio files into float32 waveforms or log-mel spectrograms.
 
         Functions need ``superdl[audio]``.
 
         Args:
             rate: samples per second after resampling.
-            mono: average the channels, (samples,); else (channels, samples).
-            samples: length, cut or padded with zeros at the end; ``None`` keeps the file's length.
-            mel: bands of a spectrogram, which replaces the waveform: (mel, frames).
-            window: its window in samples.
-            hop: samples from frame to frame.
-            max_seconds: a longer file is a failure, as is one of over 512 MiB as float32.
+            mono: whether to average the channels. The shape is (samples,), or (channels, samples) if not.
+            samples: the length, cut or padded with zeros at the end. ``None`` keeps the length of the file.
+            mel: the number of bands of a spectrogram (mel, frames), which replaces the waveform.
+            window: the length of its window in samples.
+            hop: the number of samples from one frame to the next.
+            max_seconds: the maximum length. A longer file fails, as does one of over 512 MiB as float32.
 
         Raises:
-            RecipeError: a number is not more than 0.
+            RecipeError: a number is not greater than 0.
         """
         numbers = {"rate": rate, "window": window, "hop": hop, "max_seconds": max_seconds}
         numbers |= {} if samples is None else {"samples": samples}
@@ -246,9 +250,10 @@ class Recipe:
         for name, number in numbers.items():
             if not number > 0 or (name != "max_seconds" and number != int(number)):
                 raise RecipeError(
-                    f"{name} is a number more than 0, a whole one but for max_seconds; not {number!r}"
+                    f"{name} must be a number greater than 0 (a whole number, except for max_seconds), not "
+                    f"{number!r}"
                 )
-        rate, window, hop = int(rate), int(window), int(hop)  # 16000.0 and 16000 are one recipe
+        rate, window, hop = int(rate), int(window), int(hop)  # 16000.0 and 16000 are the same recipe
         read = {"rate": rate, "max_seconds": float(max_seconds), "mono": mono, "samples": int(samples or 0)}
         steps = [{**_shipped_step("audio_steps:waveform", **read), "input": "bytes"}]
         if mel is not None:
@@ -257,15 +262,16 @@ class Recipe:
 
     @classmethod
     def video(cls, frames: int, size: int, *, fps: float | None = None, start: float = 0.0) -> Recipe:
-        """Make a recipe for clips of videos, uint8 (frames, size, size, 3) in RGB.
+        """Make a recipe for video clips, as uint8 (frames, size, size, 3) in RGB.
 
         Functions need ``superdl[video]``.
 
         Args:
-            frames: the number of frames, each the one shown at its time. Past the video's end, the last one.
-            size: of their central squares; the shorter side is resized to it.
-            fps: frames per second; ``None`` spreads them evenly over the video.
-            start: seconds from the video's first frame.
+            frames: the number of frames, each the one shown at its time. After the end of the video, the
+                last one is repeated.
+            size: the side of their central squares. The shorter side is resized to it.
+            fps: frames per second. ``None`` spreads them evenly over the video.
+            start: the start in seconds from the first frame of the video.
 
         Raises:
             RecipeError: a number is out of range.
@@ -273,42 +279,46 @@ class Recipe:
         numbers = {"frames": frames, "size": size} | ({} if fps is None else {"fps": fps})
         for name, number in numbers.items():
             if not number > 0:
-                raise RecipeError(f"{name} is a number more than 0; not {number!r}")
+                raise RecipeError(f"{name} must be a number greater than 0, not {number!r}")
         if not start >= 0:
-            raise RecipeError(f"start is not before the video's first frame, at 0; not {start!r}")
+            raise RecipeError(f"start must not be before the video's first frame, at 0; got {start!r}")
         params = {"frames": frames, "size": size, "fps": float(fps or 0), "start": float(start)}
         return cls([{**_shipped_step("video_steps:clip", **params), "input": "bytes"}])
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Recipe:
-        """Parse the text of :attr:`json`; a recipe of another pipeline version is refused."""
+        """Parse the text in :attr:`json`. A recipe for a different pipeline version is refused."""
         try:
             fields = json.loads(text)
             version, steps, seed = fields["pipeline"], fields["steps"], fields["augment_seed"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise RecipeError(f"a recipe is JSON with pipeline, steps and augment_seed: {error!r}") from error
+            raise RecipeError(
+                f"a recipe must be JSON with pipeline, steps and augment_seed: {error!r}"
+            ) from error
         if version != PIPELINE_VERSION:
             raise RecipeError(
-                f"the recipe wants pipeline {version!r}, not {PIPELINE_VERSION}: use one version of SUPER"
+                f"the recipe needs pipeline {version!r}, not {PIPELINE_VERSION}: use the same version of "
+                "SUPER everywhere"
             )
         return cls(steps, augment_seed=seed)
 
     @property
     def random(self) -> bool:
-        """``True`` if a step is random, so that every epoch has fresh sample ids."""
+        """Whether a step is random, so that every epoch has new sample ids."""
         if self.parts:
             return any(part.random for part in self.parts.values())
         return any(OPS[step["op"]].random or step.get("random", False) for step in self.steps)
 
     @property
     def decodes(self) -> bool:
-        """``True`` if objects are decoded as images before the first step."""
+        """Whether objects are decoded as images before the first step."""
         return not self.steps or self.steps[0].get("input") != "bytes"
 
     @property
     def output_shape(self) -> tuple[int, int, int] | None:
-        """(height, width, 3) of every sample; ``None`` if shapes follow the images or a custom step, and for
-        masks and fields.
+        """The shape (height, width, 3) of every sample, or ``None``.
+
+        It is ``None`` if shapes follow the images or a custom step, and for masks and fields.
         """
         if self.parts or (self.steps and self.steps[0]["op"] == "mask"):
             return None
@@ -335,22 +345,22 @@ class Recipe:
 
 def _steps(steps: object) -> tuple[Mapping[str, Any], ...]:
     if isinstance(steps, (str, bytes)) or not isinstance(steps, Sequence):
-        raise RecipeError(f"a recipe's steps are a list of mappings; not {steps!r}")
+        raise RecipeError(f"a recipe's steps must be a list of mappings, not {steps!r}")
     if len(steps) > _MAX_STEPS:
-        raise RecipeError(f"a recipe has at most {_MAX_STEPS} steps; this one has {len(steps)}")
+        raise RecipeError(f"a recipe may have at most {_MAX_STEPS} steps, but this one has {len(steps)}")
     return canonical_steps(steps)
 
 
 def _parts(steps: Mapping[Any, Any], augment_seed: int) -> dict[str, Recipe]:
-    """Return the recipes of fields, ``image`` first, then by name."""
+    """Return the recipes of the fields, with ``image`` first and the others by name."""
     try:
         names = sorted(map(checked_field, steps), key=lambda name: (name != MAIN_FIELD, name))
     except ConfigError as error:
         raise RecipeError(str(error)) from error
     if names[:1] != [MAIN_FIELD] or len(names) > MAX_FIELDS:
         raise RecipeError(
-            f"fields are {MAIN_FIELD}, the object in a list's key, and up to {MAX_FIELDS - 1} others; not "
-            f"{names}"
+            f"fields must be {MAIN_FIELD}, the object in a list's key, and up to {MAX_FIELDS - 1} others, "
+            f"not {names}"
         )
     return {name: Recipe(_steps(steps[name]), augment_seed=augment_seed) for name in names}
 

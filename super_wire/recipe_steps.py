@@ -1,4 +1,4 @@
-"""The steps of a recipe: the parsing of their parameters, and their output shapes."""
+"""The steps of a recipe: how their parameters are parsed, and their output shapes."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Shape: TypeAlias = "tuple[int | None, int | None, int]"
 DECODED: Shape = (None, None, 3)
 _CUSTOM_NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)@([\w.+-]+)")
 _MAX_CUSTOM_JSON = 65536
-_PIXELS = f"whole pixels from 0 to {MAX_SIDE}: one for all borders, two or four"
+_PIXELS = f"a whole number of pixels from 0 to {MAX_SIDE} for all borders, or two or four of them"
 
 
 def split_custom_name(name: str) -> tuple[str, str, str]:
-    """Split a custom step's ``module:function@version`` into module, function and version."""
+    """Split the ``module:function@version`` of a custom step into module, function and version."""
     match = _CUSTOM_NAME.fullmatch(name)
     if match is None:
-        raise RecipeError(f"a custom step is named module:function@version; not {name!r}")
+        raise RecipeError(f"a custom step must be named module:function@version, not {name!r}")
     module, function, version = match.groups()
     return module, function, version
 
 
-# Readers of parameters: each returns the canonical value, or raises ValueError with what it expects.
+# Readers of parameters. Each returns the canonical value, or raises ValueError with what it expects.
 
 
 def _number(value: Any, low: float, high: float, expected: str, *, whole: bool = False) -> float:
@@ -59,13 +59,13 @@ def _side_or_sides(value: Any) -> int | list[int]:
 
 
 def _area(value: Any) -> int | list[int]:
-    """Return a square's side, or (height, width); two equal sides become one."""
+    """Return the side of a square, or (height, width). Two equal sides become one."""
     sides = _side_or_sides(value)
     return sides[0] if isinstance(sides, list) and sides[0] == sides[1] else sides
 
 
 def _padding(value: Any) -> int | list[int]:
-    """Return the pixels on all borders, or on (left, top, right, bottom)."""
+    """Return the number of pixels on all borders, or on (left, top, right, bottom)."""
     given = value if isinstance(value, (list, tuple)) else [value]
     borders = [int(_number(border, 0, MAX_SIDE, _PIXELS, whole=True)) for border in given]
     if len(borders) not in {1, 2, 4}:
@@ -106,7 +106,7 @@ def _flag(value: Any) -> bool:
 
 def _custom_name(value: Any) -> str:
     if not isinstance(value, str) or not _CUSTOM_NAME.fullmatch(value):
-        raise ValueError("a text module:function@version")
+        raise ValueError("a string module:function@version")
     return value
 
 
@@ -131,17 +131,17 @@ _REQUIRED: Any = object()
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of a step: the function that reads its value, and its default."""
+    """A parameter of a step: the function that reads its value, and its default."""
 
     read: Callable[[Any], Any]
     default: Any = _REQUIRED
-    # Left out of the canonical form at its default: older recipes keep digest and samples.
+    # Left out of the canonical form at its default, so older recipes keep their digest and samples.
     later: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One kind of step: its output shape by its input shape, and its parameters."""
+    """A kind of step: its output shape for an input shape, and its parameters."""
 
     shape: Callable[[Shape, Mapping[str, Any]], Shape]
     parameters: Mapping[str, Parameter]
@@ -195,7 +195,10 @@ def _max_size_fault(step: Mapping[str, Any]) -> str:
     size, longest = step["size"], step.get("max_size")
     if longest is None or (isinstance(size, int) and longest > size):
         return ""
-    return f"max_size bounds the longer side, so that it is more than size, one side; not {longest} of {size}"
+    return (
+        "max_size limits the longer side, so it must be greater than size, and size must be one side; got "
+        f"max_size {longest} and size {size}"
+    )
 
 
 _PROBABILITY = Parameter(lambda value: _number(value, 0, 1, "a probability from 0 to 1"), 0.5)
@@ -255,26 +258,30 @@ OPS: Mapping[str, Op] = MappingProxyType(
 
 
 def canonical_steps(steps: Sequence[object]) -> tuple[Mapping[str, Any], ...]:
-    """Return the canonical form of steps; raise the errors of :func:`canonical_step`."""
+    """Return the canonical form of steps. Raises as :func:`canonical_step` does."""
     of_mask = bool(steps) and isinstance(steps[0], Mapping) and steps[0].get("op") == "mask"
     return tuple(canonical_step(step, number, of_mask=of_mask) for number, step in enumerate(steps, start=1))
 
 
 def canonical_step(step: object, number: int, *, of_mask: bool = False) -> Mapping[str, Any]:
-    """Return the canonical form of a step at a position from 1, a new mapping, or raise ``RecipeError``.
+    """Return the canonical form of a step as a new mapping, or raise ``RecipeError``.
 
-    ``of_mask``: it follows ``mask``, so that pixels are numbers which cannot be mixed.
+    ``number`` is its position, from 1. ``of_mask`` means that it follows ``mask``, so that pixels are
+    numbers that cannot be mixed.
     """
     if not isinstance(step, Mapping) or not isinstance(step.get("op"), str):
-        raise RecipeError(f'step {number} is a mapping such as {{"op": "resize", "size": 256}}; not {step!r}')
+        raise RecipeError(
+            f'step {number} must be a mapping such as {{"op": "resize", "size": 256}}, not {step!r}'
+        )
     op = step["op"]
     kind = OPS.get(op)
     if kind is None:
-        raise RecipeError(f"step {number}: there is no step {op!r}; there are {', '.join(OPS)}")
+        raise RecipeError(f"step {number}: unknown step {op!r}; the steps are {', '.join(OPS)}")
     unknown = [str(name) for name in step if name != "op" and name not in kind.parameters]
     if unknown:
         raise RecipeError(
-            f"step {number} ({op}) has no parameter {', '.join(unknown)}; it has {', '.join(kind.parameters)}"
+            f"step {number} ({op}) has no parameter {', '.join(unknown)}; its parameters are "
+            f"{', '.join(kind.parameters)}"
         )
     if of_mask and "interpolation" in kind.parameters:
         step = {"interpolation": "nearest", **step}
@@ -298,16 +305,16 @@ def _read(parameter: Parameter, value: Any, where: str) -> Any:
     try:
         return parameter.read(value)
     except ValueError as error:
-        raise RecipeError(f"{where} is {error}; not {reprlib.repr(value)}") from None
+        raise RecipeError(f"{where} must be {error}, not {reprlib.repr(value)}") from None
 
 
 def _misplaced(kind: Op, step: Mapping[str, Any], number: int, *, of_mask: bool) -> str:
     if number > 1 and kind.decodes:
-        return "it says how images are decoded, so it can only be the first step"
+        return "it determines how images are decoded, so it must be the first step"
     if number > 1 and step.get("input") == "bytes":
-        return 'input is "bytes" of the first step only; a later one gets what it made'
+        return 'only the first step can have input "bytes"; later steps get the result of the one before'
     if of_mask and step["op"] == "grayscale":
-        return "a mask holds numbers, not colours"
+        return "a mask contains numbers, not colours"
     if of_mask and "interpolation" in kind.parameters and step.get("interpolation") != "nearest":
-        return "the numbers of a mask cannot be mixed: its interpolation is nearest"
+        return "the numbers of a mask cannot be mixed, so its interpolation must be nearest"
     return ""

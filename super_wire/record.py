@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
-# Beginning of the reason for objects of another version than listed.
+# Start of the reason for objects whose version is not the listed one.
 CHANGED_SINCE = "changed since it was listed"
-# Reason of the tombstones that a coordinator writes once the spending cap is reached.
+# Reason in the tombstones that a coordinator writes once the spending cap is reached.
 SPENDING_CAP = "spending_cap"
-# Reason of the note under a dataset's id that its source is unavailable.
+# Reason in the note under a dataset's id if its source is unavailable.
 UNAVAILABLE = "unavailable"
-# Reason of such a note while the source is being listed. This wait does not count toward a reader's timeout.
+# Reason in such a note while the source is being listed. This wait does not count toward a reader's timeout.
 LISTING = "listing"
 MAGIC = b"SUPR"
 RECORD_VERSION = 2
@@ -80,7 +80,7 @@ _KINDS = frozenset(RecordKind)
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A record's header, checked. ``shape`` has ``ndim`` entries; times are in microseconds."""
+    """The checked header of a record. ``shape`` has ``ndim`` entries, and times are in microseconds."""
 
     kind: RecordKind
     dtype: str
@@ -105,9 +105,11 @@ class Tombstone:
 
 
 def id_prefixes(sample_ids: bytes) -> NDArray[np.uint64]:
-    """Return the id prefixes of concatenated ids' records, uint64 of shape (samples,)."""
+    """Return the prefixes that the records of concatenated ids contain, as uint64 of shape (samples,)."""
     if len(sample_ids) % ID_BYTES:
-        raise ValueError(f"sample ids have {ID_BYTES} bytes each; these are {len(sample_ids)} bytes")
+        raise ValueError(
+            f"sample ids must have {ID_BYTES} bytes each, but these have {len(sample_ids)} bytes in all"
+        )
     # Each id is two such numbers, and the first is its prefix.
     return np.frombuffer(sample_ids, dtype="<u8")[::2]
 
@@ -115,10 +117,10 @@ def id_prefixes(sample_ids: bytes) -> NDArray[np.uint64]:
 def pack(
     array: NDArray[Any], sample_id: bytes, *, fetch_us: int = 0, decode_us: int = 0
 ) -> tuple[bytes, memoryview]:
-    """Return header and payload of ``array``; the payload is a view of a C-contiguous array's memory.
+    """Return the header and payload of ``array``. The payload is a view if the array is C-contiguous.
 
-    RecordError for over 6 dimensions, or one of 2**32 or more; TypeError for a dtype that records
-    do not hold.
+    Raises ``RecordError`` for more than 6 dimensions, or for one of 2**32 or more, and ``TypeError``
+    for a dtype that records cannot contain.
     """
     code, stored = stored_dtype(array.dtype)
     check_shape(array.shape)
@@ -133,9 +135,9 @@ def pack(
 
 
 def check_shape(shape: tuple[int, ...]) -> None:
-    """Refuse, by :class:`RecordError`, a shape that does not fit into a header."""
+    """Raise :class:`RecordError` for a shape that does not fit into a header."""
     if len(shape) > MAX_NDIM or any(side > _MAX_U32 for side in shape):
-        raise RecordError(f"records hold up to {MAX_NDIM} dimensions below 2**32; not shape {shape}")
+        raise RecordError(f"records can have up to {MAX_NDIM} dimensions below 2**32, not shape {shape}")
 
 
 def pack_header(
@@ -147,9 +149,9 @@ def pack_header(
     shape: tuple[int, ...] | None = None,
     times: tuple[int, int] = (0, 0),
 ) -> bytes:
-    """Return the header of a record of ``kind``; without ``shape`` its payload is plain bytes.
+    """Return the header of a record of ``kind``. Without ``shape``, its payload is plain bytes.
 
-    ``code`` is that of the payload's dtype, ``times`` are microseconds of fetching and decoding.
+    ``code`` is the code of the payload's dtype. ``times`` are the microseconds of fetching and decoding.
     """
     size = memoryview(payload).nbytes
     sides = (size,) if shape is None else shape
@@ -161,108 +163,116 @@ def pack_header(
 
 
 def _id_prefix(sample_id: bytes) -> int:
-    """Do the same as :func:`id_prefixes` for one id, without numpy."""
+    """Do the same as :func:`id_prefixes` for a single id, without numpy."""
     if len(sample_id) != ID_BYTES:
-        raise ValueError(f"sample ids have {ID_BYTES} bytes each; these are {len(sample_id)} bytes")
+        raise ValueError(f"a sample id must have {ID_BYTES} bytes, not {len(sample_id)}")
     return int.from_bytes(sample_id[:8], "little")
 
 
 @functools.lru_cache(maxsize=64)  # numpy builds a dtype's name at each call
 def stored_dtype(dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
-    """Return a dtype's code in the header, and the dtype in records' byte order."""
+    """Return the code of a dtype in the header, and the dtype in the byte order of records."""
     code = DTYPE_CODES.get(dtype.name)
     if code is None:
-        raise TypeError(f"records hold {', '.join(DTYPE_CODES)}; not {dtype}")
+        raise TypeError(f"records can contain {', '.join(DTYPE_CODES)}, but not {dtype}")
     return code, dtype.newbyteorder("<")
 
 
 def pack_tombstone(tombstone: Tombstone, sample_id: bytes) -> bytes:
-    """Return a whole tombstone record: header and a JSON payload."""
+    """Return a complete tombstone record: a header and a JSON payload."""
     payload = json.dumps(asdict(tombstone), separators=(",", ":")).encode()
     return pack_header(RecordKind.TOMBSTONE, payload, sample_id) + payload
 
 
 def parse_header(record: Bytes, *, record_bytes: int | None = None, sample_id: bytes | None = None) -> Header:
-    """Parse and check a header: at least the first 64 bytes of a record of ``record_bytes``, if known.
+    """Parse and check a header, given at least the first 64 bytes of a record.
+
+    ``record_bytes`` is the length of the whole record, if it is known.
 
     Raises:
-        RecordIdError: it is the record of another sample than ``sample_id``.
-        RecordVersionError: another format version, or a kind or dtype that this version does not know.
-        RecordError: it is no record, too short, too long, or its shape does not match the
-            payload's length.
+        RecordIdError: it is the record of a different sample than ``sample_id``.
+        RecordVersionError: the format version, kind or dtype is not known to this version.
+        RecordError: it is not a record, is too short or too long, or has a shape that does not match
+            the length of the payload.
     """
     if len(record) < HEADER_BYTES:
-        raise RecordError(f"a record has at least {HEADER_BYTES} bytes; these are {len(record)}")
+        raise RecordError(f"a record must have at least {HEADER_BYTES} bytes, not {len(record)}")
     magic, version, kind, code, ndim, payload_bytes, payload_hash, *rest = _HEADER.unpack_from(record)
     if magic != MAGIC:
-        raise RecordError(f"a record begins with {MAGIC!r}; this one with {magic!r}")
+        raise RecordError(f"a record must begin with {MAGIC!r}, not {magic!r}")
     if version != RECORD_VERSION:
         raise RecordVersionError(
-            f"this SUPER reads record version {RECORD_VERSION}; this one is version {version}"
+            f"this version of SUPER reads record version {RECORD_VERSION}, but the record has version "
+            f"{version}"
         )
     if kind not in _KINDS or code not in DTYPE_NAMES:
-        raise RecordVersionError(f"record version {version} knows no kind {kind} with dtype code {code}")
+        raise RecordVersionError(f"record version {version} has no kind {kind} with dtype code {code}")
     _, shape, array_bytes = checked_array(ndim, tuple(rest[:MAX_NDIM]), code)
     dtype = DTYPE_NAMES[code]
     if array_bytes != payload_bytes:
-        raise RecordError(f"shape {shape} of {dtype} is not {payload_bytes} payload bytes")
+        raise RecordError(f"shape {shape} of {dtype} does not match a payload of {payload_bytes} bytes")
     if record_bytes is not None and record_bytes != HEADER_BYTES + payload_bytes:
         raise RecordError(
-            f"the header tells {HEADER_BYTES + payload_bytes} bytes; the record has {record_bytes}"
+            f"the header states {HEADER_BYTES + payload_bytes} bytes, but the record has {record_bytes}"
         )
     fetch_us, decode_us, prefix = rest[MAX_NDIM:]
     if sample_id is not None and prefix != _id_prefix(sample_id):
         raise RecordIdError(
-            f"it is the record of sample {prefix.to_bytes(8, 'little').hex()}..., not of {sample_id.hex()}"
+            f"this is the record of sample {prefix.to_bytes(8, 'little').hex()}..., not of {sample_id.hex()}"
         )
     return Header(RecordKind(kind), dtype, shape, payload_bytes, payload_hash, fetch_us, decode_us, prefix)
 
 
 def checked_array(ndim: int, sides: tuple[int, ...], code: int) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """Return dtype, shape and bytes of an array from a header's fields, or raise :class:`RecordError`."""
+    """Return the dtype, shape and bytes of an array from the fields of a header, or raise
+    :class:`RecordError`.
+    """
     if code not in DTYPE_NAMES or ndim > MAX_NDIM:
-        raise RecordError(f"no array has the dtype code {code} and {ndim} dimensions (at most {MAX_NDIM})")
+        raise RecordError(
+            f"no array can have the dtype code {code} and {ndim} dimensions (at most {MAX_NDIM})"
+        )
     shape, beyond = sides[:ndim], sides[ndim:]
-    if any(beyond):  # else a flipped bit in ndim could turn (28, 28, 1) into (28, 28)
-        raise RecordError(f"an array of {ndim} dimensions has sides {beyond} beyond them")
+    if any(beyond):  # otherwise, a flipped bit in ndim could turn (28, 28, 1) into (28, 28)
+        raise RecordError(f"an array of {ndim} dimensions cannot have further sides {beyond}")
     dtype = np.dtype(DTYPE_NAMES[code]).newbyteorder("<")
     if math.prod(side or 1 for side in shape) * dtype.itemsize >= _MAX_ARRAY_BYTES:  # perhaps empty
-        raise RecordError(f"no array has shape {shape}")
+        raise RecordError(f"no array can have the shape {shape}")
     return dtype, shape, math.prod(shape) * dtype.itemsize
 
 
 def verify_payload(header: Header, payload: Bytes) -> None:
-    """Raise :class:`RecordError` unless ``payload`` has the header's xxh3-64."""
+    """Raise :class:`RecordError` if the xxh3-64 of ``payload`` is not the one in the header."""
     actual = payload_hash(payload)
     if actual != header.payload_hash:
         raise RecordError(
-            f"the payload's xxh3-64 is {actual:016x}; the header says {header.payload_hash:016x}"
+            f"the payload's xxh3-64 is {actual:016x}, but the header says {header.payload_hash:016x}"
         )
 
 
 def checked_payload(
     record: Bytes, kind: RecordKind, *, sample_id: bytes | None = None
 ) -> tuple[Header, memoryview]:
-    """Return header and payload of a record of ``kind``; else :class:`RecordError`."""
+    """Return the header and payload of a record of ``kind``, or raise :class:`RecordError`."""
     header = parse_header(record, record_bytes=len(record), sample_id=sample_id)
     payload = memoryview(record)[HEADER_BYTES:]
     verify_payload(header, payload)
     if header.kind is not kind:
         raise RecordVersionError(
-            f"expected a record of kind {kind.name.lower()}; this one is of kind {header.kind.name.lower()}"
+            f"expected a record of kind {kind.name.lower()}, but this one is of kind "
+            f"{header.kind.name.lower()}"
         )
     return header, payload
 
 
 def unpack(record: Bytes, *, sample_id: bytes | None = None) -> tuple[Header, NDArray[Any]]:
-    """Return a data record's header and array, a view of ``record``, read-only if that is."""
+    """Return the header and array of a data record. The array is a view, read-only if ``record`` is."""
     header, payload = checked_payload(record, RecordKind.DATA, sample_id=sample_id)
     dtype = np.dtype(header.dtype).newbyteorder("<")
     return header, np.frombuffer(payload, dtype=dtype).reshape(header.shape)
 
 
 def read_tombstone(record: Bytes) -> Tombstone:
-    """Parse a tombstone record; :class:`RecordError` if it is invalid."""
+    """Parse a tombstone record. Raises :class:`RecordError` if it is invalid."""
     _, payload = checked_payload(record, RecordKind.TOMBSTONE)
     try:
         fields = json.loads(bytes(payload))
@@ -271,5 +281,5 @@ def read_tombstone(record: Bytes) -> Tombstone:
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RecordError(
-            f"a tombstone's payload is JSON with key, reason, message and permanent: {error!r}"
+            f"a tombstone's payload must be JSON with key, reason, message and permanent: {error!r}"
         ) from error

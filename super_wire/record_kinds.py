@@ -1,9 +1,10 @@
-"""Further kinds of records: pointers into a store, and several named arrays of one sample.
+"""Further kinds of records: pointers into a store, and several named arrays for one sample.
 
-A pointer's payload is ``<QQ`` and the pack's name: the start of the record in the pack, its length, and
-the pack. The payload of named arrays is a table, then the arrays in the order of their names, each on a
-64-byte boundary of the payload. The table is ``<I``, the number of arrays, then for each array
-``<BBBx6I`` (length of its name, dtype code, dimensions, shape) and its name. All padding is zero.
+The payload of a pointer is ``<QQ`` and the name of a pack: the start of the record in the pack, its
+length, and the pack. The payload of named arrays is a table, followed by the arrays in the order of
+their names, each on a 64-byte boundary of the payload. The table is ``<I``, the number of arrays, and
+then for each array ``<BBBx6I`` (length of its name, dtype code, dimensions, shape) and its name. All
+padding is zero.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ _MAX_U64 = 2**64 - 1
 _PLACE = struct.Struct("<QQ")
 _COUNT = struct.Struct("<I")
 _ENTRY = struct.Struct("<BBBx6I")
-# No pack's name may lead out of its store's directory.
+# A pack name must not lead out of the directory of its store.
 _PACK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """A record's place in a store: ``length`` bytes from ``offset`` on in the file ``pack``."""
+    """The place of a record in a store: ``length`` bytes from ``offset`` in the file ``pack``."""
 
     pack: str
     offset: int
@@ -58,26 +59,25 @@ class Pointer:
     def __post_init__(self) -> None:
         if not _PACK_NAME.fullmatch(self.pack):
             raise RecordError(
-                f"a pack's name is 1 to 255 of A-Z a-z 0-9 . _ - and begins with no . or -: {self.pack!r}"
+                "a pack name must have 1 to 255 of the characters A-Z a-z 0-9 . _ - and not begin with . or "
+                f"-; got {self.pack!r}"
             )
         end = self.offset + self.length
         if self.offset < 0 or self.length < HEADER_BYTES or end > _MAX_U64:
-            raise RecordError(f"no record of {self.length} bytes begins at byte {self.offset} of a pack")
+            raise RecordError(f"a record of {self.length} bytes cannot begin at byte {self.offset} of a pack")
 
 
 def pack_pointer(pointer: Pointer, sample_id: bytes) -> bytes:
-    """Return a whole pointer record."""
+    """Return a complete pointer record."""
     payload = _PLACE.pack(pointer.offset, pointer.length) + pointer.pack.encode()
     return pack_header(RecordKind.POINTER, payload, sample_id) + payload
 
 
 def read_pointer(record: Bytes, *, sample_id: bytes | None = None) -> Pointer:
-    """Parse a pointer record; :class:`RecordError` if it is none."""
+    """Parse a pointer record. Raises :class:`RecordError` if it is invalid."""
     _, payload = checked_payload(record, RecordKind.POINTER, sample_id=sample_id)
     if len(payload) <= _PLACE.size:
-        raise RecordError(
-            f"a pointer's payload has more than {_PLACE.size} bytes; this one has {len(payload)}"
-        )
+        raise RecordError(f"a pointer's payload must have more than {_PLACE.size} bytes, not {len(payload)}")
     offset, length = _PLACE.unpack_from(payload)
     return Pointer(bytes(payload[_PLACE.size :]).decode(errors="replace"), offset, length)
 
@@ -85,16 +85,17 @@ def read_pointer(record: Bytes, *, sample_id: bytes | None = None) -> Pointer:
 def pack_arrays(
     arrays: Mapping[str, NDArray[Any]], sample_id: bytes, *, fetch_us: int = 0, decode_us: int = 0
 ) -> bytes:
-    """Return a whole record of several named arrays, in the order of their names; raises as :func:`pack`.
+    """Return a complete record of several named arrays, in the order of their names.
 
-    RecordError also for 0 or over 64 arrays, or a name of other than 1 to 255 bytes.
+    Raises as :func:`pack` does, and also ``RecordError`` for 0 or more than 64 arrays, or for a name
+    that does not have 1 to 255 bytes.
     """
     if not 1 <= len(arrays) <= MAX_ARRAYS:
-        raise RecordError(f"a record holds 1 to {MAX_ARRAYS} named arrays; not {len(arrays)}")
+        raise RecordError(f"a record must contain 1 to {MAX_ARRAYS} named arrays, not {len(arrays)}")
     table, bodies = [_COUNT.pack(len(arrays))], []
     for name, array in sorted((name.encode(), array) for name, array in arrays.items()):
         if not 1 <= len(name) <= MAX_NAME_BYTES:
-            raise RecordError(f"an array's name has 1 to {MAX_NAME_BYTES} bytes; not {name[:40]!r}")
+            raise RecordError(f"an array's name must have 1 to {MAX_NAME_BYTES} bytes; got {name[:40]!r}")
         code, stored = stored_dtype(array.dtype)
         check_shape(array.shape)
         sides = (*array.shape, *(0,) * (MAX_NDIM - array.ndim))
@@ -112,7 +113,7 @@ def pack_sample(
     fetch_us: int = 0,
     decode_us: int = 0,
 ) -> tuple[bytes, memoryview]:
-    """Return header and payload of a recipe's result: one array, or several named ones."""
+    """Return the header and payload of a recipe's result, which is one array or several named ones."""
     if isinstance(made, np.ndarray):
         return pack(made, sample_id, fetch_us=fetch_us, decode_us=decode_us)
     record = pack_arrays(made, sample_id, fetch_us=fetch_us, decode_us=decode_us)
@@ -120,7 +121,7 @@ def pack_sample(
 
 
 class ArrayPlace(NamedTuple):
-    """The bytes of a named array in a payload: from ``start`` to before ``stop``."""
+    """The place of a named array in a payload: the bytes from ``start`` to before ``stop``."""
 
     name: str
     dtype: np.dtype[Any]
@@ -130,7 +131,7 @@ class ArrayPlace(NamedTuple):
 
 
 def read_arrays(record: Bytes, *, sample_id: bytes | None = None) -> dict[str, NDArray[Any]]:
-    """Return the named arrays of a record, views of ``record``."""
+    """Return the named arrays of a record as views of ``record``."""
     _, payload = checked_payload(record, RecordKind.ARRAYS, sample_id=sample_id)
     return {
         name: np.frombuffer(payload[start:stop], dtype=dtype).reshape(shape)
@@ -139,29 +140,33 @@ def read_arrays(record: Bytes, *, sample_id: bytes | None = None) -> dict[str, N
 
 
 def array_places(payload: memoryview) -> list[ArrayPlace]:
-    """Locate the named arrays in a payload, in the order of their names; RecordError if it
-    contradicts itself.
+    """Locate the named arrays in a payload, in the order of their names.
+
+    Raises ``RecordError`` if the payload is inconsistent.
     """
     try:
         table, at = _read_table(payload)
     except (struct.error, ValueError, UnicodeDecodeError) as error:
-        raise RecordError(f"a table of named arrays that its payload does not hold: {error}") from error
+        raise RecordError(f"the payload does not contain a valid table of named arrays: {error}") from error
     places = []
     for name, (dtype, shape, size) in table:
         start, at = _aligned(at), _aligned(at) + size
         places.append(ArrayPlace(name, dtype, shape, start, at))
     if at != len(payload):
-        raise RecordError(f"the named arrays have {at} bytes; the payload has {len(payload)}")
+        raise RecordError(f"the named arrays take {at} bytes, but the payload has {len(payload)}")
     return places
 
 
 def _read_table(
     payload: memoryview,
 ) -> tuple[list[tuple[str, tuple[np.dtype[Any], tuple[int, ...], int]]], int]:
-    """Return each array's name, and its dtype, shape and bytes; and the table's end, or ``ValueError``."""
+    """Return the name of each array with its dtype, shape and size, and the end of the table.
+
+    Raises ``ValueError`` if the table is invalid.
+    """
     (count,) = _COUNT.unpack_from(payload)
     if not 1 <= count <= MAX_ARRAYS:
-        raise ValueError(f"it tells of {count} arrays, where 1 to {MAX_ARRAYS} may be")
+        raise ValueError(f"it lists {count} arrays, but must list 1 to {MAX_ARRAYS}")
     at, table = _COUNT.size, []
     for _ in range(count):
         name_bytes, code, ndim, *sides = _ENTRY.unpack_from(payload, at)
@@ -175,9 +180,9 @@ def _read_table(
     names = [name.encode() for name, _ in table]
     if not all(names):
         raise ValueError("an array has no name")
-    # One order only, so that equal samples have equal bytes.
+    # There is only one order, so that equal samples have equal bytes.
     if any(first >= second for first, second in itertools.pairwise(names)):
-        raise ValueError("names are not in order, or one comes twice")
+        raise ValueError("names are out of order or repeated")
     return table, at
 
 

@@ -1,4 +1,4 @@
-"""Text for people: redacted and printable, whatever it came from, and counts of things."""
+"""Text for people, redacted and printable whatever its source, and formatted counts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Limit on foreign text in a message: an object's name has up to 1,024 bytes.
+# Limit for external text in a message: an object's name may have 1,024 bytes.
 SHOWN_CHARACTERS = 1000
 _TALKATIVE = ("boto3", "botocore", "s3transfer", "urllib3")
 
 
 def keep_secrets_out_of_logs() -> None:
-    """Keep loggers at INFO or above that at DEBUG log whole requests, answers and secrets."""
+    """Keep loggers at INFO or above if they log whole requests, responses or secrets at DEBUG."""
     for name in _TALKATIVE:
         logger = logging.getLogger(name)
         if logger.level < logging.INFO:
@@ -23,7 +23,7 @@ def keep_secrets_out_of_logs() -> None:
 
 
 def without_credentials(address: str) -> str:
-    """Return an address for display, without the text before ``@`` in its host or after ``?``."""
+    """Return an address for display, without the part before ``@`` in its host and the part after ``?``."""
     # A password, or the signature of a presigned URL. Keys that contain either are cut too.
     place, question, _ = address.partition("?")
     scheme, separator, rest = place.rpartition("://")
@@ -32,20 +32,20 @@ def without_credentials(address: str) -> str:
 
 
 def text_without_credentials(text: str) -> str:
-    """Return a text for display, perhaps foreign, without the part before ``@`` in its URLs."""
-    # Keys of objects and names of files may contain @, and are kept.
+    """Return a text of any origin for display, without the part before ``@`` in its URLs."""
+    # Object keys and file names may contain @ and are kept.
     return re.sub(r"(?<!s3)(?<!gs)(?<!az)(?<!hf)(?<!file)://\S*@", "://***@", text)
 
 
 def shown(text: str, most: int = SHOWN_CHARACTERS) -> str:
-    """Make foreign text printable in one line of at most ``most`` characters."""
-    # Python's escapes for what would control a terminal, end a line or reverse the writing.
+    """Make text of any origin printable in one line of at most ``most`` characters."""
+    # Python's escapes for characters that control a terminal, end a line or reverse the text direction.
     printable = _printable(text[: most + 1])
     return printable if len(printable) <= most else f"{printable[: most - 1]}…"
 
 
 def shown_lines(text: str) -> str:
-    """Make text with several lines printable, as a message or a traceback."""
+    """Make text with several lines printable, such as a message or a traceback."""
     return "\n".join(map(_printable, text.split("\n")))
 
 
@@ -56,13 +56,13 @@ def _printable(text: str) -> str:
 
 
 def clean_text(text: str) -> str:
-    """Return text that UTF-8 can encode: a lone surrogate from JSON becomes a question mark."""
-    # Foreign text ends up in tombstones, replies and logs, and would make their encoding fail.
+    """Return text that UTF-8 can encode. A lone surrogate from JSON becomes a question mark."""
+    # External text ends up in tombstones, replies and logs, and would make their encoding fail.
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def counted(count: int, noun: str) -> str:
-    """Format a count of things for people.
+    """Format a count for people.
 
     >>> counted(1, "sample"), counted(1200, "sample")
     ('1 sample', '1,200 samples')
@@ -83,7 +83,7 @@ def sized(size: float) -> str:
 
 
 def some_of(names: Sequence[str], most: int = 3) -> str:
-    """Format the first of many names for people.
+    """Format the first few of many names for people.
 
     >>> some_of(["a", "b", "c", "d"], most=2)
     'a, b and 2 more'

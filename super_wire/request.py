@@ -1,4 +1,4 @@
-"""Prefetch requests and results, a function's input and output. Every field is checked."""
+"""Prefetch requests and results, which are the input and output of a function. Every field is checked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from superdl.super_wire.ids import (
 from superdl.super_wire.message_fields import mapping_of, message_in
 from superdl.super_wire.redaction import clean_text
 
-# JSON, column by column, since that is what AWS Lambda's Invoke API transfers.
+# JSON, column by column, because this is what the Invoke API of AWS Lambda transfers.
 REQUEST_VERSION = 5
 MAX_SAMPLES_PER_REQUEST = 4096
 
@@ -39,12 +39,12 @@ _WHERE_USED = frozenset(
 
 
 def is_row(encoding: str) -> bool:
-    """Report whether a member of this encoding is a row of a Parquet file."""
+    """Return whether a member with this encoding is a row of a Parquet file."""
     return encoding.startswith(ROW_ENCODING) and encoding != ROW_ENCODING
 
 
 class RequestKind(enum.StrEnum):
-    """The work that a function does on a request's samples; values are names on the wire."""
+    """What a function does with the samples of a request. The values are the names on the wire."""
 
     DECODE = "decode"  # fetch and decode the samples, and push records into the cache
     DECODE_TO_STORE = "decode_to_store"  # the same, and write a pack of what the cache accepted
@@ -63,28 +63,28 @@ class RequestKind(enum.StrEnum):
 
 
 class Outcome(enum.StrEnum):
-    """The result of one sample of a request."""
+    """The result for one sample of a request."""
 
     CACHED = "cached"  # the record is in the cache: its SET was acknowledged
     TOMBSTONE = "tombstone"  # it can never be produced: a permanent tombstone is in the cache
     MISSING = "missing"  # the object does not exist (any more)
-    CHANGED = "changed"  # the object has another version than the catalog lists
+    CHANGED = "changed"  # the object does not have the version in the catalog
     REFUSED = "refused"  # the source forbids reading it
     UNAVAILABLE = "unavailable"  # the source throttles or does not answer: a retry that costs no attempt
     SOURCE_ERROR = "source_error"  # the source failed in another way
-    CACHE_ERROR = "cache_error"  # it was decoded, but the cache did not take it
+    CACHE_ERROR = "cache_error"  # it was decoded, but the cache did not accept it
     CACHE_FULL = "cache_full"  # it was decoded, but the cache refused it for lack of memory
     STEP_ERROR = "step_error"  # a custom step raised
     EXPIRED = "expired"  # the request expired first; the sample was not tried
     TIMED_OUT = "timed_out"  # decoding took too long; a faster machine may be in time
-    NOT_STORED = "not_stored"  # the store has no good record of it there
-    STORE_ERROR = "store_error"  # the store did not answer, or refused; the record may well exist
-    NOT_CACHED = "not_cached"  # the cache no longer has a good record of it for a save
+    NOT_STORED = "not_stored"  # the store has no valid record of it there
+    STORE_ERROR = "store_error"  # the store did not answer or refused; the record may exist
+    NOT_CACHED = "not_cached"  # the cache no longer has a valid record of it to save
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on one object: encoded size in bytes, decoded size in pixels."""
+    """Limits for one object: the encoded size in bytes and the decoded size in pixels."""
 
     object_bytes: int = 256 * 2**20
     image_pixels: int = 178_956_970
@@ -92,14 +92,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchRequest:
-    """Samples for one invocation to produce; its columns run in parallel.
+    """The samples that one invocation produces, in parallel columns.
 
     If samples are *members* of objects, sample ``i`` is made from ``member_lengths[i]`` bytes
-    from ``member_offsets[i]`` of the object. If samples have further ``fields``, keys, versions
-    and the columns of members describe *parts*: first the samples' own objects, then the first
-    field of all samples, and so on. A part that is a whole object has the member "".
+    from ``member_offsets[i]`` of the object. If samples have further ``fields``, the keys, versions
+    and columns of members describe *parts*: first the samples' own objects, then the first field
+    of all samples, and so on. A part that is a whole object has the member "".
 
-    A restore reads each sample's whole record: from ``packs[pack_of[i]]``, ``lengths[i]`` bytes
+    A restore reads the whole record of each sample from ``packs[pack_of[i]]``: ``lengths[i]`` bytes
     from ``offsets[i]``.
     """
 
@@ -107,12 +107,12 @@ class PrefetchRequest:
     bucket: str
     recipe: str
     epoch: int
-    # An address alone: credentials come from the function's own settings.
+    # Only an address: credentials come from the function's own settings.
     cache: str
-    expires_at: float  # Unix time in seconds: no sample is begun after it
+    expires_at: float  # Unix time in seconds, after which no sample is started
     keys: tuple[str, ...]
     versions: tuple[str, ...]
-    # 32 hex digits. The function derives each id again: both sides then mean the same sample.
+    # 32 hex digits. The function derives each id again, so both sides mean the same sample.
     ids: tuple[str, ...]
     kind: RequestKind = RequestKind.DECODE
     limits: Limits = field(default_factory=Limits)
@@ -140,35 +140,35 @@ class PrefetchRequest:
 
     @property
     def id_keys(self) -> list[str]:
-        """The keys as ids contain them."""
+        """The keys as they are used in ids."""
         return [key.removeprefix(self.prefix) for key in self.keys] if self.prefix else list(self.keys)
 
     def name_of(self, index: int) -> str:
-        """Return a sample's or part's name for messages: its key, with any member."""
+        """Return the name of a sample or part for messages: its key, and its member if there is one."""
         is_member = self.members and self.members[index]
         return shown_name(self.keys[index], self.members[index]) if is_member else self.keys[index]
 
     def seeding_name(self, index: int) -> str:
-        """Return the seed name of random steps: the key, then NUL and any member."""
+        """Return the name that seeds random steps: the key, then NUL and the member if there is one."""
         is_member = self.members and self.members[index]
         return f"{self.keys[index]}\0{self.members[index]}" if is_member else self.keys[index]
 
     def named_field(self, index: int) -> str:
-        """Return the name, for messages, of a part of a sample with fields."""
+        """Return the name, for messages, of one part of a sample with fields."""
         part = index // len(self.ids)
         return f"its field {(MAIN_FIELD, *self.fields)[part]!r}, {self.name_of(index)}"
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return it as a mapping of JSON values, for any executor."""
+        """Return the request as a mapping of JSON values, for any executor."""
         return {"super_request": REQUEST_VERSION, **mapping_of(self, _WHERE_USED)}
 
     def to_json(self) -> str:
-        """Return it as JSON text."""
+        """Return the request as JSON text."""
         return json.dumps(self.to_mapping(), separators=(",", ":"))
 
     @classmethod
     def from_mapping(cls, event: dict[str, Any]) -> PrefetchRequest:
-        """Check and convert parsed JSON; ``ConfigError`` names what is wrong."""
+        """Check and convert parsed JSON. Raises ``ConfigError`` with a description of the problem."""
         request = message_in(
             cls,
             event,
@@ -181,31 +181,35 @@ class PrefetchRequest:
         count = len(request.ids)
         if not 1 <= count <= MAX_SAMPLES_PER_REQUEST:
             raise ConfigError(
-                f"a prefetch request names 1 to {MAX_SAMPLES_PER_REQUEST} samples; this one {count}"
+                f"a prefetch request must contain 1 to {MAX_SAMPLES_PER_REQUEST} samples, not {count}"
             )
         if not all(map(_HEX_ID.fullmatch, request.ids)):
-            raise ConfigError(f"a sample id has {2 * ID_BYTES} lower-case hex digits")
+            raise ConfigError(f"a sample id must have {2 * ID_BYTES} lower-case hex digits")
         _check_places(request)
         _check_parts(request)
         checked_naming(request.alias or None, None, "in a prefetch request, ")
         below = all(key.startswith(request.prefix) for key in request.keys)
         if request.prefix and not (request.alias and below):
-            raise ConfigError("a prefetch request with a prefix has an alias, and keys that begin with it")
+            raise ConfigError(
+                "a prefetch request with a prefix needs an alias, and keys that begin with the prefix"
+            )
         texts = (request.request_id, request.bucket, request.recipe, request.cache, request.golden)
         lists = (*request.keys, *request.versions, *request.packs, *request.members)
         if clean_text(text := "".join((*texts, request.store, *lists))) != text:
-            raise ConfigError("a prefetch request has a text with a lone surrogate, which UTF-8 has not")
+            raise ConfigError(
+                "a prefetch request contains a string with a lone surrogate, which UTF-8 cannot encode"
+            )
         return request
 
 
 @dataclass(frozen=True, slots=True)
 class PrefetchResult:
-    """The outcome of every sample of a request, in its order. Times are microseconds of work per sample.
+    """The outcome of every sample of a request, in the same order. Times are microseconds of work per sample.
 
-    ``source_requests`` counts GETs that each bring many members, whose ``source_bytes`` then
-    include the bytes between them; if it is 0, each sample with such bytes took one. ``offsets``
-    and ``lengths`` locate each sample's record in ``pack``, with length 0 for samples that it
-    does not hold; all are empty without a pack.
+    ``source_requests`` counts GETs that each fetch many members. ``source_bytes`` then includes the
+    bytes between them. If it is 0, each sample with such bytes took one GET. ``offsets`` and
+    ``lengths`` locate the record of each sample in ``pack``. The length is 0 for samples that are not
+    in it, and without a pack all are empty.
     """
 
     request_id: str
@@ -232,13 +236,13 @@ class PrefetchResult:
     source_requests: int = 0
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return it as a mapping of JSON values, which a handler returns."""
+        """Return the result as a mapping of JSON values, which a handler returns."""
         values = mapping_of(self, _WHERE_USED)
         return {"super_result": REQUEST_VERSION, **values, "messages": dict(self.messages)}
 
     @classmethod
     def from_mapping(cls, answer: dict[str, Any]) -> PrefetchResult:
-        """Check and convert parsed JSON; ``ConfigError`` names what is wrong."""
+        """Check and convert parsed JSON. Raises ``ConfigError`` with a description of the problem."""
         result = message_in(
             cls, answer, "result", "the coordinator", version=REQUEST_VERSION, optional=_WHERE_USED
         )
@@ -248,13 +252,14 @@ class PrefetchResult:
         placed = len(result.outcomes) if result.pack else 0
         if not placed == len(result.offsets) == len(result.lengths):
             raise ConfigError(
-                "a prefetch result has as many offsets and lengths as samples if it names a pack, else none"
+                "a prefetch result must have as many offsets and lengths as samples if it has a pack, or "
+                "none without one"
             )
         unknown = set(result.outcomes) - frozenset(Outcome)
         if unknown:
             raise ConfigError(f"unknown outcomes in a prefetch result: {reprlib.repr(sorted(unknown))}")
         texts = (result.function_version, result.pack, result.store_trouble)
-        # Most results have nothing to clean: do not copy those.
+        # Most results need no cleaning, so do not copy them.
         if result.messages or not "".join(texts).isascii():
             messages = {place: clean_text(message) for place, message in result.messages.items()}
             version, pack, trouble = map(clean_text, texts)
@@ -269,32 +274,39 @@ def _check_places(request: PrefetchRequest) -> None:
     count = len(request.ids) if is_restore else 0
     if not count == len(request.pack_of) == len(request.offsets) == len(request.lengths):
         raise ConfigError(
-            "a restore has one of pack_of, offsets and lengths for each key; another request has none"
+            "a restore needs pack_of, offsets and lengths for each key; other requests must have none"
         )
     if bool(request.packs) != is_restore:
-        raise ConfigError("a restore names packs, and no other request does")
+        raise ConfigError("a restore needs packs, and no other request may have any")
     if bool(request.store) != (request.kind is not RequestKind.DECODE):
-        raise ConfigError(f"a request of kind decode names no store, and any other does; not {request.kind}")
+        raise ConfigError(
+            "requests of kind decode must have no store, and all others need one; this is of kind "
+            f"{request.kind}"
+        )
     if request.kind is RequestKind.SAVE and not request.golden:
-        raise ConfigError("a save names golden")
+        raise ConfigError("a save needs golden")
     used = set(request.pack_of)
     if len(set(request.packs)) != len(request.packs) or used != set(range(len(request.packs))):
-        raise ConfigError("a restore names each pack once, pack_of refers to packs, and each is wanted")
+        raise ConfigError(
+            "a restore must list each pack once, and pack_of must refer to every pack and to no other"
+        )
 
 
 def _check_parts(request: PrefetchRequest) -> None:
     """Check that the columns of a request match."""
     parts = len(request.ids) * (1 + len(request.fields))
     if not parts == len(request.versions) == len(request.keys):
-        raise ConfigError("a prefetch request has as many keys and versions as ids, and again for each field")
+        raise ConfigError(
+            "a prefetch request must have as many keys and versions as ids, and as many again for each field"
+        )
     named = [MAIN_FIELD, *map(checked_field, request.fields)]
     if len(set(named)) < len(named) or len(named) > MAX_FIELDS:
-        raise ConfigError(f"a prefetch request has fields that differ, at most {MAX_FIELDS}")
+        raise ConfigError(f"a prefetch request must have at most {MAX_FIELDS} fields, with different names")
     count = len(request.keys) if request.members else 0
     if not count == len(request.members) == len(request.member_offsets) == len(request.member_lengths):
-        raise ConfigError("a request for members has one of member, offset and length for each key")
+        raise ConfigError("a request for members needs a member, an offset and a length for each key")
     if request.encodings and len(request.encodings) != count:
-        raise ConfigError("a request for members has an encoding for each, or none")
+        raise ConfigError("a request for members must have an encoding for every member, or none at all")
     used = set(request.encodings)
     rows = {encoding for encoding in used if is_row(encoding)}
     if unknown := used - rows - set(MEMBER_ENCODINGS):
@@ -302,9 +314,11 @@ def _check_parts(request: PrefetchRequest) -> None:
             f"unknown encodings of members: {reprlib.repr(sorted(unknown))}; deploy one version of SUPER"
         )
     if request.members and not request.fields and not all(request.members):
-        raise ConfigError("a member has a name; that a part is a whole object is said of samples with fields")
+        raise ConfigError(
+            "a member must have a name; only in samples with fields may a part be a whole object"
+        )
     columns = request.member_lengths, request.encodings or ("",) * count, request.members
     spans = zip(*columns, strict=True)
     lengths = [length for length, encoding, name in spans if name and encoding not in rows]
     if lengths and min(lengths) < 1:
-        raise ConfigError("a member has a length of 1 or more")
+        raise ConfigError("a member must have a length of 1 or more")

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def temporary_directory() -> str:
-    """Return the directory for temporary files, ``TMPDIR`` or the system's, or ``ConfigError``."""
+    """Return the directory for temporary files, ``TMPDIR`` or the system's, or raise ``ConfigError``."""
     try:
         return tempfile.gettempdir()
     except FileNotFoundError as error:
         raise ConfigError(
-            f"temporary files have no place ({error.strerror}): set TMPDIR to a directory that this user may "
-            "write to and that has room"
+            f"there is no directory for temporary files ({error.strerror}): set TMPDIR to a directory with "
+            "free space that this user can write to"
         ) from error
 
 
@@ -39,11 +39,11 @@ _LOG_TAIL_BYTES = 8192
 
 
 class RunDirectory:
-    """Paths of one run; the constructor creates nothing."""
+    """The paths of one run. The constructor creates nothing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # The ranks keep the coordinator alive by this one, and call it at the next.
+        # The ranks keep the coordinator alive through the first socket and call it through the second.
         self.ranks_socket = path / "ranks.sock"
         self.coordinator_socket = path / "coordinator.sock"
         self.cache_socket = path / "redis.sock"
@@ -53,31 +53,31 @@ class RunDirectory:
 
     @classmethod
     def of_run(cls, run: str, variant: str = "") -> RunDirectory:
-        """Return the run's directory, which all ranks of this user derive alike."""
+        """Return the directory of a run, which all ranks of this user derive in the same way."""
         identity = (run.encode(), *([variant.encode()] if variant else []))
         return cls(_parent() / digest128(*identity).hex())
 
     @classmethod
     def of_this_user(cls) -> list[RunDirectory]:
-        """Return the directories of runs whose coordinator listens, newest first."""
+        """Return the directories of runs whose coordinator is listening, newest first."""
         runs = [cls(path) for path in _newest_first(_parent())]
         return [run for run in runs if _listens(run.coordinator_socket)]
 
     @classmethod
     def sweep(cls, kept: Container[Path]) -> None:
-        """Remove directories of killed runs without any process, except those that are ``kept``."""
-        # A process keeps its own: trying their locks would release them.
+        """Remove the directories of killed runs that have no processes left, except those in ``kept``."""
+        # A process keeps its own directories: trying their locks would release them.
         for run in (cls(path) for path in _newest_first(_parent()) if path not in kept):
             with contextlib.suppress(EmbeddedError, OSError), run.locked_for_start(0.0):
                 if not _listens(run.ranks_socket):
                     run.remove()
 
     def create(self) -> None:
-        """Create the directory, private to this user; the start lock is held."""
+        """Create the directory, private to this user. The caller must hold the start lock."""
         _make_private(self.path)
 
     def identity(self) -> tuple[int, int] | None:
-        """Return an identity unlike a later directory's here; ``None`` if it is gone."""
+        """Return an identity that no later directory here will have, or ``None`` if the directory is gone."""
         try:
             status = self.path.stat()
         except OSError:
@@ -85,12 +85,12 @@ class RunDirectory:
         return status.st_dev, status.st_ino
 
     def remove(self) -> None:
-        """Remove the directory and the start lock, which is held."""
+        """Remove the directory and the start lock, which the caller must hold."""
         shutil.rmtree(self.path, ignore_errors=True)
         self.start_lock.unlink(missing_ok=True)
 
     def log_tail(self) -> str:
-        """Return the last lines of the log, to be appended to an error message."""
+        """Return the last lines of the log, to append to an error message."""
         try:
             lines = self.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").splitlines()
         except OSError:
@@ -99,17 +99,18 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def locked_for_start(self, wait_s: float) -> Iterator[None]:
-        """Hold the start lock; wait at most ``wait_s``. Threads of one process need other means.
+        """Hold the start lock, after waiting at most ``wait_s``. It does not exclude threads of one process.
 
-        EmbeddedError if another process holds it for longer, or the parent is not private to this user.
+        Raises ``EmbeddedError`` if another process holds it for longer, or if the parent directory is not
+        private to this user.
         """
         _make_private(self.path.parent)
         deadline_s = time.monotonic() + wait_s
         while (descriptor := self._try_start_lock()) is None:
             if time.monotonic() >= deadline_s:
                 raise EmbeddedError(
-                    f"another process has held {self.start_lock} for {wait_s:g} s: it is starting or ending "
-                    f"the embedded coordinator of this run and does not get on; see {self.log}"
+                    f"another process has held {self.start_lock} for {wait_s:g} s: it is starting or "
+                    f"stopping the embedded coordinator of this run and seems to be stuck; see {self.log}"
                 )
             # File locks have no timeout, so they are polled, with jitter.
             time.sleep(_LOCK_PAUSE_S * random.SystemRandom().uniform(0.5, 1.5))
@@ -124,7 +125,7 @@ class RunDirectory:
         try:
             # A POSIX lock belongs to the process, so that a forked worker cannot keep it locked.
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A coordinator unlinks the file at its end: its lock then excludes nobody.
+            # A coordinator unlinks the file when it ends. Its lock then excludes nobody.
             if os.path.samestat(os.fstat(descriptor), self.start_lock.stat()):
                 return descriptor
         except (BlockingIOError, PermissionError, FileNotFoundError):
@@ -169,10 +170,10 @@ def _make_private(directory: Path) -> None:
         status = directory.lstat()
     except OSError as error:
         raise EmbeddedError(
-            f"{directory} cannot be made: {error}; set TMPDIR to a directory of yours"
+            f"{directory} cannot be created: {error}; set TMPDIR to a directory of your own"
         ) from error
     if not _is_private(status):
         raise EmbeddedError(
-            f"{directory} is not a directory of this user alone (owner {status.st_uid}, "
-            f"mode {stat.filemode(status.st_mode)}): remove it, or set TMPDIR to another place"
+            f"{directory} is not a directory that is private to this user (owner {status.st_uid}, mode "
+            f"{stat.filemode(status.st_mode)}): remove it, or set TMPDIR to another directory"
         )

@@ -9,7 +9,7 @@ from urllib.parse import quote, unquote
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.redaction import without_credentials
 
-# Trainer and coordinator only look at the text: the place may exist on the coordinator's machine alone.
+# Trainer and coordinator only look at the text: the place may only exist on the coordinator's machine.
 _FORMS = "s3://bucket/prefix (gs://, az://, hf://datasets/, https://), file:///directory or a plain path"
 # Scheme of buckets -> the variable that gives the coordinator access.
 _CREDENTIALS = {
@@ -35,13 +35,13 @@ WEB_BUCKET = re.compile(rf"(https?)://{_HOST.pattern}")
 
 
 def split_url(url: str, name: str) -> tuple[str, str]:
-    """Split a URL into bucket, as ``s3://name``, and key, which may be empty; errors call it ``name``.
+    """Split a URL into its bucket, such as ``s3://name``, and its key, which may be empty.
 
-    For a file the bucket is empty and the key is its path, unchanged. A web server's key is
-    percent-decoded.
+    For a file, the bucket is empty and the key is the path, unchanged. The key of a web server is
+    percent-decoded. Errors call the URL ``name``.
     """
     if not url.strip() or "\0" in url:
-        raise ConfigError(f"{name} is empty or holds a NUL: name {_FORMS}")
+        raise ConfigError(f"{name} is empty or contains a NUL: use {_FORMS}")
     match = _SCHEME.fullmatch(url)
     if match is None:
         return "", url
@@ -51,13 +51,13 @@ def split_url(url: str, name: str) -> tuple[str, str]:
         bucket, _, key = rest.partition("/")
         if "@" in bucket:
             raise ConfigError(
-                f"{shown}: an {scheme}:// URL carries no credentials: give the coordinator "
-                f"{_CREDENTIALS[scheme]} and so on"
+                f"{shown}: {scheme}:// URLs must not contain credentials. Give the coordinator access with "
+                f"{_CREDENTIALS[scheme]} and related variables"
             )
         if not _BUCKET.fullmatch(bucket):
             raise ConfigError(
-                f"{shown} names no bucket: write {scheme}://bucket/prefix (bucket: letters, digits, "
-                "'.', '-', '_')"
+                f"{shown} has no valid bucket: use {scheme}://bucket/prefix (a bucket name has letters, "
+                "digits, '.', '-' and '_')"
             )
         return f"{scheme}://{bucket}", key
     if scheme == "hf":
@@ -65,10 +65,10 @@ def split_url(url: str, name: str) -> tuple[str, str]:
     if scheme in _PORTS:
         return _of_web(scheme, rest, shown)
     if scheme != "file":
-        raise ConfigError(f"{shown} has the unknown scheme {scheme[:_SHOWN]}://; there are {_FORMS}")
+        raise ConfigError(f"{shown} has the unknown scheme {scheme[:_SHOWN]}://; use {_FORMS}")
     path = rest.removeprefix("localhost")
     if not path.startswith("/"):
-        raise ConfigError(f"{shown} is not absolute: write file:///directory, with three slashes")
+        raise ConfigError(f"{shown} is not absolute: use file:///directory, with three slashes")
     return "", path
 
 
@@ -78,24 +78,27 @@ def join_url(bucket: str, key: str) -> str:
 
 
 def file_url(path: str, name: str) -> str:
-    """Return ``file://`` and the real path; ConfigError, with ``name``, if it is not UTF-8."""
+    """Return ``file://`` and the real path. Raises ``ConfigError`` with ``name`` if it is not UTF-8."""
     real = os.path.realpath(path)
     try:
         real.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"{name} {os.fsencode(real)!r}: its path is not UTF-8, as a {name}'s is: rename it"
+            f"{name} {os.fsencode(real)!r}: its path is not UTF-8, but the path of a {name} must be. "
+            "Rename it"
         ) from error
     return f"file://{real}"
 
 
 def parse_http_hosts(text: str, name: str) -> tuple[str, ...]:
-    """Parse comma-separated web servers; return each as ``https://host``."""
+    """Parse comma-separated web servers and return each as ``https://host``."""
     servers = []
     for host in filter(None, map(str.strip, text.split(","))):
         server, path = split_url(host if "://" in host else f"https://{host}", name)
         if path or not WEB_BUCKET.fullmatch(server):
-            raise ConfigError(f"{name} names hosts: images.example.org or http://10.0.0.7:8080; not {host!r}")
+            raise ConfigError(
+                f"{name} must list hosts such as images.example.org or http://10.0.0.7:8080, not {host!r}"
+            )
         servers.append(server)
     return tuple(servers)
 
@@ -105,8 +108,8 @@ def _of_hub(rest: str, shown: str) -> tuple[str, str]:
     revision = unquote(match[2] or "") if match else ""
     if match is None or ".." in revision or (match[2] and not re.fullmatch(r"[A-Za-z0-9._/-]+", revision)):
         raise ConfigError(
-            f"{shown} names no dataset of the Hub: write hf://datasets/OWNER/NAME/folder, with a branch, tag "
-            "or commit hf://datasets/OWNER/NAME@REVISION/folder (a '/' in a revision is %2F)"
+            f"{shown} is not a dataset on the Hub: use hf://datasets/OWNER/NAME/folder, or for a branch, tag "
+            "or commit hf://datasets/OWNER/NAME@REVISION/folder (with %2F for a '/' in a revision)"
         )
     return f"hf://{match[1]}{'@' if revision else ''}{quote(revision, safe='')}", match[3] or ""
 
@@ -115,19 +118,20 @@ def _of_web(scheme: str, rest: str, shown: str) -> tuple[str, str]:
     server, _, path = rest.partition("/")
     if "@" in server or "?" in rest or "#" in rest:
         raise ConfigError(
-            f"{shown}: a web server's URL carries no credentials, no '?' and no '#' (in names %3F and %23)"
+            f"{shown}: the URL of a web server must not contain credentials, '?' or '#' (in names, use %3F "
+            "and %23)"
         )
     match = _HOST.fullmatch(server.lower())
     number = int(match[2] or _PORTS[scheme]) if match else 0
     if match is None or number not in range(1, 2**16):
-        raise ConfigError(f"{shown} names no web server: write {scheme}://host/folder")
+        raise ConfigError(f"{shown} has no valid web server: use {scheme}://host/folder")
     try:
         key = unquote(path, errors="strict")
         key.encode()
     except UnicodeError as error:
-        raise ConfigError(f"{shown} is not UTF-8, once its '%' are decoded") from error
+        raise ConfigError(f"{shown} is not UTF-8 after percent-decoding") from error
     if "\0" in key:
-        raise ConfigError(f"{shown} holds a NUL")
+        raise ConfigError(f"{shown} contains a NUL")
     return f"{scheme}://{match[1]}{'' if number == _PORTS[scheme] else f':{number}'}", key
 
 
@@ -137,11 +141,11 @@ _HERE = frozenset({b"", b".", b".."})
 
 
 def is_hidden(key: bytes | str) -> bool:
-    """Report whether a path below the user's root is hidden, or a system's own file."""
+    """Return whether a path below the user's root is hidden, or is a file of the operating system."""
     path = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
     # The root's own folders may have any name, so callers leave them out.
     if not (path[:1] == b"." or b"/." in path or _FOLDER in path or path.endswith(_FILES)):
-        return False  # fast path for almost all
+        return False  # fast path for almost all keys
     # A leading dot hides, as in .DS_Store, ._1.jpg and .ipynb_checkpoints.
     parts = path.split(b"/")
     if parts[-1] in _FILES or _FOLDER in parts:

@@ -1,4 +1,4 @@
-"""Entries of streams in the cache: readers' reports."""
+"""Entries of streams in the cache: the reports of readers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from superdl.super_wire.keys import report_stream
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Bound of a job's report stream, passed with every XADD (approximate trimming).
+# Limit for the report stream of a job, passed with every XADD (approximate trimming).
 # An entry may be lost or arrive twice: a reader with remaining misses reports them again.
 REPORT_STREAM_MAXLEN = 4096
 _MAX_NUMBER = 2**63
@@ -24,7 +24,7 @@ _FIELD_BYTES_MAX = {_NUMBERS_FIELD: 256, b"m": 2**22, b"c": 2**22}
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:
-    """A reader's progress with one batch. Times are in microseconds."""
+    """The progress of a reader with one batch. Times are in microseconds."""
 
     rank: int
     epoch: int
@@ -40,7 +40,7 @@ class ReadReport:
     straight: int = 0  # hits in packs
     # Offsets in the planned batch, which the coordinator can plan again: no ids travel.
     missed: tuple[int, ...] = ()
-    corrupt: tuple[int, ...] = ()  # missed ones whose record in the cache failed its check
+    corrupt: tuple[int, ...] = ()  # missed samples whose record in the cache failed its check
 
     def to_fields(self) -> dict[bytes, bytes]:
         """Return the report as the fields of a stream entry."""
@@ -51,24 +51,27 @@ class ReadReport:
         return entry
 
     def command(self, job: str) -> tuple[bytes, ...]:
-        """Return the words of the XADD that appends it to the job's bounded stream."""
+        """Return the words of the XADD command that appends the report to the job's bounded stream."""
         pairs = self.to_fields().items()
         bound = (b"MAXLEN", b"~", b"%d" % REPORT_STREAM_MAXLEN, b"*")
         return (b"XADD", report_stream(job), *bound, *(word for pair in pairs for word in pair))
 
     @classmethod
     def from_fields(cls, entry: Mapping[bytes, bytes]) -> ReadReport:
-        """Parse the fields of a stream entry; ``ValueError`` if it is no read report."""
+        """Parse the fields of a stream entry. Raises ``ValueError`` if it is not a valid read report."""
         if _NUMBERS_FIELD not in entry:
             raise ValueError(f"a read report lacks the field {_NUMBERS_FIELD!r}")
         oversized = [name for name, limit in _FIELD_BYTES_MAX.items() if len(entry.get(name, b"")) > limit]
         if oversized:  # before parsing
-            raise ValueError(f"a read report's field {oversized[0]!r} has {len(entry[oversized[0]])} bytes")
+            raise ValueError(
+                f"the field {oversized[0]!r} of a read report has {len(entry[oversized[0]])} bytes, which is "
+                "too long"
+            )
         numbers = [int(number) for number in entry[_NUMBERS_FIELD].split(b" ")]
         if len(numbers) != len(_NUMBERS):
-            raise ValueError(f"a read report has {len(_NUMBERS)} numbers; not {len(numbers)}")
+            raise ValueError(f"a read report must have {len(_NUMBERS)} numbers, not {len(numbers)}")
         if min(numbers) < 0 or max(numbers) >= _MAX_NUMBER:
-            raise ValueError(f"the numbers of a read report lie from 0 to 2**63 - 1: {numbers}")
+            raise ValueError(f"the numbers of a read report must be from 0 to 2**63 - 1, not {numbers}")
         missed, corrupt = (
             tuple(np.frombuffer(entry.get(short, b""), dtype="<u4").tolist()) for short in (b"m", b"c")
         )

@@ -1,4 +1,4 @@
-"""Parsing of users' texts: JSON, TOML, seconds, sizes. Each failure names the place."""
+"""Parsing of users' texts: JSON, TOML, durations and sizes. Errors say where the problem is."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 def read_json(path: Path, name: str = "") -> Any:
-    """Read a file of JSON; ConfigErrors call it ``name``, by default its path. FileNotFoundError
-    if missing.
+    """Read a JSON file. ``ConfigError`` calls it ``name``, which is its path by default.
+
+    Raises ``FileNotFoundError`` if it is missing.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -32,12 +33,12 @@ def read_json(path: Path, name: str = "") -> Any:
 
 
 def load_json(text: str, name: str) -> Any:
-    """Parse JSON without duplicate keys; a ConfigError calls the text ``name``."""
+    """Parse JSON without duplicate keys. ``ConfigError`` calls the text ``name``."""
     return _parsed(lambda: json.loads(text, object_pairs_hook=once_each), "JSON", name)
 
 
 def load_toml(text: str, name: str) -> dict[str, Any]:
-    """Parse TOML; errors are those of :func:`load_json`."""
+    """Parse TOML. Raises as :func:`load_json` does."""
     table: dict[str, Any] = _parsed(lambda: tomllib.loads(text), "TOML", name)
     return table
 
@@ -46,41 +47,43 @@ def _parsed(parse: Callable[[], Any], language: str, name: str) -> Any:
     try:
         return parse()
     except RecursionError as error:
-        raise ConfigError(f"{name} cannot be read as {language}: it is nested too deep") from error
+        raise ConfigError(f"{name} cannot be read as {language}: it is nested too deeply") from error
     except ValueError as error:  # the parsers' errors contain the line
         raise ConfigError(f"{name} cannot be read as {language}: {error}") from error
 
 
 def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a JSON object's mapping; ``ValueError`` for a duplicate key."""
+    """Build the mapping for a JSON object. Raises ``ValueError`` for a duplicate key."""
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {key[:80]!r} is given twice")
+        raise ValueError(f"the key {key[:80]!r} appears twice")
     return mapping
 
 
 def seconds_from(environment: Mapping[str, str], name: str, default: float) -> float:
-    """Read a number of seconds from a variable; ``ConfigError`` unless it is above 0."""
+    """Read a number of seconds from a variable. Raises ``ConfigError`` unless it is greater than 0."""
     text = environment.get(name) or str(default)
     try:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= 1e6:  # noqa: PLR2004  # more than a week is a mistake
-        raise ConfigError(f"{name} is a number of seconds above 0, such as {default:g}; not {text!r}")
+        raise ConfigError(
+            f"{name} must be a number of seconds greater than 0, such as {default:g}, not {text!r}"
+        )
     return seconds
 
 
 def parse_bytes(text: str, name: str) -> int:
-    """Parse a size in bytes; units are powers of 1024, as in Redis's settings. 0 means the default.
+    """Parse a size in bytes. Units are powers of 1024, as in the settings of Redis. 0 means the default.
 
     >>> parse_bytes("1.5gb", "cache_bytes")
     1610612736
     """
     match = re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([kmgt]?)b?\s*", text.lower())
     size_bytes = int(Fraction(match[1]) * _UNITS[match[2]]) if match else -1
-    # A bare 4 probably means 4gb.
+    # A plain 4 probably means 4gb.
     if size_bytes < 2**20 and size_bytes != 0:
-        raise ConfigError(f"{name} is a size of at least 1mb, such as 4gb or 500mb; not {text[:80]!r}")
+        raise ConfigError(f"{name} must be a size of at least 1mb, such as 4gb or 500mb, not {text[:80]!r}")
     return size_bytes

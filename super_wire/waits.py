@@ -1,4 +1,4 @@
-"""Words and numbers that reports share: causes of readers' waits, and the counters of a job."""
+"""Words and numbers that reports share: why readers wait, and the counters of a job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ UNKNOWN = "unknown"
 
 
 class Wait(NamedTuple):
-    """A cause of waiting: its meaning as a clause, its remedy, and its internal causes."""
+    """A cause of waiting, with its meaning as a clause, what to do about it, and its internal causes."""
 
     meaning: str
     remedy: str
@@ -40,24 +40,24 @@ WAITS = {
     ),
     "cache": Wait(
         "the cache was full, or reading from it took longer than a step",
-        "more memory for the cache, more loader workers, or a cache that is nearer",
+        "more memory for the cache, more loader workers, or a cache that is closer",
         ("cache_memory", "cache_transfer"),
     ),
-    UNKNOWN: Wait("nothing was reported about it", "superdl stats --batch", ("loading",)),
+    UNKNOWN: Wait("no cause was reported", "superdl stats --batch", ("loading",)),
 }
 
 _WAIT_FOR = {cause: name for name, wait in WAITS.items() for cause in (name, *wait.of)}
 
 
 def wait_for(cause: str) -> str:
-    """Return the user's name of a cause; ``unknown`` for one from another version."""
+    """Return the user's name for a cause, or ``unknown`` for a cause from a different version."""
     return _WAIT_FOR.get(cause, UNKNOWN)
 
 
 @dataclass(slots=True)
 class WorkCounters:
-    """A job's work and cost since it was opened, over all its ranks, as coordinator.core's ledger
-    defines them.
+    """The work and cost of a job since it was opened, over all its ranks, as defined by the coordinator's
+    ledger.
     """
 
     # A new counter needs a field of the same name in JobStats.

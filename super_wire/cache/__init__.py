@@ -1,4 +1,4 @@
-"""The cache client: addresses, credentials, protocol, one connection, a cluster's nodes."""
+"""The cache client: addresses, credentials, protocol, connections and cluster nodes."""
 
 from __future__ import annotations
 

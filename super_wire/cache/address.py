@@ -1,4 +1,7 @@
-"""A cache's address and credentials: ``redis[s]://host:port/db`` or ``unix:///path/redis.sock?db=N``."""
+"""A cache's address and credentials.
+
+An address is ``redis[s]://host:port/db`` or ``unix:///path/redis.sock?db=N``.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 # An address travels in every request and BatchRef; each side has its own credentials.
 _CREDENTIALS_IN_ADDRESS = (
-    "the cache's address holds credentials; leave them out and set SUPER_CACHE_USERNAME and "
+    "the cache address contains credentials: remove them, and set SUPER_CACHE_USERNAME and "
     "SUPER_CACHE_PASSWORD"
 )
 _DEFAULT_PORT = 6379
@@ -29,7 +32,9 @@ _MAX_DB = 2**31
 
 @dataclass(frozen=True, slots=True)
 class CacheAddress:
-    """One cache node: ``path`` of a unix socket, or ``host`` and ``port``; ``tls`` encrypts."""
+    """The address of one cache node: the ``path`` of a unix socket, or ``host`` and ``port``, with or
+    without TLS.
+    """
 
     host: str
     port: int
@@ -39,7 +44,7 @@ class CacheAddress:
 
     @classmethod
     def parse(cls, text: str) -> CacheAddress:
-        """Parse an address; ``ConfigError`` names what is wrong with it."""
+        """Parse an address. Raises ``ConfigError`` with a description of the problem."""
         if "@" in text and not text.startswith("unix:"):  # first: later errors quote the address
             raise ConfigError(_CREDENTIALS_IN_ADDRESS)
         try:
@@ -51,34 +56,35 @@ class CacheAddress:
         if parts.username or parts.password or options.keys() & {"username", "password"}:
             raise ConfigError(_CREDENTIALS_IN_ADDRESS)
         if parts.scheme not in {"redis", "rediss", "unix"} or parts.fragment:
-            raise ConfigError(f"a cache address is {_FORMS}; not {text!r}")
+            raise ConfigError(f"a cache address must be {_FORMS}, not {text!r}")
         unknown = options.keys() - ({"db"} if parts.scheme == "unix" else set())
         if unknown:
-            raise ConfigError(f"cache address {text!r}: there is no option {', '.join(sorted(unknown))}")
+            raise ConfigError(f"cache address {text!r}: unknown option {', '.join(sorted(unknown))}")
         if parts.scheme == "unix":
             path, db = unquote(parts.path), _database(options.get("db", [""])[-1], text)
             if parts.netloc or not path or path.endswith("/"):
                 raise ConfigError(
-                    f"a unix socket's address is unix:///absolute/path (three slashes); not {text!r}"
+                    "the address of a unix socket must be unix:///absolute/path (three slashes), not "
+                    f"{text!r}"
                 )
             return cls("", 0, path, db)
         if not parts.hostname or port == 0:
-            raise ConfigError(f"cache address {text!r} names no {'port' if parts.hostname else 'host'}")
+            raise ConfigError(f"cache address {text!r} has no valid {'port' if parts.hostname else 'host'}")
         db = _database(parts.path.strip("/"), text)
         return cls(parts.hostname, port or _DEFAULT_PORT, "", db, tls=parts.scheme == "rediss")
 
     @property
     def local(self) -> bool:
-        """``True`` on this machine: a unix socket, or a host on loopback."""
+        """Whether the cache is on this machine: at a unix socket or a loopback address."""
         return bool(self.path) or is_loopback(self.host)
 
     @property
     def keeps_bytes(self) -> bool:
-        """``True`` if the transport detects flipped bits, as TLS and unix sockets do."""
+        """Whether the transport detects flipped bits, as TLS and unix sockets do."""
         return bool(self.path) or self.tls
 
     def node(self, host: str, port: int) -> CacheAddress:
-        """Return another node of the same cluster, reached in the same way."""
+        """Return the address of another node of the same cluster, with the same kind of connection."""
         return replace(self, host=host, port=port, path="", db=0)
 
     def __str__(self) -> str:
@@ -90,13 +96,13 @@ class CacheAddress:
 
 def _database(text: str, address: str) -> int:
     if text and not (text.isascii() and text.isdigit() and int(text) < _MAX_DB):
-        raise ConfigError(f"cache address {address!r}: a database is a number; not {text!r}")
+        raise ConfigError(f"cache address {address!r}: the database must be a number, not {text!r}")
     return int(text or 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials(ClientTls):
-    """One side's credentials; empty if the cache requires none."""
+    """The credentials of one side. They are empty if the cache requires none."""
 
     peer: ClassVar[str] = "the cache"
     variables: ClassVar[Mapping[str, str]] = {
@@ -110,26 +116,26 @@ class Credentials(ClientTls):
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Credentials:
-        """Read ``SUPER_CACHE_USERNAME``, ``_PASSWORD``, and the variables of :meth:`tls_in`."""
+        """Read ``SUPER_CACHE_USERNAME``, ``SUPER_CACHE_PASSWORD`` and the variables of :meth:`tls_in`."""
         username = environment.get("SUPER_CACHE_USERNAME", "")
         password = environment.get("SUPER_CACHE_PASSWORD", "")
         if username and not password:
             raise ConfigError(
-                "SUPER_CACHE_USERNAME is set and SUPER_CACHE_PASSWORD is not: set both, or the password alone"
+                "SUPER_CACHE_USERNAME is set but SUPER_CACHE_PASSWORD is not: set both, or only the password"
             )
         return cls(username, password, **cls.tls_in(environment))
 
     def check_encrypted(self, address: CacheAddress) -> None:
-        """Refuse an address beyond this machine in plain text, unless ``insecure``."""
+        """Refuse plain text to another machine, unless ``insecure`` is set."""
         if not (address.tls or address.local or self.insecure):
             raise ConfigError(
-                f"the cache at {address} is beyond loopback, where a cache needs TLS: use rediss://, or a "
-                "cache on this machine, or an SSH tunnel to the other; in a network that nobody else can "
-                "reach, SUPER_INSECURE=1 (on each side) does without"
+                f"the cache at {address} is beyond loopback, so the connection must use TLS: use rediss://, "
+                "a cache on this machine, or an SSH tunnel to the other one. In a network that nobody else "
+                "can reach, set SUPER_INSECURE=1 on each side to connect without TLS"
             )
 
     def admit(self, address: CacheAddress) -> None:
-        """Check the same before sending; warn once if plain text is allowed all the same."""
+        """Make the same check before data is sent. Warn once if plain text is allowed nevertheless."""
         self.check_encrypted(address)
         if not (address.tls or address.local):
             _warn_once(str(address))
@@ -137,4 +143,6 @@ class Credentials(ClientTls):
 
 @functools.cache
 def _warn_once(address: str) -> None:
-    _log.warning("INSECURE: SUPER_INSECURE=1 lets password and samples go to %s in plain text", address)
+    _log.warning(
+        "INSECURE: with SUPER_INSECURE=1, the password and samples are sent to %s in plain text", address
+    )

@@ -1,8 +1,8 @@
-"""Commands to the nodes that have their keys, all nodes at once, and the answer to each.
+"""Send commands to the nodes that own their keys, to all nodes at once, and return the answers.
 
-A command whose connection breaks is sent once more, so it must be repeatable: a GET, a
-SET of a record (equal ids, equal bytes), an XADD whose duplicates are dropped. A node
-that is down fails only its own commands.
+A command whose connection breaks is sent once more, so it must be safe to repeat: a GET, a
+SET of a record (equal ids have equal bytes), or an XADD whose duplicates are dropped. A node
+that is down only fails its own commands.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 # The cache's answer, possibly an error reply, or the reason why there is none.
 Answer: TypeAlias = "Reply | CacheError"
-_GRACE_S = 2.0  # for healthy nodes, if another one has used up the exchange's time
+_GRACE_S = 2.0  # for healthy nodes, if another node has used up the time of the exchange
 _SLOTS_TIMEOUT_S = 5.0
 _ASKING = encode_command(b"ASKING")
 
 
 class Command(NamedTuple):
-    """One command. ``buffers`` are its bytes in order; ``key`` determines its node."""
+    """One command, given by its bytes in ``buffers``. ``key`` determines its node."""
 
     key: bytes
     buffers: tuple[bytes | memoryview, ...]
 
     @classmethod
     def of(cls, key: bytes, *words: bytes) -> Command:
-        """Return a small command of these words."""
+        """Return a small command with these words."""
         return cls(key, (encode_command(*words),))
 
 
@@ -47,21 +47,21 @@ class _Destination(NamedTuple):
 
 
 def exchange(nodes: NodeConnections, commands: Sequence[Command], *, timeout_s: float = 10.0) -> list[Answer]:
-    """Send commands, and return the answer to each."""
+    """Send commands and return the answer to each."""
     return _Exchange(nodes, commands, timeout_s).run()
 
 
 class _Exchange:
-    """Commands in flight, in rounds; every answer of a round is read before the next."""
+    """Commands that are sent in rounds. All answers of a round are read before the next one."""
 
     def __init__(self, nodes: NodeConnections, commands: Sequence[Command], timeout_s: float) -> None:
         self._nodes = nodes
         self._commands = commands
         self._timeout_s = timeout_s
         self._until_s = time.monotonic() + timeout_s
-        self._answers: list[Answer] = [CacheUnreachableError("it was not sent")] * len(commands)
+        self._answers: list[Answer] = [CacheUnreachableError("the command was not sent")] * len(commands)
         self._redirected: dict[int, _Destination] = {}
-        self._failed: set[int] = set()  # with their connection, so perhaps executed
+        self._failed: set[int] = set()  # together with their connection, so they may have been executed
 
     def run(self) -> list[Answer]:
         remaining = list(range(len(self._commands)))
@@ -76,12 +76,12 @@ class _Exchange:
             if not remaining:
                 break
             if self._failed and self._nodes.slots is None:
-                # One server whose connection broke: the second attempt gets the whole time again.
+                # The connection to a single server broke: the second attempt gets the full time again.
                 self._until_s = time.monotonic() + self._timeout_s
         return self._answers
 
     def _grouped(self, left: list[int]) -> dict[_Destination, list[int]]:
-        """Group the commands by destination; those without a node fail."""
+        """Group the commands by destination. Commands without a node fail."""
         nodes = self._nodes
         if nodes.stale:
             named = next((to.node for to in self._redirected.values() if not to.asking), None)
@@ -98,14 +98,14 @@ class _Exchange:
             if place is None:
                 slot = key_slot(self._commands[index].key)
                 self._answers[index] = CacheUnreachableError(
-                    f"no node of the cluster at {nodes.address} has slot {slot}"
+                    f"no node of the cluster at {nodes.address} serves slot {slot}"
                 )
             else:
                 groups.setdefault(place, []).append(index)
         return groups
 
     def _send(self, to: _Destination, group: list[int]) -> CacheConnection | None:
-        """Send commands; return the connection to read from, or ``None`` if sending failed."""
+        """Send commands. Return the connection to read from, or ``None`` if sending failed."""
         try:
             connection = self._nodes.connection(to.node)
         except (CacheError, ConfigError) as error:  # ConfigError: not encrypted
@@ -122,7 +122,7 @@ class _Exchange:
         return connection
 
     def _take_answers(self, to: _Destination, group: list[int], connection: CacheConnection) -> None:
-        # Each ASKING has an answer of its own.
+        # Each ASKING gets its own answer.
         count = 2 * len(group) if to.asking else len(group)
         try:
             answers = connection.answers(count, self._deadline_s())
@@ -135,13 +135,13 @@ class _Exchange:
                 self._heed(to.node, index, answer.text)
 
     def _heed(self, node: Node, index: int, text: str) -> None:
-        """Follow an error reply that names another destination for the command."""
+        """Handle an error reply, which may redirect the command to another node."""
         nodes = self._nodes
         if wants_credentials(text):
             self._answers[index] = nodes.broken[node] = refusal(str(nodes.address), text)
             nodes.drop(node)
         if text.startswith("READONLY") and not nodes.was_lost(node):
-            nodes.lose(node, text)  # demoted to a replica: the name leads to another server
+            nodes.lose(node, text)  # demoted to a replica: the name now belongs to another server
             self._failed.add(index)
             nodes.stale = True
         redirection = None if nodes.slots is None else parse_redirection(text, node)

@@ -1,4 +1,4 @@
-"""One socket to one cache node: connecting, greeting, sending, receiving into given memory."""
+"""One connection to one cache node: connect, authenticate, send, and receive into given memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from superdl.super_wire.cache.resp import Reply
     from superdl.super_wire.errors import CacheError
 
-# Upper bound on the wait for a connect, or for the next byte.
+# The longest wait for a connect or for the next byte.
 IO_TIMEOUT_S = 10.0
 _MIN_TIMEOUT_S = 0.001  # zero would mean no limit at all
 _MAX_ANSWER_BYTES = 16 * 2**20
@@ -41,20 +41,20 @@ _OK = b"+OK\r\n"
 
 
 class ProtocolDoubtError(CacheUnreachableError):
-    """The bytes cannot be the expected replies: the connection must be closed."""
+    """The bytes cannot be the expected replies, so the connection must be closed."""
 
 
 class CacheConnection:
-    """An open, authenticated connection. Close it after any exception: its stream is in an unknown state.
+    """An open, authenticated connection. Close it after any exception, because its stream is then undefined.
 
-    ``owed`` counts replies that were not waited for. The next reader skips them first, and leaves
-    those that were errors in ``late_errors``. ``timeout_s`` bounds the connect, the handshake
-    and, until :meth:`limit_wait`, each wait for bytes.
+    ``owed`` counts replies that were not waited for. The next read skips them first and appends
+    those that were errors to ``late_errors``. ``timeout_s`` limits the connect, the handshake
+    and, until :meth:`limit_wait` is called, each wait for bytes.
 
     Raises:
-        CacheUnreachableError: no answer, or not in time.
-        CacheError: credentials, a certificate or the database are refused.
-        ConfigError: the files named for TLS cannot be used, or the node is beyond loopback without TLS.
+        CacheUnreachableError: the cache does not answer, or not in time.
+        CacheError: the credentials, a certificate or the database are refused.
+        ConfigError: the TLS files cannot be used, or the node is beyond loopback and without TLS.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class CacheConnection:
             raise
 
     def limit_wait(self, timeout_s: float) -> None:
-        """Bound each further wait for bytes, to at most :data:`IO_TIMEOUT_S`."""
+        """Limit each further wait for bytes, to at most :data:`IO_TIMEOUT_S`."""
         limit_s = min(max(timeout_s, _MIN_TIMEOUT_S), IO_TIMEOUT_S)
         if limit_s == self._limit_s:
             return
@@ -105,12 +105,12 @@ class CacheConnection:
         self._limit_s = limit_s
 
     def fileno(self) -> int:
-        """Return the socket's descriptor: readable once bytes arrived."""
+        """Return the socket's descriptor, which becomes readable when bytes arrive."""
         return self._socket.fileno()
 
     @property
     def pending(self) -> bool:
-        """``True`` if bytes may be buffered here that the socket no longer signals."""
+        """Whether bytes may be buffered here that the socket no longer signals."""
         return self._tls is not None and self._tls.pending
 
     def send(self, data: bytes) -> None:
@@ -121,7 +121,7 @@ class CacheConnection:
             raise self._failure(error) from error
 
     def send_gathered(self, buffers: Sequence[bytes | memoryview], until_s: float) -> None:
-        """Send all buffers by ``until_s`` of the monotonic clock, not copying large ones."""
+        """Send all buffers before the monotonic time ``until_s``, without copying large ones."""
         try:
             if self._tls is None:
                 self._send_views([memoryview(buffer) for buffer in buffers], until_s)
@@ -132,14 +132,14 @@ class CacheConnection:
             raise self._failure(error) from error
 
     def receive(self, buffers: Sequence[memoryview]) -> int:
-        """Receive at least one byte into ``buffers`` in order; return the number of bytes."""
+        """Receive at least one byte into ``buffers``, in order. Return the number of bytes."""
         count = self.receive_some(buffers)
         while not count:
             count = self.receive_some(buffers)
         return count
 
     def receive_some(self, buffers: Sequence[memoryview]) -> int:
-        """Do the same, but wait for the socket once: encrypted data may yield no byte yet."""
+        """Do the same, but wait for the socket only once: encrypted data may not yield a byte yet."""
         try:
             if self._tls is None:
                 count = self._socket.recvmsg_into(buffers)[0]
@@ -153,22 +153,23 @@ class CacheConnection:
         return count
 
     def ask(self, *words: bytes) -> Reply:
-        """Return the answer to a command; an error is raised as by :func:`refusal`."""
+        """Return the answer to a command. An error reply is raised, as by :func:`refusal`."""
         (answer,) = self.converse(words)
         if isinstance(answer, ErrorReply):
             raise refusal(self.address, answer.text)
         return answer
 
     def converse(self, *commands: Sequence[bytes], timeout_s: float | None = None) -> list[Reply]:
-        """Send commands in one go; return the answer to each, within ``timeout_s`` or
-        :meth:`limit_wait`'s bound.
+        """Send several commands at once and return the answer to each.
+
+        Waits at most ``timeout_s``, or as long as :meth:`limit_wait` allows.
         """
         if commands:
             self.send(b"".join([encode_command(*words) for words in commands]))
         return self.answers(len(commands), time.monotonic() + (timeout_s or self._limit_s))
 
     def answers(self, count: int, until_s: float) -> list[Reply]:
-        """Return ``count`` answers, also errors, by ``until_s`` of the monotonic clock."""
+        """Return ``count`` answers, including errors, before the monotonic time ``until_s``."""
         began_s = time.monotonic()
         received, at = b"", 0
         answers: list[Reply] = []
@@ -184,7 +185,7 @@ class CacheConnection:
             if parsed is None:
                 received, at = self._longer(received[at:], began_s, until_s), 0
                 if len(received) > _MAX_ANSWER_BYTES:
-                    raise self._failure(ProtocolDoubtError("an endless answer"))
+                    raise self._failure(ProtocolDoubtError("its answer is too long"))
                 continue
             answer, at = parsed
             answers.append(answer)
@@ -192,15 +193,15 @@ class CacheConnection:
         self.late_errors += [answer.text for answer in late if isinstance(answer, ErrorReply)]
         self.owed = 0
         if at < len(received):
-            raise self._failure(ProtocolDoubtError(f"{received[at : at + 40]!r} answers nothing"))
+            raise self._failure(ProtocolDoubtError(f"{received[at : at + 40]!r} does not answer any command"))
         return answers
 
     def close(self) -> None:
-        """Close this process's end; a fork's copy is not affected."""
+        """Close this process's end. A copy in a forked process is not affected."""
         self._socket.close()
 
     def _longer(self, received: bytes, began_s: float, until_s: float) -> bytes:
-        """Return the received bytes and at least one piece more."""
+        """Return the received bytes with at least one more piece."""
         pieces = [received, self._next_piece(began_s, until_s)]
         size = len(pieces[1])
         poll = select.poll()
@@ -212,7 +213,7 @@ class CacheConnection:
         return b"".join(pieces)
 
     def _next_piece(self, began_s: float, until_s: float) -> bytes:
-        """Return the next bytes; none if an encrypted record is still incomplete."""
+        """Return the next bytes, or none if an encrypted record is still incomplete."""
         if not self.pending:
             self._wait(select.POLLIN, began_s, until_s)
         piece = memoryview(bytearray(_PIECE_BYTES))
@@ -260,12 +261,12 @@ class CacheConnection:
         silent = isinstance(error, BlockingIOError | TimeoutError)
         reason = "it closed the connection" if isinstance(error, EOFError) else str(error)
         if silent:
-            reason = f"nothing came for {waited_s or self._limit_s or IO_TIMEOUT_S:.3g} s"
+            reason = f"it did not respond for {waited_s or self._limit_s or IO_TIMEOUT_S:.3g} s"
         # If only the peer uses TLS, it hangs up; if only we do, it waits for more bytes.
         doubt = hung_up or (silent and self.address.tls)
         hint = unheard(self.address, encrypted=self._tls is not None) if doubt and not self._heard else ""
         kind = ProtocolDoubtError if isinstance(error, ProtocolDoubtError) else CacheUnreachableError
-        return kind(f"the cache at {self.address} is not to be reached: {reason}{hint}")
+        return kind(f"the cache at {self.address} cannot be reached: {reason}{hint}")
 
 
 def _connect(address: CacheAddress, timeout_s: float) -> socket.socket:
@@ -286,7 +287,7 @@ def _connect(address: CacheAddress, timeout_s: float) -> socket.socket:
 
 
 def _joined(buffers: Sequence[bytes | memoryview]) -> Iterator[bytes]:
-    """Yield the buffers, unsplit, in pieces of at least 64 KiB, except the last."""
+    """Yield the buffers, unsplit, in pieces of at least 64 KiB (except the last)."""
     waiting: list[bytes | memoryview] = []
     waiting_bytes = 0
     for buffer in buffers:

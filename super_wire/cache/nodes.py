@@ -1,4 +1,4 @@
-"""The nodes of one cache: a key's slot, a slot's node, and the connections to nodes in use."""
+"""The nodes of one cache: the slot of a key, the node of a slot, and the open connections."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from superdl.super_wire.cache.resp import Reply
     from superdl.super_wire.errors import SuperError
 
-# Bound on a command's sends within an exchange, with redirections.
+# How often a command may be sent within an exchange, including redirections.
 MAX_ROUNDS = 6
 CONNECT_TIMEOUT_S = 5.0
-_NODE_CONNECT_S = 3.0  # an unreachable node must not delay the others longer
+_NODE_CONNECT_S = 3.0  # an unreachable node must not delay the others for longer
 _SLOTS_TIMEOUT_S = 5.0
 SLOTS = 16384
 _MAX_PORT = 65535
@@ -44,7 +44,7 @@ _HOST = re.compile(r"[\w:%-]{1,63}(\.[\w:%-]{1,63})*\.?", re.ASCII)
 
 
 class Node(NamedTuple):
-    """The address that a node listens at."""
+    """The address on which a node listens."""
 
     host: str
     port: int
@@ -55,20 +55,20 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotMap:
-    """The masters, in the order of their first slots, and each slot's master by index, or -1."""
+    """The masters, in the order of their first slots, and the index of each slot's master, or -1."""
 
     # No replicas: the latest writes may not have reached them.
     nodes: tuple[Node, ...]
     owners: array[int]
 
     def node_of(self, slot: int) -> Node | None:
-        """Return the master of a slot, if one is known."""
+        """Return the master of a slot, or ``None`` if it is unknown."""
         owner = self.owners[slot]
         return self.nodes[owner] if owner >= 0 else None
 
 
 class Redirection(NamedTuple):
-    """A redirection of a slot to another node, for good or (``ASK``) only this once."""
+    """A redirection of a slot to another node, permanently or (``ASK``) only for one command."""
 
     kind: Literal["MOVED", "ASK"]
     slot: int
@@ -76,7 +76,7 @@ class Redirection(NamedTuple):
 
 
 def key_slot(key: bytes) -> int:
-    """Return a key's slot: CRC-16/XMODEM modulo 16384, over only the hash tag if it has one."""
+    """Return a key's slot: CRC-16/XMODEM modulo 16384, over the hash tag only if the key has one."""
     # The tag is the text between the first { and the first } after it, if not empty.
     start = key.find(b"{")
     if start >= 0:
@@ -87,9 +87,9 @@ def key_slot(key: bytes) -> int:
 
 
 def parse_slots(reply: Reply, asked: Node) -> SlotMap:
-    """Parse the ``asked`` node's ``CLUSTER SLOTS``; ``ValueError`` for anything else."""
+    """Parse the reply of the node ``asked`` to ``CLUSTER SLOTS``. Raises ``ValueError`` if it is invalid."""
     if not isinstance(reply, list) or len(reply) > SLOTS:  # each entry has at least one slot
-        raise ValueError(f"a slot map is an array of at most {SLOTS} entries; not {reprlib.repr(reply)}")
+        raise ValueError(f"a slot map must be an array of at most {SLOTS} entries, not {reprlib.repr(reply)}")
     places: dict[Node, int] = {}
     # 16 bits suffice, since there are no more masters than slots.
     owners = array("h", [-1]) * SLOTS
@@ -102,7 +102,7 @@ def parse_slots(reply: Reply, asked: Node) -> SlotMap:
 
 
 def parse_redirection(text: str, asked: Node) -> Redirection | None:
-    """Parse the ``asked`` node's error, as ``MOVED 3999 10.0.0.1:6381``; ``None`` if another."""
+    """Parse an error of the node ``asked``, such as ``MOVED 3999 10.0.0.1:6381``, or return ``None``."""
     kind, slot, place = (*text.split(" "), "", "", "")[:3]
     if kind not in ("MOVED", "ASK"):
         return None
@@ -116,25 +116,25 @@ def parse_redirection(text: str, asked: Node) -> Redirection | None:
 
 
 def _range(item: Reply, asked: Node) -> tuple[int, int, Node | None]:
-    """Return an entry's first and last slot, and its master if that has an address."""
+    """Return the first and last slot of an entry, and its master if that has an address."""
     match item:
         case [int(first), int(last), master, *_] if 0 <= first <= last < SLOTS:
             return first, last, _master(master, asked)
     raise ValueError(
-        f"an entry of a slot map is [first, last, [host, port, ...], ...]; not {reprlib.repr(item)}"
+        f"an entry of a slot map must be [first, last, [host, port, ...], ...], not {reprlib.repr(item)}"
     )
 
 
 def _master(item: Reply, asked: Node) -> Node | None:
     match item:
         case [None | bytes() as host, int(port), *_] if 0 <= port <= _MAX_PORT:
-            if host == b"?" or not port:  # it has no name, or no port of our kind (TLS or plain)
+            if host == b"?" or not port:  # it has no name, or no port of the required kind (TLS or plain)
                 return None
             name = host.decode(errors="replace") if host else ""
             if not name or _is_host(name):
                 # No host means the host of the node that answered.
                 return Node(name or asked.host, port)
-    raise ValueError(f"a node of a slot map is [host, port, ...]; not {reprlib.repr(item)}")
+    raise ValueError(f"a node in a slot map must be [host, port, ...], not {reprlib.repr(item)}")
 
 
 def _is_host(text: str) -> bool:
@@ -146,11 +146,10 @@ def _is_number(text: str, limit: int) -> bool:
 
 
 class NodeConnections:
-    """Connections to the nodes of one cache, opened on demand, and the slot map. One thread uses
-    it at a time.
+    """Connections to the nodes of one cache, opened on demand, and the slot map.
 
-    ``renewed`` is called with the refused credentials and the cache's error; it returns others to
-    try once, or raises.
+    Only one thread may use it at a time. ``renewed`` is called with the refused credentials and
+    the cache's error. It returns other credentials, which are tried once, or raises.
     """
 
     def __init__(
@@ -160,13 +159,13 @@ class NodeConnections:
         renewed: Callable[[Credentials, WrongPasswordError], Credentials] | None = None,
     ) -> None:
         self.address = address
-        # The node that the user named; without a host for a unix socket.
+        # The node that the user set. It has no host for a unix socket.
         self.home = Node(address.host, address.port)
         # None for a single server, and before the first answer.
         self.slots: SlotMap | None = None
         # The slot map must be refreshed before it is used.
         self.stale = True
-        # Nodes that are not tried again until renew(), and why.
+        # Nodes that are not tried again until renew(), with the reasons.
         self.broken: dict[Node, SuperError] = {}
         self._lost_once: set[Node] = set()
         self._open: dict[Node, CacheConnection] = {}
@@ -178,19 +177,17 @@ class NodeConnections:
 
     @property
     def connected(self) -> bool:
-        """``True`` if a connection is open, as far as this side knows."""
+        """Whether a connection is open, as far as this side knows."""
         return bool(self._open)
 
     @property
     def all_broken(self) -> str:
-        """The reasons why no node is tried until :meth:`renew`; empty while one is."""
+        """The reasons why no node is tried until :meth:`renew`, or an empty string if any node still is."""
         known = {self.home} if self.slots is None else set(map(self.place, self.slots.nodes))
         return "; ".join(map(str, self.broken.values())) if self.broken.keys() >= known else ""
 
     def connect(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-        """Connect to the node that the user named, and learn the other nodes; raises as
-        CacheConnection does.
-        """
+        """Connect to the node that the user set, and find the other nodes. Raises as CacheConnection does."""
         connection = self.connection(self.home, timeout_s)
         try:
             self.slots, self.stale = _learned_slots(connection, self.home, timeout_s), False
@@ -200,7 +197,9 @@ class NodeConnections:
         self._close_strangers()
 
     def connection(self, node: Node, timeout_s: float = CONNECT_TIMEOUT_S) -> CacheConnection:
-        """Return a node's open connection, or a new one; after a failure, not until :meth:`renew`."""
+        """Return a node's open connection, or a new one. A broken node is only tried again after
+        :meth:`renew`.
+        """
         if node in self._open:
             return self._open[node]
         if node in self.broken:
@@ -217,22 +216,25 @@ class NodeConnections:
         return self._open[node]
 
     def is_open(self, node: Node) -> bool:
-        """Report whether there is a connection to a node."""
+        """Return whether there is a connection to a node."""
         return node in self._open
 
     def node_of(self, key: bytes) -> Node | None:
-        """Return the node that has a key, if one is known."""
+        """Return the node that owns a key, or ``None`` if it is unknown."""
         if self.slots is None:
             return self.home
         node = self.slots.node_of(key_slot(key))
         return None if node is None else self.place(node)
 
     def place(self, node: Node) -> Node:
-        """Return a node as its connection's key: without a host it is the home node."""
+        """Return the key of a node's connection. A node without a host is the home node."""
         return node if node.host else self.home
 
     def refresh(self, timeout_s: float, *, first: Node | None = None) -> None:
-        """Request the slot map from node after node, within ``timeout_s``; else keep the old one."""
+        """Request the slot map from one node after another, within ``timeout_s``.
+
+        If no node sends one, the old map is kept. ``first`` is asked first.
+        """
         until_s = time.monotonic() + timeout_s
         known = dict.fromkeys((self.home, *map(self.place, self.slots.nodes if self.slots else ())))
         # The source of the current map last: if it was cut off, its map is still outdated.
@@ -256,7 +258,9 @@ class NodeConnections:
         self._close_strangers()
 
     def ping(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-        """Read a missing record from every node, or raise :class:`CacheError`."""
+        """Check that every node answers, by reading a record that does not exist, or raise
+        :class:`CacheError`.
+        """
         for node in (self.slots.nodes if self.slots else ()) or (self.home,):
             connection = self.connection(self.place(node), timeout_s)
             (answer,) = connection.converse((b"GET", cache_key(bytes(ID_BYTES))))
@@ -264,18 +268,18 @@ class NodeConnections:
                 raise refusal(connection.address, answer.text)
 
     def lose(self, node: Node, why: str) -> None:
-        """Close a failed connection; the node gets one more until :meth:`renew`."""
+        """Close a failed connection. The node gets one more connection until :meth:`renew`."""
         self.drop(node)
         if node in self._lost_once:
             self.broken.setdefault(node, CacheUnreachableError(why))
         self._lost_once.add(node)
 
     def was_lost(self, node: Node) -> bool:
-        """Report whether a connection to a node has failed since :meth:`renew`."""
+        """Return whether a connection to a node has failed since the last :meth:`renew`."""
         return node in self._lost_once
 
     def renew(self) -> None:
-        """Let broken nodes be tried again."""
+        """Allow broken nodes to be tried again."""
         self.broken.clear()
         self._lost_once.clear()
 
@@ -300,7 +304,7 @@ class NodeConnections:
         return CacheConnection(address, self._credentials, timeout_s=timeout_s, context=self._context)
 
     def _close_strangers(self) -> None:
-        """Close connections to nodes that are not in the slot map."""
+        """Close the connections to nodes that are not in the slot map."""
         if self.slots is None:
             return
         members = set(map(self.place, self.slots.nodes)) or {self.home}
@@ -309,16 +313,16 @@ class NodeConnections:
 
 
 def _learned_slots(connection: CacheConnection, asked: Node, timeout_s: float) -> SlotMap | None:
-    """Return a node's slot map; ``None`` if it is no cluster, or does not report it."""
+    """Return a node's slot map, or ``None`` if it is not in a cluster or does not reveal the map."""
     (answer,) = connection.converse((b"CLUSTER", b"SLOTS"), timeout_s=timeout_s)
     if isinstance(answer, ErrorReply):
         if is_passing(answer.text) or wants_credentials(answer.text):
             raise refusal(connection.address, answer.text)
-        # No cluster support, or no right to ask: a single node that has every key.
+        # Without cluster support or permission to ask, it is a single node that owns every key.
         return None
     try:
         return parse_slots(answer, asked)
     except ValueError as error:
         raise CacheError(
-            f"the cache at {connection.address} answered CLUSTER SLOTS with something else: {error}"
+            f"the cache at {connection.address} gave an invalid answer to CLUSTER SLOTS: {error}"
         ) from error

@@ -1,4 +1,4 @@
-"""The Redis protocol, RESP2, and the meaning of a cache's refusals. It does no I/O."""
+"""The Redis protocol, RESP2, and the meaning of a cache's errors. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 
 CRLF = b"\r\n"
-# The largest value that Redis holds.
+# The largest value that Redis can store.
 MAX_BULK_BYTES = 512 * 2**20
-# Longest line, without a bulk's bytes, whose end is awaited.
+# The longest line to wait for, not counting the bytes of a bulk string.
 MAX_LINE_BYTES = 65536
 MAX_DEPTH = 16
 MAX_ELEMENTS = 2**20
 
 
 class MalformedReplyError(ValueError):
-    """The bytes are no reply, or one beyond the bounds: the stream is no longer usable."""
+    """The bytes are not a reply, or a reply that exceeds the limits. The stream can no longer be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """An error in the server's words: a code such as ``MOVED`` or ``ERR``, then text."""
+    """An error in the server's words: a code such as ``MOVED`` or ``ERR``, followed by text."""
 
     text: str
 
@@ -48,12 +48,12 @@ def encode_command(*words: bytes) -> bytes:
 
 
 def parse_reply(data: bytes | bytearray | memoryview, at: int = 0) -> tuple[Reply, int] | None:
-    r"""Return the reply at ``at`` and the start of the next one; ``None`` if more bytes are needed.
+    r"""Return the reply at ``at`` and the start of the next one, or ``None`` if more bytes are needed.
 
     >>> parse_reply(b"*2\r\n:7\r\n$2\r\nhi\r\n")
     ([7, b'hi'], 16)
 
-    MalformedReplyError if no further bytes can make it a reply.
+    Raises ``MalformedReplyError`` if no further bytes can make it a reply.
     """
     try:
         return _reply(bytes(data), at, 1)  # a memoryview has no find
@@ -63,12 +63,12 @@ def parse_reply(data: bytes | bytearray | memoryview, at: int = 0) -> tuple[Repl
 
 def _reply(data: bytes, at: int, depth: int) -> tuple[Reply, int]:
     mark, end = data[at : at + 1], data.find(CRLF, at, at + MAX_LINE_BYTES)
-    # Detect other protocols at once: their bytes may never contain a line's end.
+    # Detect other protocols at once, because their bytes may never contain a line break.
     if mark and mark not in (b"+", b"-", b":", b"$", b"*"):
-        raise _malformed("an unknown mark", data, at)
+        raise _malformed("unknown type", data, at)
     if end < 0:
         if len(data) - at > MAX_LINE_BYTES:
-            raise _malformed(f"a first line longer than {MAX_LINE_BYTES} bytes", data, at)
+            raise _malformed(f"the first line is longer than {MAX_LINE_BYTES} bytes", data, at)
         raise _TooShortError
     line, body = data[at + 1 : end], end + len(CRLF)
     reply: Reply = line
@@ -93,14 +93,14 @@ def _bulk(data: bytes, at: int, line: bytes, body: int) -> tuple[bytes, int]:
     if len(mark) < len(CRLF) and CRLF.startswith(mark):
         raise _TooShortError
     if mark != CRLF:
-        raise _malformed("a string without a line's end", data, at)
+        raise _malformed("a string is not followed by CRLF", data, at)
     return data[body:end], end + len(CRLF)
 
 
 def _array(data: bytes, at: int, line: bytes, body: int, depth: int) -> tuple[list[Reply], int]:
     count = _count(data, at, line, MAX_ELEMENTS)
     if depth > MAX_DEPTH:
-        raise _malformed(f"arrays lie deeper than {MAX_DEPTH} in one another", data, at)
+        raise _malformed(f"arrays are nested more than {MAX_DEPTH} deep", data, at)
     items = []
     for _ in range(count):
         item, body = _reply(data, body, depth + 1)
@@ -110,15 +110,15 @@ def _array(data: bytes, at: int, line: bytes, body: int, depth: int) -> tuple[li
 
 def _count(data: bytes, at: int, digits: bytes, limit: int) -> int:
     if not digits.isdigit() or len(digits) > len(str(limit)) or int(digits) > limit:
-        raise _malformed(f"what is no number up to {limit}", data, at)
+        raise _malformed(f"expected a number up to {limit}", data, at)
     return int(digits)
 
 
 def _malformed(why: str, data: bytes, at: int) -> MalformedReplyError:
-    return MalformedReplyError(f"a reply began with {data[at : at + 40]!r}: {why}")
+    return MalformedReplyError(f"invalid reply {data[at : at + 40]!r} ({why})")
 
 
-_IS_THERE_TLS = " (is there TLS at that port? redis:// goes without)"
+_IS_THERE_TLS = " (does that port use TLS? If not, use redis://)"
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING", "HTTP_REQUEST"})
 
 
@@ -127,78 +127,77 @@ class WrongPasswordError(CacheError):
 
 
 def is_passing(text: str) -> bool:
-    """Report whether an error reply describes a temporary state of the cache."""
+    """Return whether an error reply describes a temporary state of the cache."""
     return text.startswith(
         ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "ERR max number of clients")
     )
 
 
 def is_for_memory(text: str) -> bool:
-    """Report whether an error reply means that the cache has no memory left for writes."""
+    """Return whether an error reply means that the cache has no memory left for writes."""
     return text.startswith("OOM")
 
 
 def wants_credentials(text: str) -> bool:
-    """Report whether an error means missing, wrong or unnecessary credentials."""
+    """Return whether an error reply means that credentials are missing, wrong or not needed."""
     return text.startswith(("NOAUTH", "WRONGPASS", "ERR AUTH", "ERR Client sent AUTH"))
 
 
 def is_redirection(text: str) -> bool:
-    """Report whether an error reply names another node of the cluster."""
+    """Return whether an error reply names another node of the cluster."""
     return text.startswith(("MOVED ", "ASK "))
 
 
 def refusal(address: CacheAddress | str, text: str) -> CacheError:
-    """Return the error for an error reply: ``CacheUnreachableError`` if the state is temporary."""
+    """Return the exception for an error reply: ``CacheUnreachableError`` if the state is temporary."""
     if is_passing(text):
         return CacheUnreachableError(f"the cache at {address} is not ready: {text}")
     if wants_credentials(text):
         return WrongPasswordError(
-            f"the cache at {address} refused: {text} (set SUPER_CACHE_USERNAME and SUPER_CACHE_PASSWORD in "
-            "this process's environment, as the cache wants them)"
+            f"the cache at {address} refused the request: {text} (set SUPER_CACHE_USERNAME and "
+            "SUPER_CACHE_PASSWORD in this process's environment to the credentials that the cache requires)"
         )
     remedy = ""
     if text.startswith("NOPERM"):
         remedy = (
-            " (docs/reference.md has the rights of each user: a reader needs GET on super:r1:* and XADD on "
-            "super:n1:*, in a cluster also CLUSTER SLOTS and ASKING)"
+            " (docs/reference.md lists the rights that each user needs: for a reader, GET on super:r1:* and "
+            "XADD on super:n1:*, and in a cluster also CLUSTER SLOTS and ASKING)"
         )
     elif is_redirection(text):
-        remedy = " (this is a node of a Redis Cluster that refused CLUSTER SLOTS: let the user call it)"
-    return CacheError(f"the cache at {address} refused: {text}{remedy}")
+        remedy = " (this is a node of a Redis Cluster that refused CLUSTER SLOTS: allow this user to run it)"
+    return CacheError(f"the cache at {address} refused the request: {text}{remedy}")
 
 
 def no_redis(address: CacheAddress, received: bytes, error: Exception) -> CacheError:
-    """Return the error for a peer that does not send Redis replies."""
-    remedy = " (that is TLS: write rediss://)" if received.startswith(b"\x15\x03") else ""
-    return CacheError(f"what answers at {address} does not speak the Redis protocol: {error}{remedy}")
+    """Return the exception for a peer that does not send Redis replies."""
+    remedy = " (this is TLS: use rediss://)" if received.startswith(b"\x15\x03") else ""
+    return CacheError(f"the server at {address} does not speak the Redis protocol: {error}{remedy}")
 
 
 def tls_failure(address: CacheAddress, error: ssl.SSLError) -> CacheError:
-    """Return the error for an OpenSSL failure, permanent if certificates do not match."""
+    """Return the exception for an OpenSSL failure. It is permanent if a certificate is refused."""
     reason = error.reason or str(error)
     place = f"the cache at {address}"
     if reason == "CERTIFICATE_VERIFY_FAILED":
         detail = getattr(error, "verify_message", "") or reason
         return CacheError(
-            f"{place} showed a certificate that was not accepted: {detail} (SUPER_CACHE_CA_FILE names the "
-            "authorities to trust, in PEM; the certificate must be for the host in the address)"
+            f"{place} presented a certificate that was not accepted: {detail} (set SUPER_CACHE_CA_FILE to a "
+            "PEM file of the authorities to trust; the certificate must be valid for the host in the "
+            "address)"
         )
     if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
         return CacheError(
-            f"{place} did not accept our certificate: {reason} (SUPER_CACHE_CERT_FILE and "
-            "SUPER_CACHE_KEY_FILE name one and its key)"
+            f"{place} did not accept the client certificate: {reason} (set SUPER_CACHE_CERT_FILE and "
+            "SUPER_CACHE_KEY_FILE to a certificate that it accepts, and its key)"
         )
     remedy = _IS_THERE_TLS if reason in _NOT_TLS else ""
-    return CacheUnreachableError(f"{place} is not to be reached: TLS failed: {reason}{remedy}")
+    return CacheUnreachableError(f"{place} cannot be reached because TLS failed: {reason}{remedy}")
 
 
 def unheard(address: CacheAddress, *, encrypted: bool) -> str:
-    """Return a hint for a peer that sent nothing or hung up, perhaps after a TLS handshake."""
+    """Return a hint about a peer that sent nothing or hung up, perhaps after a TLS handshake."""
     if encrypted:
-        return (
-            " (does it want a client's certificate? SUPER_CACHE_CERT_FILE and SUPER_CACHE_KEY_FILE name it)"
-        )
+        return " (does it require a client certificate? Set SUPER_CACHE_CERT_FILE and SUPER_CACHE_KEY_FILE)"
     if address.tls:
         return _IS_THERE_TLS
-    return "" if address.path else " (does it want TLS at that port? That is rediss://)"
+    return "" if address.path else " (does that port require TLS? Use rediss://)"

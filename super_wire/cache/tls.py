@@ -16,17 +16,17 @@ _PIECE_BYTES = 256 * 1024
 
 
 class TlsStream:
-    """An encrypted stream over a blocking socket, which it does not close; construction includes
-    the handshake.
+    """An encrypted stream over a blocking socket, which it does not close.
 
-    ``timeout_s`` bounds the whole handshake, to within one of the socket's waits. OSError: the
-    connection was lost, or the handshake failed (``ssl.SSLError``) or took too long.
+    The constructor performs the handshake. ``timeout_s`` limits the whole handshake, to within one
+    of the socket's waits. Raises ``OSError`` if the connection was lost, or if the handshake failed
+    (``ssl.SSLError``) or took too long.
     """
 
     def __init__(
         self, connected: socket.socket, context: ssl.SSLContext, host: str, *, timeout_s: float
     ) -> None:
-        # Bytes may be buffered here, so that waiting for the socket could be futile.
+        # Bytes may already be buffered here, so waiting for the socket could be in vain.
         self.pending = False
         self._socket = connected
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -42,10 +42,9 @@ class TlsStream:
         return self._outgoing.read()
 
     def receive_some(self, buffers: Sequence[memoryview]) -> int:
-        """Wait for the socket at most once; return the number of bytes put into ``buffers``,
-        EOFError at the end.
+        """Wait for the socket at most once and return the number of bytes put into ``buffers``.
 
-        It is 0 if an encrypted record is still incomplete.
+        It is 0 if an encrypted record is still incomplete. Raises ``EOFError`` at the end.
         """
         if not self.pending:
             self._take()
@@ -55,7 +54,7 @@ class TlsStream:
         return count
 
     def _decrypt(self, buffers: Sequence[memoryview]) -> int:
-        # With a buffer it returns a number, which typeshed does not know.
+        # With a buffer, it returns a number. typeshed does not know this.
         read: Callable[[int, memoryview], int] = self._tls.read  # type: ignore[assignment]
         total = 0
         self.pending = True

@@ -1,4 +1,4 @@
-"""The one object client: functions, listing, stores and commands use it for all objects."""
+"""The object client for everything that reads objects: functions, listing, stores and commands."""
 
 from __future__ import annotations
 
@@ -32,15 +32,14 @@ __all__ = [
 
 
 def open_bucket(bucket: str, hosts: tuple[str, ...] | None = None, roots: tuple[str, ...] = ()) -> Bucket:
-    """Return this process's client of a bucket, such as ``s3://name``, with the settings of its
-    environment.
+    """Return this process's client for a bucket such as ``s3://name``, with the settings of its environment.
 
-    ``hosts`` are the web servers that may be read, each as ``https://host``; for ``None`` see
+    ``hosts`` are the web servers that may be read, each as ``https://host``. For ``None``, see
     :func:`superdl.super_wire.objects.web.may_read`. ``roots`` are the directories to which links
-    in a ``file://`` bucket may lead; by default only itself.
+    in a ``file://`` bucket may lead. By default, they may only lead to the bucket itself.
 
     Raises:
-        ConfigError: an unknown kind, a missing package, or a directory outside all ``roots``.
+        ConfigError: the kind is unknown, a package is missing, or a directory is outside all ``roots``.
         ObjectError: the environment lacks a setting that the client needs.
     """
     # Clients are imported on demand: their packages may be missing, or slow to import.
@@ -65,13 +64,13 @@ def open_bucket(bucket: str, hosts: tuple[str, ...] | None = None, roots: tuple[
 
         return Site(bucket, hosts)
     raise ConfigError(
-        "a bucket is s3://name, gs://name, az://container, hf://datasets/OWNER/NAME, https://host or "
-        f"file:///directory; not {bucket!r}"
+        "a bucket must be s3://name, gs://name, az://container, hf://datasets/OWNER/NAME, https://host or "
+        f"file:///directory, not {bucket!r}"
     )
 
 
 def pinned_bucket(bucket: str) -> str:
-    """Return the bucket in its current state: for a branch or tag of the Hub, its commit."""
+    """Return the bucket in its current state: a branch or tag on the Hub is replaced by its commit."""
     if not bucket.startswith("hf://"):
         return bucket
     from superdl.super_wire.objects.hub import open_dataset
@@ -81,7 +80,7 @@ def pinned_bucket(bucket: str) -> str:
 
 @contextmanager
 def source_failures(what: str) -> Iterator[None]:
-    """Turn an ``ObjectError`` into a ``SourceError`` that names ``what`` was read."""
+    """Turn an ``ObjectError`` into a ``SourceError`` that says ``what`` was being read."""
     try:
         yield
     except ObjectError as error:

@@ -1,4 +1,4 @@
-"""The interface of every kind of bucket, and the one table of what its failures mean to SUPER."""
+"""The interface of all buckets, and the table of what their failures mean to SUPER."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from superdl.super_wire.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-# Attempts of a request with temporary failures, before it raises ObjectError.
+# How often a request with temporary failures is tried before it raises ObjectError.
 ATTEMPTS = 3
 
 
 class Fault(enum.Enum):
-    """The cause of a failed request: an ``Outcome``'s name, and the errors of source and store."""
+    """The cause of a failed request: the name of an ``Outcome``, and the errors for source and store."""
 
     MISSING = "missing", SourceNotFoundError, StoreGoneError
-    CHANGED = "changed", SourceError, StoreGoneError  # also: it ends before the requested span
+    CHANGED = "changed", SourceError, StoreGoneError  # also if it ends before the requested span
     REFUSED = "refused", SourceForbiddenError, StoreRefusedError
     UNAVAILABLE = "unavailable", SourceBusyError, StoreBusyError  # a later request may succeed
     FAILED = "source_error", SourceError, StoreRefusedError  # anything else
@@ -41,7 +41,7 @@ class Fault(enum.Enum):
     store_error: type[StoreError]
 
     def __new__(cls, name: str, source_error: type[SourceError], store_error: type[StoreError]) -> Self:
-        """Let the first value alone be the member's."""
+        """Use only the first value as the member's value."""
         fault = object.__new__(cls)
         fault._value_, fault.source_error, fault.store_error = name, source_error, store_error
         return fault
@@ -59,12 +59,12 @@ CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 
 
 def fault_of(status: int) -> Fault:
-    """Classify the HTTP status of an answer without an object, from any kind of store."""
+    """Classify the HTTP status of a response without an object, from any kind of store."""
     return _FAULTS.get(status, Fault.FAILED)
 
 
 class ObjectError(Exception):
-    """A request failed; the text gives reason and remedy, without the object's name."""
+    """A request failed. The text contains the reason and what to do, but not the object's name."""
 
     def __init__(self, fault: Fault, why: str, *, unreachable: bool = False, full: bool = False) -> None:
         super().__init__(why)
@@ -73,22 +73,22 @@ class ObjectError(Exception):
         self.full = full  # there is no room to write
 
     def of_source(self, what: str) -> SourceError:
-        """Return the error of the source whose object or bucket is ``what``."""
+        """Return the error for a source, in which ``what`` is the object or bucket."""
         words = {
             Fault.MISSING: f"{what} does not exist",
             Fault.REFUSED: f"this machine may not read {what}",
-            Fault.UNAVAILABLE: f"{what} cannot be read, by up to {ATTEMPTS} attempts",
+            Fault.UNAVAILABLE: f"{what} could not be read in up to {ATTEMPTS} attempts",
         }
         return self.fault.source_error(f"{words.get(self.fault, f'{what} cannot be read')} ({self})")
 
     def of_store(self, what: str) -> StoreError:
-        """Return the error of the store in which the object ``what`` is read or written."""
+        """Return the error for a store in which the object ``what`` was read or written."""
         kind = StoreFullError if self.full else self.fault.store_error
         return kind(f"{what}: {self}")
 
 
 class Span(NamedTuple):
-    """The bytes of an object from ``begin`` up to ``end``; from -n to 0, its last n."""
+    """The bytes of an object from ``begin`` up to ``end``. From -n to 0, the last n bytes."""
 
     begin: int
     end: int
@@ -100,11 +100,11 @@ class Span(NamedTuple):
 
     @property
     def header(self) -> str:
-        """The value of the header that requests it."""
+        """The value of the HTTP header that requests the span."""
         return f"bytes={self.begin}" if self.begin < 0 else f"bytes={self.begin}-{self.end - 1}"
 
     def within(self, size_bytes: int) -> Span:
-        """Clip it to an object of ``size_bytes``; empty if the object ends before it."""
+        """Clip the span to an object of ``size_bytes``. It is empty if the object ends before it."""
         if self.begin < 0:
             return Span(max(size_bytes + self.begin, 0), size_bytes)
         return Span(self.begin, max(min(self.end, size_bytes), self.begin))
@@ -120,35 +120,35 @@ class Listed(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A part of a listing: objects, and prefixes of ``folders`` that are not expanded."""
+    """One page of a listing: objects, and the prefixes of ``folders`` that are not expanded."""
 
     objects: list[Listed]
     folders: Sequence[str] = ()
 
 
 class Pending(Protocol):
-    """A requested object; :mod:`select` can wait for its answer to begin."""
+    """A requested object. :mod:`select` can wait until its response begins."""
 
     def fileno(self) -> int:
         """Return the descriptor to wait for."""
 
     def close(self) -> None:
-        """Give up."""
+        """Abandon the request."""
 
 
 class Bucket(ABC):
-    """The objects of one bucket, for any threads. Each method raises :class:`ObjectError`."""
+    """The objects of one bucket, for any number of threads. Each method raises :class:`ObjectError`."""
 
     name: str  # as in sources
     threads: int = 16  # each waits for one answer
     in_flight: int = 1  # objects that each thread should request at a time
     lists_folders: bool = True  # each folder is best listed separately
-    # Held while a page of a listing is parsed: many computing threads would keep the interpreter
-    # from all others, and are no faster.
+    # Held while a page of a listing is parsed. Many threads that parse at once would block the others
+    # without being faster.
     page_lock: AbstractContextManager[object] = nullcontext()
 
     def begin(self, key: str, version: str, span: Span | None = None) -> Pending | None:  # noqa: ARG002
-        """Request an object, or a span of it, for :meth:`read`; ``None`` if that cannot be done."""
+        """Request an object, or a span of it, for :meth:`read`. Returns ``None`` if this is not possible."""
         return None
 
     def read(
@@ -160,11 +160,11 @@ class Bucket(ABC):
         before: Callable[[int], None] = lambda _: None,
         begun: Pending | None = None,  # noqa: ARG002
     ) -> bytes | bytearray:
-        """Return the bytes of an object, or of a span of it; fewer if it ends earlier.
+        """Return the bytes of an object, or of a span of it. They are fewer if the object ends earlier.
 
-        An object of another ``version`` is the fault ``CHANGED``; empty means any. ``before`` is
-        called once with the number of bytes, before they are received; its errors pass through.
-        ``begun`` is the result of :meth:`begin` for the same arguments, and consumed.
+        An object with another ``version`` raises the fault ``CHANGED``. An empty version accepts any.
+        ``before`` is called once with the number of bytes, before they are received, and its errors are
+        passed on. ``begun`` is the result of :meth:`begin` for the same arguments, and is consumed.
         """
         return self._fetch(key, version, span, before)
 
@@ -172,48 +172,48 @@ class Bucket(ABC):
     def _fetch(
         self, key: str, version: str, span: Span | None, before: Callable[[int], None]
     ) -> bytes | bytearray:
-        """Read what was not requested ahead; the arguments are those of :meth:`read`."""
+        """Read an object that was not requested ahead. The arguments are those of :meth:`read`."""
 
     @abstractmethod
     def head(self, key: str) -> tuple[str, int]:
-        """Return version and size of an object."""
+        """Return the version and size of an object."""
 
     def pages(self, prefix: str, *, folders: bool = False) -> Iterator[Page]:  # noqa: ARG002
-        """Yield all objects below a prefix that is empty or ends with ``/``.
+        """Yield all objects below a prefix, which is empty or ends with ``/``.
 
-        With ``folders``, only the objects directly below it, and the prefixes of the folders there.
+        With ``folders``, yield only the objects directly below it and the prefixes of its folders.
         """
         raise ConfigError(f"{self.name} cannot be listed by this client")
 
     def put(self, key: str, body: bytes | BinaryIO, *, content_type: str = "", md5: str = "") -> None:  # noqa: ARG002
-        """Write an object, whole or not at all: bytes, or a file that is read from its beginning.
+        """Write an object completely or not at all, from bytes or from the beginning of a file.
 
-        The server verifies ``md5``, the digest in base64; ``content_type`` is for HTTP readers.
+        The server verifies ``md5``, the digest in base64. ``content_type`` is for HTTP readers.
         """
         raise self._read_only()
 
     def delete(self, key: str) -> None:  # noqa: ARG002
-        """Remove an object; a missing one is no error."""
+        """Remove an object. A missing object is not an error."""
         raise self._read_only()
 
     def _read_only(self) -> ConfigError:
-        return ConfigError(f"{self.name} is only read: objects are written to s3:// or a directory")
+        return ConfigError(f"{self.name} is read-only: objects can only be written to s3:// or a directory")
 
 
 def check_version(found: str, version: str) -> None:
-    """Refuse an object of another version than listed."""
-    # Its id would be wrong.
+    """Refuse an object whose version is not the listed one."""
+    # The sample's id would be wrong.
     if found != version:
-        raise ObjectError(Fault.CHANGED, f"its version is {found}; the catalog lists {version}")
+        raise ObjectError(Fault.CHANGED, f"its version is {found}, but the catalog lists {version}")
 
 
 def check_range(told: str, size_bytes: int, span: Span) -> None:
-    """Refuse bytes other than a span's, which may be cut off by the object's end."""
+    """Refuse bytes that are not those of a span, which may be cut off by the end of the object."""
     match = CONTENT_RANGE.fullmatch(told)
     first, last, total = map(int, match.groups()) if match else (-1, -1, -1)
     if (first, last + 1) != span.within(total) or size_bytes != last + 1 - first:
         raise ObjectError(
             Fault.FAILED,
-            f"asked for {span.header}, the server gave {size_bytes} bytes and called them {told[:60]!r}: it "
-            "does not answer ranges",
+            f"the server does not support range requests: it answered {span.header} with {size_bytes} bytes "
+            f"and Content-Range {told[:60]!r}",
         )

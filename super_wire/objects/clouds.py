@@ -1,4 +1,4 @@
-"""Google's and Azure's buckets, read through obstore, which needs the extra ``clouds``."""
+"""Buckets of Google and Azure, read through obstore, which requires the extra ``clouds``."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ _ENDPOINTS = {
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
 _REMEDIES = {
-    "gs": "give it GOOGLE_APPLICATION_CREDENTIALS, or its machine a service account, that may list and read "
-    "the bucket (roles/storage.objectViewer); GOOGLE_SKIP_SIGNATURE=true reads public buckets",
-    "az": "give it AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_SAS_TOKEN), or "
-    "its machine an identity that may list and read the container (Storage Blob Data Reader); "
-    "AZURE_SKIP_SIGNATURE=true reads public containers",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or attach a service account to the machine, with permission "
+    "to list and read the bucket (roles/storage.objectViewer); for public buckets, set "
+    "GOOGLE_SKIP_SIGNATURE=true",
+    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_SAS_TOKEN), or "
+    "attach an identity to the machine, with permission to list and read the container (Storage Blob "
+    "Data Reader); for public containers, set AZURE_SKIP_SIGNATURE=true",
 }
 # Endpoints and credentials come from the variables of each cloud's tools.
 _OURS = ("GOOGLE_", "AZURE_", "STORAGE_EMULATOR_HOST")
@@ -55,7 +56,7 @@ _WORDS = 300
 
 
 def open_cloud(bucket: str) -> _Cloud:
-    """Return the client of ``gs://name`` or ``az://container``; errors as ``open_bucket``."""
+    """Return the client for ``gs://name`` or ``az://container``. Raises as ``open_bucket`` does."""
     settings = frozenset(item for item in os.environ.items() if item[0].startswith(_OURS))
     return _opened(bucket, os.getpid(), settings)
 
@@ -74,8 +75,8 @@ class _Cloud(Bucket):
             from obstore.store import AzureStore, GCSStore
         except ImportError as error:
             raise ConfigError(
-                f"{bucket} is read through obstore, which is not installed here ({error}): pip install "
-                "'superdl[clouds]' where coordinator and functions run"
+                f"reading {bucket} requires obstore, which is not installed here ({error}): run pip install "
+                "'superdl[clouds]' where the coordinator and functions run"
             ) from error
         endpoint = next(filter(None, map(os.environ.get, _ENDPOINTS[self._scheme])), "")
         options = {
@@ -136,8 +137,8 @@ class _Cloud(Bucket):
             fault = Fault.MISSING if isinstance(error, FileNotFoundError) else fault_of(status)
             if not status and any(words in str(error) for words in _NO_ANSWER):
                 fault = Fault.UNAVAILABLE
-            # Failures without any server get one too: without credentials, obstore asks a server
-            # that only the cloud's own machines have.
+            # Failures without a server get a remedy too: without credentials, obstore asks a server
+            # that only exists on the cloud's own machines.
             remedy = "" if status and fault is not Fault.REFUSED else f"; {_REMEDIES[self._scheme]}"
             raise ObjectError(fault, f"{message}{remedy}") from error
 
@@ -147,5 +148,5 @@ def _listed(meta: Any) -> Listed:
 
 
 def _version(meta: Any) -> str:
-    # Every cloud gives each version its own ETag.
+    # All clouds give each version its own ETag.
     return str(meta["e_tag"] or "").removeprefix("W/").strip('"')

@@ -1,4 +1,4 @@
-"""Directories as buckets: ``file://`` and a path that no key can leave, by ``..`` or a link."""
+"""Directories as buckets: ``file://`` and a path that no key can leave, neither with ``..`` nor by a link."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-_MAX_KEPT = 128  # open directories; files of more are opened by their whole path
+_MAX_KEPT = 128  # open directories; files in further ones are opened by their full path
 # Without O_NONBLOCK, opening a FIFO would wait for its writer.
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Directory(Bucket):
-    """One directory; links in it may lead to ``allowed_roots``, by default only within it.
+    """One directory. Links in it may lead to ``allowed_roots``, or by default only to places within it.
 
-    ConfigError if ``root`` is relative, or outside all ``allowed_roots`` (if there are any).
+    Raises ``ConfigError`` if ``root`` is relative, or outside all ``allowed_roots`` if any are given.
     """
 
-    threads = 2  # enough to read ahead of a decoder; more only contend for the GIL
+    threads = 2  # enough to read ahead of a decoder; more would only compete for the GIL
 
     def __init__(self, root: str, allowed_roots: tuple[str, ...] = ()) -> None:
         if not root.startswith("/"):
-            raise ConfigError(f"a file:// bucket names an absolute directory; not {root!r}")
+            raise ConfigError(f"a file:// bucket must be an absolute directory, not {root!r}")
         self.name, self._root = f"file://{root}", os.path.realpath(root)
         if allowed_roots and not any(_is_within(self._root, allowed) for allowed in allowed_roots):
             raise ConfigError(
-                f"this function may not read {root}: SUPER_FILE_ROOTS allows {os.pathsep.join(allowed_roots)}"
+                f"this function may not read {root}: SUPER_FILE_ROOTS only allows "
+                f"{os.pathsep.join(allowed_roots)}"
             )
         self._roots = allowed_roots or (self._root,)
         self._kept: dict[str, int] = {}  # descriptors of directories, by path
@@ -62,19 +63,19 @@ class Directory(Bucket):
         return data
 
     def head(self, key: str) -> tuple[str, int]:
-        """Return the file's version, by its time, and its size."""
+        """Return the file's version, based on its time, and its size."""
         with self._opened(key) as descriptor:
             status = os.fstat(descriptor)
         return file_version(status), status.st_size
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[int]:
-        """Yield the descriptor of a regular file; the system's errors become ``ObjectError``."""
+        """Yield the descriptor of a regular file. System errors are raised as ``ObjectError``."""
         try:
             descriptor = self._open(key)
             try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise ObjectError(Fault.CHANGED, "it is no regular file (any more)")
+                    raise ObjectError(Fault.CHANGED, "it is not a regular file (any more)")
                 yield descriptor
             finally:
                 os.close(descriptor)
@@ -90,7 +91,7 @@ class Directory(Bucket):
             try:
                 return os.open(name, _OPEN_FLAGS | os.O_NOFOLLOW, dir_fd=kept)
             except OSError as error:
-                if error.errno != errno.ELOOP:  # else a link
+                if error.errno != errno.ELOOP:  # otherwise it is a link
                     raise
         descriptor = self._resolve(key)
         try:
@@ -100,7 +101,7 @@ class Directory(Bucket):
             os.close(descriptor)
 
     def _keep(self, directory: str) -> int | None:
-        """Return a directory's kept descriptor; ``None`` without room for another."""
+        """Return the kept descriptor of a directory, or ``None`` if there is no room for another one."""
         kept = self._kept.get(directory)
         if kept is None and len(self._kept) < _MAX_KEPT:
             descriptor = self._resolve(directory, os.O_DIRECTORY)
@@ -110,9 +111,9 @@ class Directory(Bucket):
         return kept
 
     def _resolve(self, path: str, flags: int = 0) -> int:
-        """Open a path that leads below a root by ``O_PATH``, which cannot read it."""
+        """Open a path below a root with ``O_PATH``, so that it cannot be read yet."""
         descriptor = os.open(f"{self._root}/{path}", os.O_PATH | os.O_CLOEXEC | flags)
-        # The kernel reports where it led: swapping a directory for a link in between gains nothing.
+        # The kernel reports where it led, so swapping a directory for a link in between has no effect.
         place = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 # no Path for each file
         if not any(_is_within(place, root) for root in self._roots):
             os.close(descriptor)
@@ -128,7 +129,7 @@ def _close(kept: dict[str, int]) -> None:
 def _escape() -> ObjectError:
     return ObjectError(
         Fault.REFUSED,
-        "its path leaves the source's directory, and SUPER_FILE_ROOTS of the function allows no other",
+        "its path leaves the source's directory, and the function's SUPER_FILE_ROOTS allows no other",
     )
 
 
@@ -137,7 +138,7 @@ def _is_within(path: str, root: str) -> bool:
 
 
 def file_version(status: os.stat_result) -> str:
-    """Return a file's version: ``size-mtime_ns``, so that a rewritten file is another."""
+    """Return a file's version, ``size-mtime_ns``, which changes when the file is rewritten."""
     return f"{status.st_size}-{status.st_mtime_ns}"
 
 
@@ -147,7 +148,7 @@ def _check_status(status: os.stat_result, version: str) -> None:
     if size is None and version:
         check_version(file_version(status), version)
     elif size is not None and status.st_size != size:
-        raise ObjectError(Fault.CHANGED, f"it has {status.st_size} bytes; the catalog lists {version}")
+        raise ObjectError(Fault.CHANGED, f"it has {status.st_size} bytes, but the catalog lists {version}")
 
 
 def _read_exactly(descriptor: int, size_bytes: int, begin: int) -> bytes:
@@ -159,7 +160,7 @@ def _read_exactly(descriptor: int, size_bytes: int, begin: int) -> bytes:
     return data
 
 
-# A network filesystem's server is away. EIO is not included: a disk's bad block gives it permanently.
+# The server of a network filesystem is down. EIO is not included: a bad block on a disk is permanent.
 _AWAY = frozenset({errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ECONNREFUSED, errno.ECONNRESET})
 _AWAY |= {errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH}
 

@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face Hub: ``hf://datasets/OWNER/NAME``, mostly with ``@COMMIT``."""
+"""Datasets on the Hugging Face Hub: ``hf://datasets/OWNER/NAME``, usually with ``@COMMIT``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from superdl.super_wire.objects.web import Answer
 
 _HUB = "https://huggingface.co"
-# Bounds on remembered file locations: the Hub limits requests for them, not those for bytes.
+# Limits for remembered file locations: the Hub limits requests for them, but not those for bytes.
 _KEPT, _KEPT_S = 1024, 600.0
 _ANSWER_BYTES = 2**25  # a page of a listing has 1,000 files, of some 300 bytes each
 _COMMIT = re.compile("[0-9a-f]{40}")
@@ -40,7 +40,7 @@ class _Place(NamedTuple):
 
 
 def open_dataset(bucket: str) -> Dataset:
-    """Return this process's client of a dataset; errors as in ``open_bucket``."""
+    """Return this process's client for a dataset. Raises as ``open_bucket`` does."""
     endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or _HUB
     return _opened(bucket, os.getpid(), endpoint, os.environ.get("HF_TOKEN", "").strip())
 
@@ -51,35 +51,41 @@ def _opened(bucket: str, _process: int, endpoint: str, token: str) -> Dataset:
 
 
 class Dataset(Bucket):
-    """One dataset in one revision."""
+    """One revision of a dataset."""
 
     lists_folders = False  # listing each folder costs more requests
 
     def __init__(self, bucket: str, endpoint: str, token: str) -> None:
         match = HUB_BUCKET.fullmatch(bucket)
         if match is None:
-            raise ConfigError(f"a dataset of the Hub is hf://datasets/OWNER/NAME; not {bucket[:_SHOWN]!r}")
+            raise ConfigError(
+                f"a dataset on the Hub must be hf://datasets/OWNER/NAME, not {bucket[:_SHOWN]!r}"
+            )
         if not may_read(server_of(endpoint), None):
-            raise ConfigError(f"HF_ENDPOINT is https://host, or a server of this machine; not {endpoint!r}")
-        if not re.fullmatch("[!-~]*", token):  # no header can hold it
-            raise ConfigError("HF_TOKEN is no token of the Hub: it has blanks, or is not ASCII")
+            raise ConfigError(
+                f"HF_ENDPOINT must be https://host or a server on this machine, not {endpoint!r}"
+            )
+        if not re.fullmatch("[!-~]*", token):  # no header can contain it
+            raise ConfigError("HF_TOKEN is not a valid token: it contains whitespace or non-ASCII characters")
         self.name, self._name, self._revision = bucket, match[1], match[2] or "main"
         self._endpoint = endpoint
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._places: dict[str, _Place] = {}
 
     def pinned(self) -> str:
-        """Return the bucket of the commit that its branch or tag currently has."""
+        """Return the bucket with the current commit of its branch or tag."""
         commit = self._revision
         if not _COMMIT.fullmatch(commit):
             revision, _ = self._json(f"revision/{commit}?expand=sha")
             commit = str(revision.get("sha")) if isinstance(revision, dict) else ""
             if not _COMMIT.fullmatch(commit):
-                raise ObjectError(Fault.FAILED, f"the Hub names no commit of the revision {self._revision}")
+                raise ObjectError(
+                    Fault.FAILED, f"the Hub returned no commit for the revision {self._revision}"
+                )
         return f"hf://{self._name}@{commit}"
 
     def _fetch(self, key: str, version: str, span: Span | None, before: Callable[[int], None]) -> bytes:
-        # A remembered URL may have expired: then look the file up once more.
+        # A remembered URL may have expired. Then look up the file once more.
         for may_be_old in (key in self._places, False):
             place = self._place(key)
             if version:
@@ -92,7 +98,7 @@ class Dataset(Bucket):
             with answered("GET", place.url, {**own, **range_header(bounded)}, follow) as answer:
                 if answer.good:
                     if answer.size != place.size or (of_hub and answer.etag() != place.version):
-                        raise ObjectError(Fault.CHANGED, "other bytes came than the Hub had told of")
+                        raise ObjectError(Fault.CHANGED, "the file is not the one that the Hub announced")
                     return answer.content(bounded, before)
                 self._places.pop(key, None)
                 if not may_be_old:  # else its URL may have expired
@@ -100,7 +106,7 @@ class Dataset(Bucket):
         raise AssertionError  # the second round returns or raises
 
     def head(self, key: str) -> tuple[str, int]:
-        """Return version and size of a file."""
+        """Return the version and size of a file."""
         return self._place(key)[1:3]
 
     def pages(self, prefix: str, *, folders: bool = False) -> Iterator[Page]:  # noqa: ARG002
@@ -110,12 +116,12 @@ class Dataset(Bucket):
         while query:
             entries, following = self._json(f"{path}?{query}")
             if not isinstance(entries, list) or following == query:
-                raise ObjectError(Fault.FAILED, "the Hub's listing is not understood")
+                raise ObjectError(Fault.FAILED, "the Hub's listing cannot be parsed")
             yield Page([file for entry in entries for file in _file_in(entry)])
             query = following
 
     def _place(self, key: str) -> _Place:
-        """Return the URL of a file's bytes, with their version and size."""
+        """Return the URL of a file's bytes, together with its version and size."""
         place = self._places.get(key)
         if place is not None and place.until_s > time.monotonic():
             return place
@@ -128,7 +134,9 @@ class Dataset(Bucket):
             # unchanged keep their samples.
             version = answer.etag(f"{linked}ETag")
             if not _OID.fullmatch(version):
-                raise ObjectError(Fault.FAILED, f"the Hub tells no version of it, but {version[:_SHOWN]!r}")
+                raise ObjectError(
+                    Fault.FAILED, f"the Hub returned {version[:_SHOWN]!r}, which is not a version"
+                )
             size = answer.number(f"{linked}Size" if linked else "Content-Length")
             place = _Place(answer.target or answer.url, version, size, time.monotonic() + _KEPT_S)
         self._leads_on(place.url)
@@ -138,7 +146,7 @@ class Dataset(Bucket):
         return place
 
     def _json(self, path: str) -> tuple[Any, str]:
-        """Return the Hub's answer, and the query for the next page, empty after the last."""
+        """Return the Hub's answer and the query for the next page, which is empty after the last one."""
         url = f"{self._endpoint}/api/{self._name}/{path}"
         with answered("GET", url, self._headers, self._is_hubs) as answer:
             if not answer.good:
@@ -152,27 +160,33 @@ class Dataset(Bucket):
         return parsed, urlsplit(following[1]).query if following else ""
 
     def _is_hubs(self, url: str) -> bool:
-        """Report whether a redirect stays at the Hub; then it gets the token."""
+        """Return whether a redirect stays on the Hub, so that it may receive the token."""
         return server_of(url) == server_of(self._endpoint)
 
     def _leads_on(self, url: str) -> bool:
-        """Return ``True`` if bytes may be read there without the token, or raise."""
+        """Return ``True`` if bytes may be read there without the token. Otherwise raise an error."""
         server = server_of(url)
         if server.startswith("https:") or (self._endpoint.startswith("http:") and may_read(server, None)):
             return True
-        raise ObjectError(Fault.REFUSED, f"the Hub leads to {server}, away from TLS")
+        raise ObjectError(Fault.REFUSED, f"the Hub redirects to {server}, which does not use TLS")
 
     def _failure(self, answer: Answer) -> ObjectError:
         code, words = (answer.headers.get(f"X-Error-{name}", "")[:_SHOWN] for name in ("Code", "Message"))
         remedy = f" ({code} {shown(words)})" if code else ""
         if code == "GatedRepo":
             remedy += (
-                f"; accept the conditions at {self._endpoint}/{self._name}, and give that account's HF_TOKEN"
+                f"; accept the conditions at {self._endpoint}/{self._name}, and set HF_TOKEN to a token of "
+                "that account"
             )
         elif answer.status in {401, 403}:
-            remedy += "; it is private or does not exist: give HF_TOKEN of an account that may read it"
+            remedy += (
+                "; it is private or does not exist: set HF_TOKEN to a token of an account that may read it"
+            )
         elif answer.status == HTTPStatus.TOO_MANY_REQUESTS:
-            remedy += "; the Hub counts requests: give HF_TOKEN, and read Parquet or tars, not loose files"
+            remedy += (
+                "; the Hub limits requests: set HF_TOKEN, and read Parquet files or tars instead of loose "
+                "files"
+            )
         return answer.failure(remedy)
 
 
@@ -185,5 +199,5 @@ def _file_in(entry: Any) -> Iterator[Listed]:
         path = version = size = None
     texts = isinstance(path, str) and isinstance(version, str) and clean_text(path) == path != ""
     if not (texts and isinstance(size, int) and _OID.fullmatch(version)):
-        raise ObjectError(Fault.FAILED, f"the Hub's listing is not understood: {str(entry)[:_SHOWN]}")
+        raise ObjectError(Fault.FAILED, f"the Hub's listing cannot be parsed: {str(entry)[:_SHOWN]}")
     yield Listed(path, version, size)

@@ -1,8 +1,8 @@
-"""S3 and compatible servers: objects of one bucket over kept connections.
+"""S3 and compatible servers: the objects of one bucket, over connections that are kept open.
 
-A GET takes the fast path; the general path by urllib3 retries, follows a bucket to its region,
-and turns refusals into :class:`ObjectError`. All requests take it behind a proxy, and with
-servers that answer GETs differently.
+A GET takes a fast path. The general path through urllib3 retries, follows a bucket to its region
+and turns refusals into :class:`ObjectError`. It is used for all requests behind a proxy, and for
+servers whose responses to GETs are unusual.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 
 def open_s3(name: str, patience: Patience = Patience()) -> S3Bucket:  # noqa: B008  # frozen
-    """Return this process's client of a bucket, with its environment's settings."""
+    """Return this process's client for a bucket, with the settings of its environment."""
     return _opened(name, patience, os.getpid(), settings_of_s3())
 
 
@@ -75,7 +75,7 @@ def close_connections() -> None:
 
 
 class S3Bucket(Bucket):
-    """The bucket ``bucket``; after a fork a client makes new connections."""
+    """The client for the bucket ``bucket``. After a fork, it opens new connections."""
 
     def __init__(self, bucket: str, account: Account, patience: Patience = Patience()) -> None:  # noqa: B008
         self.name = f"s3://{bucket}"
@@ -97,11 +97,11 @@ class S3Bucket(Bucket):
 
     @property
     def in_flight(self) -> int:  # type: ignore[override]
-        """The number of objects that each of them should request at a time."""
+        """The number of objects that each thread should request at once."""
         return _LEAN_IN_FLIGHT if self._lean else 1
 
     def begin(self, key: str, version: str, span: Span | None = None) -> Pending | None:
-        """Request an object, or a span of it, ahead."""
+        """Request an object, or a span of it, ahead of reading."""
         if not self._lean:
             return None
         try:
@@ -155,7 +155,7 @@ class S3Bucket(Bucket):
         return data
 
     def head(self, key: str) -> tuple[str, int]:
-        """Return version and size of an object."""
+        """Return the version and size of an object."""
         return self._general(Request("HEAD", key), lambda response: (_etag(response), _size(response)))
 
     def put(self, key: str, body: bytes | BinaryIO, *, content_type: str = "", md5: str = "") -> None:
@@ -169,7 +169,8 @@ class S3Bucket(Bucket):
             size = body.tell()
         if size > _PUT_BYTES_MAX:
             raise ObjectError(
-                Fault.FAILED, f"its {size:,} bytes are more than S3 takes at once: write smaller objects"
+                Fault.FAILED,
+                f"its {size:,} bytes are more than S3 accepts in one request: write smaller objects",
             )
         lines = [f"content-length:{size}"]
         lines += [f"content-md5:{md5}"] if md5 else []
@@ -178,7 +179,7 @@ class S3Bucket(Bucket):
         self._general(request, lambda _: None)
 
     def delete(self, key: str) -> None:
-        """Remove an object; a missing one is no error."""
+        """Remove an object. A missing object is not an error."""
         try:
             self._general(Request("DELETE", key), lambda _: None)
         except ObjectError as error:
@@ -186,14 +187,14 @@ class S3Bucket(Bucket):
                 raise
 
     def pages(self, prefix: str, *, folders: bool = False) -> Iterator[Page]:
-        """Yield all objects below a prefix, or only those directly in it and its folders."""
+        """Yield all objects below a prefix, or only those directly below it and its folders."""
         query = {"list-type": "2", "encoding-type": "url", "prefix": prefix}
         query |= {"delimiter": "/"} if folders else {}
 
         def receive(response: urllib3.BaseHTTPResponse) -> bytes:
             content = response.read(_PAGE_BYTES + 1)
             if len(content) > _PAGE_BYTES:
-                raise ObjectError(Fault.FAILED, f"a page of the listing has over {_PAGE_BYTES:,} bytes")
+                raise ObjectError(Fault.FAILED, f"a page of the listing is larger than {_PAGE_BYTES:,} bytes")
             return content
 
         marked = ""
@@ -205,13 +206,15 @@ class S3Bucket(Bucket):
             if not following:
                 return
             if following == marked:
-                raise ObjectError(Fault.FAILED, "the object store's listing goes in circles")
+                raise ObjectError(
+                    Fault.FAILED, "the object store's listing never ends: it repeats the same pages"
+                )
             if number.bit_count() == 1:  # ever more rarely, to detect cycles of any length
                 marked = following
             query["continuation-token"] = following
 
     def region(self) -> str:
-        """Return the bucket's region, which S3 reports even in refusals; empty without."""
+        """Return the bucket's region, which S3 reports even in refusals, or an empty string."""
         request = Request("HEAD", None)
         try:
             return self._general(request, lambda got: got.headers.get("x-amz-bucket-region", ""))
@@ -221,13 +224,13 @@ class S3Bucket(Bucket):
         return self._told
 
     def close(self) -> None:
-        """Close the idle connections; the next request makes new ones."""
+        """Close the idle connections. The next request opens new ones."""
         with self._lock:
             self._way = None
             self._ended()
 
     def forget(self) -> None:
-        """Leave connections, locks and credentials to the parent, in a child after a fork."""
+        """Leave connections, locks and credentials to the parent process, in a child after a fork."""
         self._lock, self.page_lock = threading.Lock(), threading.Lock()
         self._way, self._account = None, account_of(os.getpid(), settings_of_s3())
 
@@ -242,7 +245,7 @@ class S3Bucket(Bucket):
                 check_range(response.headers.get("Content-Range", ""), size, span)
             elif response.status != _WHOLE:
                 raise ObjectError(
-                    Fault.FAILED, f"the object store answered {response.status}, with a part of it"
+                    Fault.FAILED, f"the object store answered {response.status}, with only a part of it"
                 )
             before(size)
             return response.read()
@@ -257,9 +260,9 @@ class S3Bucket(Bucket):
         *,
         attempts: int = 0,
     ) -> T:
-        """Return the result of ``receive`` for the answer to a request, whose body is still unread.
+        """Return the result of ``receive`` for the response to a request, whose body is still unread.
 
-        The errors of ``receive`` pass through. ``attempts`` is the maximum; 0 means the default.
+        Errors raised by ``receive`` are passed on. ``attempts`` is the maximum, and 0 means the default.
         """
         attempts = attempts_left = attempts or self._patience.attempts
         followed = False
@@ -316,7 +319,7 @@ class S3Bucket(Bucket):
         return way
 
     def _follow(self, way: Route) -> None:
-        """Switch to the region that S3 reported, unless another thread has."""
+        """Switch to the region that S3 reported, unless another thread has already done so."""
         with self._lock:
             if self._way is way:
                 ended = self._ended
@@ -328,11 +331,11 @@ class S3Bucket(Bucket):
         server = way.endpoint.netloc if way else self.name
         words = f"no object store answered at {server} ({type(error).__name__}: {error})"
         remedy = (
-            "check the network (in a VPC: a gateway endpoint for S3 in the bucket's region, or NAT), and "
-            "SUPER_S3_ENDPOINT_URL or AWS_ENDPOINT_URL_S3 if the store is not AWS"
+            "check the network (in a VPC, use a gateway endpoint for S3 in the bucket's region, or NAT), "
+            "and SUPER_S3_ENDPOINT_URL or AWS_ENDPOINT_URL_S3 if the store is not AWS"
         )
         if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in (error, *error.args)):
-            remedy = "AWS_CA_BUNDLE names the authorities that are trusted"
+            remedy = "set AWS_CA_BUNDLE to a file with the authorities to trust"
             return ObjectError(Fault.FAILED, f"{words}: {remedy}")
         timed_out = isinstance(error, urllib3.exceptions.ConnectTimeoutError)
         refused = isinstance(error, urllib3.exceptions.NewConnectionError)  # a kind of the former
@@ -347,7 +350,7 @@ def _etag(response: urllib3.BaseHTTPResponse) -> str:
 def _size(response: urllib3.BaseHTTPResponse) -> int:
     size = response.headers.get("Content-Length", "")
     if not size.isdigit() or "Transfer-Encoding" in response.headers:  # then HTTP ignores the length
-        raise ObjectError(Fault.FAILED, "the object store gives no size")
+        raise ObjectError(Fault.FAILED, "the object store did not return the size")
     return int(size)
 
 

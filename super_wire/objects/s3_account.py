@@ -1,4 +1,4 @@
-"""The account that reads S3: settings, credentials, endpoints, and signed requests."""
+"""The account that reads from S3: settings, credentials, endpoints and signed requests."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _ON = frozenset({"1", "true", "yes"})
 _LOOK_AGAIN_S = 10.0  # pause before another search for credentials
 _OURS = ("AWS_", "SUPER_S3_")
 _REMEDY = (
-    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give this machine a role; "
-    "SUPER_S3_ANONYMOUS=1 reads public buckets"
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give this machine a role; for "
+    "public buckets, set SUPER_S3_ANONYMOUS=1"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server, how it is reached, and the path prefix of its objects' URLs."""
+    """A server, how to reach it, and the path prefix in the URLs of its objects."""
 
     scheme: str
     host: str
@@ -59,13 +59,13 @@ class Endpoint:
 
     @property
     def netloc(self) -> str:
-        """The host, with its port if that is not the scheme's default."""
+        """The host, with its port if that is not the default of the scheme."""
         shown = f"[{self.host}]" if ":" in self.host else self.host
         return shown if self.port == _PORTS[self.scheme] else f"{shown}:{self.port}"
 
 
 def settings_of_s3() -> frozenset[tuple[str, str]]:
-    """Return the variables that affect reading from S3: a change of them requires a new client."""
+    """Return the variables that affect reading from S3. If they change, a new client is needed."""
     return frozenset(
         item
         for item in os.environ.items()
@@ -75,12 +75,12 @@ def settings_of_s3() -> frozenset[tuple[str, str]]:
 
 @lru_cache(maxsize=4)
 def account_of(_process: int, _settings: frozenset[tuple[str, str]]) -> Account:
-    """Return the account of a process with these settings."""
+    """Return the account for a process with these settings."""
     return Account()
 
 
 class Account:
-    """Settings and credentials, from the environment at construction; threads may share it."""
+    """Settings and credentials, taken from the environment at construction. Threads may share it."""
 
     def __init__(self) -> None:
         # All other settings are those of boto3: variables and profiles.
@@ -94,18 +94,20 @@ class Account:
 
     @property
     def credentials(self) -> Callable[[], ReadOnlyCredentials] | None:
-        """A function for valid credentials or ``ObjectError``; ``None`` if anonymous."""
+        """A function that returns valid credentials or raises ``ObjectError``, or ``None`` for anonymous
+        access.
+        """
         return None if self.anonymous else self._valid_now
 
     def endpoint(self, bucket: str, region: str = "") -> Endpoint:
-        """Return the endpoint of a bucket, in ``region`` if S3 has reported one."""
+        """Return the endpoint for a bucket, in ``region`` if S3 has reported one."""
         with self._lock, _failures():
             session = self._opened()
             own = session.get_config_variable("region") or os.environ.get("AWS_REGION") or _DEFAULT_REGION
             region = region or (_DEFAULT_REGION if own == "aws-global" else own)
             if not _REGION.fullmatch(region):
                 raise ObjectError(
-                    Fault.FAILED, f"the region is a name such as {_DEFAULT_REGION}; not {region!r}"
+                    Fault.FAILED, f"the region must be a name such as {_DEFAULT_REGION}, not {region!r}"
                 )
             options = session.get_scoped_config().get("s3")
             options = options if isinstance(options, dict) else {}
@@ -116,9 +118,9 @@ class Account:
         return Endpoint(parts.scheme, parts.hostname or "", port, region, prefix, tls)
 
     def _place(self, session: Any, bucket: str, region: str, options: dict[str, str]) -> tuple[str, str]:
-        """Return the URL of a bucket's server, and the path of the bucket there."""
+        """Return the URL of a bucket's server, and the path of the bucket on it."""
         if bucket.endswith(_DIRECTORY_BUCKET):
-            raise ObjectError(Fault.FAILED, "it is a directory bucket (S3 Express), and those are not read")
+            raise ObjectError(Fault.FAILED, "it is a directory bucket (S3 Express), which is not supported")
         style = options.get("addressing_style", "auto")
         fits = _HOST_LABEL.fullmatch(bucket) is not None  # a dot would not match the certificate
         if named := self.endpoint_url or _configured_url(session):
@@ -166,7 +168,9 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except (exceptions.ConnectionError, exceptions.HTTPClientError) as error:
-        raise ObjectError(Fault.UNAVAILABLE, f"AWS credentials cannot be had now: {error}") from error
+        raise ObjectError(
+            Fault.UNAVAILABLE, f"AWS credentials are not available at the moment: {error}"
+        ) from error
     except exceptions.ClientError as error:  # from STS, which exchanges them for a role's
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         passing = fault_of(status) is Fault.UNAVAILABLE or "Throttl" in str(error.response["Error"])
@@ -179,7 +183,7 @@ def _failures() -> Iterator[None]:
 
 
 def _configured_url(session: Any) -> str:
-    """Return the endpoint in boto3's own settings; empty if none."""
+    """Return the endpoint in boto3's own settings, or an empty string if there is none."""
     from botocore.configprovider import ConfiguredEndpointProvider
 
     if session.get_config_variable("ignore_configured_endpoint_urls"):
@@ -198,8 +202,8 @@ def _checked_url(url: str) -> SplitResult:
     if not usable or parts.username or parts.query:
         raise ObjectError(
             Fault.FAILED,
-            "the endpoint of the object store (SUPER_S3_ENDPOINT_URL, AWS_ENDPOINT_URL_S3) is a URL such as "
-            f"http://127.0.0.1:9000; not {without_credentials(url)!r}",
+            "the endpoint of the object store (SUPER_S3_ENDPOINT_URL, AWS_ENDPOINT_URL_S3) must be a URL "
+            f"such as http://127.0.0.1:9000, not {without_credentials(url)!r}",
         )
     return parts
 
@@ -214,7 +218,7 @@ def _tls(session: Any) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=bundle or get_cert_path(verify=True))
     except OSError as error:
         raise ObjectError(
-            Fault.FAILED, f"the CA bundle {bundle} cannot be read ({error}): mend AWS_CA_BUNDLE"
+            Fault.FAILED, f"the CA bundle {bundle} cannot be read ({error}): correct AWS_CA_BUNDLE"
         ) from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
@@ -227,25 +231,25 @@ _AS_LISTED = "surrogateescape"  # bytes of a key that are not UTF-8
 
 
 def object_path(prefix: str, key: str) -> str:
-    """Return an object's URL path, percent-encoded as S3 signs it: once, with slashes."""
+    """Return the URL path of an object, percent-encoded once as S3 signs it, with slashes kept."""
     return f"{prefix}/{quote(key, safe=_PATH_SAFE, errors=_AS_LISTED)}"
 
 
 def query_of(fields: Mapping[str, str]) -> str:
-    """Return the query of a URL, in the order in which it is signed."""
+    """Return the query string of a URL, in the order in which it is signed."""
     return "&".join(
         f"{name}={quote(fields[name], safe='-_.~', errors=_AS_LISTED)}" for name in sorted(fields)
     )
 
 
 def request_bytes(method: str, path: str, lines: Sequence[str]) -> bytes:
-    """Return a whole request without a body."""
+    """Return a complete request without a body."""
     return "\r\n".join([f"{method} {path} HTTP/1.1", *lines, "", ""]).encode()
 
 
 @dataclass(frozen=True, slots=True, repr=False)  # it is secret
 class _Moment:
-    """The common part of all signatures within one second."""
+    """The part that all signatures within one second have in common."""
 
     second: int
     date_line: str
@@ -256,10 +260,10 @@ class _Moment:
 
 
 class Signer:
-    """A builder of signed requests' header lines, AWS's Version 4; threads may share it.
+    """Builds the header lines of requests signed with AWS Signature Version 4. Threads may share it.
 
-    ``credentials`` is called once a second for the currently valid ones; ``None`` means no signatures.
-    ``host`` is the value of the Host header, with the port if it is not the scheme's default.
+    ``credentials`` is called once a second and returns those that are currently valid. ``None`` means
+    no signatures. ``host`` is the value of the Host header, with the port if it is not the default.
     """
 
     def __init__(
@@ -286,12 +290,12 @@ class Signer:
         before_host: Sequence[str] = (),
         digest: str = NO_BODY,
     ) -> list[str]:
-        """Return the lines of the request's headers, including the signature; ObjectError without
-        credentials.
+        """Return the header lines of a request, including the signature.
 
-        ``path`` and ``query`` are of :func:`object_path` and :func:`query_of`. ``headers`` are
-        more lines such as ``range:bytes=0-9``, sorted, whose names come after ``host`` and before
-        ``x-amz``, ``before_host`` those before ``host``. ``digest`` is the body's SHA-256.
+        Raises ``ObjectError`` without credentials. ``path`` and ``query`` are made by :func:`object_path`
+        and :func:`query_of`. ``headers`` are further lines such as ``range:bytes=0-9``, sorted, whose names
+        come after ``host`` and before ``x-amz``. Those in ``before_host`` come before ``host``. ``digest``
+        is the SHA-256 of the body.
         """
         if self._credentials is None:
             return [*before_host, self._host_line, *headers, *self._payer]

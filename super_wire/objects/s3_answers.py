@@ -1,4 +1,4 @@
-"""Parsing of S3's answers: pages of a listing, and refusals."""
+"""Parsing of responses from S3: pages of a listing, and refusals."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ _WRITING = {"PUT": "s3:PutObject", "DELETE": "s3:DeleteObject"}
 _MOVED = frozenset({301, 307})
 _SHOWN = 300
 _LISTING = "ListBucketResult"
-# An object as S3 and most compatible servers write it; outside of a comment it is unambiguous.
+# An object as written by S3 and most compatible servers. Outside a comment, it is unambiguous.
 _PLAIN = rb"[ -%'-;=-~]*"  # ASCII without < and &
 _OBJECT = re.compile(
     rb"<Contents><Key>(%b)</Key><LastModified>(%b)</LastModified>" % (_PLAIN, _PLAIN)
     + rb"<ETag>(?:&quot;|\")?([0-9A-Za-z-]*)(?:&quot;|\")?</ETag><Size>([0-9]{1,18})</Size>"
     + rb"(?:<StorageClass>[A-Z_]*</StorageClass>)?</Contents>"
 )
-_TEXT_BYTES = 2**16  # longer than any text in an answer, so that each comes in one piece
+_TEXT_BYTES = 2**16  # longer than any text in a response, so that each arrives in one piece
 
 
 class ListPage(NamedTuple):
-    """A page of a listing, and the token of the next one, empty after the last."""
+    """One page of a listing, and the token for the next one, which is empty after the last."""
 
     page: Page
     token: str
 
 
 def parse_page(content: bytes) -> ListPage:
-    """Parse the answer to a ListObjectsV2 request; ObjectError if it is something else."""
+    """Parse the response to a ListObjectsV2 request. Raises ``ObjectError`` if it is invalid."""
     objects: list[Listed] = []
-    # A regex takes a third of the time of a parser. But a comment may hide objects: then parse all.
+    # A regex takes a third of the time of a parser. If a comment may hide objects, parse everything.
     remainder = content if b"<!" in content else _OBJECT.sub(b"", content)
     if b"<Contents" not in remainder:
         objects = [
@@ -75,7 +75,7 @@ def parse_page(content: bytes) -> ListPage:
         _parse(content, end, texts)
         fields[_LISTING]
     except (expat.ExpatError, KeyError, ValueError) as error:
-        why = f"the object store's listing is not understood ({type(error).__name__}: {error})"
+        why = f"the object store's listing cannot be parsed ({type(error).__name__}: {error})"
         raise ObjectError(Fault.FAILED, f"{why}: it begins with {content[:_SHOWN]!r}") from error
     if fields.get("EncodingType") == "url":
         for place, item in enumerate(objects):
@@ -85,13 +85,13 @@ def parse_page(content: bytes) -> ListPage:
     token = fields.get("NextContinuationToken", "") if fields.get("IsTruncated") == "true" else None
     if token == "":
         raise ObjectError(
-            Fault.FAILED, "the object store cuts its listing off, and gives no token for the rest"
+            Fault.FAILED, "the object store truncated its listing, but returned no continuation token"
         )
     return ListPage(Page(objects, folders), token or "")
 
 
 def fields_of(content: bytes) -> dict[str, str]:
-    """Return the texts of an answer's elements by name; empty if it is not XML."""
+    """Return the text of each element in a response, by name, or an empty dict if it is not XML."""
     fields: dict[str, str] = {}
     texts: list[str] = []
 
@@ -106,7 +106,7 @@ def fields_of(content: bytes) -> dict[str, str]:
 
 
 def _parse(content: bytes, end: Callable[[str], None], texts: list[str]) -> None:
-    """Call ``end`` with each element's name at its end; the last of ``texts`` is its content."""
+    """Call ``end`` with the name of each element at its end. The last item of ``texts`` is its content."""
     # Only one Python function is called per element: a listing has seven elements per key.
     parser = expat.ParserCreate()
     parser.buffer_text, parser.buffer_size = True, _TEXT_BYTES
@@ -126,7 +126,7 @@ def _decoded(name: str) -> str:
 
 
 def region_in(status: int, headers: Mapping[str, str], content: bytes) -> str:
-    """Return the bucket's region, if a refusal reports it; else empty."""
+    """Return the bucket's region if a refusal reports it, or an empty string."""
     if status not in _MOVED | {400}:  # 400 answers HEAD
         return ""
     region = headers.get("x-amz-bucket-region") or fields_of(content).get("Region", "")
@@ -134,7 +134,7 @@ def region_in(status: int, headers: Mapping[str, str], content: bytes) -> str:
 
 
 def refusal(status: int, content: bytes, bucket: str, region: str, method: str) -> ObjectError:
-    """Return the error for a failed S3 request, with S3's own message and a remedy."""
+    """Return the error for a failed S3 request, with the message from S3 and what to do."""
     fields = fields_of(content)
     code, message = (clean_text(fields.get(name, ""))[:_SHOWN] for name in ("Code", "Message"))
     fault = _CODES.get(code) or fault_of(status)
@@ -142,25 +142,23 @@ def refusal(status: int, content: bytes, bucket: str, region: str, method: str) 
     if (
         fault is Fault.CHANGED and status == HTTPStatus.PRECONDITION_FAILED
     ):  # S3's message is about preconditions, which users never set
-        words = "S3 has another version (ETag) of it"
+        words = "S3 has a different version (ETag) of it"
     place = f"the region {region}" if region else "another region"
     remedy = f"; the bucket is in {place}: set AWS_REGION" if status in _MOVED else ""
     if code in _BAD_CREDENTIALS:
-        remedy = "; renew the AWS credentials, or leave them to a role"
+        remedy = "; renew the AWS credentials, or use those of a role"
     elif code == "InvalidObjectState":
-        remedy = (
-            "; it lies in an archive (Glacier, Deep Archive): restore it, or leave it out of the key list"
-        )
+        remedy = "; it is in an archive (Glacier, Deep Archive): restore it, or leave it out of the key list"
     elif fault is Fault.REFUSED and method in _WRITING:
         remedy = (
-            f"; allow {_WRITING[method]} on arn:aws:s3:::{bucket}/* (and kms:GenerateDataKey with the key "
-            "of a bucket that is encrypted with one), and see that the policy of the bucket does not deny it"
+            f"; allow {_WRITING[method]} on arn:aws:s3:::{bucket}/* (and kms:GenerateDataKey on the key if "
+            "the bucket is encrypted with one), and check that the bucket policy does not deny it"
         )
     elif fault is Fault.REFUSED:
         remedy = (
             f"; allow s3:ListBucket on arn:aws:s3:::{bucket} and s3:GetObject on arn:aws:s3:::{bucket}/* "
-            "(and kms:Decrypt with the key of objects that are encrypted with one), and see that the policy "
-            "of the bucket does not deny it; SUPER_S3_REQUESTER_PAYS=1 reads a bucket whose requesters pay"
+            "(and kms:Decrypt on the key if objects are encrypted with one), and check that the bucket "
+            "policy does not deny them; for a Requester Pays bucket, set SUPER_S3_REQUESTER_PAYS=1"
         )
     elif fault is Fault.MISSING:
         remedy = "; check the name, and SUPER_S3_ENDPOINT_URL if the store is not AWS"

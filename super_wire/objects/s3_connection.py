@@ -1,4 +1,4 @@
-"""Requests to an S3 bucket: a GET over kept connections, and all others through urllib3."""
+"""Requests to an S3 bucket: GETs over connections that are kept open, and all others through urllib3."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 _SLOWEST_BYTES_PER_S = 256 * 1024  # abandon a body that is slower on average
-_FIRST_RECEIVE_BYTES = 16 * 1024  # the head, and all of a small object
+_FIRST_RECEIVE_BYTES = 16 * 1024  # the headers, and all of a small object
 _MAX_HEAD_BYTES = 64 * 1024
 _END_OF_HEAD = b"\r\n\r\n"
 # Answers with a length and an ETag. After any other the connection is closed.
 _ORDINARY, _PARTIAL = b"HTTP/1.1 200 ", b"HTTP/1.1 206 "
-# Field names have any case; the value ends with its line.
+# Field names may have any case. The value ends with its line.
 _FIELD = re.compile(
     rb"\r\n(content-length|content-range|etag|transfer-encoding|content-encoding|connection):"
     rb"[ \t]*([^\r\n]*)",
@@ -38,21 +38,21 @@ _FIELD = re.compile(
 
 
 class Patience(NamedTuple):
-    """Timeouts in seconds, and the number of attempts per request."""
+    """Timeouts in seconds, and the number of attempts for each request."""
 
     connect_s: float = 8.0  # for all addresses of a server together
-    address_s: float = 2.0  # for each of them at least, while there is time
+    address_s: float = 2.0  # the minimum for each address, while time is left
     silence_s: float = 20.0  # for one receive
     attempts: int = ATTEMPTS
-    pause_s: float = 0.2  # between attempts at first; it doubles each time
+    pause_s: float = 0.2  # before the second attempt; doubled each time
 
 
 class UnreachableError(OSError):
-    """No address of the server took a connection in time."""
+    """No address of the server accepted a connection in time."""
 
 
 class UnusualAnswerError(Exception):
-    """An answer outside the fast path; ``status`` is 0 without a valid one."""
+    """A response outside the fast path. ``status`` is 0 if there was no valid one."""
 
     def __init__(self, status: int, what: str) -> None:
         super().__init__(what)
@@ -61,7 +61,7 @@ class UnusualAnswerError(Exception):
 
 @dataclass(slots=True)
 class Head:
-    """The head of a common answer; ``begun`` is the start of the body that came with it."""
+    """The headers of a common response. ``begun`` is the start of the body, received with them."""
 
     size_bytes: int
     etag: str
@@ -71,8 +71,9 @@ class Head:
 
 
 class S3Connection:
-    """A connected socket, in use by one thread at a time. Failures are ``OSError``, or
-    ``UnusualAnswerError`` for an answer that urllib3 has to read.
+    """A connected socket, used by one thread at a time.
+
+    Failures raise ``OSError``, or ``UnusualAnswerError`` for a response that urllib3 has to read.
     """
 
     def __init__(
@@ -90,13 +91,13 @@ class S3Connection:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket = connected if tls is None else tls.wrap_socket(connected, server_hostname=host)
             if tls is None:
-                # The kernel's own timeouts: Python's cost a poll() before each operation.
+                # Timeouts of the kernel: those of Python cost a poll() before each operation.
                 self._socket.settimeout(None)
                 interval = struct.pack("ll", *divmod(int(patience.silence_s * 10**6), 10**6))
                 for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                     self._socket.setsockopt(socket.SOL_SOCKET, option, interval)
             else:
-                # A blocking TLS socket would retry for ever after a kernel timeout.
+                # A blocking TLS socket would retry forever after a kernel timeout.
                 self._socket.settimeout(patience.silence_s)
             # The kernel waits for the rest of a body in one call; TLS has no such flag.
             self._wait_for_all = socket.MSG_WAITALL if tls is None else 0
@@ -109,7 +110,7 @@ class S3Connection:
         self._socket.close()
 
     def fileno(self) -> int:
-        """Return the socket's descriptor, which becomes readable once an answer begins."""
+        """Return the socket's descriptor, which becomes readable when a response begins."""
         return self._socket.fileno()
 
     def send(self, request: bytes) -> None:
@@ -117,22 +118,24 @@ class S3Connection:
         self._socket.sendall(request)
 
     def head(self, *, partial: bool = False) -> Head:
-        """Read the head of a common answer, which must be a span if ``partial``."""
+        """Read the headers of a common response, which must be a span if ``partial``."""
         received = self._socket.recv(_FIRST_RECEIVE_BYTES)
         if not received:
             raise ConnectionResetError("the server closed the connection")
         self.used = True
         while (end := received.find(_END_OF_HEAD)) < 0:
             if len(received) > _MAX_HEAD_BYTES:
-                raise UnusualAnswerError(0, f"its head is over {_MAX_HEAD_BYTES} bytes")
+                raise UnusualAnswerError(0, f"the response headers are longer than {_MAX_HEAD_BYTES} bytes")
             piece = self._socket.recv(_FIRST_RECEIVE_BYTES)
             if not piece:
-                raise UnusualAnswerError(0, "the server closed the connection within the head")
+                raise UnusualAnswerError(
+                    0, "the server closed the connection before the end of the response headers"
+                )
             received += piece
         return _parse(received, end, _PARTIAL if partial else _ORDINARY)
 
     def body(self, head: Head) -> bytes | bytearray:
-        """Read the body of the answer with this ``head``; a slow one is given up."""
+        """Read the body of the response with this ``head``. A slow body is abandoned."""
         filled, size = len(head.begun), head.size_bytes
         if filled == size:
             return head.begun
@@ -147,7 +150,7 @@ class S3Connection:
                         f"the server closed the connection after {filled} of {size} bytes"
                     )
                 if time.monotonic() > deadline_s:
-                    raise TimeoutError(f"{filled} of {size} bytes came in time")
+                    raise TimeoutError(f"only {filled} of {size} bytes arrived in time")
                 filled += received
         return data
 
@@ -161,7 +164,7 @@ def _connected(host: str, port: int, patience: Patience) -> socket.socket:
             break
         connecting = socket.socket(family, kind, protocol)
         try:
-            # S3 has eight addresses, and if one has no route, none has.
+            # S3 has eight addresses. If there is no route to one, there is none to any.
             share_s = max(patience.address_s, left_s / (len(addresses) - number))
             connecting.settimeout(min(left_s, share_s))
             connecting.connect(address)
@@ -172,7 +175,7 @@ def _connected(host: str, port: int, patience: Patience) -> socket.socket:
             return connecting
     if isinstance(error, TimeoutError):
         raise UnreachableError(
-            f"none of {len(addresses)} addresses of {host} took a connection within "
+            f"none of the {len(addresses)} addresses of {host} accepted a connection within "
             f"{patience.connect_s:.0f} s"
         ) from error
     raise error
@@ -183,15 +186,15 @@ def _parse(received: bytes, end: int, ordinary: bytes) -> Head:
         status = received[9:12]
         raise UnusualAnswerError(
             int(status) if received.startswith(b"HTTP/1.") and status.isdigit() else 0,
-            f"it begins with {received[:40]!r}",
+            f"the response begins with {received[:40]!r}",
         )
     fields = {name.lower(): value for name, value in _FIELD.findall(received, 0, end)}
     size, etag = fields.get(b"content-length", b""), fields.get(b"etag", b"")
     if not size.isdigit() or not etag or b"transfer-encoding" in fields or b"content-encoding" in fields:
-        raise UnusualAnswerError(200, "it has no length, no ETag or an encoding")
+        raise UnusualAnswerError(200, "the response has no length, has no ETag, or is encoded")
     begun = received[end + len(_END_OF_HEAD) :]
     if len(begun) > int(size):
-        raise UnusualAnswerError(200, "more came than it announced")
+        raise UnusualAnswerError(200, "the response is longer than announced")
     keeps = fields.get(b"connection", b"").lower() != b"close"
     content_range = fields.get(b"content-range", b"").decode("latin-1")
     return Head(int(size), etag.decode("latin-1").strip('" '), keeps, begun, content_range)
@@ -202,16 +205,16 @@ _DOTS = re.compile(r"(?<=/)\.{1,2}(?=[/?]|$)")
 
 
 def headers_of(etag: str, span: Span | None) -> list[str]:
-    """Return the header lines that request an object in a version, or a span of it."""
+    """Return the header lines that request a version of an object, or a span of it."""
     if not (etag.isascii() and etag.isprintable()):
-        raise ObjectError(Fault.FAILED, "its version is no ETag")  # it could end the header line
+        raise ObjectError(Fault.FAILED, "its version is not an ETag")  # it could end the header line
     lines = [f'if-match:"{etag}"'] if etag else []
     return lines if span is None else [*lines, f"range:{span.header}"]
 
 
 @dataclass(slots=True, repr=False)  # the request has a session's token
 class Asked:
-    """A GET in flight, on a connection of its own."""
+    """A GET request in flight, on its own connection."""
 
     route: Route
     connection: S3Connection
@@ -220,22 +223,22 @@ class Asked:
     span: Span | None
 
     def fileno(self) -> int:
-        """Return the connection's descriptor, readable once the answer begins."""
+        """Return the connection's descriptor, which becomes readable when the response begins."""
         return self.connection.fileno()
 
     def close(self) -> None:
-        """Give up; the answer stays unread."""
+        """Abandon the request, without reading the response."""
         self.connection.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Any request: to the bucket itself if ``key`` is ``None``."""
+    """Any request. If ``key`` is ``None``, it is for the bucket itself."""
 
     method: str
     key: str | None
     query: str = ""  # of query_of()
-    first: Sequence[str] = ()  # header lines whose names come before "host"; then those after it
+    first: Sequence[str] = ()  # header lines whose names come before "host", then those after it
     headers: Sequence[str] = ()
     body: bytes | BinaryIO | None = None
     digest: str = NO_BODY  # of the body, SHA-256
@@ -243,7 +246,7 @@ class Request:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Route:
-    """A route to a bucket; threads share it, each GET has a connection to itself."""
+    """A route to a bucket. Threads share it, but each GET has its own connection."""
 
     endpoint: Endpoint
     signer: Signer
@@ -254,7 +257,7 @@ class Route:
     closed: bool = False
 
     def ask(self, key: str, etag: str, span: Span | None) -> Asked:
-        """Request an object in a version, or a span of it; :meth:`finish` reads the answer."""
+        """Request a version of an object, or a span of it. Use :meth:`finish` to read the response."""
         # A GET costs 12 microseconds of CPU, 60 with a body of 110 KB; boto3 takes 700 to 900.
         path = object_path(self.endpoint.path_prefix, key)
         lines = self.signer.lines("GET", path, headers=headers_of(etag, span))
@@ -280,7 +283,9 @@ class Route:
         return Asked(self, connection, request, etag, span)
 
     def finish(self, asked: Asked, before: Callable[[int], None]) -> bytes | bytearray:
-        """Return a requested object's bytes; ``before`` may precede an UnusualAnswerError."""
+        """Return the bytes of a requested object. ``before`` may be called before an UnusualAnswerError is
+        raised.
+        """
         kept = False
         try:
             try:
@@ -304,12 +309,12 @@ class Route:
                 self.idle.append(asked.connection)
             else:
                 asked.connection.close()
-            if self.closed:  # perhaps meanwhile
+            if self.closed:  # perhaps in the meantime
                 self.close()
         return data
 
     def send(self, request: Request) -> Any:
-        """Send any request by urllib3, and return its answer with the body still unread."""
+        """Send any request through urllib3 and return its response with the body still unread."""
         prefix = self.endpoint.path_prefix
         path = prefix or "/" if request.key is None else object_path(prefix, request.key)
         lines = self.signer.lines(
@@ -321,8 +326,8 @@ class Route:
             digest=request.digest,
         )
         target = f"{path}?{request.query}" if request.query else path
-        if self.proxied and self.endpoint.scheme == "http":  # such a proxy takes whole URLs
-            # In those, urllib3 would resolve dots in a key like path segments.
+        if self.proxied and self.endpoint.scheme == "http":  # such a proxy needs whole URLs
+            # In these, urllib3 would resolve dots in a key as path segments.
             target = (
                 f"http://{self.endpoint.netloc}{_DOTS.sub(lambda dots: dots[0].replace('.', '%2E'), target)}"
             )

@@ -1,4 +1,4 @@
-"""Web servers as buckets, ``https://host``; and for all clients urllib3's connections and requests."""
+"""Web servers as buckets, ``https://host``, and urllib3 connections and requests for all clients."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ _TIMEOUT = urllib3.Timeout(connect=5.0, read=20.0)
 _PAUSE_S = 0.1  # doubled for each attempt
 _REDIRECTS = 5
 _CONNECTIONS = 32
-_BRIEF_BYTES = 2**16  # of an unneeded answer; read so that its connection can be reused
+_BRIEF_BYTES = 2**16  # of a response that is not needed, read so that its connection can be reused
 _VERSION_BYTES = 200
 _SHOWN = 200
 
 
 def may_read(server: str, hosts: tuple[str, ...] | None) -> bool:
-    """Report whether ``https://host`` is one of ``hosts``, or allowed without them."""
-    # A named server could be an internal address. Internal services, such as a cloud's metadata,
-    # lack a certificate for their name; this machine's may go without TLS.
+    """Return whether ``https://host`` is one of ``hosts``, or is allowed when ``hosts`` is ``None``."""
+    # The server could be an internal address. Internal services, such as a cloud's metadata,
+    # have no certificate for their name. Services on this machine may do without TLS.
     if hosts is not None:
         return server in hosts
     match = WEB_BUCKET.fullmatch(server)
@@ -56,7 +56,7 @@ def may_read(server: str, hosts: tuple[str, ...] | None) -> bool:
 
 
 class Site(Bucket):
-    """One web server. A version is an ETag, else size and modification time in whole seconds."""
+    """One web server. A version is the ETag, or else the size and the modification time in whole seconds."""
 
     def __init__(self, bucket: str, hosts: tuple[str, ...] | None) -> None:
         self.name, self._hosts = bucket, hosts
@@ -69,15 +69,15 @@ class Site(Bucket):
             return answer.content(span, before)
 
     def head(self, key: str) -> tuple[str, int]:
-        """Return version and size of an object."""
+        """Return the version and size of an object."""
         with self._answered("HEAD", key, {}) as answer:
             return _version(answer), answer.size
 
     def pages(self, prefix: str, *, folders: bool = False) -> NoReturn:  # noqa: ARG002
-        """Raise ``ConfigError``: there is no listing."""
+        """Raise ``ConfigError``, because a web server has no listing."""
         raise ConfigError(
-            f"{self.name}/{prefix}: a web server lists nothing: name samples by key_list, and shards one by "
-            "one to superdl index"
+            f"{self.name}/{prefix}: web servers have no listing. List the samples in a key_list, and pass "
+            "shards to superdl index one by one"
         )
 
     @contextmanager
@@ -91,20 +91,20 @@ class Site(Bucket):
     def _may_follow(self, url: str) -> bool:
         server = server_of(url)
         if self.name.startswith("https:") and not server.startswith("https:"):
-            raise ObjectError(Fault.REFUSED, f"it is redirected to {server}, away from TLS")
+            raise ObjectError(Fault.REFUSED, f"it is redirected to {server}, which does not use TLS")
         self._check(server, "it is redirected to ")
         return True
 
     def _check(self, server: str, words: str) -> None:
         if not may_read(server, self._hosts):
-            why = "has no TLS, and is none" if self._hosts is None else "is none"
+            why = "does not use TLS and is not one" if self._hosts is None else "is not one"
             raise ObjectError(
                 Fault.REFUSED, f"{words}{server}, which {why} of the servers in http_hosts (SUPER_HTTP_HOSTS)"
             )
 
 
 class Answer(NamedTuple):
-    """A server's answer; ``target`` is the URL of an unfollowed redirect, else empty."""
+    """A server's response. ``target`` is the URL of a redirect that was not followed, or an empty string."""
 
     url: str
     status: int
@@ -114,7 +114,7 @@ class Answer(NamedTuple):
 
     @property
     def good(self) -> bool:
-        """``True`` for an object, or a span of one."""
+        """Whether the response is an object, or a span of one."""
         return self.status in {_OK, _PARTIAL}
 
     @property
@@ -124,56 +124,60 @@ class Answer(NamedTuple):
         return int(match[3]) if match else self.number("Content-Length")
 
     def number(self, header: str) -> int:
-        """Return the size in a header; ``ObjectError`` if it has none."""
+        """Return the size in a header. Raises ``ObjectError`` if there is none."""
         text = self.headers.get(header, "")
         if not re.fullmatch("[0-9]{1,18}", text):
-            raise ObjectError(Fault.FAILED, f"the server tells no size, but {header}: {text[:_SHOWN]!r}")
+            raise ObjectError(
+                Fault.FAILED, f"the server sent {header}: {text[:_SHOWN]!r}, which is not a size"
+            )
         return int(text)
 
     def etag(self, header: str = "ETag") -> str:
-        """Return the ETag, without its quotes; a weak one is taken as a strong one."""
+        """Return the ETag without its quotes. A weak ETag is treated as a strong one."""
         return self.headers.get(header, "").removeprefix("W/").strip('"')
 
     def failure(self, remedy: str = "") -> ObjectError:
-        """Return the error for an answer without an object."""
+        """Return the error for a response without an object."""
         words = f"{urlsplit(self.url).netloc} answered {self.status} {responses.get(self.status, '')}"
         return ObjectError(fault_of(self.status), words + remedy)
 
     def content(self, span: Span | None, before: Callable[[int], None]) -> bytes:
-        """Return the bytes of the requested span; ``before`` as in ``Bucket.read``."""
+        """Return the bytes of the requested span. ``before`` is the same as in ``Bucket.read``."""
         size = self.number("Content-Length")
         if "Transfer-Encoding" in self.headers:  # then HTTP ignores the length
-            raise ObjectError(Fault.FAILED, "the server sends it in chunks, beside a Content-Length")
+            raise ObjectError(Fault.FAILED, "the server sends both Transfer-Encoding and Content-Length")
         if (packed := self.headers.get("Content-Encoding", "identity")) != "identity":
-            raise ObjectError(Fault.FAILED, f"the server packs it ({packed[:_SHOWN]}), though asked not to")
+            raise ObjectError(
+                Fault.FAILED, f"the server compresses it ({packed[:_SHOWN]}), although it was asked not to"
+            )
         if (span is not None) is not (self.status == _PARTIAL):
-            raise ObjectError(Fault.FAILED, "the server gives no spans of objects: it heeds no Range")
+            raise ObjectError(Fault.FAILED, "the server does not support range requests: it ignores Range")
         if span is not None:
             check_range(self.headers.get("Content-Range", ""), size, span)
         before(size)
         if len(data := self.read()) != size:
-            raise ObjectError(Fault.FAILED, f"{len(data)} of its {size} bytes came")
+            raise ObjectError(Fault.FAILED, f"only {len(data)} of its {size} bytes arrived")
         return data
 
 
 def server_of(url: str) -> str:
-    """Return the server in a URL, as ``https://host``; ``ObjectError`` if it is no URL."""
+    """Return the server in a URL, as ``https://host``. Raises ``ObjectError`` if the URL is invalid."""
     try:
         parts = urlsplit(url)
         return split_url(f"{parts.scheme}://{parts.netloc}", "a redirect")[0]
     except (ValueError, ConfigError) as error:
-        raise ObjectError(Fault.FAILED, f"it is redirected to what is no URL: {error}") from error
+        raise ObjectError(Fault.FAILED, f"it is redirected to an invalid URL: {error}") from error
 
 
 def checked_path(key: str) -> str:
-    """Return a key as a URL's path; ``ObjectError`` if it could resolve to another."""
+    """Return a key as the path of a URL. Raises ``ObjectError`` if it could resolve to a different path."""
     if not {"", ".", ".."}.isdisjoint(key.split("/")):
-        raise ObjectError(Fault.REFUSED, "its key is no path: it has an empty part, '.' or '..'")
+        raise ObjectError(Fault.REFUSED, "its key is not a path: it contains an empty part, '.' or '..'")
     return quote(key)
 
 
 def range_header(span: Span | None) -> dict[str, str]:
-    """Return the header that requests a span; none for the whole object."""
+    """Return the header that requests a span, or none for the whole object."""
     return {} if span is None else {"Range": span.header}
 
 
@@ -181,10 +185,10 @@ def range_header(span: Span | None) -> dict[str, str]:
 def answered(
     method: str, url: str, headers: Mapping[str, str], follow: Callable[[str], bool]
 ) -> Iterator[Answer]:
-    """Send a request and yield its answer, whose body is still unread.
+    """Send a request and yield its response, whose body is still unread.
 
-    ``follow`` decides whether to follow a redirect's URL, with the same headers; if not, the
-    redirect is the answer. Connection failures, even in the block, become ``ObjectError``.
+    ``follow`` decides whether to follow the URL of a redirect, with the same headers. If not, the
+    redirect is the response. Connection failures, even in the block, are raised as ``ObjectError``.
     """
     # No compression: ranges and lengths must count the stored bytes.
     sent = {**headers, "Accept-Encoding": "identity", "User-Agent": "superdl"}
@@ -200,17 +204,17 @@ def answered(
                     yield answer
                     return
             url = target
-    except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:  # ValueError: no URL
+    except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:  # ValueError: not a URL
         why = re.sub(r"[?]\S*", "?***", str(error))[:_SHOWN]  # the query may be a signature
         permanent = isinstance(error, (ValueError, urllib3.exceptions.SSLError))
         fault = Fault.FAILED if permanent else Fault.UNAVAILABLE
         raise ObjectError(fault, f"{urlsplit(url).netloc}: {type(error).__name__}: {why}") from None
-    raise ObjectError(Fault.FAILED, f"more than {_REDIRECTS} redirects lead to it")
+    raise ObjectError(Fault.FAILED, f"it was redirected more than {_REDIRECTS} times")
 
 
 def _asked(method: str, url: str, headers: Mapping[str, str]) -> Any:
-    """Return urllib3's response, after retries of temporary failures the last one."""
-    # urllib3's own retries would read a refusal's whole body.
+    """Return the response from urllib3: after retries of temporary failures, the last one."""
+    # The retries of urllib3 would read the whole body of a refusal.
     options: dict[str, Any] = {"redirect": False, "retries": False, "preload_content": False}
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -228,7 +232,7 @@ def _asked(method: str, url: str, headers: Mapping[str, str]) -> Any:
 
 
 def proxy_of(url: str) -> str:
-    """Return the URL of the proxy for a server; empty for a direct connection."""
+    """Return the URL of the proxy for a server, or an empty string for a direct connection."""
     parts = urlsplit(url)
     if is_loopback(parts.hostname or "") or proxy_bypass_environment(parts.netloc):
         return ""
@@ -256,6 +260,6 @@ def _pool(_process: int, proxy: str) -> urllib3.PoolManager:
 def _version(answer: Answer) -> str:
     etag, changed = answer.etag(), answer.headers.get("Last-Modified", "")
     if not 0 < len(etag or changed) <= _VERSION_BYTES:
-        why = "the server gives neither ETag nor Last-Modified, by which versions are told apart"
+        why = "the server sends neither ETag nor Last-Modified, so versions cannot be told apart"
         raise ObjectError(Fault.FAILED, why)
     return etag or f"{answer.size} bytes, {changed}"

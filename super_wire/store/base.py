@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Listed(NamedTuple):
-    """A folder's file or object: its name there, length, and unix time of writing."""
+    """A file or object in a folder: its name there, its length and the unix time when it was written."""
 
     name: str
     bytes: int
@@ -35,13 +35,13 @@ class Listed(NamedTuple):
 
 
 class Store(abc.ABC):
-    """A directory or an S3 prefix with packs in it. Times are unix times, names are those that it gave.
+    """A directory or S3 prefix that contains packs. Times are unix times, and names come from the store.
 
     Methods that write raise ``StoreRefusedError`` if the store was opened read-only.
     """
 
     address: str  # the directory's absolute real path, or s3://bucket/prefix
-    id: str  # 32 hex digits, the same for every process with this store open, by whatever address
+    id: str  # 32 hex digits, the same for every process with this store open, whatever its address
     read_only: bool
     requests: int = 0  # sent so far; a directory sends none
 
@@ -50,15 +50,15 @@ class Store(abc.ABC):
         return {pack.name: pack.bytes for pack in self._list(PACKS)}
 
     def read(self, pack: str, offset: int, length: int) -> bytes:
-        """Read bytes of a pack; fewer if it ends before, so the caller must check them."""
+        """Read bytes of a pack. They are fewer if the pack ends earlier, so the caller must check them."""
         return self.read_many(pack, [(offset, length)])[0]
 
     @abc.abstractmethod
     def read_many(self, pack: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read (offset, length) spans of one pack, which may be cut off, as by :meth:`read`."""
+        """Read (offset, length) spans of one pack. They may be cut off, as with :meth:`read`."""
 
     def read_index(self, pack: str, size: int) -> PackIndex:
-        """Read the index of a pack that has ``size`` bytes."""
+        """Read the index of a pack of ``size`` bytes."""
         try:
             return read_pack_index(lambda offset, length: self.read(pack, offset, length), size)
         except StoreFormatError as error:
@@ -66,10 +66,10 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def begin_pack(self, meta: PackMeta) -> PackInProgress:
-        """Begin to write a pack; it stays invisible until it is committed."""
+        """Start to write a pack. It is invisible until it is committed."""
 
     def remove(self, pack: str) -> None:
-        """Remove a pack; a missing one is no error."""
+        """Remove a pack. A missing pack is not an error."""
         self._remove(PACKS, pack)
 
     def segments(self) -> list[str]:
@@ -77,21 +77,23 @@ class Store(abc.ABC):
         return [entry.name for entry in self._list(INDEX) if entry.name.endswith(".segment")]
 
     def read_segment(self, name: str) -> bytes:
-        """Read one segment, unchecked."""
+        """Read one segment without checking it."""
         return self._contents(INDEX, name, MAX_SEGMENT_BYTES)
 
     def write_segment(self, data: bytes, collection: str = "") -> str:
-        """Write a segment under a new name, which begins with any collection; return it."""
+        """Write a segment under a new name, and return the name. It begins with the collection if one is
+        given.
+        """
         name = f"{collection}{collection and '-'}{secrets.token_hex(12)}.segment"
         self._put(INDEX, name, data)
         return name
 
     def remove_segment(self, name: str) -> None:
-        """Remove a segment; a missing one is no error."""
+        """Remove a segment. A missing segment is not an error."""
         self._remove(INDEX, name)
 
     def touch(self, instance: str) -> None:
-        """Mark the store as open by ``instance``; call it each minute."""
+        """Mark the store as open by ``instance``. Must be called every minute."""
         self._put(OPEN, instance, b"")
 
     def forget(self, instance: str) -> None:
@@ -99,24 +101,24 @@ class Store(abc.ABC):
         self._remove(OPEN, instance)
 
     def others(self, instance: str, now: float) -> list[str]:
-        """Return other instances that touched it within ten minutes."""
+        """Return the other instances that touched the store within the last ten minutes."""
         recent = sorted(entry.name for entry in self._list(OPEN) if now - entry.written < IN_USE_S)
         return [name for name in recent if name != instance]
 
     def mark_used(self, collection: str) -> None:
-        """Note that a job opens a collection now."""
+        """Record that a job opens a collection now."""
         self._put(USED, collection, b"")
 
     def used(self) -> dict[str, float]:
-        """Return the last recorded time that each collection was opened."""
+        """Return the last recorded time at which each collection was opened."""
         return {collection.name: collection.written for collection in self._list(USED)}
 
     def sweep(self, now: float) -> int:
-        """Remove files of writers that died over a day ago; return the number of files."""
+        """Remove files of writers that died more than a day ago, and return the number of files."""
         return self._remove_all((TEMPORARY, OPEN), now - ABANDONED_S)
 
     def clear_marks(self) -> None:
-        """Remove everything but packs and segments: users' marks, unfinished files, old segments."""
+        """Remove everything except packs and segments: the marks of users, unfinished files, old segments."""
         self._remove_all((USED, OPEN, TEMPORARY), math.inf)
         segments = set(self.segments())
         for entry in self._list(INDEX):
@@ -125,23 +127,23 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def _list(self, folder: str) -> list[Listed]:
-        """List the files in a folder whose names the store could have given."""
+        """List the files in a folder whose names are valid in a store."""
 
     @abc.abstractmethod
     def _contents(self, folder: str, name: str, most: int) -> bytes:
-        """Read a whole file, of at most ``most`` bytes."""
+        """Read a whole file of at most ``most`` bytes."""
 
     @abc.abstractmethod
     def _put(self, folder: str, name: str, data: bytes) -> None:
-        """Write a file atomically, replacing any old one."""
+        """Write a file atomically, replacing an old one."""
 
     @abc.abstractmethod
     def _remove(self, folder: str, name: str) -> None:
-        """Remove a file; a missing one is no error."""
+        """Remove a file. A missing file is not an error."""
 
     def _check_writing(self) -> None:
         if self.read_only:
-            raise StoreRefusedError(f"{self.address} was opened for reading only")
+            raise StoreRefusedError(f"{self.address} was opened read-only")
 
     def _remove_all(self, folders: Sequence[str], before: float) -> int:
         self._check_writing()

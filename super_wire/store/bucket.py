@@ -1,4 +1,7 @@
-"""A store under an S3 prefix: one PUT for a pack, ranged GETs for records, one for neighbours."""
+"""A store under an S3 prefix.
+
+A pack takes one PUT, and records are read by ranged GETs, with one GET for neighbouring records.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,8 @@ if TYPE_CHECKING:
     from superdl.super_wire.store.pack import PackMeta
 
 _SPOOLED_BYTES = 2**25  # of a pack in memory; a larger one is in a temporary file
-_NEAR_BYTES = 2**16  # a gap to read through: another request takes longer
-_FAR_BYTES = 2**22  # a gap never to read through, however much is requested around it
+_NEAR_BYTES = 2**16  # a gap to read through, because another request takes longer
+_FAR_BYTES = 2**22  # a gap that is never read through, however much is requested around it
 _MAX_GET_BYTES = 2**26  # of one GET for several records
 
 
@@ -50,11 +53,11 @@ class BucketStore(Store):
 
     @classmethod
     def open(cls, bucket: Bucket, prefix: str, *, create: bool, read_only: bool = False) -> BucketStore:
-        """Open the store under a prefix without a trailing slash; create it if ``create`` allows that.
+        """Open the store under a prefix without a trailing slash, and create it if ``create`` allows that.
 
         Raises:
-            StoreGoneError: there is none, and it may not be created, or there is no such bucket.
-            StoreFormatError: the prefix holds other things, or a store of another version.
+            StoreGoneError: there is no store and it may not be created, or the bucket does not exist.
+            StoreFormatError: the prefix contains other things, or a store of a different version.
         """
         store = cls(bucket, prefix, read_only=read_only)
         try:
@@ -62,7 +65,7 @@ class BucketStore(Store):
         except (StoreGoneError, StoreRefusedError) as error:
             if not create or read_only:
                 raise
-            # Without permission to list, S3 also refuses a missing object.
+            # Without permission to list, S3 also refuses access to a missing object.
             if isinstance(error, StoreRefusedError) and store._first_key(MARK):
                 raise
             mark = store._make()
@@ -70,7 +73,7 @@ class BucketStore(Store):
         return store
 
     def read_many(self, pack: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read several (offset, length) spans of one pack; neighbours share a request."""
+        """Read several (offset, length) spans of one pack. Neighbours share a request."""
         contents = [b""] * len(spans)
         for group in _neighbours(spans):
             begin = spans[group[0]][0]
@@ -82,7 +85,7 @@ class BucketStore(Store):
         return contents
 
     def begin_pack(self, meta: PackMeta) -> PackInProgress:
-        """Begin to write a pack; it stays invisible until it is committed."""
+        """Start to write a pack. It is invisible until it is committed."""
         self._check_writing()
         name = new_pack_name(meta.collection)
         with self._failures(PACKS):
@@ -95,19 +98,18 @@ class BucketStore(Store):
         )
 
     def _make(self) -> bytes:
-        """Create a store under a prefix that holds nothing; return its mark."""
+        """Create a store under an empty prefix and return its mark."""
         held = self._first_key("")
         if held and held != self._prefix + MARK:
             raise StoreFormatError(
-                f"{self.address} is no store: it has {held[:80]!r} and no {MARK}. Name a prefix that "
-                "holds nothing"
+                f"{self.address} is not a store: it contains {held[:80]!r} but no {MARK}. Use an empty prefix"
             )
-        # Concurrent creators give it one id: not every server supports If-None-Match.
+        # Concurrent creators use the same id, because not every server supports If-None-Match.
         self._send(MARK, mark := new_mark(digest128(self.address.encode()).hex()))
         return mark
 
     def _first_key(self, name: str) -> str:
-        """Return the store's first key that begins with a name; empty without one."""
+        """Return the store's first key that begins with a name, or an empty string if there is none."""
         with self._failures(name):
             self._count()
             pages = self._bucket.pages(self._prefix + name)
@@ -179,7 +181,7 @@ def _key(folder: str, name: str) -> str:
 
 
 def _neighbours(spans: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
-    """Yield groups of spans to read at once, by index, wasting bounded bytes."""
+    """Yield groups of spans to read together, by index, with a limit on wasted bytes."""
     group: list[int] = []
     begin = end = wasted = 0
     for place in sorted(range(len(spans)), key=spans.__getitem__):

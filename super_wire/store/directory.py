@@ -1,4 +1,4 @@
-"""A store in a directory: a local disk, or a filesystem that hosts share. Packs may be copied."""
+"""A store in a directory, on a local disk or a shared filesystem. Packs may be copied."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True)
 class DirectoryStore(Store):
-    """A store in a directory; it holds no open file and may be pickled."""
+    """A store in a directory. It keeps no file open and can be pickled."""
 
     address: str
     id: str
@@ -48,12 +48,12 @@ class DirectoryStore(Store):
 
     @classmethod
     def open(cls, path: str | Path, *, create: bool, read_only: bool = False) -> DirectoryStore:
-        """Open the store in a directory; create it, with mode 0700, if ``create`` allows that.
+        """Open the store in a directory, and create it with mode 0700 if ``create`` allows that.
 
         Raises:
-            StoreGoneError: there is none, and it may not be created.
-            StoreFormatError: a directory that holds other things, or a store of another version.
-            StoreRefusedError: it is another user's private one, or permissions forbid it.
+            StoreGoneError: there is no store and it may not be created.
+            StoreFormatError: the directory contains other things, or a store of a different version.
+            StoreRefusedError: the store is private to another user, or permission is denied.
         """
         root = os.path.realpath(path)
         with _failures(root):
@@ -68,12 +68,12 @@ class DirectoryStore(Store):
         return cls(root, store_id, read_only)
 
     def open_pack(self, pack: str) -> int:
-        """Return a descriptor of a pack, for reading; the caller closes it."""
+        """Return a descriptor for reading a pack. The caller must close it."""
         with self._folder(PACKS, pack) as folder:
             return os.open(pack, _READ, dir_fd=folder)
 
     def read_many(self, pack: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read (offset, length) spans of a pack, which may be cut off, as by :meth:`read`."""
+        """Read (offset, length) spans of a pack. They may be cut off, as with :meth:`read`."""
         descriptor = self.open_pack(pack)
         try:
             with _failures(_below(self.address, PACKS, pack)):
@@ -82,7 +82,7 @@ class DirectoryStore(Store):
             os.close(descriptor)
 
     def begin_pack(self, meta: PackMeta) -> PackInProgress:
-        """Begin to write a pack; it stays invisible until it is committed."""
+        """Start to write a pack. It is invisible until it is committed."""
         name = new_pack_name(meta.collection)
         temporary = f"{name}.{secrets.token_hex(8)}"
         with self._folder(TEMPORARY, writing=True) as folder:
@@ -105,7 +105,7 @@ class DirectoryStore(Store):
 
     @contextlib.contextmanager
     def _folder(self, folder: str, name: str | None = None, *, writing: bool = False) -> Iterator[int]:
-        """Yield a descriptor of a folder that contains ``name``; the first writer creates it."""
+        """Yield a descriptor of a folder that contains ``name``. The first writer creates the folder."""
         if writing:
             self._check_writing()
         path = _below(self.address, folder)
@@ -121,7 +121,7 @@ class DirectoryStore(Store):
                 os.close(descriptor)
 
     def _list(self, folder: str) -> list[Listed]:
-        """List plain files, except those that vanish meanwhile."""
+        """List regular files, except those that disappear in the meantime."""
         files: list[Listed] = []
         if not os.path.lexists(_below(self.address, folder)) and self._is_there():
             return files
@@ -169,13 +169,13 @@ def _refuse_what_is_private(root: str) -> None:
     try:
         status = os.stat(root)  # noqa: PTH116
     except FileNotFoundError as error:
-        raise StoreGoneError(f"{root} does not exist: name the directory of a store") from error
+        raise StoreGoneError(f"{root} does not exist: use the directory of an existing store") from error
     if not stat.S_ISDIR(status.st_mode):
-        raise StoreFormatError(f"{root} is no directory: name a directory for the store")
+        raise StoreFormatError(f"{root} is not a directory: use a directory for the store")
     if status.st_uid != os.geteuid() and not status.st_mode & 0o077:
         raise StoreRefusedError(
-            f"{root} is private to {_user(status.st_uid)}: name a store of your own, or have it shared "
-            "(chmod 755 for reading, 775 for writing)"
+            f"{root} is private to {_user(status.st_uid)}: use a store of your own, or ask its owner to "
+            "share it (chmod 755 for reading, 775 for writing)"
         )
 
 
@@ -183,21 +183,22 @@ def _user(uid: int) -> str:
     try:
         return f"user {pwd.getpwuid(uid).pw_name}"
     except KeyError:
-        return f"the user with the id {uid}"
+        return f"the user with id {uid}"
 
 
 def _mark(root: str, *, create: bool) -> None:
-    """Turn an empty directory into a store, once among any number of concurrent calls."""
+    """Turn an empty directory into a store, only once even if many processes do so at the same time."""
     names = set(os.listdir(root)) - {CATALOGS}  # noqa: PTH208
     held = next((name for name in sorted(names) if not name.startswith(f".{MARK}.")), None)
     if held == MARK:  # another process was faster
         return
     if held is not None:
         raise StoreFormatError(
-            f"{root} is no store: it has {held[:80]!r} and no {MARK}. Name an empty directory, or a new one"
+            f"{root} is not a store: it contains {held[:80]!r} but no {MARK}. Use an empty directory, or a "
+            "new one"
         )
     if not create:
-        raise StoreGoneError(f"{root} is an empty directory: name the directory of a store")
+        raise StoreGoneError(f"{root} is an empty directory: use the directory of an existing store")
     temporary, mark = _below(root, f".{MARK}.{secrets.token_hex(8)}"), _below(root, MARK)
     text = new_mark(secrets.token_hex(16))
     try:
@@ -227,14 +228,14 @@ def _contents(path: str, most: int, *, dir_fd: int | None = None) -> bytes:
     try:
         size = os.fstat(descriptor).st_size
         if size > most:
-            raise StoreFormatError(f"{path} has {size} bytes, where at most {most} may be")
+            raise StoreFormatError(f"{path} has {size} bytes, but may have at most {most}")
         return _read_at(descriptor, 0, size)
     finally:
         os.close(descriptor)
 
 
 def _read_at(descriptor: int, offset: int, length: int) -> bytes:
-    """Read ``length`` bytes, or fewer if the file ends or the disk cannot read."""
+    """Read ``length`` bytes, or fewer if the file ends or the disk fails."""
     parts, size = [], 0
     while size < length:
         try:

@@ -1,4 +1,4 @@
-"""A store's address, and the names within it: the same in a directory and below an S3 prefix."""
+"""The address of a store, and the names within it, which are the same in a directory and under S3."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 MARK = "store.json"
 PACKS, INDEX, OPEN, USED, TEMPORARY = ("packs", "index", "open", "used", "tmp")
-# In a store's directory: the state of coordinators, which is no part of it.
+# In the directory of a store: the state of coordinators, which is not part of the store.
 CATALOGS = "catalogs"
 # An instance that touched a store within this many seconds has it open.
 IN_USE_S = 600.0
-# Any process may remove a writer's unfinished files or marks after this many seconds.
+# After this many seconds, any process may remove the unfinished files or marks of a writer.
 ABANDONED_S = 86400.0
-# A reader holds a segment whole; writers begin another long before.
+# A reader loads a whole segment. Writers start a new one long before this size.
 MAX_SEGMENT_BYTES = 2**28
 MAX_MARK_BYTES = 4096
 
 _STORE_VERSION = 1
 _S3 = "s3://"
-_FORMS = "a store is a directory or s3://bucket/prefix"
+_FORMS = "a store must be a directory or s3://bucket/prefix"
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _ID = re.compile(r"[0-9a-f]{32}")
-# Names come over networks and from shared disks: each is checked before it joins a path.
+# Names come from networks and shared disks, so each is checked before it is used in a path.
 _NAMES = {
     PACKS: re.compile(r"[0-9a-f]{16}-[0-9a-f]{24}\.pack"),
     INDEX: re.compile(r"(?:[0-9a-f]{16}-)?[0-9a-f]{24}\.(?:segment|index)"),  # .index: an earlier form
@@ -58,31 +58,32 @@ _FAILURES: dict[int | None, type[StoreError]] = {
 
 
 def parse_store(text: str) -> str:
-    """Return an address's normal form: ``s3://bucket/prefix``, or the real path of a directory
-    (``~`` is home).
+    """Return the normal form of an address: ``s3://bucket/prefix``, or the real path of a directory.
+
+    ``~`` is the user's home.
     """
     if not text.strip() or "\0" in text:
-        raise ConfigError(f"{_FORMS}; not {text[:80]!r}")
+        raise ConfigError(f"{_FORMS}, not {text[:80]!r}")
     if not text.startswith(_S3):
         if "://" in text:
-            raise ConfigError(f"{_FORMS}; not {without_credentials(text)[:80]!r}")
+            raise ConfigError(f"{_FORMS}, not {without_credentials(text)[:80]!r}")
         try:
             path = os.path.realpath(Path(text).expanduser())
             path.encode()
-        except (RuntimeError, UnicodeEncodeError) as error:  # no such home; no valid text
-            raise ConfigError(f"{_FORMS}; {text[:80]!a} cannot be used: {error}") from error
+        except (RuntimeError, UnicodeEncodeError) as error:  # no such home directory, or invalid text
+            raise ConfigError(f"{_FORMS}, but {text[:80]!a} cannot be used: {error}") from error
         return path
     bucket, _, rest = text.removeprefix(_S3).partition("/")
     if "@" in bucket:
-        raise ConfigError("a store's address carries no credentials: leave them out, and set AWS_PROFILE")
+        raise ConfigError("a store address must not contain credentials: remove them, and set AWS_PROFILE")
     prefix = rest.strip("/")
     if not _BUCKET.fullmatch(bucket) or (prefix and {"", ".", ".."} & set(prefix.split("/"))):
-        raise ConfigError(f"{_FORMS}; not {without_credentials(text)[:80]!r}")
+        raise ConfigError(f"{_FORMS}, not {without_credentials(text)[:80]!r}")
     return f"{_S3}{bucket}/{prefix}".rstrip("/")
 
 
 def default_directory(environment: Mapping[str, str]) -> Path:
-    """Return the default store: below the user's cache directory."""
+    """Return the default store, which is below the user's cache directory."""
     cache = environment.get("XDG_CACHE_HOME", "")
     home = environment.get("HOME", "")
     base = Path(cache) if Path(cache).is_absolute() else (Path(home) if home else Path.home()) / ".cache"
@@ -90,52 +91,52 @@ def default_directory(environment: Mapping[str, str]) -> Path:
 
 
 def is_bucket(address: str) -> bool:
-    """Report whether a store is an S3 prefix, which every machine can reach."""
+    """Return whether a store is an S3 prefix, which every machine can reach."""
     return address.startswith(_S3)
 
 
 def bucket_and_prefix(address: str) -> tuple[str, str]:
-    """Return an S3 store's bucket and prefix (without a trailing slash)."""
+    """Return the bucket and prefix of an S3 store, without a trailing slash."""
     bucket, _, prefix = address.removeprefix(_S3).partition("/")
     return bucket, prefix
 
 
 def is_name(folder: str, name: str) -> bool:
-    """Report whether the store could have given this name to a file in a folder."""
+    """Return whether a name is valid for a file in a folder of the store."""
     return _NAMES[folder].fullmatch(name) is not None
 
 
 def checked_name(folder: str, name: str) -> str:
-    """Return the name; ``StoreFormatError`` if invalid: it might lead out of the store."""
+    """Return the name. Raises ``StoreFormatError`` if it is invalid, since it might lead out of the store."""
     if not is_name(folder, name):
-        raise StoreFormatError(f"no name in {folder}/ of a store: {name[:80]!r}")
+        raise StoreFormatError(f"not a valid name in {folder}/ of a store: {name[:80]!r}")
     return name
 
 
 def new_mark(store_id: str) -> bytes:
-    """Return a new store's mark: the text of its ``store.json``."""
+    """Return the mark of a new store, which is the text of its ``store.json``."""
     return json.dumps({"super_store": _STORE_VERSION, "id": store_id}).encode() + b"\n"
 
 
 def read_mark(data: bytes, address: str) -> str:
-    """Return the id in a ``store.json``; ``StoreFormatError`` if of another version."""
+    """Return the id in a ``store.json``. Raises ``StoreFormatError`` if it is not one of this version."""
     try:
         mark = json.loads(data)
         version, store_id = mark["super_store"], mark["id"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreFormatError(
-            f"{address} is no store: its {MARK} is none of SUPER's. Name another place"
+            f"{address} is not a store: its {MARK} was not written by SUPER. Use another place"
         ) from error
     if version != _STORE_VERSION:
         raise StoreFormatError(
-            f"{address} is a store of version {version!r:.20}; this SUPER reads version {_STORE_VERSION}: "
-            "name another place, or use the SUPER that made it"
+            f"{address} is a store of version {version!r:.20}, but this version of SUPER reads version "
+            f"{_STORE_VERSION}: use another place, or the version of SUPER that created the store"
         )
     if not isinstance(store_id, str) or not _ID.fullmatch(store_id):
-        raise StoreFormatError(f"{address} is no store: the id in its {MARK} is not 32 hexadecimal digits")
+        raise StoreFormatError(f"{address} is not a store: the id in its {MARK} is not 32 hexadecimal digits")
     return store_id
 
 
 def system_failure(error: OSError) -> type[StoreError]:
-    """Map a system error to ours; ``StoreBusyError`` for all that may be temporary."""
+    """Map a system error to a store error: ``StoreBusyError`` for everything that may be temporary."""
     return _FAILURES.get(error.errno, StoreBusyError)

@@ -1,4 +1,4 @@
-"""Packs: immutable files of many records with an index at their end (docs/store.md)."""
+"""Packs: immutable files with many records and an index at the end (docs/store.md)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _TAIL = 65536  # the first read of an index: all of it, in a usual pack
 
 @dataclass(frozen=True, slots=True)
 class PackMeta:
-    """The common properties of a pack's records."""
+    """The properties that all records of a pack have in common."""
 
     collection: str
     bucket: str  # of their samples
@@ -62,41 +62,43 @@ class PackMeta:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> PackMeta:
-        """Convert parsed JSON; ``StoreFormatError`` if a field is missing or no text."""
+        """Convert parsed JSON. Raises ``StoreFormatError`` if a field is missing or not a string."""
         names = [field.name for field in fields(cls)]
         try:
             texts = [mapping[name] for name in names]
             for text in texts:
                 text.encode()  # JSON allows lone surrogates, UTF-8 does not
         except (AttributeError, KeyError, TypeError, UnicodeEncodeError) as error:
-            raise StoreFormatError(f"a pack's meta has the texts {', '.join(names)}: {error!r}") from error
+            raise StoreFormatError(
+                f"a pack's meta must contain the strings {', '.join(names)}: {error!r}"
+            ) from error
         return cls(*texts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackIndex:
-    """The contents of a pack: ``entries`` is an array of :data:`ENTRY_DTYPE`."""
+    """The contents of a pack. ``entries`` is an array of :data:`ENTRY_DTYPE`."""
 
     meta: PackMeta
     entries: NDArray[np.void]
 
 
 def collection_of(bucket: str, recipe_digest: bytes) -> str:
-    """Return the collection of a bucket's records by a recipe: 16 hexadecimal digits."""
+    """Return the collection for a bucket's records with a recipe, as 16 hexadecimal digits."""
     framed = b"".join(map(with_length, (bucket.encode(), recipe_digest)))
     return hashlib.blake2b(framed, digest_size=8).hexdigest()
 
 
 def new_pack_name(collection: str) -> str:
-    """Return a unique pack name; it begins with the collection."""
+    """Return a unique name for a pack, which begins with the collection."""
     return checked_name(PACKS, f"{collection}-{secrets.token_hex(12)}.pack")
 
 
 class PackInProgress:
-    """A pack that is being written to a new ``file``. By :meth:`commit` it appears in the store, whole,
-    or not at all.
+    """A pack that is being written to a new ``file``.
 
-    As a context it abandons an uncommitted pack.
+    After :meth:`commit`, the store contains either the whole pack or nothing of it. As a context
+    manager, it abandons a pack that was not committed.
     """
 
     def __init__(
@@ -118,19 +120,25 @@ class PackInProgress:
 
     @property
     def count(self) -> int:
-        """Number of records added."""
+        """The number of records added so far."""
         return len(self._entries) // _ENTRY.size
 
     def add(self, sample_id: bytes, header: bytes, payload: Bytes) -> int:
-        """Write a record; return its offset. After a StoreError the pack is abandoned. ValueError if
-        packs do not hold such records, or the pack is full.
+        """Write a record and return its offset.
+
+        Raises ``ValueError`` if packs cannot contain such a record or the pack is full. After a
+        ``StoreError``, the pack is abandoned.
         """
         self._check_open()
         size = HEADER_BYTES + memoryview(payload).nbytes
         if len(sample_id) != ID_BYTES or len(header) != HEADER_BYTES or header[5] not in DATA_KINDS:
-            raise ValueError("packs hold data: a sample id, a header of kind data or arrays, a payload")
+            raise ValueError(
+                "packs only accept data: a sample id, a header of kind data or arrays, and a payload"
+            )
         if size > _MAX_RECORD or self.count >= MAX_RECORDS:
-            raise ValueError(f"a pack holds {MAX_RECORDS} records of up to {_MAX_RECORD} bytes")
+            raise ValueError(
+                f"a pack can contain at most {MAX_RECORDS} records of up to {_MAX_RECORD} bytes each"
+            )
         # A payload, not its header, begins on a page or cache line.
         step = _PAGE if size - HEADER_BYTES >= _LARGE_PAYLOAD else _ALIGNMENT
         offset = -(-(self.size + HEADER_BYTES) // step) * step - HEADER_BYTES
@@ -140,15 +148,16 @@ class PackInProgress:
             self._file.write(payload)
         except OSError:
             self.abandon()
-            with self._failures():  # entering it per record would be dear
+            with self._failures():  # entering it for each record would be expensive
                 raise
         self.size = offset + size
         self._entries += _ENTRY.pack(sample_id, offset, size, header[5])
         return offset
 
     def commit(self) -> str:
-        """Let the pack appear; return its name. A StoreError means that it does not, unless S3's
-        answer was lost.
+        """Make the pack visible and return its name.
+
+        After a ``StoreError`` it is not visible, unless only the response from S3 was lost.
         """
         self._check_open()
         with self._all_or_nothing():
@@ -160,10 +169,10 @@ class PackInProgress:
         return self._name
 
     def abandon(self) -> None:
-        """Discard the pack; no effect once it is committed."""
+        """Discard the pack. Has no effect once it is committed."""
         if self._open:
             self._open = False
-            with contextlib.suppress(OSError):  # its buffer found no room
+            with contextlib.suppress(OSError):  # there was no room for its buffer
                 self._file.close()
             self._discard()
 
@@ -173,7 +182,7 @@ class PackInProgress:
         entries_offset = self.size
         meta = json.dumps(asdict(self._meta), ensure_ascii=False, separators=(",", ":")).encode()
         if len(meta) > _MAX_META:
-            raise ValueError(f"a pack's meta has at most {_MAX_META} bytes; not {len(meta)}")
+            raise ValueError(f"a pack's meta may take at most {_MAX_META} bytes, not {len(meta)}")
         digest = xxhash.xxh3_64(self._entries)
         digest.update(meta)
         self._write(self._entries)
@@ -189,7 +198,7 @@ class PackInProgress:
 
     def _check_open(self) -> None:
         if not self._open:
-            raise ValueError(f"the pack {self._name} was committed or abandoned")
+            raise ValueError(f"the pack {self._name} has already been committed or abandoned")
 
     @contextlib.contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -208,24 +217,30 @@ class PackInProgress:
 
 
 def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
-    """Read the index of a pack of ``size`` bytes, by one read for a usual pack and two for a large one.
+    """Read the index of a pack of ``size`` bytes, in one read for most packs and two for a large one.
 
-    ``read`` returns bytes by offset and length, or fewer if the pack ends before.
-    StoreFormatError if it is no pack of this version, cut off, or its index is broken.
+    ``read`` returns bytes by offset and length, or fewer if the pack ends earlier. Raises
+    ``StoreFormatError`` if it is not a pack of this version, is cut off, or has a broken index.
     """
     if size < _HEAD.size + _FOOTER.size:
-        raise StoreFormatError(f"a pack has at least {_HEAD.size + _FOOTER.size} bytes; this one has {size}")
+        raise StoreFormatError(f"a pack must have at least {_HEAD.size + _FOOTER.size} bytes, not {size}")
     tail_at = max(0, size - _TAIL)
     tail = _whole(read, tail_at, size - tail_at)
     footer = tail[-_FOOTER.size :]
     magic, version, count, entries_at, meta_bytes, stated_hash, zeros = _FOOTER.unpack(footer)
     if magic != _MAGIC:
-        raise StoreFormatError(f"a pack ends by a footer that begins with {_MAGIC!r}: it is cut off, or none")
+        raise StoreFormatError(
+            f"a pack must end with a footer that begins with {_MAGIC!r}, so this one is cut off or not a pack"
+        )
     if version != PACK_VERSION:
-        raise StoreFormatError(f"this SUPER reads pack version {PACK_VERSION}; this one is version {version}")
+        raise StoreFormatError(
+            f"this version of SUPER reads pack version {PACK_VERSION}, but the pack has version {version}"
+        )
     meta_at = entries_at + count * ENTRY_DTYPE.itemsize
     if meta_at + meta_bytes + _FOOTER.size != size or count > MAX_RECORDS or meta_bytes > _MAX_META:
-        raise StoreFormatError(f"the footer tells of {count} records in a pack that is not of {size} bytes")
+        raise StoreFormatError(
+            f"the footer lists {count} records, which does not match a pack of {size} bytes"
+        )
     # The index of a large pack begins before the first read.
     if entries_at < tail_at:
         tail, tail_at = _whole(read, entries_at, tail_at - entries_at) + tail, entries_at
@@ -237,31 +252,34 @@ def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
     try:
         meta = PackMeta.from_mapping(json.loads(bytes(index[meta_at - entries_at : -_FOOTER_HASHED])))
     except (ValueError, RecursionError) as error:
-        raise StoreFormatError(f"a pack's meta is JSON: {error}") from error
+        raise StoreFormatError(f"a pack's meta must be JSON: {error}") from error
     return PackIndex(meta, entries)
 
 
 def check_entries(entries: NDArray[np.void], first: int, end: int | NDArray[np.uint64]) -> None:
-    """Raise ``StoreFormatError`` unless each record is between these offsets; ``end`` of all, or of each."""
+    """Raise ``StoreFormatError`` unless all records are between ``first`` and ``end``.
+
+    ``end`` is one offset for all records, or one for each.
+    """
     begins, lengths = entries["offset"], entries["bytes"]
     wrong = (begins < first) | (begins > end) | (lengths < HEADER_BYTES)
     if (wrong | (lengths > end - np.minimum(begins, end))).any():
-        raise StoreFormatError(
-            "an entry names a record that is not inside its pack, or is shorter than a header"
-        )
+        raise StoreFormatError("an entry refers to a record outside its pack, or shorter than a header")
 
 
 def _whole(read: Callable[[int, int], bytes], offset: int, length: int) -> bytes:
     data = read(offset, length)
     if len(data) != length:
-        raise StoreFormatError(f"the pack is cut off: {length} bytes from {offset} on are {len(data)}")
+        raise StoreFormatError(
+            f"the pack is cut off: of {length} bytes from offset {offset} on, it only has {len(data)}"
+        )
     return data
 
 
 def check_record(record: Bytes, sample_id: bytes) -> Header:
-    """Check id and hash of a pack's whole record; return its header, or raise RecordError."""
+    """Check the id and hash of a complete record in a pack. Return its header, or raise RecordError."""
     header = parse_header(record, record_bytes=len(record), sample_id=sample_id)
     verify_payload(header, memoryview(record)[HEADER_BYTES:])
     if header.kind not in DATA_KINDS:
-        raise RecordVersionError(f"packs hold data; this record is of kind {header.kind.name.lower()}")
+        raise RecordVersionError(f"packs contain data, but this record is of kind {header.kind.name.lower()}")
     return header

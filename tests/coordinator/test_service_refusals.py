@@ -48,8 +48,8 @@ LONG_OP = '{"pipeline":1,"steps":[{"op":"%s"}],"augment_seed":0}' % ("\U0001f600
     ("method", "asked", "error", "reason"),
     [
         ("RegisterDataset", {"protocol_version": 99}, ProtocolMismatchError, "the sampler uses version 99"),
-        ("RegisterDataset", {"recipe": ""}, RecipeError, "a recipe is JSON"),
-        ("RegisterDataset", {"recipe": LONG_OP}, RecipeError, "there is no step"),  # too long for a header
+        ("RegisterDataset", {"recipe": ""}, RecipeError, "a recipe must be JSON"),
+        ("RegisterDataset", {"recipe": LONG_OP}, RecipeError, "unknown step"),  # too long for a header
         ("RegisterDataset", {"run_id": "x" * 65_537}, ConfigError, "at most 65536 characters"),
         ("GetDataset", {"dataset_id": b"x" * 16}, UnknownJobError, "the dataset 7878.* not registered"),
         ("OpenJob", {"dataset_id": b"x" * 16, "job": "j"}, UnknownJobError, "register it"),
@@ -239,7 +239,7 @@ async def test_a_place_beyond_the_plan_is_refused_and_harms_nobody(coordinator, 
 async def test_an_unreachable_cache_is_named_when_a_job_is_opened(coordinator, valkey, source):
     dataset = await coordinator.register(source)
     valkey.kill()
-    with pytest.raises(Exception, match=f"the cache at {valkey.unix_url} is not to be reached"):
+    with pytest.raises(Exception, match=f"the cache at {valkey.unix_url} cannot be reached"):
         await coordinator.open(dataset)
     valkey.start()
     await coordinator.open(dataset)

@@ -40,7 +40,7 @@ def test_a_spec_survives_yaml_with_its_arms_as_they_are(tmp_path):
         (["data.val=x"], r"data\.val is given without data\.train"),
         (["data.kind=mnist", "data.train=x"], r"data\.kind mnist has its own images"),
         (["data.samples=5"], r"data\.samples is for the sets that are drawn, not for data\.kind auto"),
-        (["data.train=x", "data.train_alias=my/pets"], r"data\.train_alias: an alias has 1 to 64"),
+        (["data.train=x", "data.train_alias=my/pets"], r"data\.train_alias: an alias must have 1 to 64"),
         (["executor=lamda"], r"executor must be of auto, local, workers, lambda, not 'lamda'"),
         (["executor=lambda"], r"see no files of this machine: .* data\.train=s3://bucket/prefix"),
         (

@@ -72,7 +72,11 @@ def test_hosts_are_named_by_options_where_the_script_comes_after_dashes(tmp_path
         (["--epochs", "2"], {}, "no training script"),
         (["--"], {}, "no training script"),
         (["--", "x.py"], {"SM_CURRENT_HOST": "other"}, "this host is 'other'"),
-        (["--", "x.py"], {"SM_HOSTS": '["algo-2", "algo-10"]'}, r"training hosts \[\]: at least one host must"),
+        (
+            ["--", "x.py"],
+            {"SM_HOSTS": '["algo-2", "algo-10"]'},
+            r"training hosts \[\]: at least one host must",
+        ),
         (["--data-hosts=a", "--training-hosts=b", "--host=c", "--", "x.py"], {}, "this host is 'c'"),
     ],
 )

@@ -89,7 +89,7 @@ def test_what_the_coordinator_cannot_list_is_told(cloud_server, bucket, monkeypa
     with pytest.raises(SourceNotFoundError, match=f"key_list {bucket}/m.csv"):
         list_source(bucket, f"{bucket}/m.csv")
     cloud_server.statuses[:] = [403]
-    with pytest.raises(SourceForbiddenError, match=f"may not read {bucket}.*403.*give it"):
+    with pytest.raises(SourceForbiddenError, match=f"may not read {bucket}.*403.*for public"):
         list_source(f"{bucket}/t")
     cloud_server.statuses[:] = [503] * 9
     with pytest.raises(SourceError, match=f"{bucket}/t.* 3 attempts .*503"):

@@ -107,7 +107,7 @@ def test_a_file_that_changes_while_it_is_read_is_no_other_version(hub_server):
     dataset = Dataset(HUB, hub_server.url, TOKEN)
     assert dataset.head("1.jpg") == (oid_of(b"one"), 3)  # of a branch, which a function is never given
     hub_server.commit({"1.jpg": b"two"})
-    with pytest.raises(ObjectError, match="other bytes came"):
+    with pytest.raises(ObjectError, match="that the Hub announced"):
         dataset.read("1.jpg", version=oid_of(b"one"))
 
 
@@ -137,7 +137,7 @@ def test_what_a_function_cannot_read_has_an_outcome_and_a_remedy(hub_server, mon
     assert refused("big", oid_of(b"x" * (LIMIT + 1)))[0] is Outcome.TOMBSTONE
     assert refused("../../../../api/whoami-v2", one) == (
         Outcome.REFUSED,
-        "its key is no path: it has an empty part, '.' or '..'",
+        "its key is not a path: it contains an empty part, '.' or '..'",
     )
     for status in (429, 503):
         hub_server.asked.clear()
@@ -155,7 +155,7 @@ def test_what_a_function_cannot_read_has_an_outcome_and_a_remedy(hub_server, mon
     monkeypatch.setenv("HF_TOKEN", "hf_ofSomebodyElse")
     for refusal, remedy in (
         ((403, "GatedRepo"), "accept the conditions at"),
-        ((401, "RepoNotFound"), "give HF_TOKEN"),
+        ((401, "RepoNotFound"), "set HF_TOKEN"),
     ):
         hub_server.refusal = refusal
         outcome, why = refused("1.jpg", one)
@@ -184,14 +184,14 @@ def test_what_the_coordinator_cannot_list_is_told(hub_server, monkeypatch):
     with pytest.raises(SourceError, match=f"{HUB}/t.* 3 attempts .*503"):
         list_source(f"{HUB}/t")
     monkeypatch.setenv("HF_TOKEN", "hf_one\nhf_two")
-    with pytest.raises(ConfigError, match="HF_TOKEN is no token") as caught:
+    with pytest.raises(ConfigError, match="HF_TOKEN is not a valid token") as caught:
         list_source(f"{HUB}/t")
     assert "hf_" not in str(caught.value)
 
 
 def test_tokens_and_bytes_go_by_tls_alone_beyond_this_machine(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://mirror.example.org")
-    with pytest.raises(ConfigError, match="HF_ENDPOINT is https"):
+    with pytest.raises(ConfigError, match="HF_ENDPOINT must be https"):
         list_source(HUB)
     dataset = Dataset(HUB, "https://huggingface.co", TOKEN)
     assert dataset._leads_on("https://cdn.example.org/x?signature=y")

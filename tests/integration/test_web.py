@@ -134,12 +134,12 @@ def test_answers_that_bring_no_file(web_server):
         assert outcome is Outcome.SOURCE_ERROR
         assert why in words
 
-    told("heeds no Range", span=Span(1, 2))
-    told("heeds no Range", {**good, "Content-Range": "bytes 0-2/9"}, status=206)
-    told("packs it", {**good, "Content-Encoding": "gzip"})
-    told("in chunks", {**good, "Transfer-Encoding": "chunked"}, b"3\r\none\r\n0\r\n\r\n")
-    told("called them", {**good, "Content-Range": "bytes 0-2/9"}, status=206, span=Span(1, 2))
-    told("called them", {**good, "Content-Range": "bytes 1-3/*"}, status=206, span=Span(1, 4))
+    told("ignores Range", span=Span(1, 2))
+    told("ignores Range", {**good, "Content-Range": "bytes 0-2/9"}, status=206)
+    told("compresses it", {**good, "Content-Encoding": "gzip"})
+    told("Transfer-Encoding", {**good, "Transfer-Encoding": "chunked"}, b"3\r\none\r\n0\r\n\r\n")
+    told("Content-Range", {**good, "Content-Range": "bytes 0-2/9"}, status=206, span=Span(1, 2))
+    told("Content-Range", {**good, "Content-Range": "bytes 1-3/*"}, status=206, span=Span(1, 4))
     told("Invalid IPv6", {"Location": "https://[::1"}, status=302)
     told("redirects", {"Location": "/1.jpg"}, status=302)
 
@@ -166,7 +166,7 @@ def test_answers_that_bring_no_file(web_server):
 def test_what_the_coordinator_cannot_list_is_told(web_server, tmp_path):
     web_server.files = {"t/1.jpg": b"one"}
     key_list = tmp_path / "list.csv"
-    with pytest.raises(ConfigError, match=f"{web_server.url}/t.*lists nothing.*key_list"):
+    with pytest.raises(ConfigError, match=f"{web_server.url}/t.*have no listing.*key_list"):
         list_source(f"{web_server.url}/t")
     key_list.write_text("key,label\n1.jpg,5\n2.jpg,5\n")
     with pytest.raises(SourceNotFoundError, match=f"{web_server.url}/t/2.jpg does not exist.*404"):
@@ -221,10 +221,10 @@ def test_functions_ask_the_servers_of_their_own_setting_alone(web_server, elsewh
     with pytest.raises(ConfigError, match=f"{web_server.url}.*SUPER_HTTP_HOSTS"):
         open_source(web_server.url, settings)
     for bucket in ("http://169.254.169.254", "http://images.example.org", "http://10.0.0.1:80"):
-        with pytest.raises(ConfigError, match="has no TLS"):
+        with pytest.raises(ConfigError, match="does not use TLS"):
             open_source(bucket, FunctionSettings())
     web_server.told["1.jpg"] = lambda request: request.answer(302, {"Location": METADATA}, b"")
-    assert "no TLS" in failure(web_server.url, "1.jpg", "v")[1]
+    assert "not use TLS" in failure(web_server.url, "1.jpg", "v")[1]
 
 
 def test_a_server_shows_a_certificate_and_leads_to_no_plain_one(
@@ -261,8 +261,8 @@ def test_a_server_shows_a_certificate_and_leads_to_no_plain_one(
         monkeypatch.setenv("SSL_CERT_FILE", certificates.ca_file)
         web._pool.cache_clear()
         assert read(bucket, "1.jpg", version) == b"one"
-        assert "heeds no Range" in failure(bucket, "1.jpg", version, Span(0, 2))[1]
-        assert "away from TLS" in failure(bucket, "plain.jpg", "v")[1]
+        assert "ignores Range" in failure(bucket, "1.jpg", version, Span(0, 2))[1]
+        assert "not use TLS" in failure(bucket, "plain.jpg", "v")[1]
     finally:
         web._pool.cache_clear()
         server.shutdown()

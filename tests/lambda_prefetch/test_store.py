@@ -290,7 +290,7 @@ def test_a_directory_that_is_gone_or_replaced_and_there_again(root, valkey, dire
     shutil.rmtree(path)
     assert_delivered_with_trouble(run(request), str(path), valkey, request)
     path.write_bytes(b"")
-    assert_delivered_with_trouble(run(request), f"{path} is no directory", valkey, request)
+    assert_delivered_with_trouble(run(request), f"{path} is not a directory", valkey, request)
     path.unlink()
     path.mkdir()
     assert_delivered_with_trouble(run(request), str(path), valkey, request)

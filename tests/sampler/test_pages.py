@@ -99,13 +99,13 @@ def test_a_wrong_page_is_named(coordinator, make_pager, change, reason):
         ({"sample_ids": b"x" * 31}, "batch 7 with 1 samples must not have 31 bytes"),
         ({"sample_ids": b""}, "0 bytes of sample ids"),
         ({"batch_id": b"b"}, "1 bytes of a batch id"),
-        ({"labels": b"l" * 15}, "15 bytes are no labels of 2 samples"),
+        ({"labels": b"l" * 15}, "15 bytes are not the labels of 2 samples"),
         ({"padding": b"p"}, "1 bytes of padding"),
         ({"keys": ["a"]}, "batch 7 with 2 samples must not have 1 keys"),
         ({"pack_of": bytes(4)}, "4 bytes of pack numbers"),
         ({"offsets": bytes(8)}, "8 bytes of places"),
         ({"lengths": b""}, "0 bytes of lengths"),
-        ({"pack_of": b"\0\0\0\0\3\0\0\0"}, "batch 7: a place names pack 3 of 2"),
+        ({"pack_of": b"\0\0\0\0\3\0\0\0"}, "batch 7: a place refers to pack 3"),
     ],
 )
 def test_a_batch_whose_parts_do_not_agree_is_none(change, reason):

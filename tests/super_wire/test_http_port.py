@@ -64,7 +64,7 @@ def test_strangers_who_say_nothing_or_no_http_hold_little_and_not_for_long(monke
                 peer.sendall(words)
                 assert peer.recv(100)[:15] in (b"HTTP/1.1 400 Ba", b"")
         assert asked(port)[0] == 200
-        with pytest.raises(ConfigError, match="metrics_listen=.*cannot be listened on"):
+        with pytest.raises(ConfigError, match="cannot listen on metrics_listen="):
             asyncio.run(listen_for_gets(f"127.0.0.1:{port}", "metrics_listen", {}))
 
     listening(use)

@@ -213,7 +213,7 @@ def test_it_is_a_sequence_of_paths_and_labels():
     assert list(pickle.loads(pickle.dumps(samples))) == list(samples)
     assert repr(samples).startswith("<SampleList of 3: ('/images/cat/a.jpg', 0), ")
     for index in (3, -4):
-        with pytest.raises(IndexError, match="3 samples has no place"):
+        with pytest.raises(IndexError, match="list of 3 samples"):
             samples[index]
     with pytest.raises(TypeError):
         samples["cat"]

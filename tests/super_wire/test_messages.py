@@ -48,7 +48,9 @@ def test_bad_numbers(place, value):
     entry = REPORT.to_fields()
     numbers = entry[b"r"].split(b" ")
     numbers[place] = value
-    with pytest.raises(ValueError, match=r"has 12 numbers|lie from 0|invalid literal|has \d+ bytes"):
+    with pytest.raises(
+        ValueError, match=r"must have 12 numbers|must be from 0|invalid literal|has \d+ bytes"
+    ):
         ReadReport.from_fields(entry | {b"r": b" ".join(numbers)})
 
 
@@ -112,7 +114,7 @@ def test_an_imagenet_fits_into_a_message():
     for drawn in (draws_of(split), draws_of(split, shuffle=False), draws_of(weights=by_class)):
         drawn.packed()
     with pytest.raises(
-        ConfigError, match="more than the 4,128,768 that a coordinator takes: round the weights"
+        ConfigError, match="more than the 4,128,768 that a coordinator accepts: round the weights"
     ):
         draws_of(weights=generator.random(size)).packed()
     assert DRAWS_BYTES_MAX < 4 * 2**20
@@ -143,7 +145,7 @@ def test_what_is_not_packed_is_refused(packed, monkeypatch):
 )
 def test_numbers_that_no_sampler_sends_are_refused(count, weighted, repeats):
     weights = pack_numbers(np.ones(3).tobytes()) if weighted else b""
-    with pytest.raises(ConfigError, match="are none"):
+    with pytest.raises(ConfigError, match="are invalid"):
         Draws.unpacked(b"", weights, count, repeats)
 
 
@@ -154,7 +156,10 @@ def test_names_a_sample_by_its_key_or_by_id_and_how_to_resolve_it():
     )
     assert named.name_of(1) == "cat/2.jpg"
     ref = replace(named, keys=())
-    assert ref.name_of(1) == f"sample {ids[16:].hex()} (its key: superdl stats --batch {(b'b' * 16).hex()})"
+    assert (
+        ref.name_of(1)
+        == f"sample {ids[16:].hex()} (for its key, run superdl stats --batch {(b'b' * 16).hex()})"
+    )
 
 
 def below(root):

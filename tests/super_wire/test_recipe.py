@@ -128,7 +128,9 @@ def test_the_first_step_alone_may_take_bytes_and_then_nothing_is_decoded():
     assert not Recipe([takes_bytes, {"op": "resize", "size": 8}]).decodes
     assert Recipe([]).decodes
     assert one("custom", name="m:f@1").decodes
-    with pytest.raises(RecipeError, match=r"step 1 \(custom\): input is one of image, bytes; not \'text\'"):
+    with pytest.raises(
+        RecipeError, match=r"step 1 \(custom\): input must be one of image, bytes, not \'text\'"
+    ):
         one("custom", name="m:f@1", input="text")
 
 
@@ -217,14 +219,14 @@ def test_good_steps_have_all_parameters_in_canonical_form(op):
     ids=lambda v: repr(v)[:20],
 )
 def test_ill_typed_parameters(op, name, value):
-    with pytest.raises(RecipeError, match=rf"^step 3 \({op}\): {name} is ") as caught:
+    with pytest.raises(RecipeError, match=rf"^step 3 \({op}\): {name} must be ") as caught:
         canonical_step({"op": op, **GOOD[op], name: value}, 3)
     assert len(str(caught.value)) < 500
 
 
 FLIP = {"op": "horizontal_flip"}
 REFUSED = {
-    "a list of mappings|is a mapping such as": [
+    "a list of mappings|must be a mapping such as": [
         "resize",
         b"resize",
         None,
@@ -232,32 +234,34 @@ REFUSED = {
         iter([]),
         {"op": "resize", "size": 8},
     ],
-    'step 2 is a mapping such as {"op": "resize", "size": 256}': [
+    'step 2 must be a mapping such as {"op": "resize", "size": 256}': [
         [FLIP, step]
         for step in (None, "flip", [], ["op", "resize"], {}, {"op": 5}, {"op": None}, {"size": 8})
     ],
-    "no step 'resise'; there are decode, reduced_decode, mask, resize, center_crop": [[{"op": "resise"}]],
-    "at most 64 steps; this one has 65": [[FLIP] * 65],
+    "unknown step 'resise'; the steps are decode, reduced_decode, mask, resize, center_crop": [
+        [{"op": "resise"}]
+    ],
+    "at most 64 steps, but this one has 65": [[FLIP] * 65],
     r"step 2 \(mask\).*first step": [[FLIP, {"op": "mask"}]],
     r"step 2 \(resize\): the numbers of a mask cannot be mixed": [
         [{"op": "mask"}, {"op": "resize", "size": 8, "interpolation": name}] for name in ("box", "bilinear")
     ],
-    r"step 2 \(grayscale\): a mask holds numbers": [[{"op": "mask"}, {"op": "grayscale"}]],
-    "fields are image, the object in a list's key": [
+    r"step 2 \(grayscale\): a mask contains numbers": [[{"op": "mask"}, {"op": "grayscale"}]],
+    "fields must be image, the object in a list's key": [
         {"mask": []},
         {},
         {"image": []} | {f"f{n}": [] for n in range(16)},
     ],
-    "a field has a name of 1 to 64": [{"image": [], name: []} for name in ("", "a.b", "label", "1", 5)],
+    "a field name must have 1 to 64": [{"image": [], name: []} for name in ("", "a.b", "label", "1", 5)],
     r"step 2 \(reduced_decode\).*first step": [[FLIP, {"op": "reduced_decode", "size": 8}]],
-    r"step 1 \(resize\): max_size bounds the longer side": [
+    r"step 1 \(resize\): max_size limits the longer side": [
         [{"op": "resize", "size": size, "max_size": 8}] for size in (8, 9, [4, 4])
     ],
-    r'step 2 \(custom\): input is "bytes" of the first step only': [
+    r'step 2 \(custom\): only the first step can have input "bytes"': [
         [FLIP, {"op": "custom", "name": "m:f@1", "input": "bytes"}]
     ],
     **{
-        rf"\({op}\) has no parameter sise; it has {', '.join(kind.parameters)}": [
+        rf"\({op}\) has no parameter sise; its parameters are {', '.join(kind.parameters)}": [
             [{"op": op, **GOOD[op], "sise": 1}]
         ]
         for op, kind in OPS.items()
@@ -289,5 +293,5 @@ def test_a_recipe_for_each_field():
     assert not Recipe.fields(image=Recipe.image(), mask=Recipe.mask()).random
     with pytest.raises(RecipeError, match=r"one augment_seed, not \[3, 4\]"):
         Recipe.fields(image=flip, mask=Recipe([FLIP], augment_seed=4))
-    with pytest.raises(RecipeError, match="the field mask has a recipe such as"):
+    with pytest.raises(RecipeError, match="the field mask needs a recipe such as"):
         Recipe.fields(image=flip, mask=recipe)

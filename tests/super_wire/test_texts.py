@@ -98,7 +98,7 @@ def test_sizes_are_read_exactly(text, size_bytes):
     "text", ["", "gb", "-1", "1e9", "4xb", "4 g b", "1,5gb", "٤gb", "nan", "9" * 5000, "4", "1023kb"]
 )
 def test_what_is_no_size_is_refused_and_named(text):
-    with pytest.raises(ConfigError, match="^cache_bytes is a size of at least 1mb, such as 4gb"):
+    with pytest.raises(ConfigError, match="^cache_bytes must be a size of at least 1mb, such as 4gb"):
         parse_bytes(text, "cache_bytes")
 
 

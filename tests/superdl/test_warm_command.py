@@ -41,7 +41,7 @@ def warm(server, capsys, *words, source="s3://bucket/train", sizes=SIZES):
         ([*NOWHERE, *SIZES, "--recipe", "r.json"], "with --recipe FILE.json"),
         ([*NOWHERE, "--recipe", "/nowhere/r.json"], "cannot read --recipe /nowhere/r.json"),
         ([*NOWHERE, *SIZES, "--max-usd", "0"], "--max-usd must be above 0"),
-        ([*NOWHERE, *SIZES, "--max-bytes", "4"], "--max-bytes is a size of at least 1mb"),
+        ([*NOWHERE, *SIZES, "--max-bytes", "4"], "--max-bytes must be a size of at least 1mb"),
         ([*NOWHERE, *SIZES, "--patience", "nan"], "--patience must be above 0"),
         ([*NOWHERE, *SIZES, "--timeout", "-1"], "--timeout must be above 0"),
         (["--coordinator", "here", *SIZES], "--coordinator must be 'host:port' or 'unix:/path/to.sock'"),

@@ -83,8 +83,8 @@ def test_tokens_name_teams_and_what_they_may_have(tmp_path, caplog):
     ("content", "reason"),
     [
         (None, "token_file=.*No such file"),
-        ("", "token_file=.*holds no token"),
-        ("\xff" * 20, "token_file=.*other than ASCII"),
+        ("", "token_file=.*contains no token"),
+        ("\xff" * 20, "token_file=.*non-ASCII"),
         ("short", "token_file=.*has 5 characters"),
         (f"{ONE} share=3", "token 1 of 1 .* add team=NAME"),
         (
@@ -94,14 +94,14 @@ def test_tokens_name_teams_and_what_they_may_have(tmp_path, caplog):
         (f"{ONE} team=a priority=0.5", "token_file: team a: .* priority must be an integer"),
         (f"{ONE} team=a share=0", "team a: share is from 0.001"),
         (f"{ONE} team=a/b", "a team's name has 1 to 64 letters"),
-        (f"{ONE} {TWO}", "write a second token on a line of its own"),
-        (f"{ONE} team=a team=b", "each once"),
+        (f"{ONE} {TWO}", "second token on a line of its own"),
+        (f"{ONE} team=a team=b", "each at most once"),
         (f"{ONE} team=a\n{ONE} team=b", "token 2 of 2 was already listed for another team"),
         (
             f"{ONE} team=vision, max_usd=1000000000",
             "token 2 of 2 begins with team=, share=, priority= or max",
         ),
-        (f"{ONE}\nteam=computer-vision", "write such words behind their token"),
+        (f"{ONE}\nteam=computer-vision", "after their token"),
     ],
 )
 def test_a_file_of_no_tokens_and_what_it_says_wrongly_of_a_team_are_refused(tmp_path, content, reason):

@@ -159,7 +159,7 @@ def test_a_password_of_the_users_cache_is_wanted_by_this_one_too(embedded_run, m
 
 def test_wrong_settings_of_the_coordinator_are_told_at_once(embedded_run):
     settings = replace(embedded_run.settings(), choice=ExecutorChoice("lamda"))
-    with pytest.raises(EmbeddedError, match=r"did not start: executor is one of .*'lamda'"):
+    with pytest.raises(EmbeddedError, match=r"did not start: executor must be one of .*'lamda'"):
         embedded_run.hold(settings)
     embedded_run.assert_all_gone()
 

@@ -118,7 +118,7 @@ def test_the_token_is_shown_in_every_call_and_followed_in_its_file(certificates,
         assert server.tokens == [f"Bearer {TOKEN}", f"Bearer {TOKEN}-renewed", f"Bearer {TOKEN}-renewed"]
         assert "keeping the previous token" in caplog.text
         assert TOKEN not in caplog.text
-        with pytest.raises(ConfigError, match="holds no token"):
+        with pytest.raises(ConfigError, match="contains no token"):
             ask(server.address, token_file=str(file), name="localhost", **trusting)
 
 

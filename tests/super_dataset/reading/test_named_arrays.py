@@ -94,7 +94,7 @@ def test_a_table_that_its_payload_does_not_hold_is_a_miss(valkey):
     good = pack_arrays(samples(1)[0], NO_ID)
     payload = good[HEADER_BYTES:-1]
     broken = pack_header(RecordKind.ARRAYS, payload, NO_ID) + payload
-    with pytest.raises(Exception, match="the named arrays have"):
+    with pytest.raises(Exception, match="the named arrays take"):
         bound_dataset(read_timeout=0.2)[stored(valkey, [good, broken])]
 
 

@@ -63,7 +63,7 @@ def test_nobody_there(tmp_path):
 @pytest.mark.parametrize(
     ("answer", "error", "words"),
     [
-        (b"", CacheUnreachableError, r"nothing came for 0\.05 s"),
+        (b"", CacheUnreachableError, r"did not respond for 0\.05 s"),
         (b"HTTP/1.1 400 Bad Request\r\n", CacheError, "does not speak the Redis protocol"),
         (b"-LOADING the dataset in memory\r\n", CacheUnreachableError, "not ready: LOADING"),
     ],
@@ -78,7 +78,7 @@ def test_a_peer_that_is_silent_no_cache_or_loading_is_named(stranger, answer, er
 def test_a_cache_in_plain_text_beyond_loopback_is_refused_unless_insecure(valkey, caplog):
     """Linux takes ``0.0.0.0`` for this machine, and SUPER does not."""
     url = valkey.url.replace("127.0.0.1", "0.0.0.0")  # connected to
-    with pytest.raises(ConfigError, match="beyond loopback, where a cache needs TLS.* SUPER_INSECURE=1"):
+    with pytest.raises(ConfigError, match="beyond loopback, .* TLS.* SUPER_INSECURE=1"):
         connect(url)
     assert "INSECURE" not in caplog.text
     for _ in range(2):
@@ -141,7 +141,7 @@ def test_a_client_certificate_is_shown_where_it_is_wanted(front_of, certificates
 
 def test_a_port_without_tls_is_given_up_in_time(valkey, certificates):
     url = valkey.url.replace("redis://", "rediss://")
-    with pytest.raises(CacheUnreachableError, match=r"nothing came for 0\.2 s.*redis:// goes without"):
+    with pytest.raises(CacheUnreachableError, match=r"did not respond for 0\.2 s.*use redis://"):
         connect(url, timeout_s=0.2, ca_file=certificates.ca_file)
 
 

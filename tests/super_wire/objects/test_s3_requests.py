@@ -118,7 +118,7 @@ def test_a_named_server_is_asked_by_path(monkeypatch, url, netloc):
     ("environment", "bucket", "words"),
     [
         *(
-            ({"SUPER_S3_ENDPOINT_URL": url}, "b-b", "is a URL such as http://(?!.*geheim)")
+            ({"SUPER_S3_ENDPOINT_URL": url}, "b-b", "a URL such as http://(?!.*geheim)")
             for url in (
                 "ftp://minio",
                 "minio:9000",
@@ -127,7 +127,7 @@ def test_a_named_server_is_asked_by_path(monkeypatch, url, netloc):
                 "http://a:x",
             )
         ),
-        ({"AWS_DEFAULT_REGION": "Paris, France"}, "b-b", "region is a name such as us-east-1"),
+        ({"AWS_DEFAULT_REGION": "Paris, France"}, "b-b", "region must be a name such as us-east-1"),
         ({"AWS_CA_BUNDLE": "/no/such/file.pem"}, "b-b", "CA bundle /no/such/file.pem cannot be read"),
         ({"AWS_PROFILE": "no-such"}, "b-b", "no usable AWS credentials .*no-such"),
         ({}, "mine--use1-az4--x-s3", "directory bucket"),

@@ -81,7 +81,7 @@ def test_an_empty_directory_becomes_one_and_keeps_its_mode(tmp_path, names):
 
 def test_other_things_than_directories_are_no_stores(tmp_path):
     (tmp_path / "file").write_bytes(b"x")
-    with pytest.raises(StoreFormatError, match="is no directory"):
+    with pytest.raises(StoreFormatError, match="is not a directory"):
         DirectoryStore.open(tmp_path / "file", create=True)
     with pytest.raises(StoreFormatError, match="file"):
         DirectoryStore.open(tmp_path / "file" / "below", create=True)

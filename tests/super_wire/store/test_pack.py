@@ -85,7 +85,7 @@ def test_packs_hold_data_alone():
     check_record(arrays, ID)
     tombstone = pack_tombstone(Tombstone("k", "r", "m", permanent=True), ID)
     for record in (tombstone, pack_pointer(Pointer("p", 0, 64), ID)):
-        with pytest.raises(ValueError, match="packs hold data"):
+        with pytest.raises(ValueError, match="packs only accept data"):
             writer.add(ID, record[:HEADER_BYTES], record[HEADER_BYTES:])
         with pytest.raises(RecordVersionError):
             check_record(record, ID)
@@ -170,7 +170,7 @@ def test_a_directory_has_one_form(tmp_path, monkeypatch):
     ],
 )
 def test_what_is_no_store_is_refused(text):
-    with pytest.raises(ConfigError, match=r"a store is a directory or s3://bucket/prefix"):
+    with pytest.raises(ConfigError, match=r"a store must be a directory or s3://bucket/prefix"):
         parse_store(text)
 
 

@@ -56,7 +56,7 @@ def test_nobody_there(capsys):
         ("%R~super:r1:* %W~super:n1:* +get +xadd", "ok", "may read records"),
         ("%R~super:r1:* %W~super:n1:* +get", "fail", "%W~super:n1:* +xadd"),
         ("%R~super:r1:* %W~super:n2:* +get +xadd", "fail", "write read reports"),
-        ("%R~super:r9:* %W~super:n1:* +get +xadd", "fail", "a reader needs GET on super:r1:*"),
+        ("%R~super:r9:* %W~super:n1:* +get +xadd", "fail", "GET on super:r1:*"),
     ],
 )
 def test_rights_of_a_reader(capsys, monkeypatch, rules, verdict, words):

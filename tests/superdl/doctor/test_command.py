@@ -32,7 +32,7 @@ OUTPUTS = {
         (["--recipe", "file", "--crop", "8"], "not with both"),
         (["--batch-size", "-1"], "--batch-size"),
         (["--patience", "0"], "--patience"),
-        (["--executor", "carrier-pigeon"], "executor is one of"),
+        (["--executor", "carrier-pigeon"], "executor must be one of"),
         (["--stack", "no/such.json"], "cannot read"),
         (["ftp://bucket"], "unknown scheme ftp://"),
         ([".", "--key-list", "ftp://bucket/k.csv"], "key list 'ftp://bucket/k.csv' has the unknown scheme"),
