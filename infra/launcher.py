@@ -70,9 +70,7 @@ def run_of(arguments: Sequence[str], environment: Mapping[str, str], config: Pat
         parser = argparse.ArgumentParser(prog="python -m infra.launcher", allow_abbrev=False)
         parser.add_argument("--data-hosts", default="", help="hosts that preprocess, separated by commas")
         parser.add_argument("--training-hosts", default="", help="hosts that train, separated by commas")
-        parser.add_argument(
-            "--host", default="", help="the name of this host (default: the system's host name)"
-        )
+        parser.add_argument("--host", default="", help="the name of this host (its host name)")
         options, command = parser.parse_args(arguments[:at]), list(arguments[at + 1 :])
         named, host = (options.data_hosts, options.training_hosts), options.host
     else:  # hyper-parameters, all of them the script's except its name
@@ -87,9 +85,7 @@ def run_of(arguments: Sequence[str], environment: Mapping[str, str], config: Pat
     else:
         data, training, current = _sagemaker_hosts(environment, config)
     if not "".join(command[:1]):
-        raise ConfigError(
-            "no training script: set the hyper-parameter train-script, or pass the script after --"
-        )
+        raise ConfigError("no training script: set the hyper-parameter train-script, or pass it after --")
     if current not in (*data, *training) or not training:
         raise ConfigError(
             f"this host is {current!r}, data hosts are {list(data)}, training hosts {list(training)}: at "
@@ -221,12 +217,12 @@ def _start_cache(address: str, port: int, stack: contextlib.ExitStack) -> None:
     files = (f'tls-cert-file "{cert}"', f'tls-key-file "{key}"', "tls-auth-clients no")
     ports = ("port 0", f"tls-port {port}", *files) if cert else (f"port {port}",)
     listens = (f"bind {address}", "protected-mode no", *ports)
-    cache_bytes = parse_bytes(os.environ.get("SUPER_CACHE_BYTES") or "0", "SUPER_CACHE_BYTES")
-    cache_bytes = cache_bytes or available_memory_bytes() // 2
+    given_bytes = parse_bytes(os.environ.get("SUPER_CACHE_BYTES") or "0", "SUPER_CACHE_BYTES")
+    cache_bytes = given_bytes or available_memory_bytes() // 2
     # Private: the server would load any dump.rdb that it finds there.
-    directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="super-l-")))
+    directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="super-l-"))
     credentials = Credentials.from_environment(os.environ)
-    _held(start_server(server, listens, directory, cache_bytes, credentials), stack)
+    _held(start_server(server, listens, Path(directory), cache_bytes, credentials), stack)
 
 
 def _held(process: subprocess.Popen[bytes], stack: contextlib.ExitStack) -> subprocess.Popen[bytes]:
