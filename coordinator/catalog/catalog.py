@@ -74,11 +74,11 @@ class Catalog:
     def __post_init__(self) -> None:
         if len(self.labels) != len(self.keys) or len(self.versions) != len(self.keys):
             raise ValueError(
-                f"a catalog has one version and one label for each key; not {len(self.keys)} keys, "
+                f"a catalog must have one version and one label per key, not {len(self.keys)} keys, "
                 f"{len(self.versions)} versions and {len(self.labels)} labels"
             )
         if self.members is not None and len(self.members) != len(self.keys):
-            raise ValueError(f"a catalog has {len(self.keys)} samples, and {len(self.members)} members")
+            raise ValueError(f"a catalog has {len(self.keys)} samples, but {len(self.members)} members")
         if self.fingerprint:
             return
         object.__setattr__(self, "label_dtype", labels_text(self.labels))
@@ -119,8 +119,8 @@ class Catalog:
         names_bytes = sum(len(name.encode()) for name in classes)
         if names_bytes > MAX_CLASS_NAMES_BYTES:
             raise SourceError(
-                f"{len(classes)} class names have {names_bytes} bytes, more than {MAX_CLASS_NAMES_BYTES}: "
-                "if these are no classes, give labels as numbers in a key list"
+                f"{len(classes)} class names take {names_bytes} bytes, more than {MAX_CLASS_NAMES_BYTES}: "
+                "if these are not classes, use a key list with numbers as labels"
             )
         own = Field(ids.MAIN_FIELD, keys, versions, members)
         if members is None:
@@ -176,8 +176,8 @@ class Catalog:
         by_name = {field.name: field for field in self.fields}
         if missing := [name for name in names if name not in by_name]:
             raise SourceError(
-                f"the recipe has the field {missing[0]!r}, and the samples of {self.bucket} have "
-                f"{', '.join(by_name) or 'no fields'} beside {ids.MAIN_FIELD}: give a key_list with the "
+                f"the recipe has the field {missing[0]!r}, but the samples of {self.bucket} have "
+                f"{', '.join(by_name) or 'no fields'} besides {ids.MAIN_FIELD}: pass a key_list with the "
                 f"column {missing[0]}.key, or {missing[0]}.member, .offset and .length"
             )
         main_field = Field(ids.MAIN_FIELD, self.keys, self.versions, self.members)
@@ -263,8 +263,7 @@ def check_once(keys: PackedStrings, where: str) -> None:
     if repeated := keys.take(np.flatnonzero(keys.equals_next())[:_SHOWN]):
         names = ", ".join(repr(key.decode()) for key in dict.fromkeys(repeated))
         raise SourceError(
-            f"{where}: a key is listed once, unless member, offset and length name parts of it; these come "
-            f"more often: {names}"
+            f"{where}: only keys with a member, an offset and a length may be repeated, not {names}"
         )
 
 

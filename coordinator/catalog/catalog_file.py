@@ -75,7 +75,9 @@ def map_catalog(path: Path) -> Catalog:
         batch = pa.ipc.open_file(source).get_batch(0)
     facts = json.loads(batch.schema.metadata[_ABOUT])
     if facts["version"] != VERSION:
-        raise ValueError(f"a catalog of version {facts['version']}; this SUPER reads version {VERSION}")
+        raise ValueError(
+            f"the catalog has version {facts['version']}, but this version of SUPER reads version {VERSION}"
+        )
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     parts = [_part_of(name, columns, facts["encodings"][name]) for name in (MAIN_FIELD, *facts["fields"])]
     return Catalog(

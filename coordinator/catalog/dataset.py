@@ -64,7 +64,7 @@ class Listing:
     @property
     def note(self) -> Tombstone:
         """Return the tombstone that readers get until the listing has ended."""
-        so_far = f"it is being listed, {self.listed:,} samples so far"
+        so_far = f"it is being listed, with {self.listed:,} samples so far"
         return Tombstone(self.source, LISTING, so_far, permanent=False)
 
     @property
@@ -148,5 +148,5 @@ class Dataset:
                 lambda missing: catalog.sample_ids(recipe.digest, (seed, epoch), missing, recipe.beside),
             )
         if self.all_ids is None:
-            raise RuntimeError(f"{self.listing.source}: ids are asked for before they are known")
+            raise RuntimeError(f"{self.listing.source}: ids were requested before they were derived")
         return self.all_ids[indices].tobytes()

@@ -210,7 +210,7 @@ class DatasetRegistry:
         under_way = sum(not other.ended for other in self._listings)
         if under_way >= _LISTINGS_MAX:
             raise CoordinatorError(
-                f"this coordinator is listing {under_way} sources already: ask again later"
+                f"this coordinator is already listing {under_way} sources: try again later"
             )
         listing = Listing(*what, runs={run_id})
         # The state may have the run's own listing, or a recent one.
@@ -257,13 +257,11 @@ class DatasetRegistry:
             kept = await asyncio.to_thread(self._state.load, listing.kept) if listing.kept else None
             self._end(listing, kept or await self._listed_anew(listing, progress))
         except ListingCancelledError:
-            self._end(
-                listing, SourceError(f"listing {listing.source} was cancelled: nobody wants it any more")
-            )
+            self._end(listing, SourceError(f"listing {listing.source} was cancelled: it is no longer needed"))
         except SuperError as error:
             self._end(listing, error)
         except Exception as error:  # noqa: BLE001  # logged and reported: else clients would poll forever
-            _log.exception("listing %s failed: a bug", listing.source)
+            _log.exception("listing %s failed because of a bug", listing.source)
             reason = f"failed unexpectedly ({type(error).__name__}): see the coordinator's log"
             self._end(listing, SourceError(f"listing {listing.source} {reason}"))
         await tell()
@@ -306,8 +304,8 @@ class DatasetRegistry:
         try:
             mapped, file = self._state.keep(lambda out: list_into(out.name, source, *what))
         except OSError as error:
-            remedy = "name another directory by SUPER_STATE"
-            raise SourceError(f"there is no room for the catalog of {source}: {error}; {remedy}") from error
+            remedy = "set SUPER_STATE to another directory"
+            raise SourceError(f"there is no room for the catalog of {source} ({error}): {remedy}") from error
         for warning in mapped.warnings:
             _log.warning("%s", warning)
         return mapped, file
@@ -327,7 +325,7 @@ class DatasetRegistry:
             except SourceBusyError as error:
                 if self._clock() + pause_s > until_s or listing.cancelled.is_set():
                     raise
-                listing.trouble = f"{error}: listing it again"
+                listing.trouble = f"{error}; the listing will be retried"
                 _log.warning("%s", listing.trouble)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _BUSY_PAUSE_MAX_S)

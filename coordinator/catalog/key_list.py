@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # Advice for sources whose folders do not determine the labels.
 KEY_LIST_HELP = (
-    "give key_list the URL of a CSV, JSONL or Parquet file with the columns key (relative to the source) "
+    "set key_list to the URL of a CSV, JSONL or Parquet file with the columns key (relative to the source) "
     'and label, for example SuperDataset(source, recipe, key_list="s3://bucket/labels.csv")'
 )
 
@@ -70,7 +70,8 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[s
     if read_rows is None:
         shown = without_credentials(url)
         raise SourceError(
-            f"key_list {shown!r} is in no known format: name it {', '.join(FORMATS)} by what it holds"
+            f"key_list {shown!r} has an unknown format: use the file extension that matches its contents "
+            f"({', '.join(FORMATS)})"
         )
     labels = LabelColumn(classes)
     with _open(url, tally) as stream:
@@ -81,7 +82,7 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[s
             raise SourceError(f"key_list {url}{where}: {error.reason}") from error
     if not count:
         raise SourceEmptyError(
-            f"key_list {url} names no sample: it needs one row for each, below the header if it is CSV"
+            f"key_list {url} lists no samples: add one row for each, below the header if it is a CSV file"
         )
     # Otherwise, the samples are counted when their versions are looked up.
     if len(columns[""].versions):
@@ -90,13 +91,13 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[s
     own, (packed, names) = columns.pop("").part(url), labels.finish()
     if labels.unseen and not names:
         raise SourceError(
-            f"key_list {url}: classes= names {len(labels.unseen)} classes, and none of its labels is a name: "
-            "leave classes= out, or write labels as names (of digits in JSONL or Parquet: in CSV they are "
-            "numbers)"
+            f"key_list {url}: classes= contains {len(labels.unseen)} class names, but no label is a name: "
+            "omit classes=, or write the labels as names (names of digits only need JSONL or Parquet, since "
+            "CSV reads them as numbers)"
         )
     for name in labels.unseen:
         tally.note(Noted.UNSEEN, name)
-    fields = {name: theirs.part(f"{url}, the field {name}", shared=True) for name, theirs in columns.items()}
+    fields = {name: theirs.part(f"{url}, field {name}", shared=True) for name, theirs in columns.items()}
     if own.members is None and own.versions is None:
         # They are looked up by key; else the catalog finds repeated keys.
         check_once(own.keys.reorder(own.keys.sort_order()), f"key_list {url}")
@@ -132,7 +133,7 @@ def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
     tally.allowed.check_path(os.path.realpath(path), f"key_list {url}")
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its writer
-            raise SourceError(f"key_list {path} is no file")
+            raise SourceError(f"key_list {path} is not a file")
         opened = path.open("rb")  # separate from reading, whose errors differ
     except (FileNotFoundError, NotADirectoryError) as error:
         raise SourceNotFoundError(f"key_list {path} does not exist on the coordinator's machine") from error
@@ -151,4 +152,4 @@ def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
 
 def _check_size(url: str, size_bytes: int) -> None:
     if size_bytes > MAX_KEY_LIST_BYTES:
-        raise SourceError(f"key_list {url} has {size_bytes} bytes; at most {MAX_KEY_LIST_BYTES} are read")
+        raise SourceError(f"key_list {url} is {size_bytes} bytes long, more than {MAX_KEY_LIST_BYTES}")

@@ -28,8 +28,8 @@ LABELS = ("label", f"label{VARIES}")
 
 # Advice about values of several kinds in a column.
 MIXED = (
-    "write all as numbers, all as texts, or all as lists of one shape "
-    '(CSV cannot tell the text "7" from the number 7; JSONL and Parquet can)'
+    "use only numbers, only strings, or only lists of the same shape "
+    '(CSV cannot distinguish the string "7" from the number 7; JSONL and Parquet can)'
 )
 
 _NUMERIC = ("offset", "length")
@@ -104,22 +104,20 @@ def kind_of(name: str) -> Any:
 def other_fields(expected: Iterable[str]) -> str:
     """Return the reason that a label has not the fields that are ``expected``."""
     named = ", ".join(filter(None, expected))[:200] or "none"
-    return f"the label has other fields than those before it: {named}: all labels have the same"
+    return f"the label's fields differ from those of the labels before it ({named}); all must have the same"
 
 
 def check_columns(names: Sequence[Any], number: int, *needed: str) -> None:
     """Check that each needed column exists exactly once. Other columns are ignored."""
     if any(names.count(name) != 1 for name in needed):
-        reason = (
-            f"the columns are key, label and, if you have it, version, named in the header; these are {names}"
-        )
+        reason = f"the header must name the columns key and label, and version if there is one; got {names}"
         raise BadRowError(number, reason[:400])
 
 
 def labelled_by(names: Collection[Any], number: int) -> str:
     """Return which of the names of a label column exists."""
     if set(LABELS) <= set(names):
-        raise BadRowError(number, "there are label and label[]: keep the one that is meant")
+        raise BadRowError(number, "the columns label and label[] both exist: keep only the intended one")
     return LABELS[LABELS[1] in names]
 
 
@@ -132,14 +130,16 @@ def parts_of(names: Collection[str], number: int) -> Parts:
             by_field.setdefault(field, []).append(column)
     parts = {}
     for field, columns in by_field.items():
-        where = f"the field {field[:80]}: " if field else ""
+        where = f"field {field[:80]}: " if field else ""
         if len(set(columns)) < len(columns):
-            raise BadRowError(number, f"{where}a column comes twice: {', '.join(columns)}")
+            raise BadRowError(number, f"{where}a column appears twice in {', '.join(columns)}")
         present = [name for name in _MEMBER if name in columns]
         # A lone offset or length is another column of the user's.
         if len(present) == len(_MEMBER) - 1 or present == ["member"]:
-            has = f"there is {' and '.join(present)} alone"
-            raise BadRowError(number, f"{where}the columns member, offset and length come together; {has}")
+            has = f"got only {' and '.join(present)}"
+            raise BadRowError(
+                number, f"{where}the columns member, offset and length must be given together; {has}"
+            )
         of_members = len(present) == len(_MEMBER)
         if of_members or "key" in columns:
             try:
@@ -150,8 +150,8 @@ def parts_of(names: Collection[str], number: int) -> Parts:
     if MAIN_FIELD in parts or len(parts) > MAX_FIELDS:
         raise BadRowError(
             number,
-            f"the columns key, member and so on are those of {MAIN_FIELD}, and up to {MAX_FIELDS - 1} fields "
-            f"are beside it; not {', '.join(filter(None, parts))}",
+            f"the columns key, member and so on belong to {MAIN_FIELD}, and at most {MAX_FIELDS - 1} other "
+            f"fields are allowed; got {', '.join(filter(None, parts))}",
         )
     return parts
 
@@ -189,7 +189,7 @@ class PartColumns:
         try:
             self._extend(rows, f"{self._name}." if self._name else "")
         except BadRowError as error:
-            where = f"the field {self._name}: " if self._name else ""
+            where = f"field {self._name}: " if self._name else ""
             raise BadRowError(error.number, where + error.reason) from error
 
     def _extend(self, rows: Rows, prefix: str) -> None:
@@ -225,8 +225,8 @@ class PartColumns:
             (sizes == 0) | (sizes > _MAX_NAME_BYTES) | np.asarray(pc.match_substring(names, "\0")),
             numbers,
             lambda at: (
-                f"a member of {_shown(keys[at])} has a name of 1 to {_MAX_NAME_BYTES} bytes, without NUL; "
-                f"not {names[at].as_py()[:60]!r}"
+                f"the name of a member of {_shown(keys[at])} must be 1 to {_MAX_NAME_BYTES} bytes long and "
+                f"contain no NUL; got {names[at].as_py()[:60]!r}"
             ),
         )
         encodings, codes = rows.columns.get(f"{prefix}encoding"), np.zeros(len(numbers), dtype=np.int64)
@@ -242,8 +242,8 @@ class PartColumns:
 
             def reason(at: int, name: str = name, values: Any = values, limits: Any = (least, most)) -> str:
                 what = f"the member {names[at].as_py()[:_SHOWN]!r} of {_shown(keys[at])}"
-                kind = ("a row group" if name == "offset" else "a row") if are_rows[at] else f"an {name}"
-                return f"{what} has {kind} from {limits[0][at]} to {limits[1][at]}; not {values[at]}"
+                kind = ("the row group" if name == "offset" else "the row") if are_rows[at] else f"the {name}"
+                return f"{kind} of {what} must be from {limits[0][at]} to {limits[1][at]}, not {values[at]}"
 
             check_rows((values < least) | (values > most), numbers, reason)
             self._columns[name].append(narrowed(values))
@@ -257,12 +257,12 @@ class PartColumns:
             return self._codes[encoding]
         if not is_row(encoding) or len(encoding.encode()) > _MAX_NAME_BYTES:
             raise ValueError(
-                f"a member has the encoding {encoding[:60]!r}, which this SUPER does not know: leave it "
-                "empty for bytes as they are, write 'deflate' for those of a compressed zip archive, or "
-                f"'{ROW_ENCODING}' and a column for a row of a Parquet file"
+                f"a member has the encoding {encoding[:60]!r}, which this version of SUPER does not support: "
+                "leave it empty for bytes as they are, use 'deflate' for those of a compressed zip archive, "
+                f"or '{ROW_ENCODING}' and a column for a row of a Parquet file"
             )
         if len(self._codes) == _MAX_ENCODINGS:
-            raise ValueError(f"a member has one encoding more than the {_MAX_ENCODINGS} of a key list")
+            raise ValueError(f"the members of a key list may have at most {_MAX_ENCODINGS} encodings")
         return self._codes.setdefault(encoding, len(self._codes))
 
     def part(self, url: str, *, shared: bool = False) -> Part:
@@ -281,9 +281,9 @@ class PartColumns:
             if len(other := np.flatnonzero(version_of != version_of[first][which])):
                 at = int(other[0])
                 raise SourceError(
-                    f"key_list {url}: the members of {_shown(keys[at])} are of two versions, "
-                    f"{versions[int(first[which[at]])].decode()!r} and {versions[at].decode()!r}: an object "
-                    "has one; list its members again"
+                    f"key_list {url}: the members of {_shown(keys[at])} have two versions, "
+                    f"{versions[int(first[which[at]])].decode()!r} and {versions[at].decode()!r}, but an "
+                    "object has only one; list its members again"
                 )
             versions = versions.reorder(first)
         keys = keys.reorder(first)
@@ -308,7 +308,7 @@ class PartColumns:
         again = name_of[by_name][:-1] == name_of[by_name][1:]
         for order, bad, what in (
             (by_offset, overlap, "overlap"),
-            (by_name, again, "have one name, of which their ids are made"),
+            (by_name, again, "have the same name, from which their ids are derived"),
         ):
             beside = np.diff(members.objects[order].astype(np.int64)) == 0
             for at in np.flatnonzero(beside & bad)[:1].tolist():
@@ -318,7 +318,7 @@ class PartColumns:
                 )
                 spans = " and ".join(f"{members.offsets[row]} to {members.ends[row]}" for row in pair)
                 key = _shown(keys[int(members.objects[pair[0]])])
-                raise SourceError(f"key_list {url}: the members {names} of {key}, bytes {spans}, {what}")
+                raise SourceError(f"key_list {url}: the members {names} of {key} (bytes {spans}) {what}")
 
 
 def _keys(rows: Rows, name: str, *, of_files: bool) -> PackedStrings:
@@ -331,11 +331,11 @@ def _keys(rows: Rows, name: str, *, of_files: bool) -> PackedStrings:
         check_rows(bad, rows.numbers, lambda at: f"the key {keys[at].as_py()[:_SHOWN]!r} {rule}")
 
     refuse(sizes == 0, "is empty")
-    refuse(pc.match_substring(keys, "\0"), "has a NUL")
+    refuse(pc.match_substring(keys, "\0"), "contains a NUL")
     if of_files:
-        rule = "is not a path below the source: write it without leading /, // , . and .."
+        rule = "is not a path below the source: remove a leading /, and any //, . and .."
         refuse(pc.match_substring_regex(keys, _OUTSIDE), rule)
-    refuse(sizes > _MAX_KEY_BYTES, f"is too long: at most {_MAX_KEY_BYTES} bytes are possible")
+    refuse(sizes > _MAX_KEY_BYTES, f"is too long: keys may be at most {_MAX_KEY_BYTES} bytes long")
     return PackedStrings.of(keys)
 
 
@@ -350,8 +350,8 @@ def _versions(rows: Rows, name: str) -> PackedStrings:
         (length > _MAX_VERSION) | (size == 0),
         rows.numbers,
         lambda at: (
-            f"a version is the object's ETag, or size-mtime_ns of a file; not {versions[at].as_py()[:60]!r}: "
-            "leave the column out to have the versions looked up"
+            "a version must be the object's ETag, or size-mtime_ns of a file, not "
+            f"{versions[at].as_py()[:60]!r}: omit the column to have the versions looked up"
         ),
     )
     return PackedStrings.of(bare)

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 _NUMBERS_MAX = MAX_LABEL_BYTES // 8
 _MAX_NDIM = 8
 _MAX_NAME = 200  # bytes of a field's name
-_WHAT = "a label is a number, a text, a list of numbers or an object of such fields, in all rows alike"
-_MAY_VARY = 'where the length of a list varies by row, its name says so: "boxes[]", "label[]"'
+_WHAT = "labels must all be numbers, all strings, all lists of numbers or all objects with such fields"
+_MAY_VARY = 'if the length of a list varies by row, its name must end in []: "boxes[]", "label[]"'
 _SHOWN = 60  # characters of a bad label that a message shows
 
 
@@ -54,12 +54,10 @@ class _ClassNames:
                 raise ValueError("the label is empty")
             if self.given and name not in self.given:
                 given = len(self.given)
-                raise ValueError(
-                    f"the label {name[:_SHOWN]!r} is none of the {given} classes that were given"
-                )
+                raise ValueError(f"the label {name[:_SHOWN]!r} is not one of the {given} given classes")
             if self._bytes > MAX_CLASS_NAMES_BYTES:
-                most = f"{MAX_CLASS_NAMES_BYTES} bytes together"
-                raise ValueError(f"labels that are texts name classes, which have at most {most}")
+                most = f"{MAX_CLASS_NAMES_BYTES} bytes in total"
+                raise ValueError(f"labels that are strings are class names, which may take at most {most}")
             code = self.code_of[name] = len(self.code_of)
         return code
 
@@ -103,30 +101,30 @@ class LabelColumn:
             try:
                 sizes += field.extend(columns[name], numbers)
             except BadRowError as error:
-                where = f"in the field {name[:_SHOWN]!r}: " if name.removesuffix(VARIES) else ""
+                where = f"field {name[:_SHOWN]!r}: " if name.removesuffix(VARIES) else ""
                 raise BadRowError(error.number, f"{where}{error.reason}") from error
         check_rows(
             sizes > MAX_LABEL_BYTES,
             numbers,
-            lambda at: f"a label has at most {MAX_LABEL_BYTES} bytes, 8 a number; this has {sizes[at]}",
+            lambda at: f"a label may take at most {MAX_LABEL_BYTES} bytes (8 per number), not {sizes[at]}",
         )
         if len(texts := [name for name, field in self._fields.items() if field.is_text]) > 1:
-            rule = "one field of a label may be a text, which names its class"
-            raise BadRowError(int(numbers[0]), f"{rule}; these are: {', '.join(texts)[:400]}")
+            rule = "only one field of a label may be a string, its class name"
+            raise BadRowError(int(numbers[0]), f"{rule}; these are strings: {', '.join(texts)[:400]}")
 
     def _columns_of(self, labels: Any, numbers: NDArray[np.int64]) -> dict[str, Any]:
         """Return the columns of objects by name; all must have the fields of the first."""
-        check_rows(labels.is_null(), numbers, f"{_WHAT}; not null")
+        check_rows(labels.is_null(), numbers, f"{_WHAT}, not null")
         names = [labels.type.field(place).name for place in range(labels.type.num_fields)]
         columns = dict(zip(names, labels.flatten(), strict=True))
         bare = [name.removesuffix(VARIES) for name in names]
         if not 0 < len(names) <= MAX_LABEL_FIELDS:
-            rule = f"a label that is an object has 1 to {MAX_LABEL_FIELDS} fields"
-            raise BadRowError(int(numbers[0]), f"{rule}; this has {len(names)}")
+            rule = f"a label that is an object must have 1 to {MAX_LABEL_FIELDS} fields"
+            raise BadRowError(int(numbers[0]), f"{rule}, not {len(names)}")
         for name in bare:
             if not 0 < len(name.encode()) <= _MAX_NAME or bare.count(name) > 1:
-                rule = f"a field's name has 1 to {_MAX_NAME} bytes, and is there once"
-                raise BadRowError(int(numbers[0]), f"{rule}; not {name[:_SHOWN]!r}")
+                rule = f"a field's name must be 1 to {_MAX_NAME} bytes long and appear only once"
+                raise BadRowError(int(numbers[0]), f"{rule}; got {name[:_SHOWN]!r}")
         expected = [*self._fields] or names
         for name, column in columns.items():
             bad = column.is_null() if name in expected else column.is_valid()
@@ -177,7 +175,7 @@ class _Field:
             self._add(labels, numbers)
             return np.full(len(labels), 8 * math.prod(self._shape or ()))
         bad = labels.is_null() if _is_list(labels.type) else np.ones(len(labels))
-        check_rows(bad, numbers, "it is no list, as the [] behind its name says it is")
+        check_rows(bad, numbers, "it is not a list, although its name ends in []")
         items, counts = _opened(labels)
         if len(items):
             self._add(items, np.repeat(numbers, counts))
@@ -189,34 +187,34 @@ class _Field:
 
         first, shape = int(numbers[0]), list[int]()
         while _is_list(values.type):
-            check_rows(values.is_null(), numbers, f"{_WHAT}; not null")
+            check_rows(values.is_null(), numbers, f"{_WHAT}, not null")
             items, counts = _opened(values)
             known = self._shape and self._shape[len(shape) : len(shape) + 1]
             length = known[0] if known else int(counts[0])
             check_rows(
                 counts != length,
                 numbers,
-                f"a list has not the {length} items of those before it; {_MAY_VARY}",
+                f"a list does not have {length} items, as those before it do; {_MAY_VARY}",
             )
             shape.append(length)
             if not 0 < math.prod(shape) <= _NUMBERS_MAX or len(shape) > _MAX_NDIM:
                 raise BadRowError(
                     first,
-                    f"a list has 1 to {_NUMBERS_MAX} numbers, in at most {_MAX_NDIM} dimensions, none of "
-                    f"them empty; this has the shape {tuple(shape)}; {_MAY_VARY}",
+                    f"a list must contain 1 to {_NUMBERS_MAX} numbers, in at most {_MAX_NDIM} dimensions, "
+                    f"none of them empty, but this one has the shape {tuple(shape)}; {_MAY_VARY}",
                 )
             values, numbers = items, np.repeat(numbers, counts)
-        check_rows(values.is_null(), numbers, f"{_WHAT}; not null")
+        check_rows(values.is_null(), numbers, f"{_WHAT}, not null")
         values = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
         are_texts = is_text(values.type)
         if not (are_texts or pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
-            raise BadRowError(first, f"{_WHAT}; not {str(values.type)[:_SHOWN]}")
+            raise BadRowError(first, f"{_WHAT}, not {str(values.type)[:_SHOWN]}")
         if are_texts and shape:
-            raise BadRowError(first, f"it is a list of texts; {_MAY_VARY}")
+            raise BadRowError(first, f"it is a list of strings; {_MAY_VARY}")
         if self._shape is None:
             self._shape, self.is_text = tuple(shape), are_texts
         if (tuple(shape), are_texts) != (self._shape, self.is_text):
-            raise BadRowError(first, f"the label is of another kind than those before it: {MIXED}")
+            raise BadRowError(first, f"the label has a different type from those before it: {MIXED}")
         array = coded(values, numbers, self._names.code) if are_texts else _numbers_of(values, numbers)
         self._pieces.append(narrowed(array.reshape(-1, *shape)))
 
@@ -235,7 +233,7 @@ def _numbers_of(values: Any, numbers: NDArray[np.int64]) -> NDArray[Any]:
         check_rows(~np.isfinite(array), numbers, lambda at: f"the label {array[at]} is not finite")
         return array.astype(np.float64)
     most = np.iinfo(np.int64).max
-    check_rows(array > most, numbers, lambda at: f"the label {array[at]} is more than {most}")
+    check_rows(array > most, numbers, lambda at: f"the label {array[at]} is greater than {most}")
     return array.astype(np.int64)
 
 

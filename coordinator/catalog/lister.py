@@ -162,11 +162,11 @@ def _no_samples(place: Source, tally: Tally) -> SourceError:
     left_out = "".join(f"; {line}" for line in map(tally.noted, Noted) if line)
     if tally.count:
         return SourceError(
-            f"{place.url} holds {tally.count} images and no class folders, so their labels are unknown: put "
-            f"each image into a folder named after its class, or {KEY_LIST_HELP}{left_out}"
+            f"{place.url} contains {tally.count} images but no class folders, so their labels are unknown: "
+            f"put each image into a folder named after its class, or {KEY_LIST_HELP}{left_out}"
         )
     return SourceEmptyError(
-        f"{place.url} holds no image ({', '.join(EXTENSIONS)}); for objects of other names, "
+        f"{place.url} contains no images ({', '.join(EXTENSIONS)}); for objects with other names, "
         f"{KEY_LIST_HELP}{left_out}"
     )
 
@@ -178,8 +178,8 @@ def _check_classes(
     if others := [name for name in images if name not in label_of]:
         names = ", ".join(f"{name!r} ({images[name]:,} images)" for name in others[:_SHOWN])
         raise SourceError(
-            f"{place.url}: {len(others)} of its folders are none of the {len(label_of)} classes that were "
-            f"given: {names}{', ...' if len(others) > _SHOWN else ''}: correct classes=, or move them away"
+            f"{len(others)} folders of {place.url} are not among the {len(label_of)} given classes: {names}"
+            f"{', ...' if len(others) > _SHOWN else ''}; correct classes=, or move the folders elsewhere"
         )
     for name in label_of.keys() - images.keys():
         tally.note(Noted.UNSEEN, name)
@@ -220,7 +220,7 @@ def _look_up_versions(place: Source, url: str, keys: PackedStrings, found: Found
     if len(missing):
         names = ", ".join(repr(key.decode()) for key in keys.take(missing[:_SHOWN]))
         raise SourceError(
-            f"key_list {url}: {len(missing)} of its {len(keys)} keys are not in {place.url} "
+            f"{len(missing)} of the {len(keys)} keys in key_list {url} are not in {place.url} "
             f"(keys are relative to it): {names}{', ...' if len(missing) > _SHOWN else ''}"
         )
     return found.versions.reorder(places)
@@ -234,6 +234,6 @@ def _check_ends(url: str, rows: Part, members: Members, versions: PackedStrings)
         name, key = members.names[row].decode()[:200], rows.keys[place].decode()[:200]
         raise SourceError(
             f"key_list {url}, line {rows.lines[row]}: the member {name!r} of {key!r} ends at "
-            f"{members.ends[row]}, and that has {sizes[place]} bytes: it was cut off or written again, list "
-            "its members again"
+            f"{members.ends[row]}, but the file has only {sizes[place]} bytes. It was truncated or "
+            "rewritten; list its members again"
         )

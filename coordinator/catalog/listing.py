@@ -27,19 +27,19 @@ _SHOWN = 5  # names, in a message
 class Noted(StrEnum):
     """Remarks of a listing's warnings. A message puts each between a count and a few names."""
 
-    FORBIDDEN = "symbolic links lead out of it, to where functions may not read:"
-    LEADING_OUT = "symbolic links lead out of it and are followed, to"
-    NOWHERE = "symbolic links lead nowhere and are left out:"
-    CIRCLES = "ways lead in circles and are left out:"
-    NO_FILES = "things have an image's name, are no files and are left out:"
-    NOT_UTF8 = "names are not UTF-8 and are left out, with all that is below them; rename them:"
-    HIDDEN = "hidden files or folders (.name, __MACOSX) are left out:"
-    LOOSE = "images lie in no class folder and are left out:"
-    NAMELESS = "images lie in a folder of no name (//), which is no class, and are left out:"
-    EMPTY = "folders hold no image and are no classes; give the classes of your training set by classes=:"
-    EMPTY_TOO = "folders hold no image, and are none of the given classes:"
-    UNSEEN = "of the given classes have no sample here:"
-    SPLITS = "folders are all its classes, and look like splits; name one of them as the source:"
+    FORBIDDEN = "symbolic links point outside it, to places that functions may not read:"
+    LEADING_OUT = "symbolic links point outside it and are followed, to"
+    NOWHERE = "symbolic links are broken and are skipped:"
+    CIRCLES = "paths lead in circles and are skipped:"
+    NO_FILES = "entries are named like images but are not files, and are skipped:"
+    NOT_UTF8 = "names are not UTF-8 and are skipped, with everything below them; rename them:"
+    HIDDEN = "hidden files or folders (.name, __MACOSX) are skipped:"
+    LOOSE = "images are not in a class folder and are skipped:"
+    NAMELESS = "images are in a folder without a name (//), which is not a class, and are skipped:"
+    EMPTY = "folders contain no images and are not classes (pass those of your training set as classes=):"
+    EMPTY_TOO = "folders contain no images and are not among the given classes:"
+    UNSEEN = "of the given classes have no samples here:"
+    SPLITS = "folders are its only classes and look like splits; use one of them as the source:"
 
 
 class ListingCancelledError(Exception):

@@ -146,7 +146,7 @@ def list_samples(source: Source, tally: Tally, *, images_only: bool, digests: bo
     # Only now are all forbidden links known. Nothing that ImageFolder would find may be left out silently.
     if forbidden := tally.noted(Noted.FORBIDDEN):
         raise SourceForbiddenError(
-            f"{source.url}: {forbidden}. Put the files themselves in their place, or have the "
+            f"{source.url}: {forbidden}. Replace the links with the files themselves, or have the "
             "operator of coordinator and functions set SUPER_FILE_ROOTS to the source and the "
             "directories that its links lead to"
         )
@@ -237,7 +237,7 @@ def bucket_region(bucket: str) -> str:
 def _version_of(item: Listed, source: Source) -> bytes:
     if not item.version:
         raise SourceError(
-            f"{source.bucket}/{item.key}: the object store gives no ETag, by which SUPER tells versions of "
-            "an object apart: name the samples in a key_list with a version column"
+            f"the object store returns no ETag for {source.bucket}/{item.key}, which SUPER needs to "
+            "distinguish versions of an object: list the samples in a key_list with a version column"
         )
     return item.version.encode()

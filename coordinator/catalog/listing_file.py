@@ -143,7 +143,7 @@ class Tree:
             descriptor = os.open(here.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 # Checked open, for the directory may be swapped for a link.
-                self._tally.allowed.check_open_file(descriptor, f"what {self._root} links to")
+                self._tally.allowed.check_open_file(descriptor, f"the target of a link in {self._root}")
                 path, key = f"{here.path.rstrip('/')}/", f"{here.key}/".lstrip("/")
                 with os.scandir(descriptor) as entries:
                     for entry in entries:
@@ -177,7 +177,7 @@ class Tree:
 
     def _digest(self, found: _Found) -> str:
         with open(os.open(found.real, _FILE_FLAGS), "rb") as file:  # noqa: PTH123  # a descriptor
-            self._tally.allowed.check_open_file(file.fileno(), f"what {self._root} links to")
+            self._tally.allowed.check_open_file(file.fileno(), f"the target of a link in {self._root}")
             digest = hashlib.blake2b(digest_size=ID_BYTES)
             while block := file.read(_BLOCK_BYTES):
                 self._tally.check()  # a cancelled listing ends within a file
@@ -215,8 +215,8 @@ class Tree:
         )  # approximate: threads may count at once, and the bound is a rough one
         if self._linked > _MAX_LINKED_DIRECTORIES:
             raise SourceError(
-                f"file://{self._root}: more than {_MAX_LINKED_DIRECTORIES:,} links to directories are "
-                f"met, one of them {escaped(path)}: do links lead to directories with links, over and over?"
+                f"file://{self._root} has more than {_MAX_LINKED_DIRECTORIES:,} links to directories, one of "
+                f"them {escaped(path)}: do linked directories contain further links, over and over?"
             )
         return resolved
 
@@ -246,11 +246,11 @@ def _raise_for_source(error: OSError, directory: str) -> NoReturn:
     if isinstance(error, FileNotFoundError):
         raise SourceNotFoundError(
             f"the directory {directory} does not exist on the coordinator's machine "
-            "(file:// paths are taken as they stand, without percent-decoding)"
+            "(file:// paths are taken literally, without percent-decoding)"
         ) from error
     if isinstance(error, NotADirectoryError):
         raise SourceNotFoundError(
-            f"{directory} is a file, or has one on the way to it; a source is a directory"
+            f"{directory}, or one of its parents, is a file; a source must be a directory"
         ) from error
     _raise(error, directory)
 
@@ -260,6 +260,6 @@ def _raise(error: OSError, path: str) -> NoReturn:
     if error.errno in {errno.EACCES, errno.EPERM}:
         raise SourceForbiddenError(
             f"the coordinator (user id {os.geteuid()}) may not read {path}: grant it read and search "
-            "permission there, or run it as a user who has them"
+            "permission, or run it as a user who has both"
         ) from error
     raise SourceError(f"{path} cannot be listed: {error.strerror or error}") from error

@@ -63,8 +63,8 @@ def list_apart(
         finally:
             process.kill()
     raise SourceError(
-        f"the process that listed {source} ended by itself (exit code {process.wait()}; -9 if killed, as "
-        "for its memory): see the coordinator's log"
+        f"the process that listed {source} exited unexpectedly (exit code {process.wait()}; -9 means that "
+        "it was killed, for example for its memory use): see the coordinator's log"
     )
 
 

@@ -95,9 +95,9 @@ class Allowed:
             return
         # Reveal neither whether the path exists nor what may be read.
         why = (
-            "it lies in none of the directories of its operator's file_roots (SUPER_FILE_ROOTS)"
+            "it is not in any of the directories of its operator's file_roots (SUPER_FILE_ROOTS)"
             if self.roots
-            else "others can reach it, so its operator must name directories by file_roots (SUPER_FILE_ROOTS)"
+            else "others can reach it, so its operator must list directories in file_roots (SUPER_FILE_ROOTS)"
         )
         raise SourceForbiddenError(f"this coordinator may not read {what}: {why}")
 
@@ -113,8 +113,8 @@ class Allowed:
             raise LongListingError
         if samples > self.samples:
             raise SourceError(
-                f"it has more than {self.samples:,} samples, which is all that this coordinator's "
-                "catalog_max_samples allows: raise it if there is memory for that (some 25 bytes a sample)"
+                f"it has more than {self.samples:,} samples, the maximum that this coordinator's "
+                "catalog_max_samples allows: raise it if there is enough memory (about 25 bytes per sample)"
             )
 
 
@@ -128,6 +128,6 @@ def parse_roots(text: str) -> tuple[str, ...]:
     for root in roots:
         if not root.startswith("/"):
             raise ConfigError(
-                f"file_roots are absolute directories, separated by {os.pathsep!r}; not {root!r}"
+                f"file_roots must be absolute directories, separated by {os.pathsep!r}; got {root!r}"
             )
     return tuple(map(os.path.realpath, roots))

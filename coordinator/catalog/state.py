@@ -91,7 +91,7 @@ class CatalogState:
         try:
             return self.keep(lambda stream: write_catalog(catalog, cast("BinaryIO", stream)))
         except OSError as error:
-            self._say(f"a catalog of {len(catalog):,} samples is held in memory: {error}")
+            self._say(f"a catalog of {len(catalog):,} samples is kept in memory: {error}")
             return catalog, ""
 
     def load(self, kept: Kept) -> Catalog | None:
@@ -104,11 +104,11 @@ class CatalogState:
             if _digest_of(path) + _CATALOG == path.name:
                 _touch(path)
                 return map_catalog(path)
-            self._say(f"{path} is not what was written there, so the source is listed again")
+            self._say(f"{path} is damaged, so the source will be listed again")
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError) as error:
-            self._say(f"{path} cannot be used, so the source is listed again: {error}")
+            self._say(f"{path} cannot be used, so the source will be listed again: {error}")
         return None
 
     def note(self, key: bytes, kept: Kept) -> None:
@@ -121,7 +121,7 @@ class CatalogState:
                 self._named(stream, key.hex() + _ENTRY)
             self._prune()
         except OSError as error:
-            self._say(f"after a restart a source will be listed again: {error}")
+            self._say(f"a source will be listed again after a restart: {error}")
 
     def find(self, key: bytes) -> Kept | None:
         """Return the entry of a key; ``None`` if there is none, or it cannot be read."""
@@ -156,7 +156,7 @@ class CatalogState:
                 self._named(stream, name)
                 return mapped
         except OSError as error:
-            self._say(f"the ids of {size:,} samples are held in memory: {error}")
+            self._say(f"the ids of {size:,} samples are kept in memory: {error}")
             return np.frombuffer(derive(np.arange(size)), dtype=np.uint8).reshape(shape)
 
     def _mapped_ids(self, path: Path, size: int) -> NDArray[np.uint8] | None:
@@ -167,7 +167,7 @@ class CatalogState:
             if _blake2b(mapped[:-1].data).digest() == mapped[-1].tobytes():
                 _touch(path)
                 return mapped[:-1]
-            self._say(f"{path} is not what was written there, so ids are derived again")
+            self._say(f"{path} is damaged, so its ids will be derived again")
         except OSError:  # it is written again, which logs the error
             pass
         return None
@@ -240,7 +240,9 @@ def open_state(setting: str, store: str, environment: Mapping[str, str]) -> Cata
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"the state {directory} cannot be made: {error.strerror or error}") from error
+            raise ConfigError(
+                f"the state directory {directory} cannot be created: {error.strerror or error}"
+            ) from error
         return CatalogState(directory)
     if store and not is_bucket(store):
         return CatalogState(Path(store) / CATALOGS, by_default=True)

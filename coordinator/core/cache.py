@@ -161,17 +161,17 @@ def record_read_back(state: State, event: RecordReadBack, now: float) -> None:
     if not event.fault:
         executor.breaker.reads_back()
         return
-    others = ", and it is set aside" if len(state.fleet.executors) > 1 else ""
+    others = ", and the executor is set aside" if len(state.fleet.executors) > 1 else ""
     if not executor.breaker.corrupts:  # warn once, until it recovers
         text = (
-            f"a record that the executor {executor.name} has just written to the cache does not read back: "
-            f"{event.fault}; the sample is produced again{others}: something on the way between functions, "
-            "cache and coordinator changes bytes"
+            f"a record that the executor {executor.name} just wrote to the cache was corrupt when read back "
+            f"({event.fault}). The sample is produced again{others}. Something between the functions, the "
+            "cache and the coordinator changes bytes"
         )
         state.actions.append(Warn(text))
     # If there is another executor, this one is set aside until one of its records
     # reads back well.
-    executor.breaker.does_not_read_back(f"its records do not read back: {event.fault}", now)
+    executor.breaker.does_not_read_back(f"its records are corrupt when read back: {event.fault}", now)
     samples = state.sets.get(event.samples)
     if samples is None:
         return

@@ -147,10 +147,12 @@ class Core:
     def basis(self, action: Prefetch) -> str:
         """Describe a request and the state in which it was made, for logs."""
         member, job = self.state.fleet.executors[action.executor], self.job(action.job)
-        load = f"{member.in_flight} of {member.concurrency.limit(self._now_s)} at {member.name} in flight"
+        load = f"{member.in_flight} of {member.concurrency.limit(self._now_s)} in flight at {member.name}"
         race = f", races {action.hedge_of}" if action.hedge_of is not None else ""
         lookahead = (
-            f"{self.lookahead_batches(job)} batches ahead, each {job.interval_s:.3f} s" if job else "gone"
+            f"{self.lookahead_batches(job)} batches ahead, one every {job.interval_s:.3f} s"
+            if job
+            else "gone"
         )
         samples = f"{action.indices.size} samples of job {action.job} ({lookahead})"
         return f"request {action.request_id} for {samples}; {load}{race}"

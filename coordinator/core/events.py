@@ -184,8 +184,8 @@ class FailureKind(enum.Enum):
 
     CRASHED = "the function's process ended"
     TIMED_OUT = "the function did not answer in time"
-    RAISED = "the function raised"
-    THROTTLED = "the executor takes no more requests now"
+    RAISED = "the function raised an error"
+    THROTTLED = "the executor accepts no more requests for now"
     UNAVAILABLE = "the executor could not be reached"
 
 

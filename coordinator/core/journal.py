@@ -27,10 +27,10 @@ _SAMPLES_LEAST = 500.0  # fewer show nothing
 class NoteKind(enum.Enum):
     """The events in a rank's batch history; ``{}`` is replaced by the note's number."""
 
-    PLANNED = "the sampler was told of it"
-    LOOKED = "looked ahead to it, with its neighbours: {} samples were absent"
-    MISSED = "a reader missed {} of its samples"
-    READ = "read, {} samples at the first attempt"
+    PLANNED = "the sampler was notified of it"
+    LOOKED = "looked ahead to it and its neighbours: {} samples were absent"
+    MISSED = "a reader was missing {} of its samples"
+    READ = "read, with {} samples present at the first attempt"
 
 
 class BatchNote(NamedTuple):

@@ -256,20 +256,20 @@ class Ledger:
         if self.spending is Spending.STOPPED and any(requests for requests, _ in in_flight):
             return None  # it may turn out cheaper
         self._warn_again_s = now + _WARN_EVERY_S
-        spent = f"{self.total_usd:.4f} USD of max_usd {self._max_usd:g} are spent"
+        spent = f"{self.total_usd:.4f} USD of max_usd ({self._max_usd:g}) have been spent"
         if self.spending is Spending.STOPPED:
-            return f"{spent}, and a request more might pass the cap: nothing more is produced"
+            return f"{spent}, and one more request might exceed the cap: nothing more is produced"
         return (
-            f"{spent}, and a cap (the other is max_usd_per_hour {self._max_usd_per_hour:g}) is near: only "
-            "what readers wait for is produced"
+            f"{spent}. This cap or the hourly one (max_usd_per_hour, {self._max_usd_per_hour:g}) is near: "
+            "only samples that readers are waiting for are produced"
         )
 
     def refusal(self) -> str:
         """Explain to a reader why the hard cap stops production, and how to go on."""
         return (
-            f"{self.total_usd:.4f} USD are spent on this cache, by coordinators before a restart too, and "
-            f"max_usd is {self._max_usd:g}, which a request more might pass: to go on, start the coordinator "
-            "with a higher one (--max-usd, SUPER_MAX_USD)"
+            f"{self.total_usd:.4f} USD have been spent on this cache, including before restarts, and one "
+            f"more request might exceed max_usd, which is {self._max_usd:g}: to continue, start the "
+            "coordinator with a higher one (--max-usd, SUPER_MAX_USD)"
         )
 
     def freely_at_s(self, now: float, in_flight: Sequence[tuple[int, int]]) -> float | None:
@@ -391,7 +391,7 @@ class Teams:
         """Explain to a team's reader why production stopped, and how to go on."""
         state = self[name]
         return (
-            f"the requests of team {name} have cost {state.usd:.4f} USD, and its max_usd is "
-            f"{state.facts.max_usd:g}, which a request more might pass: to go on, raise max_usd in the "
-            "coordinator's token_file"
+            f"the requests of team {name} have cost {state.usd:.4f} USD, and one more might exceed the "
+            f"team's max_usd, which is {state.facts.max_usd:g}: to continue, raise it in the coordinator's "
+            "token_file"
         )

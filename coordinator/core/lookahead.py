@@ -209,11 +209,11 @@ def maxmemory_for(budget: int) -> int:
 def exceeding_text(source: str, size_bytes: int, budget_bytes: int, *, kept: bool) -> str:
     """Describe a dataset that is larger than the cache; ``kept``: a store holds it."""
     size, budget, maxmemory = map(_mebibytes, (size_bytes, budget_bytes, maxmemory_for(size_bytes)))
-    what = "comes from the store, and nothing is lost" if kept else "is decoded again in each epoch"
-    remedy = "" if kept else " or a store (SUPER_STORE)"
+    what = "is read from the store, so nothing is lost" if kept else "is decoded again in every epoch"
+    remedy = "" if kept else ", or configure a store (SUPER_STORE)"
     return (
-        f"{source} takes about {size} decoded, and the cache has {budget} for records: the rest {what}; "
-        f"cache_bytes (SUPER_CACHE_BYTES) of {maxmemory}{remedy} would hold all of it"
+        f"{source} takes about {size} when decoded, but the cache has {budget} for records, so the rest "
+        f"{what}. To keep all of it, set cache_bytes (SUPER_CACHE_BYTES) to {maxmemory}{remedy}"
     )
 
 
@@ -222,9 +222,8 @@ def thrash_text(state: State) -> str:
     needed = needed_bytes(state)
     now, enough, maxmemory = map(_mebibytes, (state.budget_bytes, needed, maxmemory_for(needed)))
     return (
-        f"thrash: samples are dropped from the cache ({now} for records) and soon produced again; {enough} "
-        f"for records would end it: give the cache server {maxmemory}, by its maxmemory and by "
-        "cache_bytes where that is set"
+        f"the cache is thrashing: it has {now} for records, so samples are dropped and soon produced again. "
+        f"It needs {enough}: set the cache server's maxmemory, and cache_bytes if you use it, to {maxmemory}"
     )
 
 

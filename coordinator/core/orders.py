@@ -52,9 +52,11 @@ class Permutation:
     # generalised Feistel network on pairs of digits, with cycle walking.
     def __init__(self, size: int, key: bytes) -> None:
         if not 1 <= size <= SIZE_MAX:
-            raise PlanError(f"a permutation needs a size of 1 to {SIZE_MAX}, not {size}")
+            raise PlanError(f"the size of a permutation must be from 1 to {SIZE_MAX}, not {size}")
         if not 1 <= len(key) <= KEY_BYTES_MAX:
-            raise PlanError(f"a permutation needs a key of 1 to {KEY_BYTES_MAX} bytes, not {len(key)}")
+            raise PlanError(
+                f"the key of a permutation must be 1 to {KEY_BYTES_MAX} bytes long, not {len(key)}"
+            )
         self._size = size
         self._tables: tuple[Ints, Ints] | None = None
         # A Feistel network on few elements has too few states to mix well.
@@ -147,7 +149,7 @@ def checked_elements(values: Ints, name: str, size: int) -> Ints:
     signed = array.astype(np.int64, copy=False)
     # Seen as unsigned, a negative value is a huge one: one pass finds both.
     if signed.size and int(signed.view(np.uint64).max()) >= size:
-        raise PlanError(f"{name} must be in range({size}), but go from {array.min()} to {array.max()}")
+        raise PlanError(f"{name} must be in range({size}), but range from {array.min()} to {array.max()}")
     return signed
 
 
@@ -201,7 +203,7 @@ class Drawing:
         self._repeats = draws.repeats
         self.length = draws.length(size)  # order positions in an epoch
         if not 1 <= self.length <= SIZE_MAX:
-            raise PlanError(f"an epoch has 1 to {SIZE_MAX} samples, not {self.length}")
+            raise PlanError(f"an epoch must have 1 to {SIZE_MAX} samples, not {self.length}")
         self._count = self.length // self._repeats
         # Memory: 16 bytes an index; with weights, 8 bytes a sample for each of three epochs.
         self._samples: Ints | None = None  # the samples that are drawn at all, ascending; None: all
@@ -292,11 +294,11 @@ class Drawing:
 
 def _check_weights(weights: NDArray[np.float64], wanted: int, *, shuffle: bool) -> None:
     if not shuffle:
-        raise PlanError("weights draw samples at random: use them with shuffle=True")
+        raise PlanError("weights draw samples at random, so they need shuffle=True")
     if weights.size != wanted:
-        raise PlanError(f"weights are one for each sample: {wanted:,}; not {weights.size:,}")
+        raise PlanError(f"there must be one weight per sample, {wanted:,} in all, not {weights.size:,}")
     if not np.isfinite(weights).all() or weights.min() < 0 or not 0 < float(weights.sum()) < np.inf:
-        raise PlanError("weights are finite, none is negative, and one at least is above 0")
+        raise PlanError("weights must be finite and not negative, and at least one must be above 0")
 
 
 def _counts(weights: NDArray[np.float64], count: int, key: bytes) -> Ints:
@@ -334,15 +336,15 @@ class Mixing:
 
     def __init__(self, counts: Sequence[int], member: int, run: int = 1) -> None:
         if not 0 <= member < len(counts):
-            raise PlanError(f"a mix of {len(counts)} datasets has no dataset {member}")
+            raise PlanError(f"there is no dataset {member} in a mix of {len(counts)}")
         self.slots = sum(counts)  # number of slots in an epoch
         if min(counts) < 1 or self.slots > SLOTS_MAX:
             raise PlanError(
-                f"a mix has 1 sample or more of each dataset in an epoch, and at most {SLOTS_MAX:,} in all; "
-                f"not {', '.join(f'{count:,}' for count in counts)}"
+                f"an epoch of a mix must have at least 1 sample of each dataset and at most {SLOTS_MAX:,} in "
+                f"all, not {', '.join(f'{count:,}' for count in counts)}"
             )
         if run < 1 or any(count % run for count in counts):
-            raise PlanError(f"the counts of a mix in runs of {run:,} are multiples of that")
+            raise PlanError(f"the counts of a mix must be multiples of its run, {run:,}")
         # Number of an epoch's slots that belong to this dataset
         self.count, self._run = counts[member], run
         # The slots that each earlier dataset takes, and the number it takes them from

@@ -123,11 +123,13 @@ class Plan:
     def _checked_ends(self, draws: Draws) -> Ints:
         lengths = draws.length_array
         if self.replicas > 1 or self.shuffle or self.drop_last or self.mix or self.only_epoch is None:
-            raise PlanError("batches of given lengths are those of one epoch and one rank, in their order")
+            raise PlanError(
+                "batches of given lengths must be those of one epoch and one rank, in their order"
+            )
         if lengths.min() < 0 or lengths.max() > self.batch_size or int(lengths.sum()) != self.length:
             raise PlanError(
-                f"batches of given lengths have 0 to {self.batch_size} samples each and {self.length:,} in "
-                f"all; not {int(lengths.min())} to {int(lengths.max())}, and {int(lengths.sum()):,}"
+                f"batches of given lengths must have 0 to {self.batch_size} samples each and {self.length:,} "
+                f"in all, not {int(lengths.min())} to {int(lengths.max())} and {int(lengths.sum()):,}"
             )
         return np.cumsum(lengths)
 
@@ -139,8 +141,8 @@ class Plan:
         mixing = Mixing(self.mix, self.member, self.mix_run)
         if mixing.count != self.length or (self.draws is not None and self.draws.repeats > 1):
             raise PlanError(
-                f"an epoch has {self.length:,} samples of dataset {self.member} of the mix, each once, and "
-                f"not {mixing.count:,}: the source has changed meanwhile, so make the sampler again"
+                f"an epoch has {self.length:,} samples of dataset {self.member} of the mix, each once, but "
+                f"the mix has {mixing.count:,}: the source has changed, so create the sampler again"
             )
         return mixing
 

@@ -266,7 +266,7 @@ def history(state: State, name: str, rank: int, epoch: int, position: int) -> li
         if not count:
             continue
         racing = f", racing request {request.order.hedge_of}" if request.order.hedge_of is not None else ""
-        account = f"on account of {request.order.job}{racing}"
+        account = f"charged to {request.order.job}{racing}"
         source = _WHERE.get(request.order.kind, "")
         events.append(
             (

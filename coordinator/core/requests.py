@@ -340,5 +340,5 @@ def _judge_loser(state: State, winner: Request, now: float) -> None:
     if loser.order.kind is RequestKind.RESTORE:
         restoring.distrust(state, loser, f"no answer within {silent_s:.1f} s", now)
     elif loser.order.executor != winner.order.executor and loser.made_s < winner.made_s:
-        reason = f"no answer within {silent_s:.1f} s, when another executor had answered"
+        reason = f"no answer within {silent_s:.1f} s, by which time another executor had answered"
         state.fleet.executors[loser.order.executor].breaker.failed(reason, loser.made_s, now)

@@ -30,10 +30,8 @@ if TYPE_CHECKING:
 _NO_POINTERS_S = 60.0  # time for which records are pushed after a reader could not follow a pointer
 _NOT_STORED = OUTCOME_ORDER.index(Outcome.NOT_STORED)
 _STORE_ERROR = OUTCOME_ORDER.index(Outcome.STORE_ERROR)
-_READING = "the store cannot be read by the executor {}: {}; samples are decoded, until it can"
-_WRITING = (
-    "nothing can be written to the store by the executor {}: {}; what is decoded is not kept, until it can"
-)
+_READING = "the executor {} cannot read the store: {}; samples are decoded until it can"
+_WRITING = "the executor {} cannot write to the store: {}; decoded samples are not kept until it can"
 
 
 class Way(NamedTuple):

@@ -37,8 +37,8 @@ _UNCOUNTED = np.isin(OUTCOME_ORDER, [Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Ou
 _NOT_RESTORED = np.isin(OUTCOME_ORDER, [Outcome.NOT_STORED, Outcome.STORE_ERROR])
 
 _EXPIRED_EARLY = (
-    "; it answered so after {:.1f} s of the {:.0f} s that the request lasts: the clocks of the function and "
-    "of the coordinator differ, or the function's own time limit is too short for anything"
+    "; it gave this answer {:.1f} s into the {:.0f} s that a request may take: the clocks of the function "
+    "and the coordinator differ, or the function's own time limit is too short for any work"
 )
 _OUTAGES_PER_WARNING = 8
 _GOLDEN = (5**0.5 - 1) / 2  # fractions of its multiples are spread evenly
@@ -173,7 +173,9 @@ def try_again(
     if not counts:
         outage, reason = state.outage, messages.get(int(offsets[0]), "")
         if outage.failed(state.settings, now) and outage.failures % _OUTAGES_PER_WARNING == 0:
-            text = f"{outage.failures} times in a row nothing could be produced, by no sample's fault"
+            text = (
+                f"nothing could be produced {outage.failures} times in a row, although no sample is to blame"
+            )
             state.actions.append(Warn(f"{text}: {reason}"))
         waits_s = np.maximum(waits_s, state.settings.backoff_after_s(outage.failures))
     failed_by = request.order.executor if counts else None

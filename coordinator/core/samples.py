@@ -194,7 +194,7 @@ class SampleSet:
         before = self.state[indices]
         if not _LEGAL_TO[to][before].all():
             wrong = sorted({SampleState(int(state)).name for state in before[~LEGAL[before, to]]})
-            msg = f"illegal change of sample state in {self.key}: {', '.join(wrong)} to {to.name}"
+            msg = f"illegal change of a sample's state in {self.key}: {', '.join(wrong)} to {to.name}"
             raise RuntimeError(msg)
         if _FROM_RESIDENT[to]:
             self.resident_count -= int(np.count_nonzero(before == SampleState.RESIDENT))

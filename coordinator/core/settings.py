@@ -50,10 +50,11 @@ class Prices:
         for entry in fields(self):
             value = getattr(self, entry.name)
             if not 0 <= value < math.inf:
-                raise ConfigError(f"the price {entry.name} is a number from 0 up; not {value!r}")
+                raise ConfigError(f"the price {entry.name} must be a number from 0 up, not {value!r}")
         if self.coordinator_hour > self.hour:
             raise ConfigError(
-                f"the price coordinator_hour is a part of hour, {self.hour!r}; not {self.coordinator_hour!r}"
+                f"the price coordinator_hour must be a part of hour, {self.hour!r}, not "
+                f"{self.coordinator_hour!r}"
             )
 
 
@@ -104,14 +105,16 @@ class Team:
 
     def __post_init__(self) -> None:
         if self.name and not _NAME.fullmatch(self.name):
-            raise ConfigError(f"a team's name has 1 to 64 letters, digits or . _ -; not {self.name[:80]!r}")
+            raise ConfigError(
+                f"a team's name must consist of 1 to 64 letters, digits or . _ -, not {self.name[:80]!r}"
+            )
         for name, low, high in (
             ("share", _SHARE_MIN, _SHARE_MAX),
             ("priority", -_PRIORITY_MAX, _PRIORITY_MAX),
             ("max_usd", 0, math.inf),
         ):
             if not low <= (value := getattr(self, name)) <= high:
-                raise ConfigError(f"team {self.name}: {name} is from {low:g} to {high:g}; not {value}")
+                raise ConfigError(f"team {self.name}: {name} must be from {low:g} to {high:g}, not {value}")
 
 
 @dataclass(frozen=True, slots=True)

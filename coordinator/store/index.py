@@ -115,7 +115,7 @@ def pack_written(
     made_of = dataset.catalog.id_bucket, dataset.recipe.json, fingerprint, result.function_version
     meta = PackMeta(collection_in(dataset), *made_of)
     if not checked_name(PACKS, result.pack).startswith(f"{meta.collection}-"):
-        raise StoreFormatError(f"the pack is not of the collection {meta.collection}")
+        raise StoreFormatError(f"the pack does not belong to the collection {meta.collection}")
     offsets = np.array(result.offsets, dtype=np.int64)
     stored = offsets > 0
     entries = np.zeros(np.count_nonzero(stored), ENTRY_DTYPE)
@@ -172,7 +172,7 @@ def read_segments(store: Store, names: Iterable[str]) -> Iterator[list[IndexedPa
             try:
                 yield unpack_segment(store.read_segment(name))
             except (StoreFormatError, StoreRefusedError) as error:
-                _log.warning("the segment %s of the store is left out: %s", name, error)
+                _log.warning("the segment %s of the store is skipped: %s", name, error)
 
 
 def read_indexes(store: Store, packs: Mapping[str, int]) -> Iterator[tuple[str, PackIndex | StoreError]]:
@@ -212,7 +212,7 @@ def _by_own_indexes(store: Store, packs: Mapping[str, int]) -> tuple[list[Indexe
             indexed.append(IndexedPack(name, packs[name], outcome))
     if unread:
         example = next(iter(unread.values()))
-        _log.warning("packs of the store that are not used: %d, such as %s", len(unread), example)
+        _log.warning("%d packs of the store are not used, for example: %s", len(unread), example)
     # Packs of others that may not be read are not broken.
     return indexed, {name for name, why in unread.items() if isinstance(why, StoreFormatError)}
 
@@ -232,11 +232,13 @@ def unpack_segment(data: bytes) -> list[IndexedPack]:
     """Return the packs in a segment, whose entries are views of it; ``StoreFormatError`` if it is broken."""
     body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     if digest128(body) != digest:
-        raise StoreFormatError("the segment is broken, cut off, or none: its digest is another")
+        raise StoreFormatError(
+            "the segment is damaged, truncated or not a segment: its digest does not match"
+        )
     try:
         return _packs_in(body)
     except (ArithmeticError, LookupError, ValueError, TypeError, RecursionError) as error:
-        raise StoreFormatError(f"the segment's table is broken: {error!r:.200}") from error
+        raise StoreFormatError(f"the segment's table is damaged: {error!r:.200}") from error
 
 
 def _packs_in(body: bytes) -> list[IndexedPack]:
@@ -245,7 +247,7 @@ def _packs_in(body: bytes) -> list[IndexedPack]:
     metas, rows = [PackMeta.from_mapping(meta) for meta in table["metas"]], table["packs"]
     sizes, counts = np.array([(size, count) for _, size, count, _ in rows], np.uint64).reshape(-1, 2).T
     if int(counts.sum()) != len(entries) or (counts > len(entries)).any():
-        raise ValueError(f"{len(entries)} entries are there, of {counts[:5]} and so on")
+        raise ValueError(f"there are {len(entries)} entries, but the packs need {counts[:5]} and so on")
     check_entries(entries, 0, np.repeat(sizes, counts.astype(np.int64)))
     theirs = np.split(entries, np.cumsum(counts[:-1]).astype(np.int64))
     return [

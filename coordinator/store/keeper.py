@@ -98,9 +98,9 @@ class StoreKeeper:
         """Return where decoded records are and its fill level, for display; empty without a store."""
         if self._store is None:
             reason = self.trouble if self.address else self._reason
-            return reason and f"decoded images are kept in the cache alone: {reason}"
+            return reason and f"decoded images are kept only in the cache: {reason}"
         use = "read only" if self._store.read_only else f"{self.room.told} used"
-        return f"decoded images are kept in {self.address} ({use}); SUPER_STORE=none turns that off"
+        return f"decoded images are kept in {self.address} ({use}); set SUPER_STORE=none to turn this off"
 
     @property
     def store_id(self) -> str:
@@ -118,7 +118,7 @@ class StoreKeeper:
         self._opening = self._opening or asyncio.create_task(self._threads.run(self._opened))
         await asyncio.wait([self._opening], timeout=_OPENING_S)  # a long listing continues
         if not self._opening.done():
-            return self._in_trouble(f"it cannot be opened: no answer within {_OPENING_S:g} s")
+            return self._in_trouble(f"it cannot be opened because it did not answer within {_OPENING_S:g} s")
         opening, self._opening = self._opening, None
         try:
             self._store = opening.result()
@@ -147,7 +147,7 @@ class StoreKeeper:
         await asyncio.wait([task], timeout=_LOOK_S)
         if not task.done():
             # The look goes on. Its result is posted when it comes.
-            self._in_trouble(f"it has not told within {_LOOK_S:g} s what it holds: jobs begin without")
+            self._in_trouble(f"its contents were not listed within {_LOOK_S:g} s, so jobs start without them")
 
     def stored(self, content: bytes) -> list[Event]:
         """Return the events that tell the core where an open dataset's records are."""
@@ -168,7 +168,7 @@ class StoreKeeper:
         try:
             written = index.pack_written(dataset, indices, result, self.fingerprint)
         except StoreFormatError as error:
-            self._in_trouble(f"a function says that it wrote {result.pack[:80]!r}, which cannot be: {error}")
+            self._in_trouble(f"a function reported an impossible pack, {result.pack[:80]!r}: {error}")
             return 0, None
         self._pending[written.index.meta.collection].append(written)
         stored = np.array(result.offsets) > 0
@@ -204,7 +204,7 @@ class StoreKeeper:
                 if store is not None and not store.read_only:
                     await self._threads.run(lambda: store.forget(self._instance))
         except (StoreError, TimeoutError) as error:
-            _log.info("the store was not left in order, which does no harm: %s", error)
+            _log.info("the store was not closed properly, which does no harm: %s", error)
         self._threads.close(StoreError("the coordinator ends"))
 
     def _opened(self) -> Store:
@@ -230,7 +230,7 @@ class StoreKeeper:
         try:
             joined, contents = await self._threads.run(looked)
         except StoreError as error:
-            self._in_trouble(f"what it holds cannot be read: {error}")
+            self._in_trouble(f"its contents cannot be read: {error}")
             return
         self.trouble = ""
         self.room.records.update({pack.name: len(pack.index.entries) for pack in contents.packs})
@@ -271,7 +271,7 @@ class StoreKeeper:
         """Drop the handle of a directory that was removed or replaced, and return whether it was."""
         if self._store is None or not await self._threads.run(partial(is_gone, self.address, self.store_id)):
             return False
-        self._in_trouble("its directory is gone")
+        self._in_trouble("its directory was removed or replaced")
         self._store, self.room.exhausted = None, False
         names = list(self.room.sizes)
         self._lose(names)
@@ -347,8 +347,8 @@ class StoreKeeper:
                 await self._remove(store, names)
         if room.excess_bytes and not was_exhausted:
             _log.warning(
-                "the store %s is full: %s, all of datasets that jobs have open; no more is written: raise "
-                "store_bytes, or make room on its disk",
+                "the store %s is full (%s), and jobs have all of its datasets open. Nothing more is written: "
+                "raise store_bytes, or free space on its disk",
                 *(self.address, room.told),
             )
 
@@ -359,7 +359,9 @@ class StoreKeeper:
             self.room.forget([name])
             await self._keep_marks(store)  # others must see the store in use meanwhile
         if names:
-            _log.info("packs dropped from the store %s: %d; %s", self.address, len(names), self.room.told)
+            _log.info(
+                "the store %s dropped %d packs and now uses %s", self.address, len(names), self.room.told
+            )
 
     def _lose(self, names: Iterable[str]) -> None:
         lost = self.places.lose(names)

@@ -53,7 +53,7 @@ def open_own(address: str, instance: str, *, create: bool, read_only: bool) -> S
         if read_only:
             raise
         store = open_store(address, create=False, read_only=True)
-        _log.warning("the store is read, and not written: %s", error)
+        _log.warning("the store is read but not written: %s", error)
     return store
 
 

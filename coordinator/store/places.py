@@ -226,8 +226,9 @@ def moved_line(store: Store, dataset: Dataset) -> str:
         by_sample = np.frombuffer(ids, dtype=np.uint8).reshape(-1, ID_BYTES)
         if join(by_sample, index.entries, np.ones(len(index.entries), dtype=np.uint32)).indices.size:
             return (
-                f"{dataset.listing.source} has files of {bucket}, which the store holds decoded: it was "
-                "moved or copied, and is decoded again, since samples are known by their directory. "
-                'SuperDataset(..., alias="a-name") knows them by a name, wherever they lie (docs/store.md)'
+                f"{dataset.listing.source} has files of {bucket} that the store already contains decoded. "
+                "It was moved or copied and is decoded again, because samples are identified by their "
+                'directory. SuperDataset(..., alias="a-name") identifies them by a name, wherever they are '
+                "(docs/store.md)"
             )
     return ""
