@@ -1,4 +1,4 @@
-"""Key lists: files that name the samples of a source and their labels; keys are relative to the source."""
+"""Key lists are files with the keys of samples, relative to their source, and their labels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAX_KEY_LIST_BYTES = 4 * 2**30
 
 
 class KeyList(NamedTuple):
-    """The columns of a key list, in its order; labels and classes as in ``Catalog``, fields by name."""
+    """The columns of a key list, in its order. Labels and classes are as in ``Catalog``, fields by name."""
 
     url: str
     labels: Labels
@@ -51,19 +51,19 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[s
     """Read and check a key list.
 
     Args:
-        url: of a ``.csv``, ``.jsonl`` or ``.parquet`` file: in a bucket,
-            ``file://`` or a plain path.
-        tally: checked regularly for cancellation; counts rows if the list alone
+        url: URL of a ``.csv``, ``.jsonl`` or ``.parquet`` file in a bucket, a ``file://``
+            URL or a plain path.
+        tally: checked regularly for cancellation. It counts rows if the list alone
             determines the samples, and notes classes without a row.
-        of_files: the source is a directory or a web server; no key may lead outside of it.
-        classes: class names by label; empty: the sorted names in the list.
+        of_files: whether the source is a directory or a web server, which keys may not leave.
+        classes: class names by label. If empty, the sorted names in the list are used.
 
     Raises:
         ConfigError: the URL is malformed.
         SourceError: the list does not exist (``SourceNotFoundError``), may not be
-            read (``SourceForbiddenError``), has no row (``SourceEmptyError``), or
-            has a bad row: the message gives line and reason. Or its labels are not
-            names although ``classes`` are given.
+            read (``SourceForbiddenError``), has no rows (``SourceEmptyError``) or has a
+            bad row, whose line the message contains; or its labels are not names
+            although ``classes`` are given.
         ListingCancelledError: the listing was cancelled.
     """
     read_rows = FORMATS.get(PurePosixPath(url).suffix.lower())
@@ -92,8 +92,8 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[s
     if labels.unseen and not names:
         raise SourceError(
             f"key_list {url}: classes= contains {len(labels.unseen)} class names, but no label is a name: "
-            "omit classes=, or write the labels as names (names of digits only need JSONL or Parquet, since "
-            "CSV reads them as numbers)"
+            "omit classes=, or write the labels as names (names that consist of digits need JSONL or "
+            "Parquet, since CSV reads them as numbers)"
         )
     for name in labels.unseen:
         tally.note(Noted.UNSEEN, name)

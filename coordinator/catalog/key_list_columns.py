@@ -1,4 +1,4 @@
-"""The columns of a key list: their names, and those that name samples, checked and packed."""
+"""The columns of a key list: checks their names, and checks and packs those that identify samples."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Rows(NamedTuple):
 
 
 class BadRowError(ValueError):
-    """A row that cannot be read, with its number and the reason."""
+    """A row cannot be read; the error carries its number and the reason."""
 
     def __init__(self, number: int, reason: str) -> None:
         super().__init__(number, reason)
@@ -69,13 +69,13 @@ class BadRowError(ValueError):
 
 
 def check_rows(bad: Any, numbers: NDArray[np.int64], reason: str | Callable[[int], str]) -> None:
-    """Raise :class:`BadRowError` for the first bad row; ``reason`` describes it, by its place."""
+    """Raise :class:`BadRowError` for the first bad row. ``reason`` may be a function of its place."""
     for at in np.flatnonzero(np.asarray(bad))[:1].tolist():
         raise BadRowError(int(numbers[at]), reason if isinstance(reason, str) else reason(at))
 
 
 def coded(texts: Any, numbers: NDArray[np.int64], code_of: Callable[[str], int]) -> NDArray[np.int64]:
-    """Return the code of each text; ``code_of`` raises ``ValueError`` for a text that is not valid."""
+    """Return the code of each string; ``code_of`` raises ``ValueError`` for an invalid string."""
     encoded, codes = texts.dictionary_encode(), []
     places = encoded.indices.to_numpy()
     for place, text in enumerate(encoded.dictionary.to_pylist()):  # in the order of their first rows
@@ -88,21 +88,21 @@ def coded(texts: Any, numbers: NDArray[np.int64], code_of: Callable[[str], int])
 
 
 def is_text(kind: Any) -> bool:
-    """Return whether an Arrow type is that of texts."""
+    """Return whether an Arrow type is a string type."""
     import pyarrow as pa
 
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def kind_of(name: str) -> Any:
-    """Return the type of the column of a part."""
+    """Return the Arrow type of a part's column."""
     import pyarrow as pa
 
     return pa.int64() if name.endswith(_NUMERIC) else pa.large_string()
 
 
 def other_fields(expected: Iterable[str]) -> str:
-    """Return the reason that a label has not the fields that are ``expected``."""
+    """Return the reason for refusing a label that does not have the ``expected`` fields."""
     named = ", ".join(filter(None, expected))[:200] or "none"
     return f"the label's fields differ from those of the labels before it ({named}); all must have the same"
 
@@ -115,14 +115,14 @@ def check_columns(names: Sequence[Any], number: int, *needed: str) -> None:
 
 
 def labelled_by(names: Collection[Any], number: int) -> str:
-    """Return which of the names of a label column exists."""
+    """Return which name of a label column is among ``names``."""
     if set(LABELS) <= set(names):
         raise BadRowError(number, "the columns label and label[] both exist: keep only the intended one")
     return LABELS[LABELS[1] in names]
 
 
 def parts_of(names: Collection[str], number: int) -> Parts:
-    """Return the columns of own objects and of each field (``mask`` in ``mask.key``)."""
+    """Return the columns of the samples' own objects and of each field, such as ``mask`` in ``mask.key``."""
     by_field: dict[str, list[str]] = {"": [name for name in names if name in _OF_PARTS]}
     for name in names:
         field, _, column = name.partition(".")
@@ -162,7 +162,7 @@ def names_of(parts: Parts) -> list[str]:
 
 
 class Part(NamedTuple):
-    """The columns of a part of the samples: their own objects, or a field."""
+    """The columns of one part of the samples: their own objects, or one field."""
 
     # Relative to the source. With members, keys and versions are those of the
     # objects, each once, in byte order. Keys of whole objects may repeat in a field.
@@ -175,7 +175,7 @@ class Part(NamedTuple):
 
 
 class PartColumns:
-    """Collects the columns of one part, a batch of rows at a time, a few bytes a row."""
+    """Collects the columns of one part, a batch of rows at a time, in a few bytes per row."""
 
     def __init__(self, name: str, *, of_files: bool) -> None:
         self._name, self._of_files = name, of_files
@@ -185,7 +185,7 @@ class PartColumns:
         self._codes = {encoding: code for code, encoding in enumerate(MEMBER_ENCODINGS)}
 
     def extend(self, rows: Rows) -> None:
-        """Add rows; :class:`BadRowError` names a wrong one."""
+        """Add rows, or raise a :class:`BadRowError` for an invalid one."""
         try:
             self._extend(rows, f"{self._name}." if self._name else "")
         except BadRowError as error:
@@ -252,7 +252,7 @@ class PartColumns:
         self._columns["lines"].append(numbers)
 
     def _code_of(self, encoding: str) -> int:
-        """Return the number of an encoding; a Parquet column new to the rows gets a new one."""
+        """Return the number of an encoding. A Parquet column that is new gets a new number."""
         if encoding in self._codes:
             return self._codes[encoding]
         if not is_row(encoding) or len(encoding.encode()) > _MAX_NAME_BYTES:
@@ -266,10 +266,10 @@ class PartColumns:
         return self._codes.setdefault(encoding, len(self._codes))
 
     def part(self, url: str, *, shared: bool = False) -> Part:
-        """Return the objects or members of all rows; messages begin with ``url``.
+        """Return the objects or members of all rows. Error messages contain ``url``.
 
-        ``SourceError``: an object has two versions, or two members overlap or share
-        a name, unless rows may be ``shared``.
+        Raises ``SourceError`` if an object has two versions or, unless rows may be ``shared``,
+        if two members overlap or have the same name.
         """
         keys, versions = self.keys.build(), self.versions.build() if len(self.versions) else None
         if not len(self._names):

@@ -1,4 +1,4 @@
-"""Readers of a key list's rows from CSV, JSONL or Parquet, a batch at a time."""
+"""Read the rows of a key list from CSV, JSONL or Parquet, a batch at a time."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _csv_rows(stream: BinaryIO) -> Iterator[Rows]:
 
 
 def _csv_records(stream: BinaryIO) -> Iterator[tuple[int, list[str]]]:
-    """Yield all non-blank rows with their lines. Each must have as many fields as the first."""
+    """Yield all non-blank rows with their line numbers. Each must have as many fields as the first."""
     rows, width = csv.reader((line for _, line in _lines(stream)), strict=True), 0
     while True:
         try:
@@ -91,7 +91,7 @@ def _csv_records(stream: BinaryIO) -> Iterator[tuple[int, list[str]]]:
 
 
 def _parsed(texts: Any, numbers: NDArray[np.int64], name: str) -> Any:
-    """Return a CSV column as numbers if its texts spell some or its name demands it; else as texts."""
+    """Return a CSV column as numbers if it contains numbers or its name requires them, else as strings."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -125,7 +125,7 @@ def _jsonl_rows(stream: BinaryIO) -> Iterator[Rows]:
 
 
 def _json_records(stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield all rows with their lines. All must have the columns of the first."""
+    """Yield all rows with their line numbers. All must have the columns of the first."""
     decoder = json.JSONDecoder(object_pairs_hook=once_each)
     names: tuple[str, ...] = ()
     first: set[str] = set()
@@ -164,7 +164,7 @@ def _holds_bool(label: object) -> bool:
 
 
 def _from_json(values: list[Any], numbers: NDArray[np.int64], name: str) -> Any:
-    """Return a column in the type of its name; labels in any that fits all."""
+    """Return a column in the type that its name requires; labels get any type that fits them all."""
     import pyarrow as pa
 
     kind = None if name in LABELS else kind_of(name)
@@ -179,7 +179,7 @@ def _from_json(values: list[Any], numbers: NDArray[np.int64], name: str) -> Any:
 
 
 def _converted(values: Any, numbers: NDArray[np.int64], name: str, convert: Callable[[int], Any]) -> Any:
-    """Return what ``convert`` makes of all values; :class:`BadRowError` names the first misfit."""
+    """Convert all values, or raise a :class:`BadRowError` for the first that does not fit."""
     import pyarrow as pa
 
     unfit = pa.ArrowException, ValueError, TypeError, OverflowError, RecursionError
@@ -236,7 +236,7 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Rows]:
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:
-    """Yield lines as text, numbered from 1; ``BadRowError`` if a line is too long."""
+    """Yield decoded lines, numbered from 1. Raises ``BadRowError`` if a line is too long."""
     number = 0
     while line := stream.readline(_MAX_LINE_BYTES + 1):
         number += 1
@@ -252,7 +252,7 @@ def _lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:
 def _batches(
     stream: BinaryIO, records: Iterator[tuple[int, _T]]
 ) -> Iterator[tuple[NDArray[np.int64], list[_T]]]:
-    """Yield line numbers and records of a stream in batches, with fewer per batch if lines are long."""
+    """Yield the line numbers and records of a stream in batches, which are smaller if lines are long."""
     numbers, batch, begin = list[int](), list[_T](), stream.tell()
     for number, record in records:
         numbers.append(number)
@@ -265,7 +265,7 @@ def _batches(
 
 
 def _typed(column: Any, name: str, number: int) -> Any:
-    """Return a column of Parquet, validated, in the type of its name; labels in any."""
+    """Validate a Parquet column and return it in the type that its name requires; labels keep theirs."""
     import pyarrow as pa
 
     column.validate(full=True)
@@ -323,7 +323,7 @@ def _check_size(batch: Any, number: int) -> None:
 
 
 def _dense_bytes(column: Any) -> int:
-    """Return the bytes of a column, counting a shared text once per row."""
+    """Return the size of a column in bytes, counting a shared string once per row."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

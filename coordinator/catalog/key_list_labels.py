@@ -1,7 +1,7 @@
-"""The label column of a key list: Arrow arrays, checked and packed as numpy arrays.
+"""Check the label column of a key list, and pack its Arrow arrays as numpy arrays.
 
-A label is a number, a text that names a class, a list of numbers (nested lists are
-arrays), or an object of such fields.
+A label is a number, a string (the name of a class), a list of numbers (nested lists are
+arrays), or an object with such fields.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SHOWN = 60  # characters of a bad label that a message shows
 
 
 class _ClassNames:
-    """Class names and their codes, in order of appearance. Without ``given`` names, any is valid."""
+    """Class names and their codes, in order of appearance. Any name is valid if none is ``given``."""
 
     def __init__(self, given: Sequence[str]) -> None:
         self.given = dict.fromkeys(given)
@@ -46,7 +46,7 @@ class _ClassNames:
         self._bytes = 0
 
     def code(self, name: str) -> int:
-        """Return the code of a name; ``ValueError`` if it is not valid."""
+        """Return the code of a name. Raises ``ValueError`` if the name is invalid."""
         code = self.code_of.get(name)
         if code is None:
             self._bytes += len(name.encode())
@@ -62,7 +62,7 @@ class _ClassNames:
         return code
 
     def names(self) -> tuple[str, ...]:
-        """Return the names by label: as given, else sorted; empty if no name appeared."""
+        """Return the names by label, as given or else sorted; there are none if no name appeared."""
         return tuple(self.given or sorted(self.code_of)) if self.code_of else ()
 
     def labels(self) -> NDArray[np.int64]:
@@ -71,8 +71,8 @@ class _ClassNames:
 
 
 class LabelColumn:
-    """Collects labels in batches, a few bytes each; if there are ``classes``, only
-    their names are valid.
+    """Collects labels in batches, in a few bytes each. If ``classes`` are given, no other
+    names are valid.
     """
 
     def __init__(self, classes: Sequence[str] = ()) -> None:
@@ -81,9 +81,9 @@ class LabelColumn:
         self._fields: dict[str, _Field] = {}
 
     def extend(self, labels: Any, numbers: NDArray[np.int64], *, varies: bool) -> None:
-        """Add the labels of some rows, an Arrow array; ``varies``: lists of any length.
+        """Add the labels of some rows, an Arrow array of lists of any length if it ``varies``.
 
-        ``BadRowError``: a label is invalid, or inconsistent with the labels before it.
+        Raises ``BadRowError`` if a label is invalid, or inconsistent with the labels before it.
         """
         import pyarrow as pa
 
@@ -113,7 +113,7 @@ class LabelColumn:
             raise BadRowError(int(numbers[0]), f"{rule}; these are strings: {', '.join(texts)[:400]}")
 
     def _columns_of(self, labels: Any, numbers: NDArray[np.int64]) -> dict[str, Any]:
-        """Return the columns of objects by name; all must have the fields of the first."""
+        """Return the columns of objects by name. All objects must have the fields of the first."""
         check_rows(labels.is_null(), numbers, f"{_WHAT}, not null")
         names = [labels.type.field(place).name for place in range(labels.type.num_fields)]
         columns = dict(zip(names, labels.flatten(), strict=True))
@@ -134,9 +134,9 @@ class LabelColumn:
     def finish(self) -> tuple[Labels, tuple[str, ...]]:
         """Return the labels of at least one row, and the class names (none for numbers).
 
-        int64 or float64 of shape (rows,), or (rows, ...) if each label is a list; a
-        structured dtype of these if labels have named fields; ``RaggedLabels`` if
-        the length of a list varies by row.
+        Labels are int64 or float64 of shape (rows,), or (rows, ...) if each is a list. They have
+        a structured dtype if they have named fields, and are ``RaggedLabels`` if the
+        length of a list varies by row.
         """
         columns, values = dict[str, NDArray[Any]](), dict[str, NDArray[Any]]()
         for field in self._fields.values():
@@ -153,12 +153,12 @@ class LabelColumn:
 
     @property
     def unseen(self) -> list[str]:
-        """Return the given classes that no label has named."""
+        """Return the given classes that no label contains."""
         return [name for name in self._names.given if name not in self._names.code_of]
 
 
 class _Field:
-    """A field of labels: a number, a class name, an array of numbers; or a list of these."""
+    """A field of labels: numbers, class names, arrays of numbers, or lists of these."""
 
     def __init__(self, name: str, names: _ClassNames) -> None:
         self.name, self.varies = name.removesuffix(VARIES), name.endswith(VARIES)
@@ -170,7 +170,7 @@ class _Field:
         self._pieces: list[NDArray[Any]] = []
 
     def extend(self, labels: Any, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Add the labels of some rows; return the bytes of each."""
+        """Add the labels of some rows, and return the size of each in bytes."""
         if not self.varies:
             self._add(labels, numbers)
             return np.full(len(labels), 8 * math.prod(self._shape or ()))
@@ -219,7 +219,7 @@ class _Field:
         self._pieces.append(narrowed(array.reshape(-1, *shape)))
 
     def finish(self) -> NDArray[Any]:
-        """Return all values: int64, or float64 if one is no integer."""
+        """Return all values, as int64, or as float64 if one is not an integer."""
         if not self._pieces:
             return np.empty(0, dtype=np.int64)
         are_floats = any(piece.dtype.kind == "f" for piece in self._pieces)

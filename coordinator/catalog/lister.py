@@ -1,4 +1,4 @@
-"""Builds the catalog of a source: lists it, finds classes, sorts, packs. Blocks; has its own threads."""
+"""Build the catalog of a source: list it, find its classes, sort and pack. Blocks, and uses threads."""
 
 from __future__ import annotations
 
@@ -53,26 +53,26 @@ def list_source(
 
     Without a key list, samples are the images (by extension) below the source's
     first-level folders. These folders are the classes, sorted by name. The catalog's
-    warnings count what is left out: folders without an image, images in the source's
-    root, hidden names, unusable names. With a key list, samples are what it names.
+    warnings count what is skipped: folders without an image, images in the source's
+    root, hidden names, unusable names. With a key list, its rows are the samples.
 
     Args:
         source: ``s3://bucket/prefix``, another bucket's URL, ``file:///directory``
             or a plain path.
-        key_list: URL of a CSV, JSONL or Parquet file; ``None`` or empty: class folders.
+        key_list: URL of a CSV, JSONL or Parquet file, or ``None`` or empty for class folders.
         progress: called with the number of samples so far, which never decreases,
-            from any thread but one call at a time; called with ``None`` when all
-            are found and get sorted and packed.
-        cancelled: set it to end the listing.
+            from any thread but one call at a time. It is called with ``None`` once
+            all samples are found and only need to be sorted and packed.
+        cancelled: set this event to end the listing.
         naming: how samples are named.
-        classes: class names by label; empty: the classes in the source, sorted.
+        classes: class names by label. If empty, the sorted classes in the source are used.
         allowed: what may be read, and how much.
 
     Raises:
         ConfigError: a URL is malformed.
         SourceError: the source does not exist (``SourceNotFoundError``), has no
-            sample (``SourceEmptyError``), may not be read (``SourceForbiddenError``)
-            or cannot be reached; or labels are missing or name other classes.
+            samples (``SourceEmptyError``), may not be read (``SourceForbiddenError``)
+            or cannot be reached, or labels are missing or belong to other classes.
         ListingCancelledError: ``cancelled`` was set.
     """
     place = parse_source(source)
@@ -96,7 +96,7 @@ def list_source(
 
 
 def _fields(place: Source, rows: KeyList, naming: Naming, tally: Tally) -> list[Field]:
-    """Return own objects and fields, with full keys, and versions looked up if needed."""
+    """Return the samples' own objects and their fields with full keys, and look up missing versions."""
     parts = {"": rows.own, **rows.fields}
     every: Found | None = None
     if any(part.versions is None for part in parts.values()) and not place.is_web:
@@ -126,7 +126,7 @@ def list_objects(
     source: str,
     naming: Naming = Naming(),  # noqa: B008  # frozen
 ) -> tuple[PackedStrings, PackedStrings]:
-    """Return keys and versions of all below a source, in any order; ``SourceError`` as in list_source()."""
+    """Return the keys and versions of all objects below a source, in any order; raise like list_source()."""
     tally = Tally(lambda _: None, threading.Event())
     place, digests = pinned(parse_source(source)), naming.versions == "digests"
     found = list_samples(place, tally, images_only=False, digests=digests)
@@ -174,7 +174,7 @@ def _no_samples(place: Source, tally: Tally) -> SourceError:
 def _check_classes(
     place: Source, images: Mapping[str, int], label_of: Mapping[str, int], tally: Tally
 ) -> None:
-    """Refuse folders that match no given class, and note classes without a folder."""
+    """Reject folders that match no given class, and note classes without a folder."""
     if others := [name for name in images if name not in label_of]:
         names = ", ".join(f"{name!r} ({images[name]:,} images)" for name in others[:_SHOWN])
         raise SourceError(
@@ -186,7 +186,7 @@ def _check_classes(
 
 
 def _as_image_folder(keys: PackedStrings, prefix: bytes, classes: Sequence[str]) -> PackedStrings | None:
-    """Return strings that sort like ImageFolder's files, by class, folder, name; ``None`` if keys do."""
+    """Return strings that sort like ImageFolder's files (class, folder, name), or ``None`` if keys do."""
     # Bytewise, keys sort "hot dog/" before "hot/", and files in "a/b/" before "a/c.jpg".
     joined, ends = keys.parts()
     has_folders = bytes(joined).count(b"/") > len(keys) * (prefix.count(b"/") + 1)
@@ -227,7 +227,7 @@ def _look_up_versions(place: Source, url: str, keys: PackedStrings, found: Found
 
 
 def _check_ends(url: str, rows: Part, members: Members, versions: PackedStrings) -> None:
-    """Check that members end within their files. For objects, functions check it."""
+    """Check that members end within their files. Functions check this for objects."""
     sizes = np.fromiter(map(size_in_version, versions), dtype=np.int64, count=len(versions))
     for row in np.flatnonzero(members.ends > sizes[members.objects])[:1].tolist():
         place = int(members.objects[row])

@@ -1,4 +1,4 @@
-"""The shared part of every listing: what counts as a sample, counts and reports, and threads."""
+"""What all listings share: the definition of a sample, counts and reports, and threads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHOWN = 5  # names, in a message
 
 
 class Noted(StrEnum):
-    """Remarks of a listing's warnings. A message puts each between a count and a few names."""
+    """Remarks in the warnings of a listing. A message puts each between a count and a few names."""
 
     FORBIDDEN = "symbolic links point outside it, to places that functions may not read:"
     LEADING_OUT = "symbolic links point outside it and are followed, to"
@@ -64,15 +64,15 @@ def is_sample(key: str, prefix: str, tally: Tally, *, images_only: bool) -> bool
 
 
 def escaped(name: str) -> str:
-    """Return a name for messages, even if the name of a file is not UTF-8."""
+    """Escape a name for messages; names of files need not be UTF-8."""
     return shown(name.encode(errors="surrogateescape").decode(errors="backslashreplace"))
 
 
 class Tally:
     """Counts what a listing finds, and collects remarks for its warnings.
 
-    Calls ``progress`` with rising counts, and with ``None`` once everything is found.
-    Ends the work when ``cancelled`` is set, or when there is more than is ``allowed``.
+    Calls ``progress`` with increasing counts, and with ``None`` once everything is found.
+    Ends the work when ``cancelled`` is set, or when there are more samples than ``allowed``.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Tally:
         self._names: defaultdict[Noted, set[str]] = defaultdict(set)
 
     def add(self, count: int) -> None:
-        """Count more samples; ``ListingCancelledError`` if cancelled, ``SourceError`` if too many."""
+        """Count more samples. Raises ``ListingCancelledError`` if cancelled, ``SourceError`` if too many."""
         with self._lock:
             self.count += count
         self.reach(self.count)
@@ -121,13 +121,13 @@ class Tally:
                 names.remove(max(names))
 
     def noted(self, what: Noted) -> str:
-        """Return a remark with its count and some names; empty if it does not apply."""
+        """Return a remark with its count and some names, or an empty string if it does not apply."""
         names = sorted(self._names[what])
         more = ", ..." if len(names) > _SHOWN else ""
         return f"{self._noted[what]:,} {what} {', '.join(names[:_SHOWN])}{more}" if names else ""
 
     def report(self, source: str) -> tuple[str, ...]:
-        """Return a line for people about each remark on the source."""
+        """Return a readable line for each remark on the source."""
         return tuple(f"{source}: {line}" for line in map(self.noted, Noted) if line)
 
     def check(self) -> None:
@@ -137,7 +137,7 @@ class Tally:
 
 
 def on_threads(work: Callable[[_Item], None], items: Iterable[_Item], tally: Tally, *, threads: int) -> None:
-    """Run ``work`` for every item on threads. The first failure ends all and is raised."""
+    """Run ``work`` for every item on threads. The first failure stops the others and is raised."""
     with ThreadPoolExecutor(threads, thread_name_prefix="super-list") as pool:
         futures = [pool.submit(work, item) for item in items]
         failed = True

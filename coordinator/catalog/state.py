@@ -1,6 +1,6 @@
-"""A coordinator's state: a directory of catalogs and ids with which it resumes after a restart.
+"""A coordinator's state: a directory of catalogs and ids that it uses after a restart.
 
-Files appear whole or not at all, and never change. Several coordinators may share a directory.
+Files are created atomically and never change. Several coordinators may share a directory.
 
 | file | content |
 |---|---|
@@ -53,7 +53,7 @@ _blake2b = partial(hashlib.blake2b, digest_size=ID_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A listing's catalog file, the listing's end (Unix time) and its duration."""
+    """The catalog file of a listing, the time at which the listing ended (Unix time) and its duration."""
 
     file: str
     ended_s: float
@@ -64,10 +64,10 @@ class CatalogState:
     """The state in a directory. Methods block, and may be called from any thread.
 
     Args:
-        directory: created when needed, in an existing parent; ``None``: no directory.
-        max_bytes: maximum size; the least recently used files are removed first.
-        by_default: the user did not choose the directory, so problems with it are
-            only informational.
+        directory: created when needed, in an existing parent; ``None`` if there is none.
+        max_bytes: maximum size. The least recently used files are removed first.
+        by_default: whether the directory is only a default, so that problems with it are
+            logged as information.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class CatalogState:
         self._trouble = ""
 
     def keep(self, write: Callable[[IO[bytes]], None]) -> tuple[Catalog, str]:
-        """Return a catalog that ``write`` writes, mapped, and its file's name; ``OSError`` without room."""
+        """Map a catalog that ``write`` writes; return it and its file's name. ``OSError`` if there is no room."""
         with self._new_file() as stream:
             write(stream)
             stream.flush()
@@ -87,7 +87,7 @@ class CatalogState:
             return mapped, self._named(stream, _digest_of(Path(stream.name)) + _CATALOG)
 
     def hold(self, catalog: Catalog) -> tuple[Catalog, str]:
-        """Move a catalog to a file; it stays in memory if there is no room for one."""
+        """Move a catalog to a file. It stays in memory if there is no room for a file."""
         try:
             return self.keep(lambda stream: write_catalog(catalog, cast("BinaryIO", stream)))
         except OSError as error:
@@ -95,7 +95,7 @@ class CatalogState:
             return catalog, ""
 
     def load(self, kept: Kept) -> Catalog | None:
-        """Return a catalog from its file; ``None`` if the file is gone or damaged."""
+        """Return a catalog from its file, or ``None`` if the file is missing or damaged."""
         if self.directory is None:
             return None
         path = self.directory / kept.file
@@ -124,7 +124,7 @@ class CatalogState:
             self._say(f"a source will be listed again after a restart: {error}")
 
     def find(self, key: bytes) -> Kept | None:
-        """Return the entry of a key; ``None`` if there is none, or it cannot be read."""
+        """Return the entry of a key, or ``None`` if there is none or it cannot be read."""
         if self.directory is None:
             return None
         try:
@@ -138,7 +138,7 @@ class CatalogState:
     def ids(
         self, content: bytes, size: int, derive: Callable[[NDArray[np.int64]], bytes]
     ) -> NDArray[np.uint8]:
-        """Return a dataset's ids, mapped, shape (size, 16); ``derive`` computes some."""
+        """Return the mapped ids of a dataset, of shape (size, 16), using ``derive`` to compute missing ones."""
         name, shape = content.hex() + _IDS, (size, ID_BYTES)
         existing = self._mapped_ids(self.directory / name, size) if self.directory is not None else None
         if existing is not None:
@@ -174,7 +174,7 @@ class CatalogState:
 
     @contextmanager
     def _new_file(self) -> Iterator[IO[bytes]]:
-        """Yield a file that is removed at the end unless it was given a name."""
+        """Yield a file that is removed at the end unless it was renamed."""
         stream = self._created(self.directory) if self.directory is not None else None
         # Without a usable directory, catalogs are in temporary files that end with the process.
         stream = stream or _unfinished_in(Path(temporary_directory()))
@@ -193,7 +193,7 @@ class CatalogState:
             return None
 
     def _named(self, stream: IO[bytes], name: str) -> str:
-        """Give a new file its name and return it; empty for a temporary file."""
+        """Rename a new file and return its name, or an empty string for a temporary file."""
         path = Path(stream.name)
         if self.directory is None or path.parent != self.directory:
             return ""
@@ -204,7 +204,7 @@ class CatalogState:
         return name
 
     def _prune(self) -> None:
-        """Remove unfinished files, and the least recently used while there are too many bytes."""
+        """Remove unfinished files, and the least recently used ones while the state is too large."""
         files = []
         for path in () if self.directory is None else self.directory.iterdir():
             with contextlib.suppress(OSError):  # another coordinator may remove it too
@@ -228,10 +228,10 @@ class CatalogState:
 
 
 def open_state(setting: str, store: str, environment: Mapping[str, str]) -> CatalogState:
-    """Open the state of a setting: a directory, ``none``, or ``auto``.
+    """Open the state for a setting: a directory, ``none``, or ``auto``.
 
-    ``auto`` is ``catalogs`` in the store, or in the user's cache directory if the store
-    is no directory. ``ConfigError`` if a directory that was named cannot be created.
+    ``auto`` is ``catalogs`` in the store, or in the user's cache directory if the store is
+    not a directory. Raises ``ConfigError`` if a directory in the setting cannot be created.
     """
     if setting.lower() == "none":
         return CatalogState(None)
