@@ -78,7 +78,7 @@ class CatalogState:
         self._trouble = ""
 
     def keep(self, write: Callable[[IO[bytes]], None]) -> tuple[Catalog, str]:
-        """Map a catalog that ``write`` writes; return it and its file's name. ``OSError`` if there is no room."""
+        """Map a catalog that ``write`` writes; return it and its file name; ``OSError`` if there is no room."""
         with self._new_file() as stream:
             write(stream)
             stream.flush()
@@ -138,7 +138,7 @@ class CatalogState:
     def ids(
         self, content: bytes, size: int, derive: Callable[[NDArray[np.int64]], bytes]
     ) -> NDArray[np.uint8]:
-        """Return the mapped ids of a dataset, of shape (size, 16), using ``derive`` to compute missing ones."""
+        """Return the mapped ids of a dataset, of shape (size, 16). ``derive`` computes missing ones."""
         name, shape = content.hex() + _IDS, (size, ID_BYTES)
         existing = self._mapped_ids(self.directory / name, size) if self.directory is not None else None
         if existing is not None:
