@@ -78,7 +78,10 @@ class CatalogState:
         self._trouble = ""
 
     def keep(self, write: Callable[[IO[bytes]], None]) -> tuple[Catalog, str]:
-        """Map a catalog that ``write`` writes; return it and its file name; ``OSError`` if there is no room."""
+        """Store a catalog that ``write`` writes, and return it, mapped, and the name of its file.
+
+        Raises ``OSError`` if there is no room.
+        """
         with self._new_file() as stream:
             write(stream)
             stream.flush()
