@@ -1,4 +1,4 @@
-"""``Catalog``: the immutable, sorted list of a source's samples and classes; 80 MB a million, mapped."""
+"""The immutable, sorted list of a source's samples and classes. A million take 80 MB, mapped."""
 
 from __future__ import annotations
 

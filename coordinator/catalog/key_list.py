@@ -152,4 +152,4 @@ def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
 
 def _check_size(url: str, size_bytes: int) -> None:
     if size_bytes > MAX_KEY_LIST_BYTES:
-        raise SourceError(f"key_list {url} is {size_bytes} bytes long, more than {MAX_KEY_LIST_BYTES}")
+        raise SourceError(f"key_list {url} is {size_bytes} bytes long; the maximum is {MAX_KEY_LIST_BYTES}")

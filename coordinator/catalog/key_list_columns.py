@@ -110,7 +110,9 @@ def other_fields(expected: Iterable[str]) -> str:
 def check_columns(names: Sequence[Any], number: int, *needed: str) -> None:
     """Check that each needed column exists exactly once. Other columns are ignored."""
     if any(names.count(name) != 1 for name in needed):
-        reason = f"the header must name the columns key and label, and version if there is one; got {names}"
+        reason = (
+            f"the header must contain the columns key and label, and version if there is one; got {names}"
+        )
         raise BadRowError(number, reason[:400])
 
 
@@ -226,7 +228,7 @@ class PartColumns:
             numbers,
             lambda at: (
                 f"the name of a member of {_shown(keys[at])} must be 1 to {_MAX_NAME_BYTES} bytes long and "
-                f"contain no NUL; got {names[at].as_py()[:60]!r}"
+                f"contain no NUL character; got {names[at].as_py()[:60]!r}"
             ),
         )
         encodings, codes = rows.columns.get(f"{prefix}encoding"), np.zeros(len(numbers), dtype=np.int64)
@@ -331,7 +333,7 @@ def _keys(rows: Rows, name: str, *, of_files: bool) -> PackedStrings:
         check_rows(bad, rows.numbers, lambda at: f"the key {keys[at].as_py()[:_SHOWN]!r} {rule}")
 
     refuse(sizes == 0, "is empty")
-    refuse(pc.match_substring(keys, "\0"), "contains a NUL")
+    refuse(pc.match_substring(keys, "\0"), "contains a NUL character")
     if of_files:
         rule = "is not a path below the source: remove a leading /, and any //, . and .."
         refuse(pc.match_substring_regex(keys, _OUTSIDE), rule)

@@ -164,7 +164,7 @@ def _holds_bool(label: object) -> bool:
 
 
 def _from_json(values: list[Any], numbers: NDArray[np.int64], name: str) -> Any:
-    """Return a column in the type that its name requires; labels get any type that fits them all."""
+    """Return a column in the type that its name requires. Labels get any type that fits them all."""
     import pyarrow as pa
 
     kind = None if name in LABELS else kind_of(name)
@@ -265,7 +265,7 @@ def _batches(
 
 
 def _typed(column: Any, name: str, number: int) -> Any:
-    """Validate a Parquet column and return it in the type that its name requires; labels keep theirs."""
+    """Validate a Parquet column, and return it in the type that its name requires. Labels keep theirs."""
     import pyarrow as pa
 
     column.validate(full=True)

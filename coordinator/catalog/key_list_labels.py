@@ -244,7 +244,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _opened(lists: Any) -> tuple[Any, NDArray[np.int64]]:
-    """Return the items of lists without null, and the length of each list."""
+    """Return the items of lists, none of which is null, and the length of each list."""
     import pyarrow.compute as pc
 
     return lists.flatten(), pc.list_value_length(lists).to_numpy().astype(np.int64)

@@ -126,7 +126,10 @@ def list_objects(
     source: str,
     naming: Naming = Naming(),  # noqa: B008  # frozen
 ) -> tuple[PackedStrings, PackedStrings]:
-    """Return the keys and versions of all objects below a source, in any order; raise like list_source()."""
+    """Return the keys and versions of all objects below a source, in any order.
+
+    Raises the same errors as :func:`list_source`.
+    """
     tally = Tally(lambda _: None, threading.Event())
     place, digests = pinned(parse_source(source)), naming.versions == "digests"
     found = list_samples(place, tally, images_only=False, digests=digests)

@@ -98,7 +98,7 @@ class Tally:
         self.reach(self.count)
 
     def reach(self, count: int) -> None:
-        """Report ``count`` samples so far, without adding them; raise like :meth:`add`."""
+        """Report ``count`` samples so far, without adding them. Raises the same errors as :meth:`add`."""
         self.check()
         with self._lock:
             self.allowed.check_count(count)
@@ -107,7 +107,7 @@ class Tally:
                 self._progress(count)
 
     def found_all(self) -> None:
-        """Report that everything is found; raise like :meth:`check`."""
+        """Report that all samples were found. Raises the same error as :meth:`check`."""
         self.check()
         self._progress(None)
 

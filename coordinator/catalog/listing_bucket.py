@@ -97,7 +97,7 @@ class _Finds:
 
 
 def pinned(source: Source) -> Source:
-    """Replace a source's branch or tag by its commit; raise like :func:`list_samples`."""
+    """Replace a source's branch or tag with its commit. Raises the same errors as :func:`list_samples`."""
     with source_failures(source.url):
         return Source(pinned_bucket(source.bucket), source.prefix)
 
@@ -190,7 +190,10 @@ def ask_for_versions(source: Source, keys: PackedStrings, tally: Tally) -> Found
 
 
 def probe_bucket(source: Source, key: bytes, tally: Tally) -> None:
-    """Check that a source may be listed, or that a web server has ``key``; raise like list_samples()."""
+    """Check that a source may be listed, or that a web server has ``key``.
+
+    Raises the same errors as :func:`list_samples`.
+    """
     with source_failures(source.url):
         bucket = open_bucket(source.bucket, tally.allowed.http_hosts)
         if source.is_web:
@@ -202,7 +205,10 @@ def probe_bucket(source: Source, key: bytes, tally: Tally) -> None:
 def download(
     bucket: str, key: str, what: str, check_size: Callable[[int], None], stream: BinaryIO, tally: Tally
 ) -> None:
-    """Write an object, called ``what`` in messages, to a stream; raise like list_samples(), check_size()."""
+    """Write an object, which messages call ``what``, to a stream.
+
+    Raises the same errors as :func:`list_samples`, and those of ``check_size``.
+    """
 
     def check(size_bytes: int) -> None:
         check_size(size_bytes)

@@ -42,7 +42,7 @@ def size_in_version(version: bytes) -> int:
 
 
 def probe_directory(directory: str) -> None:
-    """Check that a directory exists and may be read; raise like :meth:`Tree.pages`."""
+    """Check that a directory exists and may be read. Raises the same errors as :meth:`Tree.pages`."""
     try:
         os.scandir(directory).close()
     except OSError as error:

@@ -125,7 +125,7 @@ def save_answered(state: State, request: Request, event: RequestDone, now: float
 
 
 def save_again(state: State, request: Request, left: Bools, now: float) -> None:
-    """Queue unsaved samples again if they are still in the cache."""
+    """Requeue unsaved samples if they are still in the cache."""
     key = request.order.samples
     samples = state.sets.get(key)
     if samples is not None:

@@ -27,7 +27,7 @@ _SAMPLES_LEAST = 500.0  # fewer show nothing
 class NoteKind(enum.Enum):
     """The events in the batch history of a rank. ``{}`` is replaced by the number of the note."""
 
-    PLANNED = "the sampler was notified of it"
+    PLANNED = "it was sent to the sampler"
     LOOKED = "looked ahead to it and its neighbours: {} samples were absent"
     MISSED = "a reader was missing {} of its samples"
     READ = "read, with {} samples present at the first attempt"

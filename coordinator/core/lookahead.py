@@ -207,13 +207,13 @@ def maxmemory_for(budget: int) -> int:
 
 
 def exceeding_text(source: str, size_bytes: int, budget_bytes: int, *, kept: bool) -> str:
-    """Describe a dataset that is larger than the cache; ``kept`` if a store contains it."""
+    """Describe a dataset that is larger than the cache. ``kept`` means that a store contains it."""
     size, budget, maxmemory = map(_mebibytes, (size_bytes, budget_bytes, maxmemory_for(size_bytes)))
     what = "is read from the store, so nothing is lost" if kept else "is decoded again in every epoch"
     remedy = "" if kept else ", or configure a store (SUPER_STORE)"
     return (
-        f"{source} takes about {size} when decoded, but the cache has {budget} for records, so the rest "
-        f"{what}. To keep all of it, set cache_bytes (SUPER_CACHE_BYTES) to {maxmemory}{remedy}"
+        f"{source} takes about {size} when decoded, but the cache has {budget} for records. The rest {what}. "
+        f"To keep all of it, set cache_bytes (SUPER_CACHE_BYTES) to {maxmemory}{remedy}"
     )
 
 
@@ -223,7 +223,7 @@ def thrash_text(state: State) -> str:
     now, enough, maxmemory = map(_mebibytes, (state.budget_bytes, needed, maxmemory_for(needed)))
     return (
         f"the cache is thrashing: it has {now} for records, so samples are dropped and soon produced again. "
-        f"It needs {enough}: set the cache server's maxmemory, and cache_bytes if you use it, to {maxmemory}"
+        f"It needs {enough}: set the cache server's maxmemory, and cache_bytes if it is set, to {maxmemory}"
     )
 
 

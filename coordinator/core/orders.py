@@ -72,11 +72,17 @@ class Permutation:
         self._round_keys = tuple(_keyed_words(key, size, _ROUNDS))
 
     def forward(self, positions: Ints) -> Ints:
-        """Return the element at each position, int64 of the same shape; ``PlanError`` if out of range."""
+        """Return the element at each position, as int64 of the same shape.
+
+        Raises ``PlanError`` if a position is out of range.
+        """
         return self._apply(checked_elements(positions, "positions", self._size), decrypt=False)
 
     def inverse(self, indices: Ints) -> Ints:
-        """Return the position of each element, int64 of the same shape; ``PlanError`` if out of range."""
+        """Return the position of each element, as int64 of the same shape.
+
+        Raises ``PlanError`` if an element is out of range.
+        """
         return self._apply(checked_elements(indices, "indices", self._size), decrypt=True)
 
     def _apply(self, values: Ints, *, decrypt: bool) -> Ints:
@@ -336,7 +342,7 @@ class Mixing:
 
     def __init__(self, counts: Sequence[int], member: int, run: int = 1) -> None:
         if not 0 <= member < len(counts):
-            raise PlanError(f"there is no dataset {member} in a mix of {len(counts)}")
+            raise PlanError(f"there is no dataset {member} in a mix of {len(counts)} datasets")
         self.slots = sum(counts)  # number of slots in an epoch
         if min(counts) < 1 or self.slots > SLOTS_MAX:
             raise PlanError(
@@ -344,7 +350,7 @@ class Mixing:
                 f"all, not {', '.join(f'{count:,}' for count in counts)}"
             )
         if run < 1 or any(count % run for count in counts):
-            raise PlanError(f"the counts of a mix must be multiples of its run, {run:,}")
+            raise PlanError(f"the counts of a mix must be multiples of its run length, {run:,}")
         # Number of an epoch's slots that belong to this dataset
         self.count, self._run = counts[member], run
         # The slots that each earlier dataset takes, and the number it takes them from

@@ -48,7 +48,7 @@ BLAMED_ON_EXECUTOR_MAX = 2
 
 
 def end_outages(state: State, request: Request) -> None:
-    """End the outage, and that of the source if samples were decoded; a restore does not prove this."""
+    """End the outage, and that of the source if samples were decoded rather than restored."""
     state.outage.failures = 0
     if request.order.kind.decodes:
         state.source_outages.pop(request.order.samples.dataset, None)
@@ -174,7 +174,7 @@ def try_again(
         outage, reason = state.outage, messages.get(int(offsets[0]), "")
         if outage.failed(state.settings, now) and outage.failures % _OUTAGES_PER_WARNING == 0:
             text = (
-                f"nothing could be produced {outage.failures} times in a row, although no sample is to blame"
+                f"nothing could be produced {outage.failures} times in a row, through no fault of the samples"
             )
             state.actions.append(Warn(f"{text}: {reason}"))
         waits_s = np.maximum(waits_s, state.settings.backoff_after_s(outage.failures))

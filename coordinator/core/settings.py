@@ -50,11 +50,13 @@ class Prices:
         for entry in fields(self):
             value = getattr(self, entry.name)
             if not 0 <= value < math.inf:
-                raise ConfigError(f"the price {entry.name} must be a number from 0 up, not {value!r}")
+                raise ConfigError(
+                    f"the price {entry.name} must be a finite number of at least 0, not {value!r}"
+                )
         if self.coordinator_hour > self.hour:
             raise ConfigError(
-                f"the price coordinator_hour must be a part of hour, {self.hour!r}, not "
-                f"{self.coordinator_hour!r}"
+                f"the price coordinator_hour ({self.coordinator_hour!r}) must not exceed hour "
+                f"({self.hour!r}), of which it is a part"
             )
 
 

@@ -247,7 +247,7 @@ def _packs_in(body: bytes) -> list[IndexedPack]:
     metas, rows = [PackMeta.from_mapping(meta) for meta in table["metas"]], table["packs"]
     sizes, counts = np.array([(size, count) for _, size, count, _ in rows], np.uint64).reshape(-1, 2).T
     if int(counts.sum()) != len(entries) or (counts > len(entries)).any():
-        raise ValueError(f"there are {len(entries)} entries, but the packs need {counts[:5]} and so on")
+        raise ValueError(f"there are {len(entries)} entries, but the packs list {counts[:5]} and so on")
     check_entries(entries, 0, np.repeat(sizes, counts.astype(np.int64)))
     theirs = np.split(entries, np.cumsum(counts[:-1]).astype(np.int64))
     return [

@@ -95,7 +95,10 @@ class StoreKeeper:
 
     @property
     def told(self) -> str:
-        """Describe for display where decoded records are kept and how full it is; empty without a store."""
+        """Describe, for display, where decoded records are kept and how full the store is.
+
+        Empty without a store.
+        """
         if self._store is None:
             reason = self.trouble if self.address else self._reason
             return reason and f"decoded images are kept only in the cache: {reason}"
@@ -347,8 +350,8 @@ class StoreKeeper:
                 await self._remove(store, names)
         if room.excess_bytes and not was_exhausted:
             _log.warning(
-                "the store %s is full (%s), and jobs have all of its datasets open. Nothing more is written: "
-                "raise store_bytes, or free space on its disk",
+                "the store %s is full (%s), and all of it belongs to datasets that jobs have open. Nothing "
+                "more is written: raise store_bytes, or free space on its disk",
                 *(self.address, room.told),
             )
 

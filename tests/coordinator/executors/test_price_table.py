@@ -65,7 +65,7 @@ def test_a_file_replaces_what_it_names(tmp_path):
         ("[storage]\ngb = 1\n", "storage gb: there is no such unit"),
         ("[lambda]\ngb_s = -1\n", "gb_s"),
         ('[lambda]\ngb_s = "much"\n', "much"),
-        ("[lambda]\nhour = 0.01\ncoordinator_hour = 0.02\n", "coordinator_hour must be a part of hour"),
+        ("[lambda]\nhour = 0.01\ncoordinator_hour = 0.02\n", "coordinator_hour .* must not exceed hour"),
         ("gb_s = 1\n", "outside of a section"),
         ("[lambda\n", "cannot be read"),
         ("[about]\ndate = 2026\n", "date"),
