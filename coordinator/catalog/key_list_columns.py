@@ -335,7 +335,7 @@ def _keys(rows: Rows, name: str, *, of_files: bool) -> PackedStrings:
     refuse(sizes == 0, "is empty")
     refuse(pc.match_substring(keys, "\0"), "contains a NUL character")
     if of_files:
-        rule = "is not a path below the source: remove a leading /, and any //, . and .."
+        rule = "is not a path below the source: remove any leading / and all //, . and .. segments"
         refuse(pc.match_substring_regex(keys, _OUTSIDE), rule)
     refuse(sizes > _MAX_KEY_BYTES, f"is too long: keys may be at most {_MAX_KEY_BYTES} bytes long")
     return PackedStrings.of(keys)

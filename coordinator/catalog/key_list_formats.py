@@ -318,7 +318,7 @@ def _check_chunks(stream: BinaryIO, footer: Any, names: Collection[str]) -> None
 def _check_size(batch: Any, number: int) -> None:
     size_bytes = sum(map(_dense_bytes, batch.columns))
     if size_bytes > _MAX_BATCH_BYTES:
-        reason = f"{batch.num_rows} rows from here take {size_bytes} bytes, more than {_MAX_BATCH_BYTES}"
+        reason = f"{batch.num_rows} rows starting here take {size_bytes} bytes, more than {_MAX_BATCH_BYTES}"
         raise BadRowError(number, reason)
 
 

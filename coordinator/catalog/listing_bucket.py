@@ -147,7 +147,7 @@ def list_samples(source: Source, tally: Tally, *, images_only: bool, digests: bo
     if forbidden := tally.noted(Noted.FORBIDDEN):
         raise SourceForbiddenError(
             f"{source.url}: {forbidden}. Replace the links with the files themselves, or have the "
-            "operator of coordinator and functions set SUPER_FILE_ROOTS to the source and the "
+            "operator of the coordinator and its functions set SUPER_FILE_ROOTS to the source and the "
             "directories that its links lead to"
         )
     return finds.all()

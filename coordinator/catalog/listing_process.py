@@ -64,7 +64,7 @@ def list_apart(
             process.kill()
     raise SourceError(
         f"the process that listed {source} exited unexpectedly (exit code {process.wait()}; -9 means that "
-        "it was killed, for example for its memory use): see the coordinator's log"
+        "it was killed, for example because it used too much memory): see the coordinator's log"
     )
 
 

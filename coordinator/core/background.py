@@ -212,7 +212,7 @@ def _there_bytes(state: State, job: Job, key: SetKey) -> float:
 
 
 def filled(state: State, job: Job) -> Filled:
-    """Return how far filling for a job has come."""
+    """Return the progress of filling for a job."""
     key = job.samples_of(0)
     samples, in_store = state.set_of(key), job.fill is not None and job.fill.to_store
     present = samples.stored_count if in_store else samples.resident_count

@@ -214,7 +214,7 @@ class Concurrency:
         self._tokens, self._filled_s = self._burst, now
 
     def limit(self, now: float) -> int:
-        """Return how many requests the executor accepts at once now, which is at least one, if any."""
+        """Return how many requests the executor accepts at once now, at least one if it accepts any."""
         if not self.capacity:
             return 0
         bound = min(float(self.capacity), self._limit)

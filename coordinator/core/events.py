@@ -204,7 +204,7 @@ class RequestFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Audited(Event):
-    """Lengths of records or ``pointers`` in the cache, in bytes: 0 for none, negative for a tombstone."""
+    """Lengths of cached records in bytes: 0 for none, negative for a tombstone. ``pointers`` is a mask."""
 
     audit_id: int
     record_bytes: Ints
@@ -228,7 +228,7 @@ class CacheReset(Event):
 
 @dataclass(frozen=True, slots=True)
 class CacheEvicted(Event):
-    """The server evicted unknown records on its own."""
+    """The server evicted some records on its own. It is unknown which."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,7 +256,7 @@ class Ledger:
         if self.spending is Spending.STOPPED and any(requests for requests, _ in in_flight):
             return None  # it may turn out cheaper
         self._warn_again_s = now + _WARN_EVERY_S
-        spent = f"{self.total_usd:.4f} USD of max_usd ({self._max_usd:g}) have been spent"
+        spent = f"{self.total_usd:.4f} of {self._max_usd:g} USD (max_usd) have been spent"
         if self.spending is Spending.STOPPED:
             return f"{spent}, and one more request might exceed the cap: nothing more is produced"
         return (

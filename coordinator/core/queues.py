@@ -108,7 +108,7 @@ class Retry:
 
 @dataclass(slots=True)
 class Outage:
-    """Consecutive failures for which no sample is to blame. One counts in each wait."""
+    """Consecutive failures for which no sample is to blame. At most one is counted per wait."""
 
     failures: int = 0
     until_s: float = 0.0  # no attempts before this time
@@ -123,7 +123,7 @@ class Outage:
         return True
 
     def may_try(self, settings: CoreSettings, now: float) -> bool:
-        """Return whether another attempt may be made now. During an outage, one may be made in each wait."""
+        """Return whether another attempt may be made now. During an outage, one is allowed per wait."""
         if now < self.until_s:
             return False
         self.until_s, self.probing = now + settings.backoff_after_s(self.failures), True

@@ -47,7 +47,7 @@ class Way(NamedTuple):
 
 
 def records_stored(state: State, event: RecordsStored, now: float) -> None:
-    """Record places in the store, except for a dataset without a job, for which they are sent again."""
+    """Record places in the store. For a dataset without a job they are ignored, and will be sent again."""
     dataset = state.datasets.get(event.dataset)
     if dataset is None or dataset.random or not state.settings.store or not event.indices.size:
         return
@@ -117,7 +117,7 @@ def take_in(
 
 
 def take_in_late(state: State, samples: SampleSet, indices: Ints, event: RequestDone, written: Bools) -> None:
-    """Delete samples that the loser of a race has written after they were dropped."""
+    """Delete samples that the loser of a race wrote after they had been dropped."""
     # Nothing would account for them. It may also have written a pointer over a record, or the other way
     # round.
     late = samples.among(indices[written], SampleState.ABSENT)

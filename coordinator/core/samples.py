@@ -142,7 +142,7 @@ class SampleSet:
         return np.flatnonzero(self.state == state)
 
     def doubt(self) -> None:
-        """Mark all resident samples as unknown, because the server evicted records on its own."""
+        """Mark all resident samples as doubtful, because the server evicted records on its own."""
         self._doubted = self.state == SampleState.RESIDENT
 
     def to_check(self, indices: Ints) -> Ints:

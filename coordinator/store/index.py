@@ -47,7 +47,7 @@ _LARGE = 2**20
 
 @dataclass(slots=True)
 class Known:
-    """The packs and segments of a collection that were read so far. A look reads only new ones."""
+    """The packs and segments of a collection read so far. :func:`look` only reads new ones."""
 
     packs: set[str] = field(default_factory=set)
     segments: set[str] = field(default_factory=set)
@@ -64,7 +64,7 @@ class IndexedPack:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The result of a look: the sizes of all packs in the store, and the new packs."""
+    """The result of :func:`look`: the sizes of all packs in the store, and the new packs."""
 
     sizes: dict[str, int]
     # Those that hold records of this decoder and have the right length.

@@ -86,7 +86,10 @@ class StoreKeeper:
 
     @property
     def unwritten(self) -> str:
-        """Return why no packs are written, for display, or an empty string if only room must be made."""
+        """Return why no packs are written, for display.
+
+        Empty if they are written, or while room is being made.
+        """
         if self._store is None:
             return "it is not open"
         if self._store.read_only:
@@ -171,7 +174,7 @@ class StoreKeeper:
         try:
             written = index.pack_written(dataset, indices, result, self.fingerprint)
         except StoreFormatError as error:
-            self._in_trouble(f"a function reported an impossible pack, {result.pack[:80]!r}: {error}")
+            self._in_trouble(f"a function reported an invalid pack, {result.pack[:80]!r}: {error}")
             return 0, None
         self._pending[written.index.meta.collection].append(written)
         stored = np.array(result.offsets) > 0

@@ -70,7 +70,7 @@ class Places:
             return number
 
     def join(self, ids: NDArray[np.uint8], packs: Sequence[IndexedPack]) -> Joined:
-        """Return which of a dataset's ids are in packs that a look found. The last of equal ids is used."""
+        """Return which of a dataset's ids are in packs from the store. The last of equal ids is used."""
         entries = [pack.index.entries for pack in packs]
         numbers = np.array([self.number(pack.name) for pack in packs], dtype=np.uint32)
         of_entries = np.repeat(numbers, [len(part) for part in entries])

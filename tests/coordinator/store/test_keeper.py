@@ -218,7 +218,7 @@ async def test_an_answer_that_names_an_impossible_pack_is_not_believed(kept):
             {"pack": name, "lengths": (112, 3)},
         ):
             assert one.keeper.heard(dataset, indices, answer(**lie)) == (0, None)
-            assert "an impossible pack" in one.keeper.trouble
+            assert "an invalid pack" in one.keeper.trouble
         assert one.keeper.stored(dataset.content) == []
         number, stored = one.keeper.heard(dataset, indices, answer(pack=name, offsets=(64, 0)))
         assert (number, stored.tolist(), one.keeper.trouble) == (1, [True, False], "")
