@@ -1,4 +1,4 @@
-"""``Catalog``: the immutable, sorted list of a source's samples and classes; 80 MB a million, mapped."""
+"""The immutable, sorted list of a source's samples and classes. A million take 80 MB, mapped."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NONE = np.int64(-1)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Catalog:
-    """The samples of a source. :meth:`build` sorts them and makes one."""
+    """The samples of a source. :meth:`build` creates one from unsorted samples."""
 
     # s3://name, or file:// plus the directory's absolute real path.
     bucket: str
@@ -74,11 +74,11 @@ class Catalog:
     def __post_init__(self) -> None:
         if len(self.labels) != len(self.keys) or len(self.versions) != len(self.keys):
             raise ValueError(
-                f"a catalog has one version and one label for each key; not {len(self.keys)} keys, "
+                f"a catalog must have one version and one label per key, not {len(self.keys)} keys, "
                 f"{len(self.versions)} versions and {len(self.labels)} labels"
             )
         if self.members is not None and len(self.members) != len(self.keys):
-            raise ValueError(f"a catalog has {len(self.keys)} samples, and {len(self.members)} members")
+            raise ValueError(f"a catalog has {len(self.keys)} samples, but {len(self.members)} members")
         if self.fingerprint:
             return
         object.__setattr__(self, "label_dtype", labels_text(self.labels))
@@ -109,9 +109,9 @@ class Catalog:
     ) -> Catalog:
         """Build a catalog from samples in any order, sorted by key or like ``sorted_like``.
 
-        ``prefix`` starts all keys. With ``members``, there is a key and a version
-        per object, once and in byte order, and a label per member. Rows of ``fields`` are in the order of
-        labels. ``where`` names the samples' list in an error.
+        All keys start with ``prefix``. With ``members``, ``keys`` and ``versions`` have one entry per object,
+        in byte order, and ``labels`` has one per member. The rows of ``fields`` are in the order of
+        ``labels``. ``where`` identifies the list of samples in error messages.
 
         Raises:
             SourceError: the class names do not fit into one message, or a key appears twice.
@@ -119,8 +119,8 @@ class Catalog:
         names_bytes = sum(len(name.encode()) for name in classes)
         if names_bytes > MAX_CLASS_NAMES_BYTES:
             raise SourceError(
-                f"{len(classes)} class names have {names_bytes} bytes, more than {MAX_CLASS_NAMES_BYTES}: "
-                "if these are no classes, give labels as numbers in a key list"
+                f"{len(classes)} class names take {names_bytes} bytes, more than {MAX_CLASS_NAMES_BYTES}: "
+                "if these are not classes, use a key list with numbers as labels"
             )
         own = Field(ids.MAIN_FIELD, keys, versions, members)
         if members is None:
@@ -140,27 +140,27 @@ class Catalog:
 
     @property
     def id_bucket(self) -> str:
-        """Return the bucket as it enters ids: the alias if there is one."""
+        """Return the bucket that ids are derived from: the alias if there is one."""
         return ids.id_bucket(self.bucket, self.alias)
 
     @property
     def whole_bucket(self) -> bool:
-        """Return whether no other source has ids of its bucket."""
+        """Return whether no other source shares the bucket of its ids."""
         return self.id_bucket.startswith("file:")
 
     def label_sizes(self, places: NDArray[np.int64] | slice = slice(None)) -> NDArray[np.int64]:
-        """Return the bytes of the labels at places of the catalog, in their own dtype."""
+        """Return the size in bytes of the label at each place in the catalog, in its own dtype."""
         return label_sizes(self.labels, self.label_dtype, places)
 
     def most_label_bytes(self, count: int, *, again: bool) -> int:
-        """Return the most bytes of ``count`` labels; ``again``: samples may repeat."""
+        """Return the maximum size in bytes of ``count`` labels; if ``again``, samples may repeat."""
         if not isinstance(self.labels, RaggedLabels):
             return count * self.label_bytes
         sizes = np.sort(self.label_sizes())
         return count * int(sizes[-1]) if again else int(sizes[-count:].sum())
 
     def names_at(self, places: NDArray[np.int64]) -> list[bytes]:
-        """Return display names of samples: the key, and the member if any."""
+        """Return the display names of samples: their keys, with their members if they have any."""
         keys = self.keys.take(places)
         if self.members is None:
             return keys
@@ -168,23 +168,23 @@ class Catalog:
         return [ids.shown_name(key.decode(), name.decode()).encode() for key, name in pairs]
 
     def labels_at(self, places: NDArray[np.int64]) -> bytes:
-        """Return the labels at places of the catalog in their wire form."""
+        """Return the labels at these places in the catalog, in their wire format."""
         return b"".join(pack_labels(self.labels[places], self.label_dtype))
 
     def parts(self, names: Sequence[str]) -> list[Field]:
-        """Return own objects and named fields; ``SourceError`` if a field is missing."""
+        """Return the samples' own objects and the named fields. Raises ``SourceError`` if one is missing."""
         by_name = {field.name: field for field in self.fields}
         if missing := [name for name in names if name not in by_name]:
             raise SourceError(
-                f"the recipe has the field {missing[0]!r}, and the samples of {self.bucket} have "
-                f"{', '.join(by_name) or 'no fields'} beside {ids.MAIN_FIELD}: give a key_list with the "
+                f"the recipe has the field {missing[0]!r}, but the samples of {self.bucket} have "
+                f"{', '.join(by_name) or 'no fields'} besides {ids.MAIN_FIELD}: pass a key_list with the "
                 f"column {missing[0]}.key, or {missing[0]}.member, .offset and .length"
             )
         main_field = Field(ids.MAIN_FIELD, self.keys, self.versions, self.members)
         return [main_field, *(by_name[name] for name in names)]
 
     def part_columns(self, indices: NDArray[np.int64], names: Sequence[str] = ()) -> dict[str, Any]:
-        """Return a prefetch request's columns for the samples' parts, one part after the other."""
+        """Return the columns of a prefetch request for the parts of samples, one part after the other."""
         parts = self.parts(names)
         columns: dict[str, Any] = {
             "keys": tuple(key.decode() for part in parts for key in part.keys.take(indices)),
@@ -209,10 +209,10 @@ class Catalog:
         """Return sample ids, concatenated, 16 bytes each.
 
         Args:
-            recipe_digest: :attr:`superdl.super_wire.recipe.Recipe.digest`.
+            recipe_digest: the recipe's :attr:`superdl.super_wire.recipe.Recipe.digest`.
             randomness: (augment seed, epoch) of a random recipe, else ``None``.
-            indices: places in the catalog, in the requested order; ``None``: all.
-            fields: :attr:`superdl.super_wire.recipe.Recipe.beside`.
+            indices: places in the catalog, in the requested order, or ``None`` for all.
+            fields: the recipe's :attr:`superdl.super_wire.recipe.Recipe.beside`.
         """
         parts = self.parts(fields)
         places = np.arange(len(self), dtype=np.int64) if indices is None else indices
@@ -228,7 +228,7 @@ class Catalog:
 
 
 class RecentIds:
-    """A direct-mapped cache of 131,072 ids of a random recipe; 3 MB from its first use."""
+    """A direct-mapped cache of 131,072 ids of a random recipe. It takes 3 MB once it is used."""
 
     def __init__(self) -> None:
         # Each id is needed twice: to request the sample, and to answer the
@@ -239,7 +239,7 @@ class RecentIds:
     def ids(
         self, indices: NDArray[np.int64], epoch: int, derive: Callable[[NDArray[np.int64]], bytes]
     ) -> bytes:
-        """Return ids in ``epoch``, concatenated; ``derive`` computes missing ones."""
+        """Return the concatenated ids in ``epoch``, using ``derive`` for those that are missing."""
         # Later epochs do not fit into a tag, so their ids are not cached.
         if not 0 <= epoch < _EPOCHS:
             return derive(indices)
@@ -259,17 +259,16 @@ class RecentIds:
 
 
 def check_once(keys: PackedStrings, where: str) -> None:
-    """Check that sorted keys are all different; ``SourceError`` names some that are not."""
+    """Check that sorted keys are all different, or raise a ``SourceError`` that lists some repeated keys."""
     if repeated := keys.take(np.flatnonzero(keys.equals_next())[:_SHOWN]):
         names = ", ".join(repr(key.decode()) for key in dict.fromkeys(repeated))
         raise SourceError(
-            f"{where}: a key is listed once, unless member, offset and length name parts of it; these come "
-            f"more often: {names}"
+            f"{where}: only keys with a member, an offset and a length may be repeated, not {names}"
         )
 
 
 def _id_columns(part: Field, places: NDArray[np.int64], skipped: int) -> ids.FieldColumns:
-    """Return the columns of a part that go into ids; ``skipped`` bytes start every key."""
+    """Return the columns that ids of a part are derived from, without each key's first ``skipped`` bytes."""
     keys, versions = part.keys.take(places), part.versions.take(places)
     named = [key[skipped:] for key in keys] if skipped else keys
     return ids.FieldColumns(
@@ -319,7 +318,7 @@ def _add_labels(digest: hashlib.blake2b, labels: Labels, dtype: str) -> None:
 
 
 def _add_texts(digest: hashlib.blake2b, strings: PackedStrings, skipped: int) -> None:
-    """Hash texts without their first ``skipped`` bytes: lengths and texts as two fields."""
+    """Hash strings without their first ``skipped`` bytes: their lengths and contents as two fields."""
     total = 0
     digest.update((8 * len(strings)).to_bytes(8, "little"))
     for chunk in strings.chunks():

@@ -1,6 +1,6 @@
 """The catalog's file: Arrow IPC, memory-mapped, read only at the samples that are requested.
 
-It holds one record batch with a row for each sample. Any Arrow reader opens it:
+It contains one record batch with a row for each sample. Any Arrow reader can open it:
 
 | column | type |
 |---|---|
@@ -8,9 +8,10 @@ It holds one record batch with a row for each sample. Any Arrow reader opens it:
 | ``member``, ``offset``, ``length``, ``encoding`` | large binary and unsigned integers; only for members |
 | ``label`` | fixed-size binary: numpy's bytes of a label, or of its fixed part |
 | ``label.NAME`` | large list of fixed-size binary: the items of a list whose length varies by sample |
-| ``FIELD.key`` and so on | the same columns for a further field of the samples |
+| ``FIELD.key`` and so on | the same columns for an additional field of the samples |
 
-Facts of the whole catalog (bucket, classes, warnings, dtypes, fingerprint) are JSON in the schema's metadata.
+Facts about the whole catalog (bucket, classes, warnings, dtypes, fingerprint) are stored as JSON in the
+schema's metadata.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def write_catalog(catalog: Catalog, stream: BinaryIO) -> None:
 
 
 def map_catalog(path: Path) -> Catalog:
-    """Return the catalog in a file, mapped; ``OSError``: unreadable, ``ValueError``: no catalog."""
+    """Map the catalog in a file. Raises ``OSError`` if unreadable, ``ValueError`` if not a catalog."""
     import pyarrow as pa
 
     with pa.memory_map(str(path)) as source:
@@ -75,7 +76,9 @@ def map_catalog(path: Path) -> Catalog:
         batch = pa.ipc.open_file(source).get_batch(0)
     facts = json.loads(batch.schema.metadata[_ABOUT])
     if facts["version"] != VERSION:
-        raise ValueError(f"a catalog of version {facts['version']}; this SUPER reads version {VERSION}")
+        raise ValueError(
+            f"the catalog has version {facts['version']}, but this version of SUPER reads version {VERSION}"
+        )
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     parts = [_part_of(name, columns, facts["encodings"][name]) for name in (MAIN_FIELD, *facts["fields"])]
     return Catalog(
@@ -104,7 +107,7 @@ def _part_columns(part: Field) -> dict[str, Any]:
 
 
 def _part_of(name: str, columns: dict[str, Any], row_encodings: list[str] | None) -> Field:
-    """Return a part of the samples; ``row_encodings`` is ``None`` if it has no members."""
+    """Build a part of the samples from columns; ``row_encodings`` is ``None`` if there are no members."""
     keys, versions = (PackedStrings(columns[_column(name, short)]) for short in ("key", "version"))
     if row_encodings is None:
         return Field(name, keys, versions, None)

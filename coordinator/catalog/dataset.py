@@ -1,4 +1,4 @@
-"""Datasets as runs register them, and the listings of their sources."""
+"""Datasets registered by runs, and the listings of their sources."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DEFAULT_RECORD_BYTES = 600_000
 
 @dataclass(slots=True)
 class Listing:
-    """A listing of a source, in progress or finished; ``listed`` counts samples so far."""
+    """A listing of a source, in progress or finished. ``listed`` is the number of samples so far."""
 
     source: str
     key_list: str
@@ -58,13 +58,13 @@ class Listing:
 
     @property
     def key(self) -> bytes:
-        """Return a digest of the source and the options of its listing, 16 bytes."""
+        """Return a 16-byte digest of the source and the options of its listing."""
         return digest128(json.dumps(self.what).encode())
 
     @property
     def note(self) -> Tombstone:
-        """Return the tombstone that readers get until the listing has ended."""
-        so_far = f"it is being listed, {self.listed:,} samples so far"
+        """Return the tombstone that readers receive until the listing has ended."""
+        so_far = f"it is being listed, with {self.listed:,} samples so far"
         return Tombstone(self.source, LISTING, so_far, permanent=False)
 
     @property
@@ -73,13 +73,13 @@ class Listing:
         return self.catalog is not None or self.error is not None
 
     def dated(self, reason: str) -> str:
-        """Return why a sample failed; the listing's time too if the sample changed since."""
+        """Return why a sample failed, with the time of the listing if the sample has changed since then."""
         return reason.replace(CHANGED_SINCE, f"{CHANGED_SINCE} at {self.ended_at}", 1)
 
 
 @dataclass(slots=True)
 class Dataset:
-    """A listing combined with a recipe, as one run registered it."""
+    """A listing combined with a recipe, as registered by one run."""
 
     dataset_id: bytes
     recipe: Recipe
@@ -94,12 +94,12 @@ class Dataset:
 
     @property
     def ready(self) -> bool:
-        """Return whether its samples and their ids are known."""
+        """Return whether the samples and their ids are known."""
         return self.listing.catalog is not None and (self.recipe.random or self.all_ids is not None)
 
     @property
     def catalog(self) -> Catalog:
-        """Return the listed samples; ``SuperError`` if the listing failed or is still in progress."""
+        """Return the listed samples. Raises ``SuperError`` if the listing failed or is still in progress."""
         if self.listing.error is not None:
             raise self.listing.error
         if self.listing.catalog is None:
@@ -110,18 +110,18 @@ class Dataset:
 
     @property
     def content(self) -> bytes:
-        """Return a digest of all that determines the ids. Runs with equal content share residency."""
+        """Return a digest of everything that determines the ids. Runs with equal content share residency."""
         seed = self.recipe.augment_seed.to_bytes(8, "little", signed=True)
         return digest128(self.catalog.fingerprint, self.recipe.digest, seed)
 
     @property
     def record_bytes(self) -> int:
-        """Return a record's length in bytes: exact if the recipe fixes the shape, else an estimate."""
+        """Return the length of a record in bytes, which is an estimate unless the recipe fixes the shape."""
         shape = self.recipe.output_shape
         return HEADER_BYTES + shape[0] * shape[1] * shape[2] if shape else _DEFAULT_RECORD_BYTES
 
     def facts(self, *, known_absent: bool, keeps_shards: bool = False) -> DatasetFacts:
-        """Return the dataset's facts for the core; ``known_absent``: the cache was seen empty."""
+        """Return the facts that the core needs; set ``known_absent`` if the cache was seen empty."""
         members = self.catalog.members
         is_kept = keeps_shards and not self.catalog.bucket.startswith("file://")
         # A function reads whole row groups: Parquet rows are grouped in requests even then.
@@ -139,7 +139,7 @@ class Dataset:
         )
 
     def ids(self, indices: NDArray[np.int64], epoch: int) -> bytes:
-        """Return ids in ``epoch``, concatenated. The dataset must be ready."""
+        """Return the concatenated ids in ``epoch``. The dataset must be ready."""
         if self.recipe.random:
             seed, catalog, recipe = self.recipe.augment_seed, self.catalog, self.recipe
             return self._recent.ids(
@@ -148,5 +148,5 @@ class Dataset:
                 lambda missing: catalog.sample_ids(recipe.digest, (seed, epoch), missing, recipe.beside),
             )
         if self.all_ids is None:
-            raise RuntimeError(f"{self.listing.source}: ids are asked for before they are known")
+            raise RuntimeError(f"{self.listing.source}: ids were requested before they were derived")
         return self.all_ids[indices].tobytes()

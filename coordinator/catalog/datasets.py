@@ -1,7 +1,7 @@
-"""The registry of datasets: their listings and ids, and which ones jobs have open.
+"""The registry of datasets, their listings and ids, and the datasets that jobs have open.
 
-Ranks of one run share a listing. A new run shares it too unless it is older than
-``catalog_max_age_s``. Datasets of equal content are the same to jobs, the core and the cache.
+The ranks of one run share a listing. A new run also shares it unless it is older than
+``catalog_max_age_s``. Jobs, the core and the cache treat datasets with equal content as one.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ _RENEWED_AFTER = 10.0  # times a listing's duration: a growing source is listed 
 
 
 class DatasetRegistry:
-    """The latest registered datasets, the open ones, and the listings they share.
+    """The most recently registered datasets, the open ones, and the listings they share.
 
     Args:
         max_age_s: maximum age of a listing that a new run may share.
-        capacity: number of registered datasets to remember; open datasets do not count.
-        clock: seconds on a monotonic clock.
+        capacity: number of registered datasets to remember, not counting open datasets.
+        clock: returns seconds on a monotonic clock.
         allowed: limits of listings.
-        lister: lists a source in a thread; by default :func:`.list_source`, in a
+        lister: lists a source in a thread. The default is :func:`.list_source`, in a
             separate process beyond ``few_samples``.
-        state: keeps catalogs and ids; by default in temporary files.
+        state: stores catalogs and ids, by default in temporary files.
     """
 
     def __init__(
@@ -97,11 +97,11 @@ class DatasetRegistry:
         *,
         renew: bool = False,
     ) -> Dataset:
-        """Return the dataset of these facts, and start its listing unless a suitable one exists.
+        """Return the dataset for these arguments, and start its listing unless a suitable one exists.
 
         With ``renew``, even the run's own listing is replaced if it is older than ten times its duration.
         Jobs in progress keep theirs.
-        ``CoordinatorError`` if too many other listings are in progress.
+        Raises ``CoordinatorError`` if too many other listings are in progress.
         """
         facts = source, key_list, recipe.json, run_id, *(naming if any(naming) else ())
         if classes:
@@ -118,7 +118,7 @@ class DatasetRegistry:
         return dataset
 
     def __iter__(self) -> Iterator[Dataset]:
-        """Iterate over all registered datasets, even those being listed, and all open ones."""
+        """Iterate over all registered datasets, including those being listed, and all open ones."""
         return iter([*self._datasets.values(), *self.opened.values()])
 
     def __getitem__(self, content: bytes) -> Dataset:
@@ -126,12 +126,12 @@ class DatasetRegistry:
         return self.opened[content]
 
     def ids_of(self, content: bytes) -> bytes:
-        """Return the ids of ready datasets of this content, concatenated, one per run."""
+        """Return the concatenated ids of the ready datasets with this content, one dataset per run."""
         ready = (dataset for dataset in self._datasets.values() if dataset.ready)
         return b"".join(dataset.dataset_id for dataset in ready if dataset.content == content)
 
     def open(self, dataset: Dataset) -> None:
-        """Keep a listed dataset, which a job now reads, until :meth:`close_unknown`."""
+        """Keep a listed dataset that a job now reads, until :meth:`close_unknown` drops it."""
         known = self.opened.get(dataset.content)
         # Of two locations with one alias the last one wins: the source may have moved.
         if known is None or known.catalog is not dataset.catalog:
@@ -149,10 +149,10 @@ class DatasetRegistry:
         return dataset
 
     async def wait(self, dataset: Dataset, *, listed: int, wait_s: float) -> None:
-        """Wait until the listing has ended or has more than ``listed``, then until
+        """Wait until the listing has ended or has more than ``listed`` samples, then until
         the ids are derived.
 
-        Waits at most ``wait_s`` in all. Raises the ``SuperError`` that ended the listing.
+        Waits at most ``wait_s`` in total. Raises the ``SuperError`` that ended the listing, if any.
         """
         listing, until_s = dataset.listing, asyncio.get_running_loop().time() + wait_s
         async with listing.changed:
@@ -210,7 +210,7 @@ class DatasetRegistry:
         under_way = sum(not other.ended for other in self._listings)
         if under_way >= _LISTINGS_MAX:
             raise CoordinatorError(
-                f"this coordinator is listing {under_way} sources already: ask again later"
+                f"this coordinator is already listing {under_way} sources: try again later"
             )
         listing = Listing(*what, runs={run_id})
         # The state may have the run's own listing, or a recent one.
@@ -257,13 +257,11 @@ class DatasetRegistry:
             kept = await asyncio.to_thread(self._state.load, listing.kept) if listing.kept else None
             self._end(listing, kept or await self._listed_anew(listing, progress))
         except ListingCancelledError:
-            self._end(
-                listing, SourceError(f"listing {listing.source} was cancelled: nobody wants it any more")
-            )
+            self._end(listing, SourceError(f"listing {listing.source} was cancelled: it is no longer needed"))
         except SuperError as error:
             self._end(listing, error)
         except Exception as error:  # noqa: BLE001  # logged and reported: else clients would poll forever
-            _log.exception("listing %s failed: a bug", listing.source)
+            _log.exception("listing %s failed because of a bug", listing.source)
             reason = f"failed unexpectedly ({type(error).__name__}): see the coordinator's log"
             self._end(listing, SourceError(f"listing {listing.source} {reason}"))
         await tell()
@@ -282,12 +280,12 @@ class DatasetRegistry:
             listing.catalog, listing.listed = self._shared(result), len(result)
 
     def _shared(self, catalog: Catalog) -> Catalog:
-        """Return an equal catalog that is already in memory, else this one."""
+        """Return an equal catalog that is already in memory, or else this one."""
         others = (listing.catalog for listing in self._listings)
         return next((other for other in others if other and _equal_by(other) == _equal_by(catalog)), catalog)
 
     async def _listed_anew(self, listing: Listing, progress: Callable[[int | None], None]) -> Catalog:
-        """List a source and keep the catalog; long listings run in a separate process."""
+        """List a source and store the catalog. Long listings run in a separate process."""
         listing.kept, began_s = None, self._clock()
         try:
             catalog = await self._listed(listing, progress, self._lister)
@@ -306,8 +304,8 @@ class DatasetRegistry:
         try:
             mapped, file = self._state.keep(lambda out: list_into(out.name, source, *what))
         except OSError as error:
-            remedy = "name another directory by SUPER_STATE"
-            raise SourceError(f"there is no room for the catalog of {source}: {error}; {remedy}") from error
+            remedy = "set SUPER_STATE to another directory"
+            raise SourceError(f"there is no room for the catalog of {source} ({error}): {remedy}") from error
         for warning in mapped.warnings:
             _log.warning("%s", warning)
         return mapped, file
@@ -315,7 +313,7 @@ class DatasetRegistry:
     async def _listed(
         self, listing: Listing, progress: Callable[[int | None], None], lister: Callable[..., _Found]
     ) -> _Found:
-        """List a source. While it is throttled or does not answer, retry after growing pauses."""
+        """List a source. If it is throttled or does not answer, retry after increasing pauses."""
         loop, place = asyncio.get_running_loop(), (listing.source, listing.key_list or None)
         how = listing.naming, listing.classes
         until_s, pause_s = self._clock() + _BUSY_S, 1.0
@@ -327,7 +325,7 @@ class DatasetRegistry:
             except SourceBusyError as error:
                 if self._clock() + pause_s > until_s or listing.cancelled.is_set():
                     raise
-                listing.trouble = f"{error}: listing it again"
+                listing.trouble = f"{error}; the listing will be retried"
                 _log.warning("%s", listing.trouble)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _BUSY_PAUSE_MAX_S)

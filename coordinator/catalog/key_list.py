@@ -1,4 +1,4 @@
-"""Key lists: files that name the samples of a source and their labels; keys are relative to the source."""
+"""Key lists are files with the keys of samples, relative to their source, and their labels."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # Advice for sources whose folders do not determine the labels.
 KEY_LIST_HELP = (
-    "give key_list the URL of a CSV, JSONL or Parquet file with the columns key (relative to the source) "
+    "set key_list to the URL of a CSV, JSONL or Parquet file with the columns key (relative to the source) "
     'and label, for example SuperDataset(source, recipe, key_list="s3://bucket/labels.csv")'
 )
 
@@ -38,7 +38,7 @@ MAX_KEY_LIST_BYTES = 4 * 2**30
 
 
 class KeyList(NamedTuple):
-    """The columns of a key list, in its order; labels and classes as in ``Catalog``, fields by name."""
+    """The columns of a key list, in its order. Labels and classes are as in ``Catalog``, fields by name."""
 
     url: str
     labels: Labels
@@ -51,26 +51,27 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[s
     """Read and check a key list.
 
     Args:
-        url: of a ``.csv``, ``.jsonl`` or ``.parquet`` file: in a bucket,
-            ``file://`` or a plain path.
-        tally: checked regularly for cancellation; counts rows if the list alone
+        url: URL of a ``.csv``, ``.jsonl`` or ``.parquet`` file in a bucket, a ``file://``
+            URL or a plain path.
+        tally: checked regularly for cancellation. It counts rows if the list alone
             determines the samples, and notes classes without a row.
-        of_files: the source is a directory or a web server; no key may lead outside of it.
-        classes: class names by label; empty: the sorted names in the list.
+        of_files: whether the source is a directory or a web server, which keys may not leave.
+        classes: class names by label. If empty, the sorted names in the list are used.
 
     Raises:
         ConfigError: the URL is malformed.
         SourceError: the list does not exist (``SourceNotFoundError``), may not be
-            read (``SourceForbiddenError``), has no row (``SourceEmptyError``), or
-            has a bad row: the message gives line and reason. Or its labels are not
-            names although ``classes`` are given.
+            read (``SourceForbiddenError``), has no rows (``SourceEmptyError``) or has a
+            bad row, whose line the message contains; or its labels are not names
+            although ``classes`` are given.
         ListingCancelledError: the listing was cancelled.
     """
     read_rows = FORMATS.get(PurePosixPath(url).suffix.lower())
     if read_rows is None:
         shown = without_credentials(url)
         raise SourceError(
-            f"key_list {shown!r} is in no known format: name it {', '.join(FORMATS)} by what it holds"
+            f"key_list {shown!r} has an unknown format: use the file extension that matches its contents "
+            f"({', '.join(FORMATS)})"
         )
     labels = LabelColumn(classes)
     with _open(url, tally) as stream:
@@ -81,7 +82,7 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[s
             raise SourceError(f"key_list {url}{where}: {error.reason}") from error
     if not count:
         raise SourceEmptyError(
-            f"key_list {url} names no sample: it needs one row for each, below the header if it is CSV"
+            f"key_list {url} lists no samples: add one row for each, below the header if it is a CSV file"
         )
     # Otherwise, the samples are counted when their versions are looked up.
     if len(columns[""].versions):
@@ -90,13 +91,13 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[s
     own, (packed, names) = columns.pop("").part(url), labels.finish()
     if labels.unseen and not names:
         raise SourceError(
-            f"key_list {url}: classes= names {len(labels.unseen)} classes, and none of its labels is a name: "
-            "leave classes= out, or write labels as names (of digits in JSONL or Parquet: in CSV they are "
-            "numbers)"
+            f"key_list {url}: classes= contains {len(labels.unseen)} class names, but no label is a name: "
+            "omit classes=, or write the labels as names (names that consist of digits need JSONL or "
+            "Parquet, since CSV reads them as numbers)"
         )
     for name in labels.unseen:
         tally.note(Noted.UNSEEN, name)
-    fields = {name: theirs.part(f"{url}, the field {name}", shared=True) for name, theirs in columns.items()}
+    fields = {name: theirs.part(f"{url}, field {name}", shared=True) for name, theirs in columns.items()}
     if own.members is None and own.versions is None:
         # They are looked up by key; else the catalog finds repeated keys.
         check_once(own.keys.reorder(own.keys.sort_order()), f"key_list {url}")
@@ -132,7 +133,7 @@ def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
     tally.allowed.check_path(os.path.realpath(path), f"key_list {url}")
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its writer
-            raise SourceError(f"key_list {path} is no file")
+            raise SourceError(f"key_list {path} is not a file")
         opened = path.open("rb")  # separate from reading, whose errors differ
     except (FileNotFoundError, NotADirectoryError) as error:
         raise SourceNotFoundError(f"key_list {path} does not exist on the coordinator's machine") from error
@@ -151,4 +152,4 @@ def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
 
 def _check_size(url: str, size_bytes: int) -> None:
     if size_bytes > MAX_KEY_LIST_BYTES:
-        raise SourceError(f"key_list {url} has {size_bytes} bytes; at most {MAX_KEY_LIST_BYTES} are read")
+        raise SourceError(f"key_list {url} is {size_bytes} bytes long; the maximum is {MAX_KEY_LIST_BYTES}")

@@ -1,4 +1,4 @@
-"""The columns of a key list: their names, and those that name samples, checked and packed."""
+"""The columns of a key list: checks their names, and checks and packs those that identify samples."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ LABELS = ("label", f"label{VARIES}")
 
 # Advice about values of several kinds in a column.
 MIXED = (
-    "write all as numbers, all as texts, or all as lists of one shape "
-    '(CSV cannot tell the text "7" from the number 7; JSONL and Parquet can)'
+    "use only numbers, only strings, or only lists of the same shape "
+    '(CSV cannot distinguish the string "7" from the number 7; JSONL and Parquet can)'
 )
 
 _NUMERIC = ("offset", "length")
@@ -61,7 +61,7 @@ class Rows(NamedTuple):
 
 
 class BadRowError(ValueError):
-    """A row that cannot be read, with its number and the reason."""
+    """A row cannot be read; the error carries its number and the reason."""
 
     def __init__(self, number: int, reason: str) -> None:
         super().__init__(number, reason)
@@ -69,13 +69,13 @@ class BadRowError(ValueError):
 
 
 def check_rows(bad: Any, numbers: NDArray[np.int64], reason: str | Callable[[int], str]) -> None:
-    """Raise :class:`BadRowError` for the first bad row; ``reason`` describes it, by its place."""
+    """Raise :class:`BadRowError` for the first bad row. ``reason`` may be a function of its place."""
     for at in np.flatnonzero(np.asarray(bad))[:1].tolist():
         raise BadRowError(int(numbers[at]), reason if isinstance(reason, str) else reason(at))
 
 
 def coded(texts: Any, numbers: NDArray[np.int64], code_of: Callable[[str], int]) -> NDArray[np.int64]:
-    """Return the code of each text; ``code_of`` raises ``ValueError`` for a text that is not valid."""
+    """Return the code of each string; ``code_of`` raises ``ValueError`` for an invalid string."""
     encoded, codes = texts.dictionary_encode(), []
     places = encoded.indices.to_numpy()
     for place, text in enumerate(encoded.dictionary.to_pylist()):  # in the order of their first rows
@@ -88,43 +88,43 @@ def coded(texts: Any, numbers: NDArray[np.int64], code_of: Callable[[str], int])
 
 
 def is_text(kind: Any) -> bool:
-    """Return whether an Arrow type is that of texts."""
+    """Return whether an Arrow type is a string type."""
     import pyarrow as pa
 
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def kind_of(name: str) -> Any:
-    """Return the type of the column of a part."""
+    """Return the Arrow type of a part's column."""
     import pyarrow as pa
 
     return pa.int64() if name.endswith(_NUMERIC) else pa.large_string()
 
 
 def other_fields(expected: Iterable[str]) -> str:
-    """Return the reason that a label has not the fields that are ``expected``."""
+    """Return the reason for refusing a label that does not have the ``expected`` fields."""
     named = ", ".join(filter(None, expected))[:200] or "none"
-    return f"the label has other fields than those before it: {named}: all labels have the same"
+    return f"the label's fields differ from those of the labels before it ({named}); all must have the same"
 
 
 def check_columns(names: Sequence[Any], number: int, *needed: str) -> None:
     """Check that each needed column exists exactly once. Other columns are ignored."""
     if any(names.count(name) != 1 for name in needed):
         reason = (
-            f"the columns are key, label and, if you have it, version, named in the header; these are {names}"
+            f"the header must contain the columns key and label, and version if there is one; got {names}"
         )
         raise BadRowError(number, reason[:400])
 
 
 def labelled_by(names: Collection[Any], number: int) -> str:
-    """Return which of the names of a label column exists."""
+    """Return which name of a label column is among ``names``."""
     if set(LABELS) <= set(names):
-        raise BadRowError(number, "there are label and label[]: keep the one that is meant")
+        raise BadRowError(number, "the columns label and label[] both exist: keep only the intended one")
     return LABELS[LABELS[1] in names]
 
 
 def parts_of(names: Collection[str], number: int) -> Parts:
-    """Return the columns of own objects and of each field (``mask`` in ``mask.key``)."""
+    """Return the columns of the samples' own objects and of each field, such as ``mask`` in ``mask.key``."""
     by_field: dict[str, list[str]] = {"": [name for name in names if name in _OF_PARTS]}
     for name in names:
         field, _, column = name.partition(".")
@@ -132,14 +132,16 @@ def parts_of(names: Collection[str], number: int) -> Parts:
             by_field.setdefault(field, []).append(column)
     parts = {}
     for field, columns in by_field.items():
-        where = f"the field {field[:80]}: " if field else ""
+        where = f"field {field[:80]}: " if field else ""
         if len(set(columns)) < len(columns):
-            raise BadRowError(number, f"{where}a column comes twice: {', '.join(columns)}")
+            raise BadRowError(number, f"{where}a column appears twice in {', '.join(columns)}")
         present = [name for name in _MEMBER if name in columns]
         # A lone offset or length is another column of the user's.
         if len(present) == len(_MEMBER) - 1 or present == ["member"]:
-            has = f"there is {' and '.join(present)} alone"
-            raise BadRowError(number, f"{where}the columns member, offset and length come together; {has}")
+            has = f"got only {' and '.join(present)}"
+            raise BadRowError(
+                number, f"{where}the columns member, offset and length must be given together; {has}"
+            )
         of_members = len(present) == len(_MEMBER)
         if of_members or "key" in columns:
             try:
@@ -150,8 +152,8 @@ def parts_of(names: Collection[str], number: int) -> Parts:
     if MAIN_FIELD in parts or len(parts) > MAX_FIELDS:
         raise BadRowError(
             number,
-            f"the columns key, member and so on are those of {MAIN_FIELD}, and up to {MAX_FIELDS - 1} fields "
-            f"are beside it; not {', '.join(filter(None, parts))}",
+            f"the columns key, member and so on belong to {MAIN_FIELD}, and at most {MAX_FIELDS - 1} other "
+            f"fields are allowed; got {', '.join(filter(None, parts))}",
         )
     return parts
 
@@ -162,7 +164,7 @@ def names_of(parts: Parts) -> list[str]:
 
 
 class Part(NamedTuple):
-    """The columns of a part of the samples: their own objects, or a field."""
+    """The columns of one part of the samples: their own objects, or one field."""
 
     # Relative to the source. With members, keys and versions are those of the
     # objects, each once, in byte order. Keys of whole objects may repeat in a field.
@@ -175,7 +177,7 @@ class Part(NamedTuple):
 
 
 class PartColumns:
-    """Collects the columns of one part, a batch of rows at a time, a few bytes a row."""
+    """Collects the columns of one part, a batch of rows at a time, in a few bytes per row."""
 
     def __init__(self, name: str, *, of_files: bool) -> None:
         self._name, self._of_files = name, of_files
@@ -185,11 +187,11 @@ class PartColumns:
         self._codes = {encoding: code for code, encoding in enumerate(MEMBER_ENCODINGS)}
 
     def extend(self, rows: Rows) -> None:
-        """Add rows; :class:`BadRowError` names a wrong one."""
+        """Add rows, or raise a :class:`BadRowError` for an invalid one."""
         try:
             self._extend(rows, f"{self._name}." if self._name else "")
         except BadRowError as error:
-            where = f"the field {self._name}: " if self._name else ""
+            where = f"field {self._name}: " if self._name else ""
             raise BadRowError(error.number, where + error.reason) from error
 
     def _extend(self, rows: Rows, prefix: str) -> None:
@@ -225,8 +227,8 @@ class PartColumns:
             (sizes == 0) | (sizes > _MAX_NAME_BYTES) | np.asarray(pc.match_substring(names, "\0")),
             numbers,
             lambda at: (
-                f"a member of {_shown(keys[at])} has a name of 1 to {_MAX_NAME_BYTES} bytes, without NUL; "
-                f"not {names[at].as_py()[:60]!r}"
+                f"the name of a member of {_shown(keys[at])} must be 1 to {_MAX_NAME_BYTES} bytes long and "
+                f"contain no NUL character; got {names[at].as_py()[:60]!r}"
             ),
         )
         encodings, codes = rows.columns.get(f"{prefix}encoding"), np.zeros(len(numbers), dtype=np.int64)
@@ -242,8 +244,8 @@ class PartColumns:
 
             def reason(at: int, name: str = name, values: Any = values, limits: Any = (least, most)) -> str:
                 what = f"the member {names[at].as_py()[:_SHOWN]!r} of {_shown(keys[at])}"
-                kind = ("a row group" if name == "offset" else "a row") if are_rows[at] else f"an {name}"
-                return f"{what} has {kind} from {limits[0][at]} to {limits[1][at]}; not {values[at]}"
+                kind = ("the row group" if name == "offset" else "the row") if are_rows[at] else f"the {name}"
+                return f"{kind} of {what} must be from {limits[0][at]} to {limits[1][at]}, not {values[at]}"
 
             check_rows((values < least) | (values > most), numbers, reason)
             self._columns[name].append(narrowed(values))
@@ -252,24 +254,24 @@ class PartColumns:
         self._columns["lines"].append(numbers)
 
     def _code_of(self, encoding: str) -> int:
-        """Return the number of an encoding; a Parquet column new to the rows gets a new one."""
+        """Return the number of an encoding. A Parquet column that is new gets a new number."""
         if encoding in self._codes:
             return self._codes[encoding]
         if not is_row(encoding) or len(encoding.encode()) > _MAX_NAME_BYTES:
             raise ValueError(
-                f"a member has the encoding {encoding[:60]!r}, which this SUPER does not know: leave it "
-                "empty for bytes as they are, write 'deflate' for those of a compressed zip archive, or "
-                f"'{ROW_ENCODING}' and a column for a row of a Parquet file"
+                f"a member has the encoding {encoding[:60]!r}, which this version of SUPER does not support: "
+                "leave it empty for bytes as they are, use 'deflate' for those of a compressed zip archive, "
+                f"or '{ROW_ENCODING}' and a column for a row of a Parquet file"
             )
         if len(self._codes) == _MAX_ENCODINGS:
-            raise ValueError(f"a member has one encoding more than the {_MAX_ENCODINGS} of a key list")
+            raise ValueError(f"the members of a key list may have at most {_MAX_ENCODINGS} encodings")
         return self._codes.setdefault(encoding, len(self._codes))
 
     def part(self, url: str, *, shared: bool = False) -> Part:
-        """Return the objects or members of all rows; messages begin with ``url``.
+        """Return the objects or members of all rows. Error messages contain ``url``.
 
-        ``SourceError``: an object has two versions, or two members overlap or share
-        a name, unless rows may be ``shared``.
+        Raises ``SourceError`` if an object has two versions or, unless rows may be ``shared``,
+        if two members overlap or have the same name.
         """
         keys, versions = self.keys.build(), self.versions.build() if len(self.versions) else None
         if not len(self._names):
@@ -281,9 +283,9 @@ class PartColumns:
             if len(other := np.flatnonzero(version_of != version_of[first][which])):
                 at = int(other[0])
                 raise SourceError(
-                    f"key_list {url}: the members of {_shown(keys[at])} are of two versions, "
-                    f"{versions[int(first[which[at]])].decode()!r} and {versions[at].decode()!r}: an object "
-                    "has one; list its members again"
+                    f"key_list {url}: the members of {_shown(keys[at])} have two versions, "
+                    f"{versions[int(first[which[at]])].decode()!r} and {versions[at].decode()!r}, but an "
+                    "object has only one; list its members again"
                 )
             versions = versions.reorder(first)
         keys = keys.reorder(first)
@@ -308,7 +310,7 @@ class PartColumns:
         again = name_of[by_name][:-1] == name_of[by_name][1:]
         for order, bad, what in (
             (by_offset, overlap, "overlap"),
-            (by_name, again, "have one name, of which their ids are made"),
+            (by_name, again, "have the same name, from which their ids are derived"),
         ):
             beside = np.diff(members.objects[order].astype(np.int64)) == 0
             for at in np.flatnonzero(beside & bad)[:1].tolist():
@@ -318,7 +320,7 @@ class PartColumns:
                 )
                 spans = " and ".join(f"{members.offsets[row]} to {members.ends[row]}" for row in pair)
                 key = _shown(keys[int(members.objects[pair[0]])])
-                raise SourceError(f"key_list {url}: the members {names} of {key}, bytes {spans}, {what}")
+                raise SourceError(f"key_list {url}: the members {names} of {key} (bytes {spans}) {what}")
 
 
 def _keys(rows: Rows, name: str, *, of_files: bool) -> PackedStrings:
@@ -331,11 +333,11 @@ def _keys(rows: Rows, name: str, *, of_files: bool) -> PackedStrings:
         check_rows(bad, rows.numbers, lambda at: f"the key {keys[at].as_py()[:_SHOWN]!r} {rule}")
 
     refuse(sizes == 0, "is empty")
-    refuse(pc.match_substring(keys, "\0"), "has a NUL")
+    refuse(pc.match_substring(keys, "\0"), "contains a NUL character")
     if of_files:
-        rule = "is not a path below the source: write it without leading /, // , . and .."
+        rule = "is not a path below the source: remove any leading / and all //, . and .. segments"
         refuse(pc.match_substring_regex(keys, _OUTSIDE), rule)
-    refuse(sizes > _MAX_KEY_BYTES, f"is too long: at most {_MAX_KEY_BYTES} bytes are possible")
+    refuse(sizes > _MAX_KEY_BYTES, f"is too long: keys may be at most {_MAX_KEY_BYTES} bytes long")
     return PackedStrings.of(keys)
 
 
@@ -350,8 +352,8 @@ def _versions(rows: Rows, name: str) -> PackedStrings:
         (length > _MAX_VERSION) | (size == 0),
         rows.numbers,
         lambda at: (
-            f"a version is the object's ETag, or size-mtime_ns of a file; not {versions[at].as_py()[:60]!r}: "
-            "leave the column out to have the versions looked up"
+            "a version must be the object's ETag, or size-mtime_ns of a file, not "
+            f"{versions[at].as_py()[:60]!r}: omit the column to have the versions looked up"
         ),
     )
     return PackedStrings.of(bare)

@@ -1,4 +1,4 @@
-"""Readers of a key list's rows from CSV, JSONL or Parquet, a batch at a time."""
+"""Read the rows of a key list from CSV, JSONL or Parquet, a batch at a time."""
 
 from __future__ import annotations
 
@@ -75,23 +75,23 @@ def _csv_rows(stream: BinaryIO) -> Iterator[Rows]:
 
 
 def _csv_records(stream: BinaryIO) -> Iterator[tuple[int, list[str]]]:
-    """Yield all non-blank rows with their lines. Each must have as many fields as the first."""
+    """Yield all non-blank rows with their line numbers. Each must have as many fields as the first."""
     rows, width = csv.reader((line for _, line in _lines(stream)), strict=True), 0
     while True:
         try:
             row = next(rows, None)
         except csv.Error as error:
-            raise BadRowError(rows.line_num, f"no CSV: {error}") from error
+            raise BadRowError(rows.line_num, f"invalid CSV: {error}") from error
         if row is None:
             return
         if row and len(row) != (width := width or len(row)):
-            raise BadRowError(rows.line_num, f"{len(row)} fields; the header names {width}")
+            raise BadRowError(rows.line_num, f"the row has {len(row)} fields, but the header has {width}")
         if row:
             yield rows.line_num, row
 
 
 def _parsed(texts: Any, numbers: NDArray[np.int64], name: str) -> Any:
-    """Return a CSV column as numbers if its texts spell some or its name demands it; else as texts."""
+    """Return a CSV column as numbers if it contains numbers or its name requires them, else as strings."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -102,11 +102,15 @@ def _parsed(texts: Any, numbers: NDArray[np.int64], name: str) -> Any:
     if name not in LABELS and not name.startswith(_FIELD):
         if pa.types.is_large_string(kind_of(name)):
             return texts
-        check_rows(~are_whole, numbers, lambda at: f"the {name} {texts[at].as_py()[:_SHOWN]!r} is no number")
+        check_rows(
+            ~are_whole, numbers, lambda at: f"the {name} {texts[at].as_py()[:_SHOWN]!r} is not a number"
+        )
     are = are_whole | (np.asarray(pc.match_substring_regex(spelt, _NUMBER)) & is_short)
     if not are.any():
         return texts
-    check_rows(are != are[0], numbers, lambda at: f"the {name} {texts[at].as_py()[:_SHOWN]!r}: {MIXED}")
+    check_rows(
+        are != are[0], numbers, lambda at: f"cannot use the {name} {texts[at].as_py()[:_SHOWN]!r}: {MIXED}"
+    )
     kind = pa.int64() if are_whole.all() else pa.float64()
     return _converted(spelt, numbers, name, lambda count: spelt[:count].cast(kind))
 
@@ -121,7 +125,7 @@ def _jsonl_rows(stream: BinaryIO) -> Iterator[Rows]:
 
 
 def _json_records(stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield all rows with their lines. All must have the columns of the first."""
+    """Yield all rows with their line numbers. All must have the columns of the first."""
     decoder = json.JSONDecoder(object_pairs_hook=once_each)
     names: tuple[str, ...] = ()
     first: set[str] = set()
@@ -133,10 +137,10 @@ def _json_records(stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             row = decoder.decode(line)
         except (ValueError, RecursionError) as error:
-            raise BadRowError(number, f"no JSON: {error}") from error
+            raise BadRowError(number, f"invalid JSON: {error}") from error
         labelled = labelled or labelled_by(row if isinstance(row, dict) else (), number)
         if not isinstance(row, dict) or "key" not in row or labelled not in row:
-            reason = f'a row is {{"key": ..., "{labelled}": ...}}, with or without "version"'
+            reason = f'a row must be {{"key": ..., "{labelled}": ...}}, with or without "version"'
             raise BadRowError(number, reason)
         if isinstance(label := row[labelled], dict):
             fields = fields or {*label}
@@ -144,13 +148,13 @@ def _json_records(stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
                 raise BadRowError(number, other_fields(fields))
         # Among floats, Arrow takes true for 1.0.
         if ("true" in line or "false" in line) and _holds_bool(label):
-            raise BadRowError(number, f"the label {str(label)[:_SHOWN]!r}: {MIXED}")
+            raise BadRowError(number, f"cannot use the label {str(label)[:_SHOWN]!r}: {MIXED}")
         # Most rows have the columns of the row before, so check only changes.
         if tuple(row) != names:
             names, columns = tuple(row), {*names_of(parts_of(row, number))} - {"encoding"}
             first = first or columns
             if other := first ^ columns:
-                raise BadRowError(number, f"either all rows have {', '.join(sorted(other))} or none")
+                raise BadRowError(number, f"either all rows or none must have {', '.join(sorted(other))}")
         yield number, row
 
 
@@ -160,7 +164,7 @@ def _holds_bool(label: object) -> bool:
 
 
 def _from_json(values: list[Any], numbers: NDArray[np.int64], name: str) -> Any:
-    """Return a column in the type of its name; labels in any that fits all."""
+    """Return a column in the type that its name requires. Labels get any type that fits them all."""
     import pyarrow as pa
 
     kind = None if name in LABELS else kind_of(name)
@@ -168,14 +172,14 @@ def _from_json(values: list[Any], numbers: NDArray[np.int64], name: str) -> Any:
     def convert(count: int) -> Any:
         # Arrow would cut 1.5 to 1.
         if kind == pa.int64() and any(isinstance(value, float) for value in values[:count]):
-            raise TypeError("it is a whole number")
+            raise TypeError("a whole number is required")
         return pa.array(values[:count], kind)
 
     return _converted(values, numbers, name, convert)
 
 
 def _converted(values: Any, numbers: NDArray[np.int64], name: str, convert: Callable[[int], Any]) -> Any:
-    """Return what ``convert`` makes of all values; :class:`BadRowError` names the first misfit."""
+    """Convert all values, or raise a :class:`BadRowError` for the first that does not fit."""
     import pyarrow as pa
 
     unfit = pa.ArrowException, ValueError, TypeError, OverflowError, RecursionError
@@ -194,9 +198,9 @@ def _converted(values: Any, numbers: NDArray[np.int64], name: str, convert: Call
         at = bisect_left(range(1, len(values)), True, key=lambda count: bool(misfit(count)))
         shown, why = str(values[at])[:_SHOWN], misfit(at + 1)[:400]
         if name in LABELS:
-            reason = f"the label {shown!r} is not of the kind of those before it ({why}): {MIXED}"
+            reason = f"the label {shown!r} has a different type from those before it ({why}): {MIXED}"
         else:
-            kind = "a whole number" if kind_of(name) == pa.int64() else "a text"
+            kind = "a whole number" if kind_of(name) == pa.int64() else "a string"
             reason = f"the {name} {shown!r} is not {kind} ({why})"
         raise BadRowError(int(numbers[at]), reason) from error
 
@@ -228,16 +232,16 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Rows]:
     except BadRowError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise BadRowError(done, f"no Parquet that can be read: {error}") from error
+        raise BadRowError(done, f"not a readable Parquet file: {error}") from error
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:
-    """Yield lines as text, numbered from 1; ``BadRowError`` if a line is too long."""
+    """Yield decoded lines, numbered from 1. Raises ``BadRowError`` if a line is too long."""
     number = 0
     while line := stream.readline(_MAX_LINE_BYTES + 1):
         number += 1
         if len(line) > _MAX_LINE_BYTES:
-            raise BadRowError(number, f"longer than {_MAX_LINE_BYTES} bytes")
+            raise BadRowError(number, f"the line is longer than {_MAX_LINE_BYTES} bytes")
         try:
             # Spreadsheets write a byte order mark in front of the first line.
             yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -248,7 +252,7 @@ def _lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:
 def _batches(
     stream: BinaryIO, records: Iterator[tuple[int, _T]]
 ) -> Iterator[tuple[NDArray[np.int64], list[_T]]]:
-    """Yield line numbers and records of a stream in batches, with fewer per batch if lines are long."""
+    """Yield the line numbers and records of a stream in batches, which are smaller if lines are long."""
     numbers, batch, begin = list[int](), list[_T](), stream.tell()
     for number, record in records:
         numbers.append(number)
@@ -261,7 +265,7 @@ def _batches(
 
 
 def _typed(column: Any, name: str, number: int) -> Any:
-    """Return a column of Parquet, validated, in the type of its name; labels in any."""
+    """Validate a Parquet column, and return it in the type that its name requires. Labels keep theirs."""
     import pyarrow as pa
 
     column.validate(full=True)
@@ -273,7 +277,7 @@ def _typed(column: Any, name: str, number: int) -> Any:
     dense = column.dictionary_decode() if types.is_dictionary(column.type) else column
     fits = types.is_integer(dense.type) if types.is_integer(kind) else is_text(dense.type)
     if not (fits or types.is_null(dense.type)):
-        raise BadRowError(number, f"a {name} is a {kind}, not a {str(dense.type)[:_SHOWN]}")
+        raise BadRowError(number, f"a {name} must be of type {kind}, not {str(dense.type)[:_SHOWN]}")
     return dense.cast(kind)
 
 
@@ -302,20 +306,24 @@ def _check_chunks(stream: BinaryIO, footer: Any, names: Collection[str]) -> None
             pages = _Chunk(stream, begin, chunk.total_compressed_size)
             values = check_pages(pages, chunk.total_uncompressed_size, _MAX_PAGE_BYTES)
             if column.max_repetition_level and values > _MAX_LISTED:
-                raise ValueError(f"a row group has {values} values in the lists of {column.path[:_SHOWN]!r}")
+                raise ValueError(
+                    f"a row group has too many values ({values}) in the lists of {column.path[:_SHOWN]!r}"
+                )
             if column.length * _ROWS_AT_A_TIME > _MAX_BATCH_BYTES:
-                raise ValueError(f"a value of {column.path[:_SHOWN]!r} has {column.length} bytes")
+                raise ValueError(
+                    f"a value of {column.path[:_SHOWN]!r} takes too many bytes ({column.length})"
+                )
 
 
 def _check_size(batch: Any, number: int) -> None:
     size_bytes = sum(map(_dense_bytes, batch.columns))
     if size_bytes > _MAX_BATCH_BYTES:
-        reason = f"{batch.num_rows} rows from here have {size_bytes} bytes, more than {_MAX_BATCH_BYTES}"
+        reason = f"{batch.num_rows} rows starting here take {size_bytes} bytes, more than {_MAX_BATCH_BYTES}"
         raise BadRowError(number, reason)
 
 
 def _dense_bytes(column: Any) -> int:
-    """Return the bytes of a column, counting a shared text once per row."""
+    """Return the size of a column in bytes, counting a shared string once per row."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

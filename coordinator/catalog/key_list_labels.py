@@ -1,7 +1,7 @@
-"""The label column of a key list: Arrow arrays, checked and packed as numpy arrays.
+"""Check the label column of a key list, and pack its Arrow arrays as numpy arrays.
 
-A label is a number, a text that names a class, a list of numbers (nested lists are
-arrays), or an object of such fields.
+A label is a number, a string (the name of a class), a list of numbers (nested lists are
+arrays), or an object with such fields.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 _NUMBERS_MAX = MAX_LABEL_BYTES // 8
 _MAX_NDIM = 8
 _MAX_NAME = 200  # bytes of a field's name
-_WHAT = "a label is a number, a text, a list of numbers or an object of such fields, in all rows alike"
-_MAY_VARY = 'where the length of a list varies by row, its name says so: "boxes[]", "label[]"'
+_WHAT = "labels must all be numbers, all strings, all lists of numbers or all objects with such fields"
+_MAY_VARY = 'if the length of a list varies by row, its name must end in []: "boxes[]", "label[]"'
 _SHOWN = 60  # characters of a bad label that a message shows
 
 
 class _ClassNames:
-    """Class names and their codes, in order of appearance. Without ``given`` names, any is valid."""
+    """Class names and their codes, in order of appearance. Any name is valid if none is ``given``."""
 
     def __init__(self, given: Sequence[str]) -> None:
         self.given = dict.fromkeys(given)
@@ -46,7 +46,7 @@ class _ClassNames:
         self._bytes = 0
 
     def code(self, name: str) -> int:
-        """Return the code of a name; ``ValueError`` if it is not valid."""
+        """Return the code of a name. Raises ``ValueError`` if the name is invalid."""
         code = self.code_of.get(name)
         if code is None:
             self._bytes += len(name.encode())
@@ -54,17 +54,15 @@ class _ClassNames:
                 raise ValueError("the label is empty")
             if self.given and name not in self.given:
                 given = len(self.given)
-                raise ValueError(
-                    f"the label {name[:_SHOWN]!r} is none of the {given} classes that were given"
-                )
+                raise ValueError(f"the label {name[:_SHOWN]!r} is not one of the {given} given classes")
             if self._bytes > MAX_CLASS_NAMES_BYTES:
-                most = f"{MAX_CLASS_NAMES_BYTES} bytes together"
-                raise ValueError(f"labels that are texts name classes, which have at most {most}")
+                most = f"{MAX_CLASS_NAMES_BYTES} bytes in total"
+                raise ValueError(f"labels that are strings are class names, which may take at most {most}")
             code = self.code_of[name] = len(self.code_of)
         return code
 
     def names(self) -> tuple[str, ...]:
-        """Return the names by label: as given, else sorted; empty if no name appeared."""
+        """Return the names by label, as given or else sorted; there are none if no name appeared."""
         return tuple(self.given or sorted(self.code_of)) if self.code_of else ()
 
     def labels(self) -> NDArray[np.int64]:
@@ -73,8 +71,8 @@ class _ClassNames:
 
 
 class LabelColumn:
-    """Collects labels in batches, a few bytes each; if there are ``classes``, only
-    their names are valid.
+    """Collects labels in batches, in a few bytes each. If ``classes`` are given, no other
+    names are valid.
     """
 
     def __init__(self, classes: Sequence[str] = ()) -> None:
@@ -83,9 +81,9 @@ class LabelColumn:
         self._fields: dict[str, _Field] = {}
 
     def extend(self, labels: Any, numbers: NDArray[np.int64], *, varies: bool) -> None:
-        """Add the labels of some rows, an Arrow array; ``varies``: lists of any length.
+        """Add the labels of some rows, an Arrow array of lists of any length if it ``varies``.
 
-        ``BadRowError``: a label is invalid, or inconsistent with the labels before it.
+        Raises ``BadRowError`` if a label is invalid, or inconsistent with the labels before it.
         """
         import pyarrow as pa
 
@@ -103,30 +101,30 @@ class LabelColumn:
             try:
                 sizes += field.extend(columns[name], numbers)
             except BadRowError as error:
-                where = f"in the field {name[:_SHOWN]!r}: " if name.removesuffix(VARIES) else ""
+                where = f"field {name[:_SHOWN]!r}: " if name.removesuffix(VARIES) else ""
                 raise BadRowError(error.number, f"{where}{error.reason}") from error
         check_rows(
             sizes > MAX_LABEL_BYTES,
             numbers,
-            lambda at: f"a label has at most {MAX_LABEL_BYTES} bytes, 8 a number; this has {sizes[at]}",
+            lambda at: f"a label may take at most {MAX_LABEL_BYTES} bytes (8 per number), not {sizes[at]}",
         )
         if len(texts := [name for name, field in self._fields.items() if field.is_text]) > 1:
-            rule = "one field of a label may be a text, which names its class"
-            raise BadRowError(int(numbers[0]), f"{rule}; these are: {', '.join(texts)[:400]}")
+            rule = "only one field of a label may be a string, its class name"
+            raise BadRowError(int(numbers[0]), f"{rule}; these are strings: {', '.join(texts)[:400]}")
 
     def _columns_of(self, labels: Any, numbers: NDArray[np.int64]) -> dict[str, Any]:
-        """Return the columns of objects by name; all must have the fields of the first."""
-        check_rows(labels.is_null(), numbers, f"{_WHAT}; not null")
+        """Return the columns of objects by name. All objects must have the fields of the first."""
+        check_rows(labels.is_null(), numbers, f"{_WHAT}, not null")
         names = [labels.type.field(place).name for place in range(labels.type.num_fields)]
         columns = dict(zip(names, labels.flatten(), strict=True))
         bare = [name.removesuffix(VARIES) for name in names]
         if not 0 < len(names) <= MAX_LABEL_FIELDS:
-            rule = f"a label that is an object has 1 to {MAX_LABEL_FIELDS} fields"
-            raise BadRowError(int(numbers[0]), f"{rule}; this has {len(names)}")
+            rule = f"a label that is an object must have 1 to {MAX_LABEL_FIELDS} fields"
+            raise BadRowError(int(numbers[0]), f"{rule}, not {len(names)}")
         for name in bare:
             if not 0 < len(name.encode()) <= _MAX_NAME or bare.count(name) > 1:
-                rule = f"a field's name has 1 to {_MAX_NAME} bytes, and is there once"
-                raise BadRowError(int(numbers[0]), f"{rule}; not {name[:_SHOWN]!r}")
+                rule = f"a field's name must be 1 to {_MAX_NAME} bytes long and appear only once"
+                raise BadRowError(int(numbers[0]), f"{rule}; got {name[:_SHOWN]!r}")
         expected = [*self._fields] or names
         for name, column in columns.items():
             bad = column.is_null() if name in expected else column.is_valid()
@@ -136,9 +134,9 @@ class LabelColumn:
     def finish(self) -> tuple[Labels, tuple[str, ...]]:
         """Return the labels of at least one row, and the class names (none for numbers).
 
-        int64 or float64 of shape (rows,), or (rows, ...) if each label is a list; a
-        structured dtype of these if labels have named fields; ``RaggedLabels`` if
-        the length of a list varies by row.
+        Labels are int64 or float64 of shape (rows,), or (rows, ...) if each is a list. They have
+        a structured dtype if they have named fields, and are ``RaggedLabels`` if the
+        length of a list varies by row.
         """
         columns, values = dict[str, NDArray[Any]](), dict[str, NDArray[Any]]()
         for field in self._fields.values():
@@ -155,12 +153,12 @@ class LabelColumn:
 
     @property
     def unseen(self) -> list[str]:
-        """Return the given classes that no label has named."""
+        """Return the given classes that no label contains."""
         return [name for name in self._names.given if name not in self._names.code_of]
 
 
 class _Field:
-    """A field of labels: a number, a class name, an array of numbers; or a list of these."""
+    """A field of labels: numbers, class names, arrays of numbers, or lists of these."""
 
     def __init__(self, name: str, names: _ClassNames) -> None:
         self.name, self.varies = name.removesuffix(VARIES), name.endswith(VARIES)
@@ -172,12 +170,12 @@ class _Field:
         self._pieces: list[NDArray[Any]] = []
 
     def extend(self, labels: Any, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Add the labels of some rows; return the bytes of each."""
+        """Add the labels of some rows, and return the size of each in bytes."""
         if not self.varies:
             self._add(labels, numbers)
             return np.full(len(labels), 8 * math.prod(self._shape or ()))
         bad = labels.is_null() if _is_list(labels.type) else np.ones(len(labels))
-        check_rows(bad, numbers, "it is no list, as the [] behind its name says it is")
+        check_rows(bad, numbers, "it is not a list, although its name ends in []")
         items, counts = _opened(labels)
         if len(items):
             self._add(items, np.repeat(numbers, counts))
@@ -189,39 +187,39 @@ class _Field:
 
         first, shape = int(numbers[0]), list[int]()
         while _is_list(values.type):
-            check_rows(values.is_null(), numbers, f"{_WHAT}; not null")
+            check_rows(values.is_null(), numbers, f"{_WHAT}, not null")
             items, counts = _opened(values)
             known = self._shape and self._shape[len(shape) : len(shape) + 1]
             length = known[0] if known else int(counts[0])
             check_rows(
                 counts != length,
                 numbers,
-                f"a list has not the {length} items of those before it; {_MAY_VARY}",
+                f"a list does not have {length} items, as those before it do; {_MAY_VARY}",
             )
             shape.append(length)
             if not 0 < math.prod(shape) <= _NUMBERS_MAX or len(shape) > _MAX_NDIM:
                 raise BadRowError(
                     first,
-                    f"a list has 1 to {_NUMBERS_MAX} numbers, in at most {_MAX_NDIM} dimensions, none of "
-                    f"them empty; this has the shape {tuple(shape)}; {_MAY_VARY}",
+                    f"a list must contain 1 to {_NUMBERS_MAX} numbers, in at most {_MAX_NDIM} dimensions, "
+                    f"none of them empty, but this one has the shape {tuple(shape)}; {_MAY_VARY}",
                 )
             values, numbers = items, np.repeat(numbers, counts)
-        check_rows(values.is_null(), numbers, f"{_WHAT}; not null")
+        check_rows(values.is_null(), numbers, f"{_WHAT}, not null")
         values = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
         are_texts = is_text(values.type)
         if not (are_texts or pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
-            raise BadRowError(first, f"{_WHAT}; not {str(values.type)[:_SHOWN]}")
+            raise BadRowError(first, f"{_WHAT}, not {str(values.type)[:_SHOWN]}")
         if are_texts and shape:
-            raise BadRowError(first, f"it is a list of texts; {_MAY_VARY}")
+            raise BadRowError(first, f"it is a list of strings; {_MAY_VARY}")
         if self._shape is None:
             self._shape, self.is_text = tuple(shape), are_texts
         if (tuple(shape), are_texts) != (self._shape, self.is_text):
-            raise BadRowError(first, f"the label is of another kind than those before it: {MIXED}")
+            raise BadRowError(first, f"the label has a different type from those before it: {MIXED}")
         array = coded(values, numbers, self._names.code) if are_texts else _numbers_of(values, numbers)
         self._pieces.append(narrowed(array.reshape(-1, *shape)))
 
     def finish(self) -> NDArray[Any]:
-        """Return all values: int64, or float64 if one is no integer."""
+        """Return all values, as int64, or as float64 if one is not an integer."""
         if not self._pieces:
             return np.empty(0, dtype=np.int64)
         are_floats = any(piece.dtype.kind == "f" for piece in self._pieces)
@@ -235,7 +233,7 @@ def _numbers_of(values: Any, numbers: NDArray[np.int64]) -> NDArray[Any]:
         check_rows(~np.isfinite(array), numbers, lambda at: f"the label {array[at]} is not finite")
         return array.astype(np.float64)
     most = np.iinfo(np.int64).max
-    check_rows(array > most, numbers, lambda at: f"the label {array[at]} is more than {most}")
+    check_rows(array > most, numbers, lambda at: f"the label {array[at]} is greater than {most}")
     return array.astype(np.int64)
 
 
@@ -246,7 +244,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _opened(lists: Any) -> tuple[Any, NDArray[np.int64]]:
-    """Return the items of lists without null, and the length of each list."""
+    """Return the items of lists, none of which is null, and the length of each list."""
     import pyarrow.compute as pc
 
     return lists.flatten(), pc.list_value_length(lists).to_numpy().astype(np.int64)

@@ -1,4 +1,4 @@
-"""Builds the catalog of a source: lists it, finds classes, sorts, packs. Blocks; has its own threads."""
+"""Build the catalog of a source: list it, find its classes, sort and pack. Blocks, and uses threads."""
 
 from __future__ import annotations
 
@@ -53,26 +53,26 @@ def list_source(
 
     Without a key list, samples are the images (by extension) below the source's
     first-level folders. These folders are the classes, sorted by name. The catalog's
-    warnings count what is left out: folders without an image, images in the source's
-    root, hidden names, unusable names. With a key list, samples are what it names.
+    warnings count what is skipped: folders without an image, images in the source's
+    root, hidden names, unusable names. With a key list, its rows are the samples.
 
     Args:
         source: ``s3://bucket/prefix``, another bucket's URL, ``file:///directory``
             or a plain path.
-        key_list: URL of a CSV, JSONL or Parquet file; ``None`` or empty: class folders.
+        key_list: URL of a CSV, JSONL or Parquet file, or ``None`` or empty for class folders.
         progress: called with the number of samples so far, which never decreases,
-            from any thread but one call at a time; called with ``None`` when all
-            are found and get sorted and packed.
-        cancelled: set it to end the listing.
+            from any thread but one call at a time. It is called with ``None`` once
+            all samples are found and only need to be sorted and packed.
+        cancelled: set this event to end the listing.
         naming: how samples are named.
-        classes: class names by label; empty: the classes in the source, sorted.
+        classes: class names by label. If empty, the sorted classes in the source are used.
         allowed: what may be read, and how much.
 
     Raises:
         ConfigError: a URL is malformed.
         SourceError: the source does not exist (``SourceNotFoundError``), has no
-            sample (``SourceEmptyError``), may not be read (``SourceForbiddenError``)
-            or cannot be reached; or labels are missing or name other classes.
+            samples (``SourceEmptyError``), may not be read (``SourceForbiddenError``)
+            or cannot be reached, or labels are missing or belong to other classes.
         ListingCancelledError: ``cancelled`` was set.
     """
     place = parse_source(source)
@@ -96,7 +96,7 @@ def list_source(
 
 
 def _fields(place: Source, rows: KeyList, naming: Naming, tally: Tally) -> list[Field]:
-    """Return own objects and fields, with full keys, and versions looked up if needed."""
+    """Return the samples' own objects and their fields with full keys, and look up missing versions."""
     parts = {"": rows.own, **rows.fields}
     every: Found | None = None
     if any(part.versions is None for part in parts.values()) and not place.is_web:
@@ -126,7 +126,10 @@ def list_objects(
     source: str,
     naming: Naming = Naming(),  # noqa: B008  # frozen
 ) -> tuple[PackedStrings, PackedStrings]:
-    """Return keys and versions of all below a source, in any order; ``SourceError`` as in list_source()."""
+    """Return the keys and versions of all objects below a source, in any order.
+
+    Raises the same errors as :func:`list_source`.
+    """
     tally = Tally(lambda _: None, threading.Event())
     place, digests = pinned(parse_source(source)), naming.versions == "digests"
     found = list_samples(place, tally, images_only=False, digests=digests)
@@ -162,11 +165,11 @@ def _no_samples(place: Source, tally: Tally) -> SourceError:
     left_out = "".join(f"; {line}" for line in map(tally.noted, Noted) if line)
     if tally.count:
         return SourceError(
-            f"{place.url} holds {tally.count} images and no class folders, so their labels are unknown: put "
-            f"each image into a folder named after its class, or {KEY_LIST_HELP}{left_out}"
+            f"{place.url} contains {tally.count} images but no class folders, so their labels are unknown: "
+            f"put each image into a folder named after its class, or {KEY_LIST_HELP}{left_out}"
         )
     return SourceEmptyError(
-        f"{place.url} holds no image ({', '.join(EXTENSIONS)}); for objects of other names, "
+        f"{place.url} contains no images ({', '.join(EXTENSIONS)}); for objects with other names, "
         f"{KEY_LIST_HELP}{left_out}"
     )
 
@@ -174,19 +177,19 @@ def _no_samples(place: Source, tally: Tally) -> SourceError:
 def _check_classes(
     place: Source, images: Mapping[str, int], label_of: Mapping[str, int], tally: Tally
 ) -> None:
-    """Refuse folders that match no given class, and note classes without a folder."""
+    """Reject folders that match no given class, and note classes without a folder."""
     if others := [name for name in images if name not in label_of]:
         names = ", ".join(f"{name!r} ({images[name]:,} images)" for name in others[:_SHOWN])
         raise SourceError(
-            f"{place.url}: {len(others)} of its folders are none of the {len(label_of)} classes that were "
-            f"given: {names}{', ...' if len(others) > _SHOWN else ''}: correct classes=, or move them away"
+            f"{len(others)} folders of {place.url} are not among the {len(label_of)} given classes: {names}"
+            f"{', ...' if len(others) > _SHOWN else ''}; correct classes=, or move the folders elsewhere"
         )
     for name in label_of.keys() - images.keys():
         tally.note(Noted.UNSEEN, name)
 
 
 def _as_image_folder(keys: PackedStrings, prefix: bytes, classes: Sequence[str]) -> PackedStrings | None:
-    """Return strings that sort like ImageFolder's files, by class, folder, name; ``None`` if keys do."""
+    """Return strings that sort like ImageFolder's files (class, folder, name), or ``None`` if keys do."""
     # Bytewise, keys sort "hot dog/" before "hot/", and files in "a/b/" before "a/c.jpg".
     joined, ends = keys.parts()
     has_folders = bytes(joined).count(b"/") > len(keys) * (prefix.count(b"/") + 1)
@@ -220,20 +223,20 @@ def _look_up_versions(place: Source, url: str, keys: PackedStrings, found: Found
     if len(missing):
         names = ", ".join(repr(key.decode()) for key in keys.take(missing[:_SHOWN]))
         raise SourceError(
-            f"key_list {url}: {len(missing)} of its {len(keys)} keys are not in {place.url} "
+            f"{len(missing)} of the {len(keys)} keys in key_list {url} are not in {place.url} "
             f"(keys are relative to it): {names}{', ...' if len(missing) > _SHOWN else ''}"
         )
     return found.versions.reorder(places)
 
 
 def _check_ends(url: str, rows: Part, members: Members, versions: PackedStrings) -> None:
-    """Check that members end within their files. For objects, functions check it."""
+    """Check that members end within their files. Functions check this for objects."""
     sizes = np.fromiter(map(size_in_version, versions), dtype=np.int64, count=len(versions))
     for row in np.flatnonzero(members.ends > sizes[members.objects])[:1].tolist():
         place = int(members.objects[row])
         name, key = members.names[row].decode()[:200], rows.keys[place].decode()[:200]
         raise SourceError(
             f"key_list {url}, line {rows.lines[row]}: the member {name!r} of {key!r} ends at "
-            f"{members.ends[row]}, and that has {sizes[place]} bytes: it was cut off or written again, list "
-            "its members again"
+            f"{members.ends[row]}, but the file has only {sizes[place]} bytes. It was truncated or "
+            "rewritten; list its members again"
         )

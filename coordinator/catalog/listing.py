@@ -1,4 +1,4 @@
-"""The shared part of every listing: what counts as a sample, counts and reports, and threads."""
+"""What all listings share: the definition of a sample, counts and reports, and threads."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _SHOWN = 5  # names, in a message
 
 
 class Noted(StrEnum):
-    """Remarks of a listing's warnings. A message puts each between a count and a few names."""
+    """Remarks in the warnings of a listing. A message puts each between a count and a few names."""
 
-    FORBIDDEN = "symbolic links lead out of it, to where functions may not read:"
-    LEADING_OUT = "symbolic links lead out of it and are followed, to"
-    NOWHERE = "symbolic links lead nowhere and are left out:"
-    CIRCLES = "ways lead in circles and are left out:"
-    NO_FILES = "things have an image's name, are no files and are left out:"
-    NOT_UTF8 = "names are not UTF-8 and are left out, with all that is below them; rename them:"
-    HIDDEN = "hidden files or folders (.name, __MACOSX) are left out:"
-    LOOSE = "images lie in no class folder and are left out:"
-    NAMELESS = "images lie in a folder of no name (//), which is no class, and are left out:"
-    EMPTY = "folders hold no image and are no classes; give the classes of your training set by classes=:"
-    EMPTY_TOO = "folders hold no image, and are none of the given classes:"
-    UNSEEN = "of the given classes have no sample here:"
-    SPLITS = "folders are all its classes, and look like splits; name one of them as the source:"
+    FORBIDDEN = "symbolic links point outside it, to places that functions may not read:"
+    LEADING_OUT = "symbolic links point outside it and are followed, to"
+    NOWHERE = "symbolic links are broken and are skipped:"
+    CIRCLES = "paths lead in circles and are skipped:"
+    NO_FILES = "entries are named like images but are not files, and are skipped:"
+    NOT_UTF8 = "names are not UTF-8 and are skipped, with everything below them; rename them:"
+    HIDDEN = "hidden files or folders (.name, __MACOSX) are skipped:"
+    LOOSE = "images are not in a class folder and are skipped:"
+    NAMELESS = "images are in a folder without a name (//), which is not a class, and are skipped:"
+    EMPTY = "folders contain no images and are not classes (pass those of your training set as classes=):"
+    EMPTY_TOO = "folders contain no images and are not among the given classes:"
+    UNSEEN = "of the given classes have no samples here:"
+    SPLITS = "folders are its only classes and look like splits; use one of them as the source:"
 
 
 class ListingCancelledError(Exception):
@@ -64,15 +64,15 @@ def is_sample(key: str, prefix: str, tally: Tally, *, images_only: bool) -> bool
 
 
 def escaped(name: str) -> str:
-    """Return a name for messages, even if the name of a file is not UTF-8."""
+    """Escape a name for messages; names of files need not be UTF-8."""
     return shown(name.encode(errors="surrogateescape").decode(errors="backslashreplace"))
 
 
 class Tally:
     """Counts what a listing finds, and collects remarks for its warnings.
 
-    Calls ``progress`` with rising counts, and with ``None`` once everything is found.
-    Ends the work when ``cancelled`` is set, or when there is more than is ``allowed``.
+    Calls ``progress`` with increasing counts, and with ``None`` once everything is found.
+    Ends the work when ``cancelled`` is set, or when there are more samples than ``allowed``.
     """
 
     def __init__(
@@ -92,13 +92,13 @@ class Tally:
         self._names: defaultdict[Noted, set[str]] = defaultdict(set)
 
     def add(self, count: int) -> None:
-        """Count more samples; ``ListingCancelledError`` if cancelled, ``SourceError`` if too many."""
+        """Count more samples. Raises ``ListingCancelledError`` if cancelled, ``SourceError`` if too many."""
         with self._lock:
             self.count += count
         self.reach(self.count)
 
     def reach(self, count: int) -> None:
-        """Report ``count`` samples so far, without adding them; raise like :meth:`add`."""
+        """Report ``count`` samples so far, without adding them. Raises the same errors as :meth:`add`."""
         self.check()
         with self._lock:
             self.allowed.check_count(count)
@@ -107,7 +107,7 @@ class Tally:
                 self._progress(count)
 
     def found_all(self) -> None:
-        """Report that everything is found; raise like :meth:`check`."""
+        """Report that all samples were found. Raises the same error as :meth:`check`."""
         self.check()
         self._progress(None)
 
@@ -121,13 +121,13 @@ class Tally:
                 names.remove(max(names))
 
     def noted(self, what: Noted) -> str:
-        """Return a remark with its count and some names; empty if it does not apply."""
+        """Return a remark with its count and some names, or an empty string if it does not apply."""
         names = sorted(self._names[what])
         more = ", ..." if len(names) > _SHOWN else ""
         return f"{self._noted[what]:,} {what} {', '.join(names[:_SHOWN])}{more}" if names else ""
 
     def report(self, source: str) -> tuple[str, ...]:
-        """Return a line for people about each remark on the source."""
+        """Return a readable line for each remark on the source."""
         return tuple(f"{source}: {line}" for line in map(self.noted, Noted) if line)
 
     def check(self) -> None:
@@ -137,7 +137,7 @@ class Tally:
 
 
 def on_threads(work: Callable[[_Item], None], items: Iterable[_Item], tally: Tally, *, threads: int) -> None:
-    """Run ``work`` for every item on threads. The first failure ends all and is raised."""
+    """Run ``work`` for every item on threads. The first failure stops the others and is raised."""
     with ThreadPoolExecutor(threads, thread_name_prefix="super-list") as pool:
         futures = [pool.submit(work, item) for item in items]
         failed = True

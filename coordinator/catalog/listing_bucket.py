@@ -1,4 +1,4 @@
-"""Lists sources of every kind: first their folders, then each on a thread of its own."""
+"""List sources of every kind: first their folders, then each folder on its own thread."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Found(NamedTuple):
 
 
 class _Finds:
-    """Collects samples as they are found, from any threads."""
+    """Collects samples as they are found, on any thread."""
 
     def __init__(self, tally: Tally) -> None:
         self._tally, self._lock = tally, threading.Lock()
@@ -57,7 +57,7 @@ class _Finds:
         self._folders = [np.empty(0, dtype=np.uint32)]
 
     def add(self, folder: str, samples: list[tuple[bytes, bytes]]) -> None:
-        """Add samples of a folder, and count them."""
+        """Add and count the samples of a folder."""
         keys = PackedStrings.pack(key for key, _ in samples)
         versions = PackedStrings.pack(version for _, version in samples)
         with self._lock:
@@ -68,7 +68,7 @@ class _Finds:
         self._tally.add(len(samples))
 
     def take(self, page: Page, source: Source, folder: str | None = None, *, images_only: bool) -> None:
-        """Add the samples of a page, all of one ``folder`` or each of its own."""
+        """Add the samples of a page, which are all in one ``folder`` or each in its own."""
         self._tally.check()
         below = len(source.prefix)
         groups: Iterable[tuple[str, Iterable[Listed]]] = [(folder or "", page.objects)]
@@ -91,32 +91,32 @@ class _Finds:
             self._tally.add(len(listed))
 
     def all(self) -> Found:
-        """Return everything added. Afterwards, nothing may be added."""
+        """Return everything that was added. Nothing may be added afterwards."""
         folders = np.concatenate(self._folders)
         return Found(self._keys.build(), self._versions.build(), tuple(self._places), folders)
 
 
 def pinned(source: Source) -> Source:
-    """Replace a source's branch or tag by its commit; raise like :func:`list_samples`."""
+    """Replace a source's branch or tag with its commit. Raises the same errors as :func:`list_samples`."""
     with source_failures(source.url):
         return Source(pinned_bucket(source.bucket), source.prefix)
 
 
 def list_samples(source: Source, tally: Tally, *, images_only: bool, digests: bool = False) -> Found:
-    """List the images in the class folders of a source, or all objects.
+    """List the images in the class folders of a source, or all of its objects.
 
     Args:
-        source: what to list.
-        tally: counts the samples, and images in the source's root, which are none.
-        images_only: skip objects without an image's extension.
-        digests: read every file of a directory, for versions by content
+        source: the source to list.
+        tally: counts the samples, and the images in the source's root, which are not samples.
+        images_only: skip objects without the extension of an image.
+        digests: read every file of a directory, to derive versions from contents
             (:func:`superdl.super_wire.ids.digest_version`).
 
     Raises:
         ConfigError: the package that reads this kind of bucket is not installed.
         SourceError: the source does not exist (``SourceNotFoundError``) or may not be
-            listed, or a link in it not followed (``SourceForbiddenError``), there are no
-            credentials, or no answer. The message names what failed.
+            listed, or a link in it may not be followed (``SourceForbiddenError``), there are
+            no credentials, or there is no answer. The message contains what failed.
         ListingCancelledError: the listing was cancelled.
     """
     finds = _Finds(tally)
@@ -146,15 +146,15 @@ def list_samples(source: Source, tally: Tally, *, images_only: bool, digests: bo
     # Only now are all forbidden links known. Nothing that ImageFolder would find may be left out silently.
     if forbidden := tally.noted(Noted.FORBIDDEN):
         raise SourceForbiddenError(
-            f"{source.url}: {forbidden}. Put the files themselves in their place, or have the "
-            "operator of coordinator and functions set SUPER_FILE_ROOTS to the source and the "
+            f"{source.url}: {forbidden}. Replace the links with the files themselves, or have the "
+            "operator of the coordinator and its functions set SUPER_FILE_ROOTS to the source and the "
             "directories that its links lead to"
         )
     return finds.all()
 
 
 def _folder_of(path: str) -> str:
-    """Return the first-level folder of a path below the source; empty if it lies in the root."""
+    """Return the first-level folder of a path below the source, or an empty string for the root."""
     return path.rpartition("/")[0].partition("/")[0]
 
 
@@ -168,9 +168,9 @@ def _is_utf8(name: str, tally: Tally) -> bool:
 
 
 def ask_for_versions(source: Source, keys: PackedStrings, tally: Tally) -> Found:
-    """Return the keys of a source that cannot be listed with their versions, by a request each.
+    """Look up the versions of keys, one request each, in a source that cannot be listed.
 
-    Keys are relative to the source. Raises like :func:`list_samples`.
+    Keys are relative to the source. Raises the same errors as :func:`list_samples`.
     """
     finds = _Finds(tally)
     with source_failures(source.url):
@@ -190,7 +190,10 @@ def ask_for_versions(source: Source, keys: PackedStrings, tally: Tally) -> Found
 
 
 def probe_bucket(source: Source, key: bytes, tally: Tally) -> None:
-    """Check that a source may be listed, or has a key if it is a web server; raise like list_samples()."""
+    """Check that a source may be listed, or that a web server has ``key``.
+
+    Raises the same errors as :func:`list_samples`.
+    """
     with source_failures(source.url):
         bucket = open_bucket(source.bucket, tally.allowed.http_hosts)
         if source.is_web:
@@ -202,7 +205,10 @@ def probe_bucket(source: Source, key: bytes, tally: Tally) -> None:
 def download(
     bucket: str, key: str, what: str, check_size: Callable[[int], None], stream: BinaryIO, tally: Tally
 ) -> None:
-    """Write an object, in messages ``what``, to a stream; raise like list_samples(), or check_size()."""
+    """Write an object, which messages call ``what``, to a stream.
+
+    Raises the same errors as :func:`list_samples`, and those of ``check_size``.
+    """
 
     def check(size_bytes: int) -> None:
         check_size(size_bytes)
@@ -223,11 +229,11 @@ def download(
 
 
 class _LargeError(Exception):
-    """An object is too large to be received in one piece."""
+    """An object is too large to be received at once."""
 
 
 def bucket_region(bucket: str) -> str:
-    """Return the region of an S3 bucket, empty if it has none; ``SourceError`` without an answer."""
+    """Return the region of an S3 bucket, or an empty string. Raises ``SourceError`` without an answer."""
     from superdl.super_wire.objects.s3 import open_s3
 
     with source_failures(f"s3://{bucket}"):
@@ -237,7 +243,7 @@ def bucket_region(bucket: str) -> str:
 def _version_of(item: Listed, source: Source) -> bytes:
     if not item.version:
         raise SourceError(
-            f"{source.bucket}/{item.key}: the object store gives no ETag, by which SUPER tells versions of "
-            "an object apart: name the samples in a key_list with a version column"
+            f"the object store returns no ETag for {source.bucket}/{item.key}, which SUPER needs to "
+            "distinguish versions of an object: list the samples in a key_list with a version column"
         )
     return item.version.encode()

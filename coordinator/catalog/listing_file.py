@@ -1,4 +1,4 @@
-"""Walks a directory: pages of the files below it, like those of a bucket."""
+"""Walk a directory, and yield pages of the files below it, like those of a bucket."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def size_in_version(version: bytes) -> int:
-    """Return the size in a file's version; if it holds none, 2**63 - 1, more than any file has."""
+    """Return the size in a file's version, or if there is none, 2**63 - 1, which no file exceeds."""
     match = _VERSION.fullmatch(version)
     return int(match[1]) if match else 2**63 - 1
 
 
 def probe_directory(directory: str) -> None:
-    """Check that a directory exists and may be read; raise like :meth:`Tree.pages`."""
+    """Check that a directory exists and may be read. Raises the same errors as :meth:`Tree.pages`."""
     try:
         os.scandir(directory).close()
     except OSError as error:
@@ -50,7 +50,7 @@ def probe_directory(directory: str) -> None:
 
 
 class _Directory(NamedTuple):
-    """A directory by its real path, the start of its files' keys, and the real paths walked above it."""
+    """A directory's real path, the prefix of its files' keys, and the real paths walked above it."""
 
     path: str
     key: str
@@ -59,7 +59,7 @@ class _Directory(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """A directory entry; of a link, ``real`` is its target and ``linked`` the target's status."""
+    """A directory entry. For a link, ``real`` is its target and ``linked`` the status of the target."""
 
     key: str
     path: str
@@ -79,9 +79,9 @@ class Tree:
 
     Args:
         root: an absolute real path.
-        tally: notes what is left out, and limits where links may lead.
-        images_only: skip files without an image's extension.
-        digests: read every file, for versions by content.
+        tally: notes what is skipped, and limits where links may lead.
+        images_only: skip files without the extension of an image.
+        digests: read every file, to derive versions from contents.
     """
 
     lists_folders = True
@@ -100,11 +100,11 @@ class Tree:
         self._seen, self._since_s = 0, time.monotonic()
 
     def pages(self, prefix: str, *, folders: bool = False) -> Iterator[Page]:
-        """Yield the files below a folder; with ``folders``, those in the root, and its folders.
+        """Yield the files below a folder or, with ``folders``, the files in the root and its folders.
 
         Raises:
             SourceError: the root does not exist (``SourceNotFoundError``), or a directory
-                may not be read (``SourceForbiddenError``). The message names it.
+                may not be read (``SourceForbiddenError``). The message contains its path.
         """
         # If files are read, each counts as progress.
         page_files, name = 1 if self._digests else _PAGE_FILES, prefix[:-1]
@@ -127,7 +127,7 @@ class Tree:
         yield Page(files, names)
 
     def _pace(self) -> None:
-        """Let the other threads start once a slow file system keeps this one waiting."""
+        """Let the other threads start once a slow file system makes this one wait."""
         if not self._alone:
             return
         self._seen += 1
@@ -144,7 +144,7 @@ class Tree:
             descriptor = os.open(here.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 # Checked open, for the directory may be swapped for a link.
-                self._tally.allowed.check_open_file(descriptor, f"what {self._root} links to")
+                self._tally.allowed.check_open_file(descriptor, f"the target of a link in {self._root}")
                 path, key = f"{here.path.rstrip('/')}/", f"{here.key}/".lstrip("/")
                 with os.scandir(descriptor) as entries:
                     for entry in entries:
@@ -161,7 +161,7 @@ class Tree:
                 _raise(error, here.path)
 
     def _listed(self, found: _Found) -> list[Listed]:
-        """Return a file with its version; nothing if it is no sample, or vanished."""
+        """Return a file with its version, or nothing if it is not a sample or no longer exists."""
         if self._images_only and not is_image(found.key):
             return []
         try:
@@ -178,7 +178,7 @@ class Tree:
 
     def _digest(self, found: _Found) -> str:
         with open(os.open(found.real, _FILE_FLAGS), "rb") as file:  # noqa: PTH123  # a descriptor
-            self._tally.allowed.check_open_file(file.fileno(), f"what {self._root} links to")
+            self._tally.allowed.check_open_file(file.fileno(), f"the target of a link in {self._root}")
             digest = hashlib.blake2b(digest_size=ID_BYTES)
             while block := file.read(_BLOCK_BYTES):
                 self._tally.check()  # a cancelled listing ends within a file
@@ -191,7 +191,7 @@ class Tree:
             self._tally.note(what, path)
 
     def _passes_over(self, entry: os.DirEntry[str], path: str) -> bool:
-        """Return whether to skip an entry for its name: it cannot be a key, or it is hidden."""
+        """Return whether to skip an entry because its name cannot be a key, or is hidden."""
         is_utf8 = entry.name.isascii() or not _SURROGATE.search(entry.name)
         if is_utf8 and not (self._images_only and is_hidden(entry.name)):
             return False
@@ -216,13 +216,13 @@ class Tree:
         )  # approximate: threads may count at once, and the bound is a rough one
         if self._linked > _MAX_LINKED_DIRECTORIES:
             raise SourceError(
-                f"file://{self._root}: more than {_MAX_LINKED_DIRECTORIES:,} links to directories are "
-                f"met, one of them {escaped(path)}: do links lead to directories with links, over and over?"
+                f"file://{self._root} has more than {_MAX_LINKED_DIRECTORIES:,} links to directories, one of "
+                f"them {escaped(path)}: do linked directories contain further links, over and over?"
             )
         return resolved
 
     def _followed(self, entry: os.DirEntry[str], path: str, key: str) -> _Found | None:
-        """Return a link's target, or ``None`` if there is nothing that may be read."""
+        """Return the target of a link, or ``None`` if there is none that may be read."""
         real = os.path.realpath(path)
         if not self._tally.allowed.may_lead(real, self._root):
             self._note(Noted.FORBIDDEN, path)
@@ -247,11 +247,11 @@ def _raise_for_source(error: OSError, directory: str) -> NoReturn:
     if isinstance(error, FileNotFoundError):
         raise SourceNotFoundError(
             f"the directory {directory} does not exist on the coordinator's machine "
-            "(file:// paths are taken as they stand, without percent-decoding)"
+            "(file:// paths are taken literally, without percent-decoding)"
         ) from error
     if isinstance(error, NotADirectoryError):
         raise SourceNotFoundError(
-            f"{directory} is a file, or has one on the way to it; a source is a directory"
+            f"{directory}, or one of its parents, is a file; a source must be a directory"
         ) from error
     _raise(error, directory)
 
@@ -261,6 +261,6 @@ def _raise(error: OSError, path: str) -> NoReturn:
     if error.errno in {errno.EACCES, errno.EPERM}:
         raise SourceForbiddenError(
             f"the coordinator (user id {os.geteuid()}) may not read {path}: grant it read and search "
-            "permission there, or run it as a user who has them"
+            "permission, or run it as a user who has both"
         ) from error
     raise SourceError(f"{path} cannot be listed: {error.strerror or error}") from error

@@ -1,7 +1,7 @@
-"""Long listings in a separate process, to spare the coordinator's interpreter and memory.
+"""Run long listings in a separate process, to spare the coordinator's interpreter and memory.
 
-It reads a request, a line of JSON. Twice a second, it writes the number of samples
-so far, or that it is packing them; at the end an error or null.
+The process reads a request, which is a line of JSON. Twice a second, it writes the number of
+samples so far, or that it is packing them. At the end, it writes an error or null.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def list_apart(
     *,
     allowed: Allowed,
 ) -> None:
-    """List a source like :func:`.list_source` into the file ``out``; ``SuperError``
-    if the process ended.
+    """List a source like :func:`.list_source` into the file ``out``. Raises ``SuperError``
+    if the process ends early.
     """
     request = {"out": out, "what": (source, key_list, naming, classes), "allowed": asdict(allowed)}
     command = [sys.executable, "-P", "-m", "superdl.coordinator.catalog.listing_process"]
@@ -63,8 +63,8 @@ def list_apart(
         finally:
             process.kill()
     raise SourceError(
-        f"the process that listed {source} ended by itself (exit code {process.wait()}; -9 if killed, as "
-        "for its memory): see the coordinator's log"
+        f"the process that listed {source} exited unexpectedly (exit code {process.wait()}; -9 means that "
+        "it was killed, for example because it used too much memory): see the coordinator's log"
     )
 
 

@@ -1,4 +1,4 @@
-"""Members: samples that are parts of objects, and the location of their bytes."""
+"""Members are samples that are parts of objects, with the location of their bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def narrowed(numbers: NDArray[Any]) -> NDArray[Any]:
-    """Return a copy in the smallest unsigned dtype that fits; in the same dtype if negative."""
+    """Return a copy in the smallest unsigned dtype that fits, or in the same dtype if any is negative."""
     # min() would raise on an empty array.
     if numbers.dtype.kind in "iu" and numbers.size and numbers.min() >= 0:
         dtype = np.min_scalar_type(numbers.max())
@@ -26,7 +26,7 @@ def narrowed(numbers: NDArray[Any]) -> NDArray[Any]:
 
 
 def distinct(strings: PackedStrings) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return distinct strings' first places, in byte order, and each string's place among these."""
+    """Return the first place of each distinct string, in byte order, and each string's place among these."""
     order = strings.sort_order()
     starts = np.ones(len(strings), dtype=np.bool_)
     np.logical_not(strings.reorder(order).equals_next(), out=starts[1:])
@@ -37,7 +37,7 @@ def distinct(strings: PackedStrings) -> tuple[NDArray[np.int64], NDArray[np.int6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Members:
-    """Samples as members of objects, one entry per sample; those of an object never overlap."""
+    """Samples as members of objects, one entry per sample. Members of one object never overlap."""
 
     # Each member's object, by its place among all.
     objects: NDArray[Any]
@@ -58,7 +58,7 @@ class Members:
 
     @property
     def ends(self) -> NDArray[np.int64]:
-        """Return the end of each member in its object, in bytes; 0 for rows, whose end the footer has."""
+        """Return each member's end in its object, in bytes, or 0 for rows, whose end is in the footer."""
         ends = self.offsets.astype(np.int64) + self.lengths.astype(np.int64)
         ends[self.are_rows] = 0
         return ends
@@ -71,7 +71,7 @@ class Members:
         return self.encodings >= len(MEMBER_ENCODINGS)
 
     def at(self, places: NDArray[np.int64]) -> tuple[list[str], list[int], list[int], list[str]]:
-        """Return names, offsets, lengths and encodings at places of the catalog."""
+        """Return the names, offsets, lengths and encodings at these places in the catalog."""
         known, codes = (*MEMBER_ENCODINGS, *self.row_encodings), self.encodings
         encodings = [known[code] for code in codes[places]] if codes.size else [""] * len(places)
         names = [name.decode() for name in self.names.take(places)]
@@ -97,7 +97,7 @@ class Members:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Field:
-    """A further field of samples: each sample's part in it is an object or a member of one."""
+    """An additional field of samples. Each sample's part is an object or a member of one."""
 
     name: str
     # With members, one per object until the field is in a catalog.
@@ -106,7 +106,7 @@ class Field:
     members: Members | None
 
     def in_order(self, order: NDArray[np.int64]) -> Field:
-        """Return the field as a catalog holds it, with the samples at ``order``."""
+        """Return the field as a catalog stores it, with the samples at ``order``."""
         if self.members is None:
             return Field(self.name, self.keys.reorder(order), self.versions.reorder(order), None)
         members = self.members.reorder(order)

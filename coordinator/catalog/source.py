@@ -1,4 +1,4 @@
-"""Sources: URLs of samples parsed into a canonical form, and the limits of listings."""
+"""Parse the URLs of sources into a canonical form, and limit their listings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DESCRIPTORS = Path("/proc/self/fd")
 
 
 class LongListingError(Exception):
-    """More samples than this process may list. It never leaves the coordinator."""
+    """There are more samples than this process may list. This error never leaves the coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Source:
 
 
 def parse_source(url: str) -> Source:
-    """Parse a source's URL; ``ConfigError`` describes what is wrong with it.
+    """Parse the URL of a source, or raise a ``ConfigError`` that describes what is wrong with it.
 
     Paths are taken literally, except that those of web servers are percent-decoded.
     A plain relative path is relative to the coordinator's working directory.
@@ -78,7 +78,7 @@ class Allowed:
 
     @property
     def link_roots(self) -> tuple[str, ...]:
-        """Return the directories outside of their source to which links may lead: the roots."""
+        """Return the roots: the directories outside of their source to which links may lead."""
         if self.roots is not None:
             return self.roots
         # If only this user names sources and runs functions, links may lead
@@ -90,31 +90,31 @@ class Allowed:
         return any(_is_within(real, root) for root in (source, *self.link_roots))
 
     def check_path(self, real: str, what: str) -> None:
-        """Check that a real path may be read; ``SourceForbiddenError``, which calls it ``what``, if not."""
+        """Check that a real path may be read, or raise a ``SourceForbiddenError`` that calls it ``what``."""
         if self.roots is None or any(_is_within(real, root) for root in self.roots):
             return
         # Reveal neither whether the path exists nor what may be read.
         why = (
-            "it lies in none of the directories of its operator's file_roots (SUPER_FILE_ROOTS)"
+            "it is not in any of the directories of its operator's file_roots (SUPER_FILE_ROOTS)"
             if self.roots
-            else "others can reach it, so its operator must name directories by file_roots (SUPER_FILE_ROOTS)"
+            else "others can reach it, so its operator must list directories in file_roots (SUPER_FILE_ROOTS)"
         )
         raise SourceForbiddenError(f"this coordinator may not read {what}: {why}")
 
     def check_open_file(self, descriptor: int, what: str) -> None:
-        """Check an open file likewise: no moved file can defeat this check."""
+        """Check an open file in the same way. Moving the file cannot defeat this check."""
         if self.roots is not None and _DESCRIPTORS.exists():  # only Linux has these paths
             self.check_path(str((_DESCRIPTORS / str(descriptor)).readlink()), what)
 
     def check_count(self, samples: int) -> None:
-        """Raise ``SourceError`` beyond a source's maximum, ``LongListingError`` beyond this process's."""
+        """Raise ``SourceError`` above a source's maximum, or ``LongListingError`` above this process's."""
         # First: the listing starts over in another process, which checks the other limit.
         if samples > self.here:
             raise LongListingError
         if samples > self.samples:
             raise SourceError(
-                f"it has more than {self.samples:,} samples, which is all that this coordinator's "
-                "catalog_max_samples allows: raise it if there is memory for that (some 25 bytes a sample)"
+                f"it has more than {self.samples:,} samples, the maximum that this coordinator's "
+                "catalog_max_samples allows: raise it if there is enough memory (about 25 bytes per sample)"
             )
 
 
@@ -123,11 +123,11 @@ def _is_within(real: str, root: str) -> bool:
 
 
 def parse_roots(text: str) -> tuple[str, ...]:
-    """Return the directories of a text like PATH, as real paths. None may be relative."""
+    """Split a string like PATH into directories, and return their real paths. None may be relative."""
     roots = [root for root in text.split(os.pathsep) if root]
     for root in roots:
         if not root.startswith("/"):
             raise ConfigError(
-                f"file_roots are absolute directories, separated by {os.pathsep!r}; not {root!r}"
+                f"file_roots must be absolute directories, separated by {os.pathsep!r}; got {root!r}"
             )
     return tuple(map(os.path.realpath, roots))

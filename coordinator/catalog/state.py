@@ -1,6 +1,6 @@
-"""A coordinator's state: a directory of catalogs and ids with which it resumes after a restart.
+"""A coordinator's state: a directory of catalogs and ids that it uses after a restart.
 
-Files appear whole or not at all. Several coordinators may share a directory.
+Files are created atomically. Several coordinators may share a directory.
 
 | file | content |
 |---|---|
@@ -54,7 +54,7 @@ _blake2b = partial(hashlib.blake2b, digest_size=ID_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A listing's catalog file, the listing's end (Unix time) and its duration."""
+    """The catalog file of a listing, the time at which the listing ended (Unix time) and its duration."""
 
     file: str
     ended_s: float
@@ -65,10 +65,10 @@ class CatalogState:
     """The state in a directory. Methods block, and may be called from any thread.
 
     Args:
-        directory: created when needed, in an existing parent; ``None``: no directory.
-        max_bytes: maximum size; the least recently used files are removed first.
-        by_default: the user did not choose the directory, so problems with it are
-            only informational.
+        directory: created when needed, in an existing parent; ``None`` if there is none.
+        max_bytes: maximum size. The least recently used files are removed first.
+        by_default: whether the directory is only a default, so that problems with it are
+            logged as information.
     """
 
     def __init__(
@@ -79,7 +79,10 @@ class CatalogState:
         self._trouble = ""
 
     def keep(self, write: Callable[[IO[bytes]], None]) -> tuple[Catalog, str]:
-        """Return a catalog that ``write`` writes, mapped, and its file's name; ``OSError`` without room."""
+        """Store a catalog that ``write`` writes, and return it, mapped, and the name of its file.
+
+        Raises ``OSError`` if there is no room.
+        """
         with self._new_file() as stream:
             write(stream)
             stream.flush()
@@ -88,15 +91,15 @@ class CatalogState:
             return mapped, self._named(stream, _digest_of(Path(stream.name)) + _CATALOG)
 
     def hold(self, catalog: Catalog) -> tuple[Catalog, str]:
-        """Move a catalog to a file; it stays in memory if there is no room for one."""
+        """Move a catalog to a file. It stays in memory if there is no room for a file."""
         try:
             return self.keep(lambda stream: write_catalog(catalog, cast("BinaryIO", stream)))
         except OSError as error:
-            self._say(f"a catalog of {len(catalog):,} samples is held in memory: {error}")
+            self._say(f"a catalog of {len(catalog):,} samples is kept in memory: {error}")
             return catalog, ""
 
     def load(self, kept: Kept) -> Catalog | None:
-        """Return a catalog from its file; ``None`` if the file is gone or damaged."""
+        """Return a catalog from its file, or ``None`` if the file is missing or damaged."""
         if self.directory is None:
             return None
         path = self.directory / kept.file
@@ -105,11 +108,11 @@ class CatalogState:
             if _digest_of(path) + _CATALOG == path.name:
                 _touch(path)
                 return map_catalog(path)
-            self._say(f"{path} is not what was written there, so the source is listed again")
+            self._say(f"{path} is damaged, so the source will be listed again")
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError) as error:
-            self._say(f"{path} cannot be used, so the source is listed again: {error}")
+            self._say(f"{path} cannot be used, so the source will be listed again: {error}")
         return None
 
     def note(self, key: bytes, kept: Kept) -> None:
@@ -122,10 +125,10 @@ class CatalogState:
                 self._named(stream, key.hex() + _ENTRY)
             self._prune()
         except OSError as error:
-            self._say(f"after a restart a source will be listed again: {error}")
+            self._say(f"a source will be listed again after a restart: {error}")
 
     def find(self, key: bytes) -> Kept | None:
-        """Return the entry of a key; ``None`` if there is none, or it cannot be read."""
+        """Return the entry of a key, or ``None`` if there is none or it cannot be read."""
         if self.directory is None:
             return None
         try:
@@ -139,7 +142,7 @@ class CatalogState:
     def ids(
         self, content: bytes, size: int, derive: Callable[[NDArray[np.int64]], bytes]
     ) -> NDArray[np.uint8]:
-        """Return a dataset's ids, mapped, shape (size, 16); ``derive`` computes some."""
+        """Return the mapped ids of a dataset, of shape (size, 16). ``derive`` computes missing ones."""
         name, shape = content.hex() + _IDS, (size, ID_BYTES)
         existing = self._mapped_ids(self.directory / name, size) if self.directory is not None else None
         if existing is not None:
@@ -157,7 +160,7 @@ class CatalogState:
                 self._named(stream, name)
                 return mapped
         except OSError as error:
-            self._say(f"the ids of {size:,} samples are held in memory: {error}")
+            self._say(f"the ids of {size:,} samples are kept in memory: {error}")
             return np.frombuffer(derive(np.arange(size)), dtype=np.uint8).reshape(shape)
 
     def _mapped_ids(self, path: Path, size: int) -> NDArray[np.uint8] | None:
@@ -168,14 +171,14 @@ class CatalogState:
             if _blake2b(mapped[:-1].data).digest() == mapped[-1].tobytes():
                 _touch(path)
                 return mapped[:-1]
-            self._say(f"{path} is not what was written there, so ids are derived again")
+            self._say(f"{path} is damaged, so its ids will be derived again")
         except OSError:  # it is written again, which logs the error
             pass
         return None
 
     @contextmanager
     def _new_file(self) -> Iterator[IO[bytes]]:
-        """Yield a file that is removed at the end unless it was given a name."""
+        """Yield a file that is removed at the end unless it was renamed."""
         stream = self._created(self.directory) if self.directory is not None else None
         # Without a usable directory, catalogs are in temporary files that end with the process.
         stream = stream or _unfinished_in(Path(temporary_directory()))
@@ -194,7 +197,7 @@ class CatalogState:
             return None
 
     def _named(self, stream: IO[bytes], name: str) -> str:
-        """Give a new file its name and return it; empty for a temporary file."""
+        """Rename a new file and return its name, or an empty string for a temporary file."""
         path = Path(stream.name)
         if self.directory is None or path.parent != self.directory:
             return ""
@@ -205,7 +208,7 @@ class CatalogState:
         return name
 
     def _prune(self) -> None:
-        """Remove unfinished files, and the least recently used while there are too many bytes."""
+        """Remove unfinished files, and the least recently used ones while the state is too large."""
         files = []
         for path in () if self.directory is None else self.directory.iterdir():
             with contextlib.suppress(OSError):  # another coordinator may remove it too
@@ -229,10 +232,10 @@ class CatalogState:
 
 
 def open_state(setting: str, store: str, environment: Mapping[str, str]) -> CatalogState:
-    """Open the state of a setting: a directory, ``none``, or ``auto``.
+    """Open the state for a setting: a directory, ``none``, or ``auto``.
 
-    ``auto`` is ``catalogs`` in the store, or in the user's cache directory if the store
-    is no directory. ``ConfigError`` if a directory that was named cannot be created.
+    ``auto`` is ``catalogs`` in the store, or in the user's cache directory if the store is
+    not a directory. Raises ``ConfigError`` if a directory in the setting cannot be created.
     """
     if setting.lower() == "none":
         return CatalogState(None)
@@ -241,7 +244,9 @@ def open_state(setting: str, store: str, environment: Mapping[str, str]) -> Cata
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"the state {directory} cannot be made: {error.strerror or error}") from error
+            raise ConfigError(
+                f"the state directory {directory} cannot be created: {error.strerror or error}"
+            ) from error
         return CatalogState(directory)
     if store and not is_bucket(store):
         return CatalogState(Path(store) / CATALOGS, by_default=True)

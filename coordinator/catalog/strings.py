@@ -1,4 +1,4 @@
-"""Byte strings without a Python object each: an Arrow array, in memory or in a mapped file."""
+"""Byte strings in an Arrow array, in memory or in a mapped file, without a Python object for each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PackedStrings:
     """An immutable sequence of byte strings.
 
     Args:
-        array: Arrow's large binaries without null, or a dictionary of them, which holds
+        array: Arrow's large binaries without nulls, or a dictionary of them, which contains
             each distinct string once.
     """
 
@@ -41,14 +41,14 @@ class PackedStrings:
 
     @classmethod
     def of(cls, texts: Any) -> PackedStrings:
-        """Wrap an Arrow array of texts without null."""
+        """Wrap an Arrow array of strings without nulls."""
         import pyarrow as pa
 
         return cls(texts.cast(pa.large_binary()))
 
     @classmethod
     def of_parts(cls, joined: Any, ends: Any) -> PackedStrings:
-        """Wrap buffers: all strings joined, and uint64 where each begins, with the end behind them."""
+        """Wrap two buffers: all strings joined, and their starts as uint64, followed by the end."""
         import pyarrow as pa
 
         buffers = [None, pa.py_buffer(ends), pa.py_buffer(joined)]
@@ -63,7 +63,7 @@ class PackedStrings:
         return builder.build()
 
     def repeated(self, which: NDArray[Any]) -> PackedStrings:
-        """Return the string at each place in ``which``; each distinct one stays held once."""
+        """Return the string at each place in ``which``. Each distinct string is still stored once."""
         import pyarrow as pa
 
         return PackedStrings(pa.DictionaryArray.from_arrays(which, self.array))
@@ -79,11 +79,11 @@ class PackedStrings:
             yield from _unpacked(chunk.array)
 
     def take(self, indices: NDArray[Any] | Sequence[int]) -> list[bytes]:
-        """Return the strings at ``indices``, in that order; ``IndexError`` if one is out of range."""
+        """Return the strings at ``indices``, in that order. Raises ``IndexError`` if one is out of range."""
         return _unpacked(self._taken(np.asarray(indices, dtype=np.int64)))
 
     def chunks(self) -> Iterator[PackedStrings]:
-        """Yield all strings, some thousands at a time; in a chunk, none is held for another."""
+        """Yield all strings, a few thousand at a time. No chunk keeps the strings of others in memory."""
         for start in range(0, len(self), _CHUNK):
             yield PackedStrings(self._taken(np.arange(start, min(start + _CHUNK, len(self)))))
 
@@ -95,7 +95,7 @@ class PackedStrings:
         return self.array.take(pa.array(places))
 
     def parts(self) -> tuple[bytes | memoryview, NDArray[np.uint64]]:
-        """Return all strings joined, and where each begins, with the end behind them; nothing is copied."""
+        """Return all strings joined, and their starts followed by the end, without copying anything."""
         if not len(self):
             return b"", np.zeros(1, dtype=np.uint64)
         _, offsets, joined = self.array.buffers()
@@ -104,7 +104,7 @@ class PackedStrings:
         return memoryview(joined or b"")[int(ends[0]) : int(ends[-1])], ends - ends[0] if ends[0] else ends
 
     def reorder(self, order: NDArray[np.int64]) -> PackedStrings:
-        """Return the strings at ``order`` as packed strings."""
+        """Return packed strings with the strings at ``order``."""
         builder = PackedStringsBuilder()
         # In pieces: take() copies into memory, the builder moves them to a file.
         for start in range(0, len(order), _CHUNK):
@@ -112,7 +112,7 @@ class PackedStrings:
         return builder.build()
 
     def behind(self, prefix: bytes) -> PackedStrings:
-        """Return the strings, each with a prefix in front."""
+        """Return the strings, each preceded by a prefix."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -123,14 +123,14 @@ class PackedStrings:
         return builder.build()
 
     def equals_next(self) -> NDArray[np.bool_]:
-        """Return which strings equal the next one: bool, shape (len - 1,)."""
+        """Return a mask of the strings that equal the next one, as bool of shape (len - 1,)."""
         import pyarrow.compute as pc
 
         equal: NDArray[np.bool_] = pc.equal(self.array[:-1], self.array[1:]).to_numpy(zero_copy_only=False)
         return equal
 
     def sort_order(self) -> NDArray[np.int64]:
-        """Return the stable order by the strings' bytes: int64, shape (len,)."""
+        """Return the stable order of the strings by their bytes, as int64 of shape (len,)."""
         import pyarrow.compute as pc
 
         order: NDArray[np.int64] = pc.array_sort_indices(self.array).to_numpy().view(np.int64)
@@ -143,7 +143,7 @@ def _unpacked(array: Any) -> list[bytes]:
 
 
 class PackedStringsBuilder:
-    """Packs strings: up to 64 MB in memory, more in temporary files."""
+    """Packs strings, up to 64 MB in memory, and more in temporary files."""
 
     __slots__ = ("_ends", "_joined")
 
@@ -162,18 +162,18 @@ class PackedStringsBuilder:
         return self._ends.tell() // 8 - 1
 
     def extend(self, strings: PackedStrings) -> None:
-        """Add many strings, none of them repeated."""
+        """Add many strings, none of which is repeated."""
         joined, ends = strings.parts()
         self._ends.write((ends[1:] + np.uint64(self._joined.tell())).tobytes())
         self._joined.write(joined)
 
     def build(self) -> PackedStrings:
-        """Return the strings added. Afterwards, nothing may be added."""
+        """Return the strings that were added. Nothing may be added afterwards."""
         return PackedStrings.of_parts(_written(self._joined), _written(self._ends))
 
 
 def _written(file: tempfile.SpooledTemporaryFile[bytes]) -> bytes | mmap.mmap:
-    """Return everything in a file, mapped if it is on disk, and close it."""
+    """Return the contents of a file, mapped if it is on disk, and close it."""
     with file:
         if file.tell() > _IN_MEMORY_BYTES:
             file.flush()

@@ -1,8 +1,8 @@
 """The pure core: plans, residency, prefetch decisions. Events in, actions out; no I/O, no clock.
 
-The stories read from top to bottom: of a rank in ``ranks`` and ``lookahead``; of a
-request in ``dispatching``, ``requests`` and ``retrying``; of a sample in
-``samples`` and ``cache``.
+For the life of a rank, read ``ranks`` and ``lookahead``; for that of a request,
+``dispatching``, ``requests`` and ``retrying``; for that of a sample, ``samples`` and
+``cache``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Work that no reader waits for: saving what others decoded, and filling the cache or the store.
+"""Work that no reader waits for: saving decoded samples, and filling the cache or the store.
 
 An executor that sees the store *saves* what others decoded into the cache. A job
-without readers *fills* the cache or the store, up to some bytes and some money.
+without readers *fills* the cache or the store, up to a size and a cost.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Save(NamedTuple):
 
 
 def take_due(state: State, now: float) -> Iterator[Save]:
-    """Take the saves that can be made now, longest waiting first; request each before the next."""
+    """Take the saves that can be made now, longest waiting first. Request each before taking the next."""
     while (next_due := due(state, now)) is not None:
         key, executor = next_due
         taken, samples = state.unsaved.take(key, _pack_samples(state, key)), state.sets.get(key)
@@ -58,7 +58,7 @@ def take_due(state: State, now: float) -> Iterator[Save]:
 
 
 def is_saving(state: State) -> bool:
-    """Return whether any sample is on its way from the cache to the store, or will be."""
+    """Return whether any sample is being moved from the cache to the store, or will be."""
     return state.unsaved.first() is not None or bool(_saves(state))
 
 
@@ -68,7 +68,7 @@ def _saves(state: State) -> list[Prefetch]:
 
 
 def due(state: State, now: float) -> tuple[SetKey, ExecutorState] | None:
-    """Return a set with enough for a pack, and an idle executor; ``None`` if there is none."""
+    """Return a set with enough samples for a pack, and an idle executor, or ``None`` if there is none."""
     first = state.unsaved.first()
     if first is None:
         return None
@@ -86,7 +86,7 @@ def _pack_samples(state: State, key: SetKey) -> int:
 
 
 def saver(state: State, now: float) -> ExecutorState | None:
-    """Return an idle executor for a save, even of a source that it may not read; or ``None``."""
+    """Return an idle executor for a save, even one that may not read the source, or ``None``."""
     saves = Counter(order.executor for order in _saves(state))
     for executor in state.fleet.executors:
         access = executor.store
@@ -100,7 +100,7 @@ def saver(state: State, now: float) -> ExecutorState | None:
 
 
 def next_save_s(state: State) -> float | None:
-    """Return when the next save can be made without an event; ``None`` if nothing waits."""
+    """Return when the next save can be made without an event, or ``None`` if nothing is waiting."""
     first = state.unsaved.first()
     if first is None:
         return None
@@ -109,14 +109,14 @@ def next_save_s(state: State) -> float | None:
 
 
 def saved(event: RequestDone) -> Bools:
-    """Return which samples of a save are in its pack."""
+    """Return a mask of the samples of a save that are in its pack."""
     if event.pack and event.stored is not None:
         return event.stored
     return np.zeros(event.outcomes.size, dtype=np.bool_)
 
 
 def save_answered(state: State, request: Request, event: RequestDone, now: float) -> None:
-    """Handle a save's answer: retry unsaved samples, except those no longer cached."""
+    """Handle the answer to a save, and retry unsaved samples that are still cached."""
     unsaved = ~saved(event) & (event.outcomes != _NOT_CACHED)
     if unsaved.any() and not event.store_trouble:
         reason = next(iter(event.messages.values()), "no pack was written")
@@ -125,7 +125,7 @@ def save_answered(state: State, request: Request, event: RequestDone, now: float
 
 
 def save_again(state: State, request: Request, left: Bools, now: float) -> None:
-    """Queue unsaved samples again if they are still in the cache."""
+    """Requeue unsaved samples if they are still in the cache."""
     key = request.order.samples
     samples = state.sets.get(key)
     if samples is not None:
@@ -138,8 +138,8 @@ _DROPPED_SHARE = 1 / 32  # share of the budget dropped in one go, so that search
 
 
 class Filled(NamedTuple):
-    """Progress of filling: samples present, samples that failed, bytes of those
-    present, reason of its end.
+    """The progress of filling: the samples present, those that failed, the size of those
+    present, and why it ended.
     """
 
     there: int
@@ -150,7 +150,7 @@ class Filled(NamedTuple):
 
 
 def fill_up(state: State, event: FillUp, now: float) -> None:
-    """Start or continue filling for a job; repeated events renew its lease."""
+    """Start or continue filling for a job. Repeated events renew its lease."""
     job = state.jobs.get(event.job)
     if job is None:
         return
@@ -164,7 +164,7 @@ def fill_up(state: State, event: FillUp, now: float) -> None:
 
 
 def room_to_fill(state: State, job: Job, key: SetKey, count: int) -> int:
-    """Return how many of ``count`` samples may be requested now; set the reason if filling is over."""
+    """Return how many of ``count`` samples may be requested now, and set the reason if filling has ended."""
     fill, samples = job.fill, state.set_of(key)
     if fill is None:
         return count
@@ -191,7 +191,7 @@ def room_to_fill(state: State, job: Job, key: SetKey, count: int) -> int:
 
 
 def _let_go(state: State, key: SetKey, wanted_bytes: float) -> int:
-    """Drop cached samples that are stored and that no job needs; return the bytes freed."""
+    """Drop cached samples that are stored and that no job needs, and return the number of bytes freed."""
     samples = state.set_of(key)
     resident = samples.having(SampleState.RESIDENT)
     stored = resident[samples.stored(resident)]
@@ -212,7 +212,7 @@ def _there_bytes(state: State, job: Job, key: SetKey) -> float:
 
 
 def filled(state: State, job: Job) -> Filled:
-    """Return a job's progress in filling."""
+    """Return the progress of filling for a job."""
     key = job.samples_of(0)
     samples, in_store = state.set_of(key), job.fill is not None and job.fill.to_store
     present = samples.stored_count if in_store else samples.resident_count

@@ -1,6 +1,6 @@
-"""The cache: audits of what it really holds, some fresh records read back, and room in it.
+"""The cache: audits of its actual contents, reading back some new records, and making room.
 
-Samples make room by farthest next use (Belady 1966).
+Samples whose next use is farthest away are dropped first (Belady 1966).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _BYTES_MAX = 16 * 2**20  # larger records are not read back
 def audit(
     state: State, key: SetKey, indices: Ints, asker: BatchPlace | CursorSpan, *, whole: bool = False
 ) -> None:
-    """Ask the cache about samples that may be there; do nothing if there are none."""
+    """Ask the cache about samples that it may contain. Does nothing if there are none."""
     if not indices.size:
         return
     state.set_of(key).move(indices, SampleState.CHECKING)
@@ -51,7 +51,7 @@ def audit(
 
 
 def audited(state: State, event: Audited, now: float) -> None:
-    """Apply the cache's answer, and handle the samples that are absent."""
+    """Apply the answer of the cache, and handle the samples that are absent."""
     pending = state.audits.pop(event.audit_id, None)
     if pending is None:
         return
@@ -94,7 +94,7 @@ def _see_to(state: State, asked: AuditInFlight, absent: Ints) -> None:
 
 
 def cache_reset(state: State, event: CacheReset, now: float) -> None:
-    """Mark known samples as absent; audits in flight will report theirs as absent too."""
+    """Mark known samples as absent. Audits in flight will also report theirs as absent."""
     for samples in state.sets.values():
         for lost in (SampleState.RESIDENT, SampleState.FAILED):
             samples.move(samples.having(lost), SampleState.ABSENT)
@@ -110,14 +110,14 @@ def cache_reset(state: State, event: CacheReset, now: float) -> None:
 
 
 def cache_evicted(state: State, event: CacheEvicted, now: float) -> None:
-    """Mark resident samples as unknown; each rank audits them again when it reaches them."""
+    """Mark resident samples as unknown. Each rank audits them again when it reaches them."""
     for samples in state.sets.values():
         samples.doubt()
     state.look_again(state.cursors)
 
 
 def cache_grew(state: State, event: CacheGrew, now: float) -> None:
-    """Reduce our share of the cache by what the server uses beyond our account."""
+    """Reduce our share of the cache by the memory that the server uses beyond our estimate."""
     # Requests in flight have already pushed an unknown part of what is reserved for them. So the last
     # estimate stands as long as it is possible. Once foreign memory must have grown, assume that half was
     # pushed.
@@ -127,7 +127,7 @@ def cache_grew(state: State, event: CacheGrew, now: float) -> None:
 
 
 def cache_resized(state: State, event: CacheResized, now: float) -> None:
-    """Adopt the cache's new budget: make room at once if it shrank, use the rest if it grew."""
+    """Adopt the new budget of the cache. Make room at once if it shrank, or use more if it grew."""
     # Halve what is withheld after refused writes: the servers' own figures explain most refusals.
     grew = event.budget_bytes > state.budget_bytes
     state.budget_bytes = max(1, event.budget_bytes)
@@ -142,7 +142,7 @@ def cache_resized(state: State, event: CacheResized, now: float) -> None:
 def choose_to_read_back(
     state: State, request: Request, indices: Ints, record_bytes: Ints, now: float
 ) -> None:
-    """Have one record of an answer read back, if it is time for that."""
+    """Request that one record of an answer is read back, if this is due."""
     # Something on the write path may corrupt bytes, and every reader of every record would run
     # into it. Reading back one record in some seconds detects this for the price of one GET.
     executor = state.fleet.executors[request.order.executor]
@@ -161,17 +161,17 @@ def record_read_back(state: State, event: RecordReadBack, now: float) -> None:
     if not event.fault:
         executor.breaker.reads_back()
         return
-    others = ", and it is set aside" if len(state.fleet.executors) > 1 else ""
+    others = ", and the executor is set aside" if len(state.fleet.executors) > 1 else ""
     if not executor.breaker.corrupts:  # warn once, until it recovers
         text = (
-            f"a record that the executor {executor.name} has just written to the cache does not read back: "
-            f"{event.fault}; the sample is produced again{others}: something on the way between functions, "
-            "cache and coordinator changes bytes"
+            f"a record that the executor {executor.name} just wrote to the cache was corrupt when read back "
+            f"({event.fault}). The sample is produced again{others}. Something between the functions, the "
+            "cache and the coordinator changes bytes"
         )
         state.actions.append(Warn(text))
     # If there is another executor, this one is set aside until one of its records
     # reads back well.
-    executor.breaker.does_not_read_back(f"its records do not read back: {event.fault}", now)
+    executor.breaker.does_not_read_back(f"its records are corrupt when read back: {event.fault}", now)
     samples = state.sets.get(event.samples)
     if samples is None:
         return
@@ -203,7 +203,7 @@ def fits(state: State, key: SetKey, count: int) -> bool:
 
 
 def relieve(state: State, now: float) -> None:
-    """Return to the budget after records were larger than expected or others took memory."""
+    """Drop samples until the cache fits its budget, if records grew or others took memory."""
     # Samples that readers wait for stay: else no batch would ever be complete in a cache full of others'
     # records.
     if state.free_bytes < 0:
@@ -211,7 +211,7 @@ def relieve(state: State, now: float) -> None:
 
 
 def room_for(state: State, key: SetKey, count: int, *, later_than_s: float, now: float) -> int:
-    """Return how many of ``count`` samples fit, dropping those needed after ``later_than_s``."""
+    """Make room by dropping samples needed after ``later_than_s``; return how many of ``count`` fit."""
     size_bytes = state.set_of(key).sample_bytes
     if not state.room_search.futile(state.events, later_than_s, now):
         _make_room(state, size_bytes * count, later_than_s=later_than_s, now=now)
@@ -221,7 +221,7 @@ def room_for(state: State, key: SetKey, count: int, *, later_than_s: float, now:
 
 
 def urgent_room_for(state: State, key: SetKey, count: int, now: float) -> int:
-    """Return how many of ``count`` samples that a reader waits for fit; all others may be dropped."""
+    """Make room for ``count`` samples that a reader waits for by dropping others; return how many fit."""
     size_bytes = state.set_of(key).sample_bytes
     for later_than_s in (_NOT_NOW_S, _ANY_TIME_S):
         _make_room(state, size_bytes * count, later_than_s=later_than_s, now=now)
@@ -242,7 +242,7 @@ def _missed_and_resident(state: State, now: float) -> bool:
 
 
 def fitting(free_bytes: int, size_bytes: float, count: int) -> int:
-    """Return how many of ``count`` samples of that size fit into the free bytes."""
+    """Return how many of ``count`` samples of ``size_bytes`` fit into the free bytes."""
     return count if free_bytes >= math.ceil(size_bytes * count) else max(0, int(free_bytes / size_bytes))
 
 
@@ -272,7 +272,7 @@ def _evict(state: State, wanted_bytes: int, *, later_than_s: float, now: float) 
 
 
 def see_shares(state: State, now: float) -> None:
-    """Check now and then which teams hold more than their share; a dataset is split among its teams."""
+    """Check regularly which teams exceed their share. A dataset is divided among its teams."""
     if now < state.room_search.shares_again_s:
         return
     state.room_search.shares_again_s = now + _SHARES_EVERY_S
@@ -300,12 +300,12 @@ def choose_victims(
     spared: Mapping[SetKey, Ints],
     unneeded_bytes: int = 0,
 ) -> dict[SetKey, Ints]:
-    """Choose resident samples to drop, by set, until ``wanted_bytes`` are free, the
-    farthest next use first.
+    """Choose resident samples to drop, by set, until ``wanted_bytes`` are free, starting
+    with the farthest next use.
 
-    Of samples that no job will need, up to ``unneeded_bytes``. Candidates have a
-    next use farther than ``later_than_s`` and are not ``spared``; of very many,
-    ``turn`` varies which are considered.
+    Up to ``unneeded_bytes`` are chosen of samples that no job will need. Candidates are
+    needed later than ``later_than_s`` and are not ``spared``. If there are very many,
+    ``turn`` determines which are considered.
     """
     jobs = list(jobs)
     # Of very many, only a part several times larger than the amount to drop: the

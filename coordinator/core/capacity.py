@@ -1,4 +1,4 @@
-"""An executor's speed, capacity and health, and a rank's pace, as measured."""
+"""Measure the speed, capacity and health of executors, and the pace of ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class LastMinute:
         self._total = 0.0
 
     def add(self, amount: float, now: float) -> None:
-        """Add an amount; those within a second share an entry."""
+        """Add an amount. Amounts within a second share an entry."""
         self._total += amount
         if self._slices and now - self._slices[-1][0] < 1.0:
             self._slices[-1] = (self._slices[-1][0], self._slices[-1][1] + amount)
@@ -44,7 +44,7 @@ class LastMinute:
             self.total(now)
 
     def total(self, now: float) -> float:
-        """Return the sum now."""
+        """Return the current sum."""
         while self._slices and self._slices[0][0] <= now - 60.0:
             self._total -= self._slices.popleft()[1]
         if not self._slices:  # no rounding error remains
@@ -53,12 +53,12 @@ class LastMinute:
 
 
 class LatencyModel:
-    """The time from a request to its answer, in seconds; zeros before the first answer.
+    """The time from a request to its answer, in seconds. All values are zero before the first answer.
 
     Attributes:
-        answers: observed so far.
+        answers: number of answers observed so far.
         sample_s: a function's time for one more sample.
-        invocation_s: fixed time of an invocation, without queues, which come and go.
+        invocation_s: fixed time of an invocation, without queueing, which varies.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class LatencyModel:
         self.answers = 0
 
     def observe(self, samples: int, latency_s: float, duration_s: float) -> None:
-        """Add an answer to a request of that size; ``duration_s`` of it is the function's own."""
+        """Add the latency of a request of that size, of which ``duration_s`` is the function's own time."""
         duration_s = min(duration_s, latency_s) or latency_s
         around_s = latency_s - duration_s
         self._around_s += (around_s - self._around_s) * (_SMOOTHING if self.answers else 1.0)
@@ -104,7 +104,7 @@ class LatencyModel:
 
     @property
     def known(self) -> bool:
-        """Return whether enough was observed for :meth:`quantile_s`."""
+        """Return whether there are enough observations for :meth:`quantile_s`."""
         return len(self._ratios) >= _RATIOS_LEAST
 
     def expected_s(self, samples: int) -> float:
@@ -112,7 +112,7 @@ class LatencyModel:
         return self._around_s + self._fixed_s + self.sample_s * samples
 
     def quantile_s(self, samples: int, quantile: float) -> float | None:
-        """Return the time in which that share is answered; ``None`` before enough are known."""
+        """Return the time within which that share is answered, or ``None`` before enough are known."""
         if not self.known:
             return None
         if self._since_sorted >= _RATIOS_LEAST or not self._sorted:
@@ -122,11 +122,11 @@ class LatencyModel:
 
 
 def request_size(latency: LatencyModel, *, wanted: int, idle: int, slack_s: float, most: int) -> int:
-    """Return the size of the next request: enough samples to pay for the
-    invocation, few enough to be in time.
+    """Return the size of the next request, with enough samples to be worth an
+    invocation, but few enough to be in time.
 
-    ``wanted``: samples of a batch; ``slack_s``: the time until the first is needed,
-    infinite if it cannot be in time.
+    ``wanted`` is the number of samples of a batch, and ``slack_s`` the time until the first
+    is needed, which is infinite if it cannot be in time.
     """
     invocation_s, sample_s = latency.invocation_s, max(latency.sample_s, _SAMPLE_LEAST_S)
     least = _LEAST
@@ -145,7 +145,7 @@ def request_size(latency: LatencyModel, *, wanted: int, idle: int, slack_s: floa
 
 
 class Pace:
-    """The time between two batches of a rank if it never waited; a guess until it is ``known``."""
+    """The time between two batches of a rank that never waits, which is a guess until it is ``known``."""
 
     __slots__ = ("_batches", "_since_s", "_stalls", "interval_s", "known")
 
@@ -155,7 +155,7 @@ class Pace:
         self.restart(now)
 
     def restart(self, now: float) -> None:
-        """Start over; the time before says nothing about the time until the next batch."""
+        """Start over, because the time so far does not predict the time until the next batch."""
         self._since_s = now
         self._batches = self._stalls = 0
 
@@ -188,7 +188,7 @@ OPEN_MAX_S = 30.0  # maximum pause in seconds
 
 
 class Concurrency:
-    """The bound on requests in flight; ``backlog`` of them may wait for a free function."""
+    """The limit on requests in flight. ``backlog`` of them may wait for a free function."""
 
     def __init__(self) -> None:
         # AWS Lambda adds environments at a bounded rate, a burst and then a number per second: a
@@ -214,7 +214,7 @@ class Concurrency:
         self._tokens, self._filled_s = self._burst, now
 
     def limit(self, now: float) -> int:
-        """Return how many requests the executor takes at once now; at least one, if any."""
+        """Return how many requests the executor accepts at once now, at least one if it accepts any."""
         if not self.capacity:
             return 0
         bound = min(float(self.capacity), self._limit)
@@ -264,7 +264,7 @@ class Concurrency:
             self._limit += max(_RAISE_SHARE, 1.0 / self._limit)
 
     def more_at_s(self, now: float) -> float | None:
-        """Return when the ramp will allow another request; ``None`` if it holds nothing back."""
+        """Return when the ramp will allow another request, or ``None`` if it does not limit them."""
         if self._per_s == math.inf or self._warm >= min(self.capacity, self._limit):
             return None
         self._fill(now)
@@ -277,7 +277,7 @@ class Concurrency:
 
 
 class CircuitBreaker:
-    """An executor's failures since its last success (circuit breaker of Nygard, "Release It!", 2007)."""
+    """The failures of an executor since its last success (circuit breaker, Nygard, "Release It!", 2007)."""
 
     def __init__(self) -> None:
         self._failures = 0
@@ -288,13 +288,13 @@ class CircuitBreaker:
         self.corrupts = False  # true if the last of its records that was read back was corrupt
 
     def failed(self, reason: str, made_s: float, now: float) -> None:
-        """Record a failure that may be the executor's fault or a sample's."""
+        """Record a failure that may be the fault of the executor or of a sample."""
         self._failures += 1
         if self._failures >= _FAILURES:
             self.refused(reason, made_s, now)
 
     def worked(self) -> None:
-        """Record a success: it produced a sample, or a reason why one cannot be produced."""
+        """Record a success: the executor produced a sample, or a reason why one cannot be produced."""
         if self.corrupts:  # its other successes prove nothing
             return
         self._failures = 0
@@ -314,15 +314,15 @@ class CircuitBreaker:
 
     @property
     def tripped(self) -> bool:
-        """Return whether it was set aside and has not worked since."""
+        """Return whether the executor was set aside and has not worked since then."""
         return self._pause_s > 0
 
     def open_until_s(self, open_max_s: float = OPEN_MAX_S) -> float:
-        """Return the end of its pause; at most ``open_max_s`` after it was set aside."""
+        """Return the end of the pause, which is at most ``open_max_s`` after the executor was set aside."""
         return self._tripped_s + min(self._pause_s, open_max_s)
 
     def refused(self, reason: str, made_s: float, now: float) -> None:
-        """Record that it took no request, made at ``made_s``: it is throttled, or gone."""
+        """Record that the executor, throttled or gone, did not accept a request made at ``made_s``."""
         self.reason = reason
         if self.tripped and made_s <= self._tripped_s:  # requests fail together
             return

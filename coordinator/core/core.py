@@ -1,4 +1,4 @@
-"""``Core``: the single entry point to planning and residency."""
+"""The ``Core``, which is the single entry point to planning and residency."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
 
 
 class Core:
-    """Plans prefetching and accounts for the cache: takes an event and the time, returns actions.
+    """Plans prefetching and keeps track of the cache. It takes an event and the time, and returns actions.
 
-    The same events at the same times give the same actions. ``state`` is read-only for callers.
+    The same events at the same times result in the same actions. ``state`` is read-only for callers.
     """
 
     def __init__(self, settings: CoreSettings) -> None:
@@ -59,11 +59,11 @@ class Core:
         self._now_s = 0.0
 
     def handle(self, event: events.Event, now: float) -> list[Action]:
-        """Handle an event; return actions to take. ``now``: seconds on a clock that never goes back."""
+        """Handle an event, and return the actions to take. ``now`` is in seconds on a monotonic clock."""
         return self.handle_all((event,), now)
 
     def handle_all(self, several: Iterable[events.Event], now: float) -> list[Action]:
-        """Handle events that arrived together; return the actions, decided once after the last."""
+        """Handle events that arrived together, and return the actions, decided once after the last event."""
         state = self.state
         self._now_s = now
         state.ledger.settle(now)
@@ -82,7 +82,7 @@ class Core:
 
     @property
     def wake_at_s(self) -> float:
-        """Return the time at which a ``Tick`` is due if no event comes before."""
+        """Return the time at which a ``Tick`` is due if no event arrives earlier."""
         return min(self._forget_at_s, *wake_times_s(self.state, self._now_s), math.inf)
 
     def job(self, name: str) -> Job | None:
@@ -95,7 +95,7 @@ class Core:
         return list(self.state.jobs.values())
 
     def held(self, dataset: bytes) -> list[tuple[int, Ints]]:
-        """Return a dataset's samples cached or on their way, by epoch (0: every epoch)."""
+        """Return a dataset's samples that are cached or on their way, by epoch (0 for every epoch)."""
         return [
             (max(key.epoch, 0), samples.held())
             for key, samples in self.state.sets.items()
@@ -108,12 +108,12 @@ class Core:
 
     @property
     def thrashing(self) -> bool:
-        """Return whether many needed samples were dropped before, and more memory would end that."""
+        """Return whether many needed samples had been dropped, which more memory would avoid."""
         return self.state.thrash.thrashing and self.needed_bytes > self.state.budget_bytes
 
     @property
     def needed_bytes(self) -> int:
-        """Return the smallest budget at which no recurring sample would have to be dropped."""
+        """Return the smallest budget in bytes with which no recurring sample would have to be dropped."""
         return needed_bytes(self.state)
 
     @property
@@ -123,16 +123,16 @@ class Core:
 
     @property
     def spent_usd(self) -> float:
-        """Return the money spent, plus what requests in flight will cost."""
+        """Return the money spent, plus the cost of requests in flight."""
         return self.state.ledger.total_usd + self.state.ledger.committed_usd(self.state.in_flight)
 
     @property
     def store_trouble(self) -> str:
-        """Return why an executor cannot read or write the store now; empty if it can."""
+        """Return why an executor cannot read or write the store now, or an empty string if all can."""
         return restoring.trouble(self.state)
 
     def unavailable_for_s(self, key: SetKey) -> float:
-        """Return for how long the source has failed to provide some samples; 0 if there are none."""
+        """Return for how long the source has failed to provide some samples, or 0 if there are none."""
         samples = self.state.sets.get(key)
         return self._now_s - samples.unavailable_since_s if samples and samples.unavailable else 0.0
 
@@ -141,20 +141,22 @@ class Core:
         return background.filled(self.state, job)
 
     def lookahead_batches(self, job: Job) -> int:
-        """Return how many batches a job looks ahead now: the maximum over its ranks."""
+        """Return how many batches a job looks ahead now, as the maximum over its ranks."""
         return max(cursor.lookahead - cursor.watermark for cursor in job.cursors.values())
 
     def basis(self, action: Prefetch) -> str:
         """Describe a request and the state in which it was made, for logs."""
         member, job = self.state.fleet.executors[action.executor], self.job(action.job)
-        load = f"{member.in_flight} of {member.concurrency.limit(self._now_s)} at {member.name} in flight"
+        load = f"{member.in_flight} of {member.concurrency.limit(self._now_s)} in flight at {member.name}"
         race = f", races {action.hedge_of}" if action.hedge_of is not None else ""
         lookahead = (
-            f"{self.lookahead_batches(job)} batches ahead, each {job.interval_s:.3f} s" if job else "gone"
+            f"{self.lookahead_batches(job)} batches ahead, one every {job.interval_s:.3f} s"
+            if job
+            else "gone"
         )
         samples = f"{action.indices.size} samples of job {action.job} ({lookahead})"
         return f"request {action.request_id} for {samples}; {load}{race}"
 
     def history(self, name: str, rank: int, epoch: int, position: int) -> list[tuple[float, str]]:
-        """Return a batch's remembered history: times (see :meth:`handle`) and descriptions."""
+        """Return the recent history of a batch, as times (see :meth:`handle`) and descriptions."""
         return history(self.state, name, rank, epoch, position)

@@ -1,4 +1,4 @@
-"""Dispatch: turn needs into requests, by team's turn, then readers' misses, then look-ahead by deadline."""
+"""Turn needs into requests: by the teams' turns, then readers' misses, then look-ahead by deadline."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _FIRST_BATCHES = 8
 
 
 def expire_tombstones(state: State, now: float) -> None:
-    """Make expired failures ready for another attempt."""
+    """Allow another attempt at samples whose failures have expired."""
     while state.expiries and state.expiries[0][0] <= now:
         _, key, indices = state.expiries.popleft()
         samples = state.sets.get(key)
@@ -52,7 +52,7 @@ def expire_tombstones(state: State, now: float) -> None:
 
 
 def dispatch(state: State, now: float) -> None:
-    """Make requests while executors have places and the cache room; then the due saves."""
+    """Make requests while executors and the cache have room, and then the saves that are due."""
     _produce(state, now)
     if watch_spending(state, now) is Spending.FREELY:
         for save in take_due(state, now):
@@ -112,7 +112,7 @@ def _first_missed(state: State, passed_over: set[BatchPlace]) -> BatchPlace | No
 
 
 def wake_deferred(state: State, now: float) -> None:
-    """Wake the ranks that wait for a cheaper executor, if the outcome may differ now."""
+    """Wake the ranks that wait for a cheaper executor, if the choice may now be different."""
     for eligible in state.fleet.groups:
         if len(eligible.deferred):
             changed = eligible.has_changed(now)
@@ -120,7 +120,7 @@ def wake_deferred(state: State, now: float) -> None:
 
 
 def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
-    """Request absent samples of a rank, unless another one goes first or they can wait."""
+    """Request absent samples of a rank, unless another rank goes first or they can wait."""
     job, soonest, turn = cursor.job, state.fleet.soonest(now, state.turn), state.turn(cursor.job.team)
     if soonest is not None and turn is not None and (turn, cursor.deadline_s()) > soonest[:2]:
         state.wake(cursor)
@@ -189,7 +189,7 @@ def _due_in_s(job: Job, ahead: Ahead) -> float:
 def _assign(
     state: State, key: SetKey, indices: Ints, deadline: Deadline, now: float, failed_by: int | None = None
 ) -> tuple[Way, ExecutorState | None, float]:
-    """Return the first way to get absent samples, an available executor for it, and 0 seconds."""
+    """Return the first way to get absent samples, an executor that is available for it, and 0 seconds."""
     # If all can wait: no executor, and the longest wait. The deadline bounds a request's samples.
     waits_s, executor = math.inf, None
     for way in ways(state, key, indices, now):
@@ -226,7 +226,7 @@ def _request_samples(
 
 
 def _serve_reader(state: State, place: BatchPlace, passed_over: set[BatchPlace], now: float) -> bool:
-    """Request a batch's missing samples, or pass it over; return ``False`` if they wait for room."""
+    """Request the missing samples of a batch, or skip it. Return ``False`` if they wait for room."""
     # No one else may take that room, so serving ends then.
     key, absent = _absent(state, place)
     if not absent.size:
@@ -250,7 +250,7 @@ def _serve_reader(state: State, place: BatchPlace, passed_over: set[BatchPlace],
 
 
 def _payer_of(state: State, job: Job, key: SetKey, wanted: Ints) -> Job | None:
-    """Return the job to charge: ``job``, or if its team may not spend, another that will need all of it."""
+    """Return the job to charge: ``job``, or if its team may not spend, another that needs all samples."""
     if state.turn(job.team) is not None:
         return job
     others = (other for other in state.jobs_of(key.dataset) if state.turn(other.team) is not None)
@@ -258,7 +258,7 @@ def _payer_of(state: State, job: Job, key: SetKey, wanted: Ints) -> Job | None:
 
 
 def _absent(state: State, place: BatchPlace) -> tuple[SetKey, Ints]:
-    """Return a batch's missing samples that must be requested; none if its job has closed."""
+    """Return the missing samples of a batch that must be requested, or none if its job has closed."""
     _, key, missed = state.misses[place]
     samples = state.sets.get(key)
     if samples is None or place.job not in state.jobs:
@@ -275,14 +275,14 @@ def _refuse(state: State, team: str, key: SetKey, absent: Ints, now: float) -> N
 
 
 def _suspects_alone(state: State, key: SetKey, missed: Ints, count: int) -> tuple[Ints, int]:
-    """Put samples that never failed first; request others singly: they may crash the function."""
+    """Put samples that never failed first. Others are requested alone, as they may crash the function."""
     suspect = state.set_of(key).attempts[missed] > 0
     untried = int(np.count_nonzero(~suspect))
     return np.concatenate((missed[~suspect], missed[suspect])), min(count, untried) if untried else 1
 
 
 def watch_spending(state: State, now: float) -> Spending:
-    """Return how freely money may be spent now, and warn when a cap comes near."""
+    """Return how freely money may be spent now, and warn when a cap is near."""
     if state.ledger.capped:
         warning = state.ledger.watch(state.in_flight, now)
         if warning is not None:

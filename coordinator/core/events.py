@@ -1,4 +1,4 @@
-"""Events that happen to the core, and actions that it requests; indices are int64 places in the catalog."""
+"""Events that the core handles, and actions that it requests. Indices are int64 places in the catalog."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ TOMBSTONE = OUTCOME_ORDER.index(Outcome.TOMBSTONE)
 
 
 class Event:
-    """Base class of everything that can happen."""
+    """Base class of all events."""
 
     __slots__ = ()
 
 
 class Action:
-    """Base class of everything that the core can request."""
+    """Base class of all actions that the core can request."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class JobOpened(Event):
-    """A rank of a job connected; sent for every rank, and again on every reconnect."""
+    """A rank of a job connected. This is sent for every rank, and again on every reconnection."""
 
     job: str
     dataset: DatasetFacts
@@ -88,7 +88,7 @@ class JobOpened(Event):
 
 @dataclass(frozen=True, slots=True)
 class TeamsChanged(Event):
-    """New budgets and shares of teams; teams that are not listed keep theirs."""
+    """New budgets and shares of teams. Teams that are not listed keep theirs."""
 
     teams: tuple[Team, ...]
 
@@ -103,7 +103,7 @@ class JobClosed(Event):
 
 @dataclass(frozen=True, slots=True)
 class FillUp(Event):
-    """Fill with a job's samples, in its first epoch's order, up to a size and cost; renews its lease."""
+    """Fill with a job's samples, in the order of its first epoch, up to a size and cost. Renews its lease."""
 
     job: str
     size_bytes: float = math.inf
@@ -113,7 +113,7 @@ class FillUp(Event):
 
 @dataclass(frozen=True, slots=True)
 class BatchesAsked(Event):
-    """A sampler requested batches [start, stop) of an epoch; it has yielded all before ``yielded``."""
+    """A sampler requested batches [start, stop) of an epoch, and has yielded all those before ``yielded``."""
 
     job: str
     rank: int
@@ -127,7 +127,7 @@ class BatchesAsked(Event):
 
 @dataclass(frozen=True, slots=True)
 class BatchRead(Event):
-    """A read report: the samples of a batch that a reader got, and those it still misses."""
+    """A read report: the samples of a batch that a reader received, and those that it is still missing."""
 
     job: str
     rank: int
@@ -148,7 +148,7 @@ class BatchRead(Event):
 
 @dataclass(frozen=True, slots=True)
 class RequestDone(Event):
-    """A function's answer, with an entry for each sample of the request, in its order."""
+    """The answer of a function, with an entry for each sample of the request, in its order."""
 
     request_id: int
     # Places in OUTCOME_ORDER.
@@ -184,8 +184,8 @@ class FailureKind(enum.Enum):
 
     CRASHED = "the function's process ended"
     TIMED_OUT = "the function did not answer in time"
-    RAISED = "the function raised"
-    THROTTLED = "the executor takes no more requests now"
+    RAISED = "the function raised an error"
+    THROTTLED = "the executor accepts no more requests for now"
     UNAVAILABLE = "the executor could not be reached"
 
 
@@ -204,7 +204,7 @@ class RequestFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Audited(Event):
-    """Record lengths in the cache, in bytes: 0 for none, negative for a tombstone; ``pointers``."""
+    """Lengths of cached records in bytes: 0 for none, negative for a tombstone. ``pointers`` is a mask."""
 
     audit_id: int
     record_bytes: Ints
@@ -213,7 +213,7 @@ class Audited(Event):
 
 @dataclass(frozen=True, slots=True)
 class RecordReadBack(Event):
-    """A freshly written record was read back; ``fault``: what is wrong with it, if anything."""
+    """A newly written record was read back. ``fault`` describes what is wrong with it, if anything."""
 
     samples: SetKey
     index: int
@@ -223,31 +223,31 @@ class RecordReadBack(Event):
 
 @dataclass(frozen=True, slots=True)
 class CacheReset(Event):
-    """The cache restarted or was emptied: all that was known about it is void."""
+    """The cache restarted or was emptied, so everything known about it is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEvicted(Event):
-    """The server evicted records on its own; which ones is unknown."""
+    """The server evicted some records on its own. It is unknown which."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheGrew(Event):
-    """The server uses more memory than accounted for: ``excess_bytes`` over the budget."""
+    """The server uses more memory than accounted for, ``excess_bytes`` above the budget."""
 
     excess_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class CacheResized(Event):
-    """The memory that records may take now, as the servers report it; sent after every check."""
+    """The memory that records may take now, as reported by the servers. Sent after every check."""
 
     budget_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorResized(Event):
-    """A change in how many concurrent requests an executor, by its number, takes."""
+    """An executor, given by its number, now accepts another number of concurrent requests."""
 
     capacity: int
     # Taken right away (all, if None), and per_s more each second, as AWS Lambda
@@ -262,7 +262,7 @@ class ExecutorResized(Event):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorsIneligible(Event):
-    """These executors, by number, cannot produce a dataset's samples; at least one other can."""
+    """These executors, given by number, cannot produce a dataset's samples. At least one other can."""
 
     # They see no files of this machine, or may not read the source.
     dataset: bytes
@@ -271,9 +271,9 @@ class ExecutorsIneligible(Event):
 
 @dataclass(frozen=True, slots=True)
 class RecordsStored(Event):
-    """These samples of a dataset are in the store, in packs of these numbers (uint32, none is 0).
+    """These samples of a dataset are in the store, in packs with these numbers (uint32, never 0).
 
-    Replaces their previous places. Comes after the dataset's :class:`JobOpened`, or
+    Replaces their previous places. Arrives after the dataset's :class:`JobOpened`, or
     together with it.
     """
 
@@ -284,7 +284,7 @@ class RecordsStored(Event):
 
 @dataclass(frozen=True, slots=True)
 class PacksLost(Event):
-    """These packs are gone or unusable: no sample is there any more."""
+    """These packs are gone or unusable, and no longer contain any sample."""
 
     packs: NDArray[np.uint32]
 
@@ -296,7 +296,7 @@ class Tick(Event):
 
 @dataclass(frozen=True, slots=True)
 class Prefetch(Action):
-    """Request these samples from a function; answered by ``RequestDone`` or ``RequestFailed``."""
+    """Request these samples from a function. The answer is ``RequestDone`` or ``RequestFailed``."""
 
     request_id: int
     job: str
@@ -313,7 +313,7 @@ class Prefetch(Action):
 
 @dataclass(frozen=True, slots=True)
 class Audit(Action):
-    """Ask the cache whether it holds these samples; answered by ``Audited``."""
+    """Ask the cache whether it contains these samples. The answer is ``Audited``."""
 
     audit_id: int
     samples: SetKey
@@ -324,7 +324,7 @@ class Audit(Action):
 
 @dataclass(frozen=True, slots=True)
 class Drop(Action):
-    """Delete these samples' records; not answered."""
+    """Delete the records of these samples. There is no answer."""
 
     samples: SetKey
     indices: Ints
@@ -332,7 +332,7 @@ class Drop(Action):
 
 @dataclass(frozen=True, slots=True)
 class WriteTombstones(Action):
-    """Write tombstones that expire, for ``reason``; not answered."""
+    """Write tombstones that expire, because of ``reason``. There is no answer."""
 
     samples: SetKey
     indices: Ints
@@ -343,7 +343,7 @@ class WriteTombstones(Action):
 
 @dataclass(frozen=True, slots=True)
 class ReadBack(Action):
-    """Read and check a freshly written record; answered by ``RecordReadBack``, or not if it is missing."""
+    """Read and check a newly written record. The answer is ``RecordReadBack``, or none if it is missing."""
 
     samples: SetKey
     index: int
@@ -352,6 +352,6 @@ class ReadBack(Action):
 
 @dataclass(frozen=True, slots=True)
 class Warn(Action):
-    """Log a warning; not answered."""
+    """Log a warning. There is no answer."""
 
     message: str

@@ -1,4 +1,4 @@
-"""The executors as the core sees them, cheapest first, and the choice of one for the next request."""
+"""The core's view of the executors, cheapest first, and the choice of one for the next request."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _UNKNOWN_LATE_S = 5.0  # while no executor's latency is known
 
 @dataclass(slots=True)
 class StoreAccess:
-    """An executor's record with the store: how long restores take, and whether it works."""
+    """An executor's experience with the store: how long restores take, and whether it works."""
 
     latency: LatencyModel = field(default_factory=LatencyModel)
     reading: CircuitBreaker = field(default_factory=CircuitBreaker)
@@ -82,7 +82,7 @@ class ExecutorState:
         return self.store.latency if restore and self.store is not None else self.latency
 
     def breaker_for(self, kind: RequestKind) -> CircuitBreaker | None:
-        """Return the breaker for a kind of request's store access; ``None`` if it needs none."""
+        """Return the breaker for the store access of this kind of request, or ``None`` if it needs none."""
         if self.store is None or kind is RequestKind.DECODE:
             return None
         return self.store.writing if kind.writes_pack else self.store.reading
@@ -92,14 +92,14 @@ class ExecutorState:
         return self.concurrency.idle(self.in_flight, now)
 
     def places(self, now: float) -> int:
-        """Return how many more requests it can take, even if it is set aside."""
+        """Return how many more requests the executor can accept, even if it is set aside."""
         places = self.concurrency.places(self.in_flight, now)
         if self.most_in_flight < math.inf:
             places = min(places, int(self.most_in_flight) - self.in_flight)
         return places
 
     def answered(self, event: RequestDone, kind: RequestKind, made_s: float, now: float) -> None:
-        """Learn from an answer to a request of ``made_s``, but not what may be a sample's fault."""
+        """Learn from the answer to a request made at ``made_s``, ignoring what may be a sample's fault."""
         took_s, worked = now - made_s, _WORKED[event.outcomes].any()
         if worked and not _OVER_SOON[event.outcomes].any():
             latency = self.latency_of(restore=kind is RequestKind.RESTORE)
@@ -130,10 +130,10 @@ class EligibleExecutors:
     read such datasets.
 
     Attributes:
-        ready: by team, ranks that may have samples to look ahead to, by the deadline of those.
-        deferred: ranks that wait for a cheaper executor, by the time until which they can.
-        restores: whether they restore from the store, for which they have a latency of its own.
-        store_only: the executors for the store alone.
+        ready: by team, the ranks that may have samples to look ahead to, ordered by deadline.
+        deferred: ranks that wait for a cheaper executor, ordered by how long they can wait.
+        restores: whether they restore from the store, which has its own latency model.
+        store_only: the executors that only use the store.
     """
 
     def __init__(
@@ -159,22 +159,22 @@ class EligibleExecutors:
         return sum(max(0, self.places_of(executor, now)) for executor in self.executors)
 
     def has_place(self, now: float) -> bool:
-        """Return whether any executor takes one more request, if only for stored samples."""
+        """Return whether any executor accepts one more request, even if only for stored samples."""
         return self.places(now) > 0 or any(executor.places(now) > 0 for executor in self.store_only)
 
     def places_of(self, executor: ExecutorState, now: float) -> int:
-        """Return how many more requests an executor may get; one, for trial, if set aside."""
+        """Return how many more requests an executor may get, or one, as a trial, if it is set aside."""
         places = executor.places(now)
         if not self._is_set_aside(executor):
             return places
         return 0 if now < self._open_until_s(executor) else min(places, 1 - executor.in_flight)
 
     def idle(self, now: float) -> int:
-        """Return the number of idle functions at executors that may get requests."""
+        """Return the number of idle functions of executors that may get requests."""
         return sum(executor.idle(now) for executor in self.executors if self.places_of(executor, now) > 0)
 
     def has_changed(self, now: float) -> bool:
-        """Return whether inputs of :func:`pick`, except time, changed since the last call."""
+        """Return whether the inputs of :func:`pick`, except the time, have changed since the last call."""
         seen = tuple(
             (
                 self.places_of(executor, now) > 0,
@@ -189,7 +189,7 @@ class EligibleExecutors:
         return changed
 
     def slow_s(self, samples: int) -> float | None:
-        """Return how long slow requests take; ``None`` if too little is known."""
+        """Return how long slow requests take, or ``None`` if too little is known."""
         # The sum over the executors, since a request may wait for one and then another.
         models = [
             # Until it has decoded, its restores are the best estimate.
@@ -201,7 +201,7 @@ class EligibleExecutors:
         return sum(known_s) if known_s else None
 
     def late_s(self, executor: ExecutorState, samples: int, quantile: float) -> float | None:
-        """Return after how long a request is a straggler; ``None`` if unknown."""
+        """Return after how many seconds a request is a straggler, or ``None`` if unknown."""
         # Of an executor that has never answered, the slowest other one counts, or a default.
         late_s = self.latency_of(executor).quantile_s(samples, quantile)
         if late_s is not None or len(self.executors) == 1:
@@ -210,11 +210,11 @@ class EligibleExecutors:
         return max((other_s for other_s in others_s if other_s is not None), default=_UNKNOWN_LATE_S)
 
     def can_turn_elsewhere(self, executor: ExecutorState) -> bool:
-        """Return whether another healthy executor could do the same."""
+        """Return whether another healthy executor could do the same work."""
         return any(self.is_sound(other) for other in self.executors if other is not executor)
 
     def wake_times_s(self, now: float) -> Iterator[float]:
-        """Yield when executors that are full now may take more without an event."""
+        """Yield the times at which executors that are now full may accept more without an event."""
         for executor in (*self.executors, *self.store_only):
             if self.places_of(executor, now) > 0:
                 continue
@@ -242,7 +242,7 @@ class EligibleExecutors:
 
 
 class Deadline(NamedTuple):
-    """The need for ``samples``: the first in ``slack_s`` seconds; at 0 or less, a reader waits."""
+    """The need for ``samples``, the first in ``slack_s`` seconds. At 0 or less, a reader is waiting."""
 
     slack_s: float = 0.0
     # Only samples needed soon are requested without delay while latency is unknown.
@@ -258,11 +258,12 @@ def pick(
     other_than: int | None = None,
     failed_by: int | None = None,
 ) -> tuple[ExecutorState | None, float]:
-    """Pick the cheapest executor that is in time for the next request; return it and 0 seconds.
+    """Pick the cheapest executor that can meet the deadline, and return it and 0 seconds.
 
-    Return ``None`` if no executor has a place, or if the request can wait for a cheaper one, with
-    the longest wait in seconds; infinity, if only a place or an answer can end it. ``other_than``
-    is the last choice among free executors, ``failed_by`` is used only if no other is healthy.
+    Return ``None`` and the longest wait in seconds if no executor has a free place, or if the
+    request can wait for a cheaper one. The wait is infinite if only a free place or an answer can
+    end it. Of the free executors, ``other_than`` is the last choice; ``failed_by`` is used only if
+    no other is healthy.
     """
     able = [executor for executor in executors.executors if executor.number != failed_by]
     if not any(map(executors.is_sound, able)):
@@ -286,7 +287,7 @@ def pick(
 
 
 class Soonest(NamedTuple):
-    """The ready rank that goes first: its team's turn, its deadline, and the queue that it heads."""
+    """The ready rank that goes first, with its team's turn, its deadline, and the queue that it heads."""
 
     turn: Turn
     deadline_s: float
@@ -329,7 +330,7 @@ class Fleet:
         return sum(executor.concurrency.capacity for executor in self.executors)
 
     def limit(self, now: float) -> int:
-        """Return how many concurrent requests all executors take now."""
+        """Return how many concurrent requests all executors accept now."""
         return sum(executor.concurrency.limit(now) for executor in self.executors)
 
     def has_place(self, now: float) -> bool:
@@ -337,7 +338,7 @@ class Fleet:
         return any(eligible.has_place(now) for eligible in self._groups.values())
 
     def soonest(self, now: float, turn: Callable[[str], Turn | None]) -> Soonest | None:
-        """Return the ready rank that goes first; ``turn`` gives ``None`` for teams that get no more."""
+        """Return the ready rank that goes first. ``turn`` returns ``None`` for teams that get no more."""
         best: Soonest | None = None
         for eligible in self._groups.values():
             for team, ranks in eligible.ready.items():

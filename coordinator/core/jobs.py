@@ -1,6 +1,6 @@
-"""Jobs and their ranks: each rank's place in its plan, and its pace.
+"""Jobs and their ranks, with each rank's place in its plan, and its pace.
 
-An *absolute position* counts batches: epoch times batches per epoch plus position in the epoch.
+An *absolute position* counts batches: epoch times batches per epoch, plus the position in the epoch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CAUTION_MAX = 16.0
 
 @dataclass(slots=True)
 class JobCounters(WorkCounters):
-    """Counters of a job's cost and work so far, except dollars, which the ledger has."""
+    """Counters of a job's cost and work so far. Dollars are in the ledger instead."""
 
     requests_in_flight: int = 0
 
@@ -56,7 +56,7 @@ class ClosedJobs:
     stalls: JobStalls = field(default_factory=JobStalls)
 
     def add(self, job: Job) -> None:
-        """Add the figures of a job that closes."""
+        """Add the totals of a job that closes."""
         for name, value in asdict(job.counters).items():
             setattr(self.counters, name, getattr(self.counters, name) + value)
         self.stalls.batches.update(job.stalls.batches)
@@ -64,7 +64,7 @@ class ClosedJobs:
 
 
 class CursorSpan(NamedTuple):
-    """The batches of a rank from ``start`` to before ``stop``, in absolute positions."""
+    """The batches of a rank at the absolute positions [start, stop)."""
 
     job: str
     rank: int
@@ -73,7 +73,7 @@ class CursorSpan(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """Samples that were absent when a rank looked at the batches from ``start`` to before ``stop``."""
+    """Samples that were absent when a rank looked at the batches [start, stop)."""
 
     start: int
     stop: int
@@ -86,7 +86,7 @@ class Ahead(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Cursor:
-    """A rank's place in its job's plan."""
+    """The place of a rank in the plan of its job."""
 
     job: Job = field(repr=False)
     rank: int
@@ -120,7 +120,7 @@ class Cursor:
         return self.job.name, self.rank
 
     def seek(self, position: int, now: float) -> None:
-        """Restart all planning for this rank at ``position``, to which the sampler moved."""
+        """Restart all planning for this rank at ``position``, where the sampler now is."""
         self.watermark = self.lookahead = self.asked = self.yielded = self.counted = position
         self.read_ahead.clear()
         self.pending.clear()
@@ -129,7 +129,7 @@ class Cursor:
         self.pace.restart(now)
 
     def look_again(self) -> None:
-        """Look at the whole window again, since samples may have gone."""
+        """Recheck the whole window, since samples may have been dropped."""
         self.lookahead = self.watermark
         self.pending.clear()
 
@@ -138,7 +138,7 @@ class Cursor:
         bisect.insort(self.pending, ahead, key=lambda other: other.start)
 
     def read(self, position: int, now: float, *, stalled: bool) -> None:
-        """Record a read batch; reads may be out of order, and reports may be lost."""
+        """Record that a batch was read. Reads may be out of order, and reports may be lost."""
         self.fresh = False
         self.caution = (
             min(self.caution * _CAUTION_UP, _CAUTION_MAX)
@@ -160,7 +160,7 @@ class Cursor:
             self.lookahead = max(self.lookahead, self.watermark)
 
     def pass_empty(self) -> None:
-        """Move the watermark past empty batches given out: no report comes for them."""
+        """Move the watermark past empty batches that were handed out, as no report arrives for them."""
         while self._has_nothing():
             self.watermark += 1
         self.lookahead = max(self.lookahead, self.watermark)
@@ -170,7 +170,7 @@ class Cursor:
         return self.watermark < self.asked and self.job.plan.is_empty(position, self.rank)
 
     def skip_to(self, position: int) -> None:
-        """Treat all before ``position`` as read, even if it was not reported."""
+        """Treat all batches before ``position`` as read, even if no report arrived."""
         if position > self.watermark:
             self.watermark = position
             self.read_ahead = {read for read in self.read_ahead if read >= position}
@@ -178,11 +178,11 @@ class Cursor:
 
     @property
     def next_ahead(self) -> int:
-        """Return the first position that still needs requests."""
+        """Return the position of the first batch that still needs requests."""
         return max(self.pending[0].start if self.pending else self.lookahead, self.watermark)
 
     def deadline_s(self) -> float:
-        """Return when the first batch that still needs requests is due; infinite without readers."""
+        """Return when the first batch that still needs requests is due, or infinity without readers."""
         if self.job.fill is not None:
             return math.inf
         return self.last_read_s + (self.next_ahead - self.watermark) * self.pace.interval_s
@@ -190,7 +190,7 @@ class Cursor:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A training run's view of a dataset: its plan, its ranks seen here, and its account."""
+    """A training run's view of a dataset: its plan, the ranks known here, and its account."""
 
     name: str
     dataset: bytes
@@ -213,7 +213,7 @@ class Job:
         return epoch * self.plan.batches_per_epoch + position
 
     def epoch_and_position(self, absolute: int) -> tuple[int, int]:
-        """Invert :meth:`absolute`."""
+        """Return the epoch and the position of an absolute position."""
         return divmod(absolute, self.plan.batches_per_epoch)
 
     @property
@@ -228,11 +228,11 @@ class Job:
 
     @property
     def lapsed(self) -> bool:
-        """Return whether none of its ranks showed a sign of life within the lease."""
+        """Return whether the leases of all ranks have ended."""
         return bool(self.cursors) and all(cursor.lapsed for cursor in self.cursors.values())
 
     def sees_store_changed(self) -> None:
-        """Update ``straight`` after a rank's view of the store changed, or a rank came or left."""
+        """Update ``straight`` after a rank joined, left, or changed its view of the store."""
         was_straight = self.straight
         self.straight = bool(self.cursors) and all(cursor.sees_store for cursor in self.cursors.values())
         if was_straight and not self.straight:
@@ -246,17 +246,17 @@ class Job:
 
     @property
     def watermark(self) -> int:
-        """Absolute position of the slowest rank."""
+        """The absolute position of the slowest rank."""
         return min(cursor.watermark for cursor in self._living)
 
     @property
     def asked(self) -> int:
-        """Absolute position before which a sampler may know all batches."""
+        """The absolute position before which a sampler may know all batches."""
         return max(cursor.asked for cursor in self.cursors.values())
 
     @property
     def interval_s(self) -> float:
-        """Time between two batches of the fastest rank."""
+        """The time between two batches of the fastest rank, in seconds."""
         return min(cursor.pace.interval_s for cursor in self._living)
 
     def due_in_s(self, batches: Ints) -> NDArray[np.float64]:
@@ -277,7 +277,10 @@ class Job:
         return seconds
 
     def next_use(self, key: SetKey, indices: Ints) -> Ints:
-        """Return batches from the slowest rank to each next use; ``NEVER_SOON`` beyond the next epoch."""
+        """Return how many batches after the slowest rank each sample is used.
+
+        The result is ``NEVER_SOON`` for use beyond the next epoch.
+        """
         epoch, position = self.epoch_and_position(self.watermark)
         if key.epoch == EVERY_EPOCH:
             return self.plan.next_use(indices, epoch, position)
@@ -292,7 +295,7 @@ class Job:
 def next_use_s(
     key: SetKey, indices: Ints, jobs: Iterable[Job], stored: Bools | None = None
 ) -> NDArray[np.float64]:
-    """Return the seconds until any job needs each sample in the cache; infinite if not within an epoch."""
+    """Return the seconds until any job needs each sample in the cache, or infinity beyond an epoch."""
     # Plans are known, so next uses are computed from the permutations: nothing is
     # stored, and recency does not matter.
     soonest = np.full(indices.size, np.inf)

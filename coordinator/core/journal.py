@@ -1,4 +1,4 @@
-"""Records for users, not for decisions: a batch's history, the causes of stalls, signs of thrash."""
+"""Record information for users, not for decisions: the history of batches, causes of stalls, thrash."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _SAMPLES_LEAST = 500.0  # fewer show nothing
 
 
 class NoteKind(enum.Enum):
-    """The events in a rank's batch history; ``{}`` is replaced by the note's number."""
+    """The events in the batch history of a rank. ``{}`` is replaced by the number of the note."""
 
-    PLANNED = "the sampler was told of it"
-    LOOKED = "looked ahead to it, with its neighbours: {} samples were absent"
-    MISSED = "a reader missed {} of its samples"
-    READ = "read, {} samples at the first attempt"
+    PLANNED = "it was sent to the sampler"
+    LOOKED = "looked ahead to it and its neighbours: {} samples were absent"
+    MISSED = "a reader was missing {} of its samples"
+    READ = "read, with {} samples present at the first attempt"
 
 
 class BatchNote(NamedTuple):
-    """A note on the batches from ``start`` to before ``stop``, in absolute positions."""
+    """A note on the batches at the absolute positions [start, stop)."""
 
     at_s: float
     kind: NoteKind
@@ -44,7 +44,7 @@ class BatchNote(NamedTuple):
 
 
 class Cause(enum.Enum):
-    """Causes of a batch's lateness; `super_wire.waits` maps the values to names for users."""
+    """Causes of late batches. `super_wire.waits` maps the values to names for users."""
 
     # Functions or the job were starting: nothing can be ready before its first batches
     COLD_START = "cold_start"
@@ -60,7 +60,7 @@ class Cause(enum.Enum):
 
 
 class Stall(NamedTuple):
-    """A batch that a reader waited for, by rank, epoch and position; ``wait_us``: between attempts."""
+    """A batch that a reader waited for, by rank, epoch and position. ``wait_us`` is between attempts."""
 
     rank: int
     epoch: int
@@ -71,7 +71,7 @@ class Stall(NamedTuple):
 
 @dataclass(slots=True)
 class Work:
-    """The work of functions for a dataset, from their answers so far."""
+    """The work of functions for a dataset, according to their answers so far."""
 
     answers: int = 0
     cold_starts: int = 0
@@ -82,7 +82,7 @@ class Work:
     store_us: int = 0
 
     def add(self, answer: RequestDone, kind: RequestKind) -> None:
-        """Add a function's answer."""
+        """Add the answer of a function."""
         self.answers += 1
         self.cold_starts += answer.cold_start
         if not kind.decodes:
@@ -105,7 +105,7 @@ class Work:
 
 @dataclass(slots=True)
 class JobStalls:
-    """A job's stalls: count and time by cause, and the newest ones individually."""
+    """The stalls of a job: their number and time by cause, and the most recent ones."""
 
     batches: Counter[Cause] = field(default_factory=Counter)
     wait_us: Counter[Cause] = field(default_factory=Counter)
@@ -118,7 +118,7 @@ class JobStalls:
         self.recent.append(stall)
 
     def by_wait(self) -> dict[str, tuple[int, int]]:
-        """Return batches and microseconds by the name that users see (`super_wire.waits`)."""
+        """Return the number of batches and the microseconds, by the users' names (`super_wire.waits`)."""
         totals: dict[str, tuple[int, int]] = {}
         for cause, count in self.batches.items():
             batches, wait_us = totals.get(name := wait_for(cause.value), (0, 0))
@@ -127,7 +127,7 @@ class JobStalls:
 
 
 class _FirstMiss(NamedTuple):
-    """The state at the first miss of a batch; ``cause`` is set if that alone decides it."""
+    """The state at the first miss of a batch. ``cause`` is set if the state alone determines it."""
 
     cause: Cause | None
     work: Work
@@ -135,23 +135,23 @@ class _FirstMiss(NamedTuple):
 
 @dataclass(slots=True)
 class Stalls:
-    """Batches that readers wait for now, oldest first, and the functions' work by dataset."""
+    """The batches that readers are waiting for, oldest first, and the work of functions by dataset."""
 
     waits: dict[BatchPlace, _FirstMiss] = field(default_factory=dict)
     works: dict[bytes, Work] = field(default_factory=dict)
 
     def work_for(self, dataset: bytes) -> Work:
-        """Return the functions' work for a dataset."""
+        """Return the work of functions for a dataset."""
         return self.works.setdefault(dataset, Work())
 
     def begin(self, place: BatchPlace, cause: Cause | None, dataset: bytes) -> None:
-        """Note the first miss of a batch by a reader."""
+        """Record the first time that a reader misses samples of a batch."""
         if len(self.waits) >= _WAITS_MAX:  # by readers that never reported completion
             del self.waits[next(iter(self.waits))]
         self.waits[place] = _FirstMiss(cause, replace(self.work_for(dataset)))
 
     def record_lost(self, place: BatchPlace) -> None:
-        """Blame cache memory for a stall: the cache lost samples that were thought resident."""
+        """Attribute a stall to cache memory, because the cache lost samples that were believed resident."""
         first = self.waits.get(place)
         if first is not None and first.cause is None:
             self.waits[place] = first._replace(cause=Cause.CACHE_MEMORY)
@@ -159,7 +159,7 @@ class Stalls:
 
 @dataclass(slots=True)
 class _Fading:
-    """A dataset's samples that jobs needed, and those dropped before, with exponential decay."""
+    """Exponentially decaying counts of the samples that jobs needed and of those dropped before."""
 
     needed: float = 0.0
     again: float = 0.0
@@ -167,7 +167,7 @@ class _Fading:
     thrashing: bool = False
 
     def note(self, needed: int, again: int, now: float) -> bool:
-        """Add samples, and return whether thrash begins."""
+        """Add samples, and return whether thrashing begins."""
         fading = 0.5 ** ((now - self.at_s) / _HALF_LIFE_S)
         self.needed, self.again = self.needed * fading + needed, self.again * fading + again
         self.at_s = now
@@ -179,24 +179,24 @@ class _Fading:
 
 @dataclass(slots=True)
 class Thrash:
-    """The share of needed samples that had been dropped; old samples count ever less."""
+    """The share of needed samples that had been dropped. The weight of old samples decays."""
 
     reproduced_samples: int = 0  # count since the start, random recipes included
     _datasets: dict[bytes, _Fading] = field(default_factory=dict)
 
     def needed(self, dataset: bytes, samples: int, now: float) -> None:
-        """Count samples that a job needs, present or not."""
+        """Count samples that a job needs, whether they are present or not."""
         self._datasets.setdefault(dataset, _Fading()).note(samples, 0, now)
 
     def produced_again(self, dataset: bytes, samples: int, now: float) -> bool:
-        """Count requested samples that had been dropped; return whether thrash begins."""
+        """Count requested samples that had been dropped, and return whether thrashing begins."""
         return self._datasets.setdefault(dataset, _Fading()).note(0, samples, now)
 
     def forget(self) -> None:
-        """Start over: the set of jobs changed, and the new one may not thrash."""
+        """Start over, because the set of jobs has changed and may no longer thrash."""
         self._datasets.clear()
 
     @property
     def thrashing(self) -> bool:
-        """Return whether any dataset's samples are dropped and produced again."""
+        """Return whether samples of any dataset are dropped and produced again."""
         return any(dataset.thrashing for dataset in self._datasets.values())

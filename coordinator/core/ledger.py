@@ -1,6 +1,6 @@
 """The ledger: how much was spent, how it is split among jobs, and how much may still be spent.
 
-Beside it the teams that share a coordinator: who goes first, who makes room, and who may spend no more.
+It also covers the teams that share a coordinator: who goes first, makes room, or may spend no more.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ UNPRICED_REQUESTS = 4  # most requests in flight at an executor before its first
 
 
 class Spending(enum.StrEnum):
-    """The degree to which money may be spent."""
+    """How freely money may be spent."""
 
     FREELY = ""
     SLOWED = "slowed"  # only for samples that readers wait for
@@ -102,10 +102,10 @@ class Ledger:
     """Spending: the amount, its split among jobs, and its rate.
 
     Args:
-        prices: unit prices, by the executor's number, each with its own hourly costs.
+        prices: unit prices by executor number, each with its own hourly costs.
         max_usd: the hard cap.
-        max_usd_per_hour: beyond this rate, money goes only to samples that readers wait for.
-        spent_usd: the amount spent before; it counts for the hard cap, and no job bears it.
+        max_usd_per_hour: above this rate, only samples that readers wait for are paid for.
+        spent_usd: the amount spent earlier, which counts towards the hard cap but not for any job.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Ledger:
         self.total_usd = spent_usd
 
     def settle(self, now: float) -> None:
-        """Account for the time since the last call."""
+        """Charge for the time since the last call."""
         passed_s = 0.0 if self._settled_s is None else now - self._settled_s
         self._settled_s = now
         if passed_s <= 0:
@@ -180,7 +180,7 @@ class Ledger:
         store_gets: int = 0,
         store_puts: int = 0,
     ) -> float:
-        """Bill an invocation of a function; return its cost in US dollars."""
+        """Bill an invocation of a function, and return its cost in US dollars."""
         prices = self._prices[executor]
         functions_usd = prices.invocation + prices.gb_s * gb_s
         gets_usd = prices.source_request * source_requests
@@ -219,7 +219,7 @@ class Ledger:
             self._count(usd, now)
 
     def job_costs(self, job: str) -> Costs:
-        """Return the costs until now of a job, open or ended."""
+        """Return the costs so far of a job, which may have ended."""
         costs = replace(self._own.get(job, Costs()))
         if job in self._present:
             costs.add(self._hours(self._hours_usd - self._present[job]))
@@ -229,7 +229,7 @@ class Ledger:
         return costs
 
     def spent(self) -> Costs:
-        """Return all costs until now, without splitting them among jobs."""
+        """Return all costs so far, without splitting them among jobs."""
         total = self._hours(sum(self._hours_usd - since for since in self._present.values()))
         for costs in (*self._own.values(), *(pool.costs for pool in self._pools.values())):
             total.add(costs)
@@ -240,7 +240,7 @@ class Ledger:
         return self._lately.total(now) * _HOUR_S / 60.0
 
     def watch(self, in_flight: Sequence[tuple[int, int]], now: float) -> str | None:
-        """Update ``spending``, counting requests and samples in flight; return a warning now and then."""
+        """Update ``spending``, counting requests and samples in flight. Returns an occasional warning."""
         if not self.capped:
             return None
         committed_usd = self.committed_usd(in_flight)
@@ -256,24 +256,24 @@ class Ledger:
         if self.spending is Spending.STOPPED and any(requests for requests, _ in in_flight):
             return None  # it may turn out cheaper
         self._warn_again_s = now + _WARN_EVERY_S
-        spent = f"{self.total_usd:.4f} USD of max_usd {self._max_usd:g} are spent"
+        spent = f"{self.total_usd:.4f} of {self._max_usd:g} USD (max_usd) have been spent"
         if self.spending is Spending.STOPPED:
-            return f"{spent}, and a request more might pass the cap: nothing more is produced"
+            return f"{spent}, and one more request might exceed the cap: nothing more is produced"
         return (
-            f"{spent}, and a cap (the other is max_usd_per_hour {self._max_usd_per_hour:g}) is near: only "
-            "what readers wait for is produced"
+            f"{spent}. This cap or the hourly one (max_usd_per_hour, {self._max_usd_per_hour:g}) is near: "
+            "only samples that readers are waiting for are produced"
         )
 
     def refusal(self) -> str:
-        """Explain to a reader why the hard cap stops production, and how to go on."""
+        """Explain to a reader why the hard cap stops production, and how to continue."""
         return (
-            f"{self.total_usd:.4f} USD are spent on this cache, by coordinators before a restart too, and "
-            f"max_usd is {self._max_usd:g}, which a request more might pass: to go on, start the coordinator "
-            "with a higher one (--max-usd, SUPER_MAX_USD)"
+            f"{self.total_usd:.4f} USD have been spent on this cache, including before restarts, and one "
+            f"more request might exceed max_usd, which is {self._max_usd:g}: to continue, start the "
+            "coordinator with a higher one (--max-usd, SUPER_MAX_USD)"
         )
 
     def freely_at_s(self, now: float, in_flight: Sequence[tuple[int, int]]) -> float | None:
-        """Return when the hourly cap will allow free spending again; ``None`` if it does now."""
+        """Return when the hourly cap will allow free spending again, or ``None`` if it does now."""
         if self._per_s == math.inf:
             return None
         missing_usd = self.committed_usd(in_flight) - self._saved_usd
@@ -306,7 +306,7 @@ _SAMPLE_S = 0.01  # before any request has ended
 
 @dataclass(slots=True)
 class TeamState:
-    """A team and its use: requests in flight and made so far, and their cost."""
+    """A team, with its requests in flight and so far, and their cost."""
 
     facts: Team
     in_flight: int = 0
@@ -318,7 +318,7 @@ class TeamState:
 
 
 class Teams:
-    """All teams seen so far. ``spent_usd``: the previous cost of some teams' requests, by name."""
+    """All teams seen so far. ``spent_usd`` is the earlier cost of some teams' requests, by team name."""
 
     def __init__(self, teams: Iterable[Team] = (), spent_usd: Mapping[str, float] | None = None) -> None:
         # Start-time fair queueing (Goyal et al., 1996): virtual time advances by
@@ -347,19 +347,19 @@ class Teams:
         return len(self._states) > 1
 
     def change(self, teams: Iterable[Team]) -> None:
-        """Set teams' limits; a team no longer listed keeps its limits for its open jobs."""
+        """Set the limits of teams. A team that is no longer listed keeps its limits for its open jobs."""
         self.given = tuple(teams)
         facts = {team.name: team for team in self.given}
         for name in sorted({*facts, *self._states}):
             self[name].facts = facts.get(name, self[name].facts)
 
     def turn(self, name: str) -> Turn:
-        """Return a team's turn: the highest priority goes first, then the least virtual time."""
+        """Return a team's turn. The highest priority goes first, then the smallest virtual time."""
         state = self[name]
         return -state.facts.priority, max(self._floor_s, state.virtual_s)
 
     def began(self, name: str, samples: int, *, capacity: int) -> float:
-        """Account for a new request, of ``capacity`` at most; return its expected time in seconds."""
+        """Account for a new request, with ``capacity`` requests at most; return its expected seconds."""
         state = self[name]
         expected_s = samples * (state.sample_s or self._sample_s)
         start_s, passes_s = max(self._floor_s, state.virtual_s), expected_s / state.facts.share
@@ -372,7 +372,7 @@ class Teams:
         return expected_s
 
     def ended(self, name: str, samples: int, took_s: float, *, expected_s: float) -> None:
-        """Account for an ended request, with any result, that used a function for ``took_s``."""
+        """Account for a request that ended, with any result, and used a function for ``took_s``."""
         state = self[name]
         state.in_flight -= 1
         state.virtual_s += (took_s - expected_s) / state.facts.share
@@ -382,16 +382,16 @@ class Teams:
             self._sample_s = state.sample_s
 
     def may_spend(self, name: str, request_usd: float) -> bool:
-        """Return whether a team can afford a further request, at ``request_usd`` for each in flight."""
+        """Return whether a team can afford another request, if each in flight costs ``request_usd``."""
         state = self[name]
         expected_usd = state.usd + (state.in_flight + 1) * request_usd
         return expected_usd <= state.facts.max_usd and state.usd < state.facts.max_usd
 
     def refusal(self, name: str) -> str:
-        """Explain to a team's reader why production stopped, and how to go on."""
+        """Explain to a team's reader why production stopped, and how to continue."""
         state = self[name]
         return (
-            f"the requests of team {name} have cost {state.usd:.4f} USD, and its max_usd is "
-            f"{state.facts.max_usd:g}, which a request more might pass: to go on, raise max_usd in the "
-            "coordinator's token_file"
+            f"the requests of team {name} have cost {state.usd:.4f} USD, and one more might exceed the "
+            f"team's max_usd, which is {state.facts.max_usd:g}: to continue, raise it in the coordinator's "
+            "token_file"
         )

@@ -1,8 +1,8 @@
 """Look-ahead: the window of a rank, its samples that must be requested, and those
-that come along.
+that are requested with them.
 
-If samples are members of shards, a *run* is a sequence of them within some MiB of one object. A
-request for part of a run also takes its *neighbours*: a cold epoch takes about one GET per run.
+If samples are members of shards, a *run* is a sequence of them within a few MiB of one object. A
+request for part of a run also includes its *neighbours*, so a cold epoch needs about one GET per run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _window_end(state: State, cursor: Cursor) -> int:
 
 
 def share_of(batches: int, scarcity: float) -> int:
-    """Return how many of a rank's ``batches`` fit into its share of the budget."""
+    """Return how many of the ``batches`` of a rank fit into its share of the budget."""
     return max(LEAST_BATCHES, batches if scarcity >= 1 else int(batches * scarcity))
 
 
@@ -63,7 +63,7 @@ def _stride(cursor: Cursor, end: int) -> int:
 
 
 def batches_wanted(state: State, cursor: Cursor, *, caution: float) -> int:
-    """Return the batches to look ahead: those read during a slow request (Little's law), and spares."""
+    """Return how many batches to look ahead: those read during a slow request (Little's law), and spares."""
     job = cursor.job
     samples = min(state.settings.request_samples, job.plan.batch_size)
     slow_s = state.eligible_for(job.dataset).slow_s(samples)
@@ -74,7 +74,7 @@ def batches_wanted(state: State, cursor: Cursor, *, caution: float) -> int:
 
 
 def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
-    """Return a rank's next absent samples, pending ones first; ``None`` if there are none."""
+    """Return the next absent samples of a rank, pending ones first, or ``None`` if there are none."""
     job = cursor.job
     while True:
         epoch = job.epoch_and_position(cursor.lookahead)[0]
@@ -132,7 +132,7 @@ _ROUNDS = 64
 
 
 def needed_bytes(state: State) -> int:
-    """Return the budget in bytes at which no recurring sample would be dropped."""
+    """Return the budget in bytes with which no recurring sample would be dropped."""
     # All that recurs for any reader at any look-ahead, except what all readers take
     # from the store. For random recipes also the look-ahead with that budget, and
     # what the first of several jobs has read and the last has not. The simulator
@@ -195,7 +195,7 @@ def _batch_bytes(state: State, job: Job) -> float:
 
 
 def headroom_bytes(limit: int) -> int:
-    """Return the part of a server's memory limit to leave for client buffers, in bytes."""
+    """Return the part of a server's memory limit that is left for client buffers, in bytes."""
     return int(max(limit * _HEADROOM_SHARE, min(_HEADROOM_BYTES, limit * _HEADROOM_SHARE_MAX)))
 
 
@@ -207,24 +207,23 @@ def maxmemory_for(budget: int) -> int:
 
 
 def exceeding_text(source: str, size_bytes: int, budget_bytes: int, *, kept: bool) -> str:
-    """Describe a dataset that is larger than the cache; ``kept``: a store holds it."""
+    """Describe a dataset that is larger than the cache. ``kept`` means that a store contains it."""
     size, budget, maxmemory = map(_mebibytes, (size_bytes, budget_bytes, maxmemory_for(size_bytes)))
-    what = "comes from the store, and nothing is lost" if kept else "is decoded again in each epoch"
-    remedy = "" if kept else " or a store (SUPER_STORE)"
+    what = "is read from the store, so nothing is lost" if kept else "is decoded again in every epoch"
+    remedy = "" if kept else ", or configure a store (SUPER_STORE)"
     return (
-        f"{source} takes about {size} decoded, and the cache has {budget} for records: the rest {what}; "
-        f"cache_bytes (SUPER_CACHE_BYTES) of {maxmemory}{remedy} would hold all of it"
+        f"{source} takes about {size} when decoded, but the cache has {budget} for records. The rest {what}. "
+        f"To keep all of it, set cache_bytes (SUPER_CACHE_BYTES) to {maxmemory}{remedy}"
     )
 
 
 def thrash_text(state: State) -> str:
-    """Describe the thrash: how much memory there is, and how much would end it."""
+    """Describe how much memory the thrashing cache has, and how much would stop the thrashing."""
     needed = needed_bytes(state)
     now, enough, maxmemory = map(_mebibytes, (state.budget_bytes, needed, maxmemory_for(needed)))
     return (
-        f"thrash: samples are dropped from the cache ({now} for records) and soon produced again; {enough} "
-        f"for records would end it: give the cache server {maxmemory}, by its maxmemory and by "
-        "cache_bytes where that is set"
+        f"the cache is thrashing: it has {now} for records, so samples are dropped and soon produced again. "
+        f"It needs {enough}: set the cache server's maxmemory, and cache_bytes if it is set, to {maxmemory}"
     )
 
 
@@ -245,14 +244,14 @@ def runs_of(
     *,
     whole: Bools | None = None,
 ) -> Ints | None:
-    """Return where runs begin in a catalog, ascending from 0; ``None`` if each is one sample.
+    """Return where runs begin in a catalog, ascending from 0, or ``None`` if each is one sample.
 
     Args:
-        objects: integers ``[n]``, the object of each sample; equal ones are adjacent.
-        offsets: integers ``[n]``, where each sample begins in it, ascending in each object.
-        lengths: integers ``[n]``, bytes of each sample.
+        objects: integers ``[n]``, the object of each sample. Equal ones are adjacent.
+        offsets: integers ``[n]``, the start of each sample in its object, ascending in each object.
+        lengths: integers ``[n]``, the size of each sample in bytes.
         run_bytes: maximum number of bytes of one GET.
-        whole: bools ``[n]``, samples that are rows: their offsets are the numbers of row groups.
+        whole: bools ``[n]``, a mask of samples that are rows, whose offsets are row group numbers.
     """
     if not objects.size:
         return None
@@ -280,9 +279,9 @@ def with_their_neighbours(
 ) -> Ints:
     """Return the first samples with the absent rest of their runs, or ``wanted`` unchanged.
 
-    ``wanted`` are absent, most urgent first, and have room; ``slack_s``: the time
-    until the first is needed, infinite if it cannot be in time; samples needed
-    after ``later_than_s`` may make room.
+    ``wanted`` are absent, most urgent first, and there is room for them. ``slack_s`` is the
+    time until the first is needed, or infinity if it cannot be in time. Samples needed after
+    ``later_than_s`` may be dropped to make room.
     """
     runs = state.datasets[key.dataset].runs
     # Neighbours are needed late, and must not delay anything that is needed sooner:
@@ -311,7 +310,7 @@ def with_their_neighbours(
 
 
 def _whole_runs(state: State, samples: SampleSet, runs: Ints, wanted: Ints) -> Ints:
-    """Return whole runs of the first requested samples, until they are at least as many samples."""
+    """Return whole runs of the first requested samples, at least as many samples as were requested."""
     # A run has its requested samples, and other absent ones that a job will need and that have never failed.
     most = state.most_samples(samples.key)
     taken, remaining = wanted[:0], wanted
@@ -333,7 +332,7 @@ def _whole_runs(state: State, samples: SampleSet, runs: Ints, wanted: Ints) -> I
 
 
 def _piece(runs: Ints, size: int, index: int, most: int) -> tuple[int, int]:
-    """Return the bounds of a sample's run, or of an equal part of a run that exceeds ``most``."""
+    """Return the bounds of a sample's run, or of one of the equal parts of a run longer than ``most``."""
     place = int(np.searchsorted(runs, index, side="right"))
     start, stop = int(runs[place - 1]), int(runs[place]) if place < runs.size else size
     length = math.ceil((stop - start) / math.ceil((stop - start) / most))
@@ -350,7 +349,7 @@ def _time_left_s(state: State, executor: ExecutorState, samples: SampleSet) -> f
 
 
 def _keeps(state: State, executor: ExecutorState, samples: SampleSet) -> bool:
-    """Return whether what is decoded early will not have to be decoded again."""
+    """Return whether samples that are decoded early will not have to be decoded again."""
     store = executor.store
     if samples.key.epoch == EVERY_EPOCH and store is not None and store.keeps and not samples.has_lost_packs:
         return True

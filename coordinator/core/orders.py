@@ -1,11 +1,11 @@
 """The orders of epochs: a keyed permutation, draws (a selection, weights, repetitions), and mixes.
 
-The permutation of ``range(size)`` is computed and never stored. A shuffle, no encryption. After Black and
-Rogaway, "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002). It depends on integer arithmetic modulo
-2**64 and on BLAKE2b only: users rely on the order.
+The permutation of ``range(size)`` is computed and never stored. It is a shuffle, not encryption, after Black
+and Rogaway, "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002). It depends only on integer arithmetic
+modulo 2**64 and on BLAKE2b, because users rely on the order.
 
-*Draws* are numbered sample by sample. The epoch's order is an order of draws, and
-each takes as many consecutive order positions as it is repeated.
+*Draws* are numbered sample by sample. The order of an epoch is an order of draws, and
+each draw takes one order position per repetition, consecutively.
 """
 
 from __future__ import annotations
@@ -42,19 +42,21 @@ _HALF: Final = np.uint64(32)
 
 
 class Permutation:
-    """A bijection of ``range(size)``, chosen by ``key``: equal on every machine and
-    in every release.
+    """A bijection of ``range(size)`` determined by ``key``, which is equal on every machine
+    and in every release.
 
-    ``PlanError``: not 1 to `SIZE_MAX` elements, or not 1 to `KEY_BYTES_MAX` bytes of key.
+    Raises ``PlanError`` unless there are 1 to `SIZE_MAX` elements and 1 to `KEY_BYTES_MAX` bytes of key.
     """
 
     # Up to PREFIX_SIZE_MAX elements a table: the positions, sorted by keyed random words. Above, a
     # generalised Feistel network on pairs of digits, with cycle walking.
     def __init__(self, size: int, key: bytes) -> None:
         if not 1 <= size <= SIZE_MAX:
-            raise PlanError(f"a permutation needs a size of 1 to {SIZE_MAX}, not {size}")
+            raise PlanError(f"the size of a permutation must be from 1 to {SIZE_MAX}, not {size}")
         if not 1 <= len(key) <= KEY_BYTES_MAX:
-            raise PlanError(f"a permutation needs a key of 1 to {KEY_BYTES_MAX} bytes, not {len(key)}")
+            raise PlanError(
+                f"the key of a permutation must be 1 to {KEY_BYTES_MAX} bytes long, not {len(key)}"
+            )
         self._size = size
         self._tables: tuple[Ints, Ints] | None = None
         # A Feistel network on few elements has too few states to mix well.
@@ -70,11 +72,17 @@ class Permutation:
         self._round_keys = tuple(_keyed_words(key, size, _ROUNDS))
 
     def forward(self, positions: Ints) -> Ints:
-        """Return the element at each position, int64 of its shape; ``PlanError`` if one is out of range."""
+        """Return the element at each position, as int64 of the same shape.
+
+        Raises ``PlanError`` if a position is out of range.
+        """
         return self._apply(checked_elements(positions, "positions", self._size), decrypt=False)
 
     def inverse(self, indices: Ints) -> Ints:
-        """Return the position of each element, int64 of its shape; ``PlanError`` if one is out of range."""
+        """Return the position of each element, as int64 of the same shape.
+
+        Raises ``PlanError`` if an element is out of range.
+        """
         return self._apply(checked_elements(indices, "indices", self._size), decrypt=True)
 
     def _apply(self, values: Ints, *, decrypt: bool) -> Ints:
@@ -129,7 +137,7 @@ class Permutation:
 
 @lru_cache(maxsize=64)  # two epochs of 32 jobs; an entry has at most 4 KiB
 def order_of(size: int, seed: int, epoch: int) -> Permutation:
-    """Return the order of one epoch; its key is BLAKE2b over seed and epoch."""
+    """Return the order of one epoch, whose key is the BLAKE2b of seed and epoch."""
     return Permutation(size, epoch_key(b"super-plan-1", seed, epoch))
 
 
@@ -140,19 +148,19 @@ def epoch_key(purpose: bytes, seed: int, epoch: int) -> bytes:
 
 
 def checked_elements(values: Ints, name: str, size: int) -> Ints:
-    """Return ``values`` as int64, copied only if needed; ``PlanError``, which calls them ``name``."""
+    """Return ``values`` as int64, copied only if needed, or raise a ``PlanError`` that contains ``name``."""
     array = np.asarray(values)
     if array.dtype.kind not in "iu":
         raise PlanError(f"{name} must be integers, not {array.dtype}")
     signed = array.astype(np.int64, copy=False)
     # Seen as unsigned, a negative value is a huge one: one pass finds both.
     if signed.size and int(signed.view(np.uint64).max()) >= size:
-        raise PlanError(f"{name} must be in range({size}), but go from {array.min()} to {array.max()}")
+        raise PlanError(f"{name} must be in range({size}), but range from {array.min()} to {array.max()}")
     return signed
 
 
 def _keyed_words(key: bytes, size: int, count: int) -> NDArray[np.uint64]:
-    """Return ``count`` uint64 words that look random: BLAKE2b of size and counter, under the key."""
+    """Return ``count`` pseudorandom uint64 words: BLAKE2b of size and counter, with the key."""
     # The size is in them because nearby sizes have equal radices, and would have all but equal orders.
     digests = -(-count // _WORDS_PER_DIGEST)
     prefix = size.to_bytes(8, "little")
@@ -170,7 +178,7 @@ def _hash(
     hashed: NDArray[np.uint64],
     other: NDArray[np.uint64],
 ) -> None:
-    """Write a keyed hash of each digit, in ``range(radix)``, to ``hashed``; ``other`` is scratch."""
+    """Write a keyed hash of each digit, in ``range(radix)``, to ``hashed``. ``other`` is scratch space."""
     np.bitwise_xor(digits, round_key, out=hashed)
     np.multiply(hashed, _MULTIPLIER_1, out=hashed)
     np.right_shift(hashed, _HALF, out=other)
@@ -192,8 +200,8 @@ _RANDOM_BITS: Final = 53
 class Drawing:
     """The draws of every epoch of one plan, and their places in its order.
 
-    ``shuffle``: each epoch has its own order; else the order of the indices. ``PlanError``:
-    an index is not in the catalog, or the weights are invalid or not one per sample.
+    With ``shuffle``, each epoch has its own order, else the order of the indices. Raises ``PlanError``
+    if an index is not in the catalog, or if the weights are invalid or not one per sample.
     """
 
     def __init__(self, draws: Draws, size: int, seed: int, *, shuffle: bool) -> None:
@@ -201,7 +209,7 @@ class Drawing:
         self._repeats = draws.repeats
         self.length = draws.length(size)  # order positions in an epoch
         if not 1 <= self.length <= SIZE_MAX:
-            raise PlanError(f"an epoch has 1 to {SIZE_MAX} samples, not {self.length}")
+            raise PlanError(f"an epoch must have 1 to {SIZE_MAX} samples, not {self.length}")
         self._count = self.length // self._repeats
         # Memory: 16 bytes an index; with weights, 8 bytes a sample for each of three epochs.
         self._samples: Ints | None = None  # the samples that are drawn at all, ascending; None: all
@@ -231,11 +239,11 @@ class Drawing:
 
     @property
     def samples(self) -> int:
-        """Return the number of different catalog samples that are drawn."""
+        """Return the number of distinct catalog samples that are drawn."""
         return self._size if self._samples is None else self._samples.size
 
     def at(self, epoch: int, places: Ints) -> tuple[Ints, Ints]:
-        """Return the sample at each order position, and its number among the sample's draws, from 0."""
+        """Return the sample at each order position, and the number of its draw, from 0."""
         if self._is_plain:
             samples = order_of(self._count, self._seed, epoch).forward(places) if self._shuffle else places
             return samples, np.zeros_like(places)
@@ -253,10 +261,10 @@ class Drawing:
         return (kinds if self._samples is None else self._samples[kinds]), times
 
     def places(self, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return the order positions of samples: the inverse of :meth:`at`.
+        """Return the order positions of samples, as the inverse of :meth:`at`.
 
-        An entry for each draw (of very many, `PLACES_MAX` spread evenly): the
-        sample's place in ``indices``, and the draw's first and last order position.
+        There is an entry for each draw, or for `PLACES_MAX` evenly spread ones of very many,
+        with the sample's place in ``indices``, and the draw's first and last order position.
         """
         kinds = checked_elements(indices, "indices", self._size)
         if self._is_plain:
@@ -295,15 +303,15 @@ class Drawing:
 
 def _check_weights(weights: NDArray[np.float64], wanted: int, *, shuffle: bool) -> None:
     if not shuffle:
-        raise PlanError("weights draw samples at random: use them with shuffle=True")
+        raise PlanError("weights draw samples at random, so they need shuffle=True")
     if weights.size != wanted:
-        raise PlanError(f"weights are one for each sample: {wanted:,}; not {weights.size:,}")
+        raise PlanError(f"there must be one weight per sample, {wanted:,} in all, not {weights.size:,}")
     if not np.isfinite(weights).all() or weights.min() < 0 or not 0 < float(weights.sum()) < np.inf:
-        raise PlanError("weights are finite, none is negative, and one at least is above 0")
+        raise PlanError("weights must be finite and not negative, and at least one must be above 0")
 
 
 def _counts(weights: NDArray[np.float64], count: int, key: bytes) -> Ints:
-    """Return how often an epoch draws each sample, ``count`` in all."""
+    """Return how often an epoch draws each sample, ``count`` times in total."""
     # Systematic sampling has low variance (Madow, "On the theory of systematic
     # sampling II", 1949): samples end to end on a line, each as long as its
     # expected count, are drawn by marks at distance 1. Left-to-right sums and
@@ -326,26 +334,26 @@ class Mixing:
     """The slots of one dataset in a mix, as a function of the counts per epoch.
 
     Args:
-        counts: samples of each dataset in an epoch, in the order of the mix.
-        member: the place of this dataset among them.
-        run: number of consecutive slots with the same dataset; it divides the counts.
+        counts: number of samples of each dataset in an epoch, in the order of the mix.
+        member: the place of this dataset in the mix.
+        run: number of consecutive slots with the same dataset, which divides the counts.
 
     Raises:
-        PlanError: there is no such dataset, one has no sample, all have too many,
-            or runs are not whole.
+        PlanError: there is no such dataset, one has no samples, all together have too
+            many, or the counts are not multiples of the run.
     """
 
     def __init__(self, counts: Sequence[int], member: int, run: int = 1) -> None:
         if not 0 <= member < len(counts):
-            raise PlanError(f"a mix of {len(counts)} datasets has no dataset {member}")
+            raise PlanError(f"there is no dataset {member} in a mix of {len(counts)} datasets")
         self.slots = sum(counts)  # number of slots in an epoch
         if min(counts) < 1 or self.slots > SLOTS_MAX:
             raise PlanError(
-                f"a mix has 1 sample or more of each dataset in an epoch, and at most {SLOTS_MAX:,} in all; "
-                f"not {', '.join(f'{count:,}' for count in counts)}"
+                f"an epoch of a mix must have at least 1 sample of each dataset and at most {SLOTS_MAX:,} in "
+                f"all, not {', '.join(f'{count:,}' for count in counts)}"
             )
         if run < 1 or any(count % run for count in counts):
-            raise PlanError(f"the counts of a mix in runs of {run:,} are multiples of that")
+            raise PlanError(f"the counts of a mix must be multiples of its run length, {run:,}")
         # Number of an epoch's slots that belong to this dataset
         self.count, self._run = counts[member], run
         # The slots that each earlier dataset takes, and the number it takes them from
@@ -360,7 +368,7 @@ class Mixing:
         self._own, self._left = self.count // run, remaining
 
     def before(self, slots: Ints) -> Ints:
-        """Return how many of the first ``slots`` slots are this dataset's; epochs follow one another."""
+        """Return how many of the first ``slots`` slots belong to this dataset. Epochs are consecutive."""
         if self._run == 1:
             return self._runs_before(slots)
         runs, rest = np.divmod(slots, self._run)
@@ -374,7 +382,7 @@ class Mixing:
         return runs * self._own // self._left
 
     def slots_of(self, places: Ints) -> Ints:
-        """Return the slots of this dataset's samples, from the first; inverts :meth:`before`."""
+        """Return the slots of this dataset's samples, from the first, as the inverse of :meth:`before`."""
         own, rest = np.divmod(places, self._run)
         runs = -(-(own + 1) * self._left // self._own) - 1
         for count, available in reversed(self._others):

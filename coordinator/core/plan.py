@@ -8,8 +8,8 @@
 * A short last global batch is padded to a multiple of the ranks with the first samples of the same
   epoch, as torch's DistributedSampler does, unless ``drop_last`` leaves it out. Each index that is not
   flagged as padding is delivered at most once per epoch.
-* If an epoch is not each sample once, its order is one of *draws* (:mod:`.orders`). If a user's sampler
-  drew it, batches have the lengths it gave them, there is one rank, and other epochs are unknown.
+* If an epoch is not simply each sample once, its order is one of *draws* (:mod:`.orders`). If a user's
+  sampler drew it, its batches have the given lengths, there is one rank, and other epochs are unknown.
 * In a *mix*, an epoch has as many *slots* as all its datasets have samples together, a global batch is
   ``G`` slots, and the plan has its dataset's part of a rank's slice.
 """
@@ -45,10 +45,10 @@ class Span:
     Attributes:
         indices: int64 ``[n]``, the samples in their order.
         padding: bool ``[n]``, True for a sample that only gives all ranks equal lengths.
-        offsets: int64 ``[batches + 1]``; batch ``i`` of the span is
+        offsets: int64 ``[batches + 1]``. Batch ``i`` of the span is
             ``indices[offsets[i] : offsets[i + 1]]``.
-        repetitions: int64 ``[n]``, how often each was drawn before in the epoch;
-            ``None``: each comes once.
+        repetitions: int64 ``[n]``, how often each sample was drawn before in the epoch,
+            or ``None`` if each is drawn once.
     """
 
     indices: Ints
@@ -76,7 +76,7 @@ class Plan:
         mix: Samples per epoch of each dataset of the mix that these batches are parts of.
         member: This plan's place in the mix.
         mix_run: Number of consecutive samples from the same dataset: 1, or a global batch.
-        only_epoch: The one epoch that ``draws`` define; ``None``: they hold for all.
+        only_epoch: The one epoch that ``draws`` define, or ``None`` if they define all epochs.
 
     Raises:
         PlanError: If an argument is out of its range, or if ``drop_last`` leaves no batch.
@@ -123,11 +123,13 @@ class Plan:
     def _checked_ends(self, draws: Draws) -> Ints:
         lengths = draws.length_array
         if self.replicas > 1 or self.shuffle or self.drop_last or self.mix or self.only_epoch is None:
-            raise PlanError("batches of given lengths are those of one epoch and one rank, in their order")
+            raise PlanError(
+                "batches of given lengths must be those of one epoch and one rank, in their order"
+            )
         if lengths.min() < 0 or lengths.max() > self.batch_size or int(lengths.sum()) != self.length:
             raise PlanError(
-                f"batches of given lengths have 0 to {self.batch_size} samples each and {self.length:,} in "
-                f"all; not {int(lengths.min())} to {int(lengths.max())}, and {int(lengths.sum()):,}"
+                f"batches of given lengths must have 0 to {self.batch_size} samples each and {self.length:,} "
+                f"in all, not {int(lengths.min())} to {int(lengths.max())} and {int(lengths.sum()):,}"
             )
         return np.cumsum(lengths)
 
@@ -139,8 +141,8 @@ class Plan:
         mixing = Mixing(self.mix, self.member, self.mix_run)
         if mixing.count != self.length or (self.draws is not None and self.draws.repeats > 1):
             raise PlanError(
-                f"an epoch has {self.length:,} samples of dataset {self.member} of the mix, each once, and "
-                f"not {mixing.count:,}: the source has changed meanwhile, so make the sampler again"
+                f"an epoch has {self.length:,} samples of dataset {self.member} of the mix, each once, but "
+                f"the mix has {mixing.count:,}: the source has changed, so create the sampler again"
             )
         return mixing
 
@@ -170,12 +172,12 @@ class Plan:
 
     @property
     def global_batch_size(self) -> int:
-        """Return the samples that all ranks read at once, over a mix's datasets; the last may be fewer."""
+        """Return how many samples all ranks read at once, of all datasets of a mix. The last may be fewer."""
         return self.batch_size * self.replicas
 
     @property
     def batches_per_epoch(self) -> int:
-        """Return the global batches per epoch, which is also every rank's number of batches."""
+        """Return the number of global batches per epoch, which is also the number of batches of each rank."""
         if self._ends is not None:
             return int(self._ends.size)
         full, rest = divmod(self._slots, self.global_batch_size)
@@ -183,7 +185,7 @@ class Plan:
 
     @property
     def samples_per_epoch(self) -> int:
-        """Return the samples that all ranks together deliver per epoch, without padding."""
+        """Return the number of samples that all ranks together deliver per epoch, without padding."""
         return self._before(self._slots_per_epoch)
 
     @property
@@ -194,18 +196,18 @@ class Plan:
 
     @property
     def padding_per_epoch(self) -> int:
-        """Return the samples that the ranks deliver again, as padding; fewer than the replicas."""
+        """Return the number of samples delivered again as padding, which is less than the replicas."""
         return self._before(-self._slots_per_epoch % self.replicas)
 
     def batch(self, epoch: int, position: int, rank: int) -> Span:
-        """Return what ``rank`` reads at one position; nothing in an epoch whose order is unknown."""
+        """Return the samples that ``rank`` reads at one position, or none in an epoch of unknown order."""
         if not self.covers(epoch):
             return Span(np.empty(0, np.int64), np.empty(0, np.bool_), np.zeros(2, np.int64))
         position = _bounded("position", position, 0, self.batches_per_epoch - 1)
         return self.span(epoch, position, position + 1, rank)
 
     def span(self, epoch: int, start: int, stop: int, rank: int) -> Span:
-        """Return what ``rank`` reads at [start, stop) of an epoch; ``PlanError`` if out of range."""
+        """Return what ``rank`` reads at [start, stop) of an epoch. Raises ``PlanError`` if out of range."""
         epoch = _bounded("epoch", epoch, 0, _EPOCH_MAX)
         stop = _bounded("stop", stop, 0, self.batches_per_epoch)
         start = _bounded("start", start, 0, stop)
@@ -228,19 +230,19 @@ class Plan:
         return Span(indices, padding, offsets, None if self.draws is None else repetitions)
 
     def is_empty(self, position: int, rank: int) -> bool:
-        """Return whether a rank reads nothing at a position: its part is all of other datasets."""
+        """Return whether a rank reads nothing at a position, because all slots belong to other datasets."""
         if self._mixing is None:
             return False
         slots, lengths = self._slices(position, position + 1, rank)
         return bool(self._mixing.before(slots) == self._mixing.before(slots + lengths))
 
     def next_use(self, indices: Ints, epoch: int, position: int) -> Ints:
-        """Return in how many global batches from ``position`` each sample is used
-        next: int64 ``[n]``.
+        """Return how many global batches after ``position`` each sample is used next, as
+        int64 ``[n]``.
 
         0 is the batch at ``position``, which may be the epoch's end. A sample not used
         in the rest of this epoch or in the next gets `NEVER_SOON`. Padding counts. With
-        very many draws, a sample may be used sooner. ``PlanError`` if out of range.
+        very many draws, a sample may be used sooner. Raises ``PlanError`` if out of range.
         """
         # Constant time per sample, by the inverse of the order; nothing is stored.
         batches = self.batches_per_epoch
@@ -257,7 +259,7 @@ class Plan:
         return distance
 
     def _next_draw(self, indices: Ints, epoch: int, position: int) -> Ints:
-        """Return each sample's first global batch from ``position`` in the epoch, or `NEVER_SOON`."""
+        """Return the first global batch from ``position`` in the epoch with each sample, or `NEVER_SOON`."""
         batches = self.batches_per_epoch
         owners, first, last = self._drawing.places(epoch, indices)
         # The repetitions of a draw are in consecutive global batches.
@@ -281,7 +283,7 @@ class Plan:
         return self.replicas if self.draws is not None and self.draws.repeats > 1 else 1
 
     def _slices(self, start: int, stop: int, rank: int) -> tuple[Ints, Ints]:
-        """Return where a rank's parts of global batches begin, in slots, and their lengths."""
+        """Return the first slots and the lengths of a rank's parts of global batches."""
         if self._ends is not None:
             ends = np.concatenate(([0], self._ends))[start : stop + 1]
             return ends[:-1], np.diff(ends)
@@ -293,7 +295,7 @@ class Plan:
 
 
 def _bounded(name: str, value: int, low: int, high: int) -> int:
-    """Return ``value`` as a plain int, or raise a PlanError that names it and its range."""
+    """Return ``value`` as a plain int, or raise a ``PlanError`` with its name and range."""
     try:
         number = operator.index(value)
     except TypeError as error:

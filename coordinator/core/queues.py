@@ -1,4 +1,4 @@
-"""Queues: what waits for a time, a retry, a reader, room in the cache, or a late answer. Only data."""
+"""Queues of items that wait for a time, a retry, a reader, room in the cache, or a late answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LOOKED_AT = 64  # stragglers in one check
 
 
 class BatchPlace(NamedTuple):
-    """A batch, by its place in a job; at most one reader at a time waits for it."""
+    """The place of a batch in a job. At most one reader at a time waits for it."""
 
     job: str
     rank: int
@@ -38,7 +38,7 @@ class BatchPlace(NamedTuple):
 
 
 class TimeQueue(Generic[_Item]):
-    """A heap of items by time; equal times keep the order of arrival, so that runs repeat exactly."""
+    """A heap of items by time. Equal times keep their order of arrival, so that runs repeat exactly."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, _Item]] = []
@@ -66,7 +66,7 @@ class TimeQueue(Generic[_Item]):
         self._valid.pop(item, None)
 
     def soonest_s(self) -> float | None:
-        """Return the earliest time; ``None`` if the queue is empty."""
+        """Return the earliest time, or ``None`` if the queue is empty."""
         while self._heap:
             at_s, number, item = self._heap[0]
             if self._valid.get(item) == number:
@@ -75,7 +75,7 @@ class TimeQueue(Generic[_Item]):
         return None
 
     def pop(self) -> _Item | None:
-        """Remove and return the item with the earliest time; ``None`` if the queue is empty."""
+        """Remove and return the item with the earliest time, or ``None`` if the queue is empty."""
         if self.soonest_s() is None:
             return None
         item = heapq.heappop(self._heap)[2]
@@ -93,7 +93,7 @@ class TimeQueue(Generic[_Item]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Retry:
-    """Samples that wait for a retry, which will be charged to a job."""
+    """Samples that wait for a retry, and the job to charge for it."""
 
     samples: SetKey
     indices: Ints
@@ -108,14 +108,14 @@ class Retry:
 
 @dataclass(slots=True)
 class Outage:
-    """Consecutive failures that no sample is to blame for; one counts in each wait."""
+    """Consecutive failures for which no sample is to blame. At most one is counted per wait."""
 
     failures: int = 0
     until_s: float = 0.0  # no attempts before this time
     probing: bool = False  # true while an attempt tests whether the outage is over
 
     def failed(self, settings: CoreSettings, now: float) -> bool:
-        """Count a failure and extend the wait; return whether it is a new one."""
+        """Count a failure and extend the wait, and return whether it is a new failure."""
         if now < self.until_s and not self.probing:
             return False
         self.failures, self.probing = self.failures + 1, False
@@ -123,7 +123,7 @@ class Outage:
         return True
 
     def may_try(self, settings: CoreSettings, now: float) -> bool:
-        """Return whether one more attempt may be made now; during an outage, one in each wait."""
+        """Return whether another attempt may be made now. During an outage, one is allowed per wait."""
         if now < self.until_s:
             return False
         self.until_s, self.probing = now + settings.backoff_after_s(self.failures), True
@@ -131,7 +131,7 @@ class Outage:
 
 
 class Misses(NamedTuple):
-    """A reader's missing samples in a batch, and the time until which the report is valid."""
+    """The samples of a batch that a reader is missing, and the time until which the report is valid."""
 
     until_s: float
     samples: SetKey
@@ -139,7 +139,7 @@ class Misses(NamedTuple):
 
 
 class ReportedMisses:
-    """The samples that readers wait for right now, by batch, oldest report first."""
+    """The samples that readers are waiting for, by batch, oldest report first."""
 
     def __init__(self) -> None:
         # A reader repeats missing samples every second: those not repeated for some seconds
@@ -159,7 +159,7 @@ class ReportedMisses:
         return self._unserved.keys()
 
     def report(self, place: BatchPlace, samples: SetKey, indices: Ints, now: float) -> None:
-        """Record a reader's missing samples of a batch."""
+        """Record the samples of a batch that a reader is missing."""
         # Remove the old report first, so that reports stay in order of their expiry.
         self._by_batch.pop(place, None)
         self._by_batch[place] = Misses(now + _BELIEVED_S, samples, indices)
@@ -167,13 +167,13 @@ class ReportedMisses:
         self._expire(now)
 
     def reopen(self, samples: SetKey) -> None:
-        """Mark a set's batches as unserved: some of its samples have become absent."""
+        """Mark the batches of a set as unserved, because some of its samples have become absent."""
         self._unserved.update(
             (place, None) for place, misses in self._by_batch.items() if misses.samples == samples
         )
 
     def served(self, place: BatchPlace) -> None:
-        """Mark a batch as served: all its missing samples are present or on their way."""
+        """Mark a batch as served, because all its missing samples are present or on their way."""
         self._unserved.pop(place, None)
 
     def discard(self, place: BatchPlace) -> None:
@@ -182,7 +182,7 @@ class ReportedMisses:
         self.served(place)
 
     def by_set(self, now: float) -> dict[SetKey, Ints]:
-        """Return all missing samples by set, with duplicates if several readers miss the same."""
+        """Return all missing samples by set, with duplicates if several readers are missing the same ones."""
         self._expire(now)
         collected: dict[SetKey, list[Ints]] = {}
         for misses in self._by_batch.values():
@@ -190,7 +190,7 @@ class ReportedMisses:
         return {key: np.concatenate(parts) for key, parts in collected.items()}
 
     def next_expiry_s(self, now: float) -> float | None:
-        """Return when the next report expires; ``None`` if there is none."""
+        """Return when the next report expires, or ``None`` if there is none."""
         self._expire(now)
         return next((misses.until_s for misses in self._by_batch.values()), None)
 
@@ -222,7 +222,7 @@ class RoomSearch:
         self.later_than_s = later_than_s
 
     def reset(self) -> None:
-        """Allow searches again, after a large change."""
+        """Allow new searches after a large change."""
         self.until_s = -math.inf
         self.events = -1
 
@@ -235,12 +235,12 @@ class RoomSearch:
         return now >= self.until_s and events != self.events
 
     def over_at_s(self, events: int) -> float | None:
-        """Return when searches become worthwhile without an event; ``None`` if never."""
+        """Return when searches become worthwhile without an event, or ``None`` if never."""
         return self.until_s if events != self.events else None
 
 
 class Stragglers:
-    """Requests in flight by when they become stragglers, and the number that were raced."""
+    """Requests in flight by the time at which they become stragglers, and how many were raced."""
 
     def __init__(self) -> None:
         self._later: TimeQueue[int] = TimeQueue()
@@ -254,7 +254,7 @@ class Stragglers:
         return len(self._late)
 
     def watch(self, number: int, late_at_s: float | None) -> None:
-        """Watch a new request; ``None``: the time at which it becomes late is unknown."""
+        """Watch a new request, with ``None`` if the time at which it becomes late is unknown."""
         if late_at_s is not None:
             self._later.add(number, late_at_s)
 
@@ -268,26 +268,26 @@ class Stragglers:
         self._late.pop(number, None)
 
     def raced(self, number: int) -> None:
-        """Record that a straggler has a rival now."""
+        """Record that a straggler now has a rival."""
         self._late.pop(number, None)
         self.hedges += 1
 
     @property
     def late(self) -> list[int]:
-        """Return the stragglers without a rival, earliest first, as many as are worth checking."""
+        """Return the earliest stragglers without a rival, as many as are worth checking."""
         return list(itertools.islice(self._late, _LOOKED_AT))
 
     def next_late_s(self) -> float | None:
-        """Return when the next request becomes a straggler, if still unanswered."""
+        """Return when the next request becomes a straggler if it is still unanswered."""
         return self._later.soonest_s()
 
     def affordable(self, share: float) -> int:
-        """Return how many more hedges stay within a share of all ended requests."""
+        """Return how many more hedges are within this share of all ended requests."""
         return max(0, int(share * self.landings) - self.hedges)
 
 
 class UnsavedQueue:
-    """Cached samples to be written to the store, in order of arrival; empty unless saving is ``wanted``."""
+    """Cached samples to write to the store, in order of arrival. It is empty unless saving is ``wanted``."""
 
     def __init__(self) -> None:
         # True if some functions do not see the store, or a job fills it.
@@ -297,7 +297,7 @@ class UnsavedQueue:
         self._is_here: dict[SetKey, Bools] = {}
 
     def add(self, key: SetKey, size: int, indices: Ints, now: float) -> None:
-        """Add new samples of a set with ``size`` samples."""
+        """Add new samples of a set that has ``size`` samples."""
         is_here = self._is_here.setdefault(key, np.zeros(size, dtype=np.bool_))
         fresh = indices[~is_here[indices]]
         if fresh.size:
@@ -305,7 +305,7 @@ class UnsavedQueue:
             self._waiting.setdefault(key, deque()).append((now, fresh))
 
     def first(self) -> tuple[SetKey, float] | None:
-        """Return the set whose first sample has waited longest, and since when."""
+        """Return the set whose first sample has waited longest, and the start of its wait."""
         since = {key: waiting[0][0] for key, waiting in self._waiting.items()}
         return min(since.items(), key=lambda entry: entry[1]) if since else None
 

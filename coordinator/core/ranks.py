@@ -1,4 +1,4 @@
-"""A rank's life: it opens a job, requests, reads or misses batches, falls silent, is forgotten."""
+"""The life of a rank: it opens a job, requests, reads or misses batches, becomes silent, is forgotten."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _EPOCHS_MAX = 2**40
 
 
 def job_opened(state: State, event: JobOpened, now: float) -> None:
-    """Open a job or add a rank; looking ahead begins at once, at the event's place."""
+    """Open a job or add a rank. It starts to look ahead at once, from the place in the event."""
     dataset, job = event.dataset, state.jobs.get(event.job)
     state.datasets.setdefault(dataset.content, dataset)
     state.unused_datasets.discard(dataset.content)
@@ -66,7 +66,7 @@ def job_opened(state: State, event: JobOpened, now: float) -> None:
 
 
 def job_closed(state: State, event: JobClosed, now: float) -> None:
-    """Forget a rank, and with the last the job; cached samples stay until memory is short."""
+    """Forget a rank, and with the last rank its job. Cached samples remain until memory is needed."""
     cursor = state.cursor(event.job, event.rank)
     if cursor is None:
         return
@@ -84,7 +84,7 @@ def job_closed(state: State, event: JobClosed, now: float) -> None:
 
 
 def executors_ineligible(state: State, event: ExecutorsIneligible, now: float) -> None:
-    """Exclude these executors for a dataset, and no others."""
+    """Exclude only these executors for a dataset."""
     if event.executors == state.ineligible.get(event.dataset, frozenset()):
         return
     reading = state.reading(event.dataset)
@@ -99,7 +99,7 @@ def executors_ineligible(state: State, event: ExecutorsIneligible, now: float) -
 
 
 def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
-    """Record that a page of the plan went out; one from elsewhere moves the rank there."""
+    """Record that a page of the plan was sent. If it is from another place, the rank moves there."""
     cursor = state.cursor(event.job, event.rank)
     if cursor is None:
         return
@@ -134,7 +134,7 @@ def _goes_back(cursor: Cursor, yielded: int) -> bool:
 
 
 def batch_read(state: State, event: BatchRead, now: float) -> None:
-    """Handle a read report: advance the rank, or see to its missing samples at once."""
+    """Handle a read report: advance the rank, or take care of its missing samples at once."""
     cursor = state.cursor(event.job, event.rank)
     if cursor is None:
         return
@@ -195,7 +195,7 @@ def _missed(state: State, job: Job, place: BatchPlace, event: BatchRead, now: fl
 
 
 def renew(state: State, cursor: Cursor, now: float) -> None:
-    """Renew a rank's lease."""
+    """Renew the lease of a rank."""
     cursor.last_seen_s = now
     if cursor.lapsed or cursor.key not in state.leases:  # one entry each, checked again when due
         state.leases.add(cursor.key, now + state.settings.lease_s)
@@ -205,7 +205,7 @@ def renew(state: State, cursor: Cursor, now: float) -> None:
 
 
 def lapse(state: State, now: float) -> None:
-    """Lapse ranks whose lease has ended, and forget those silent for ``forget_s``."""
+    """Mark ranks whose lease has ended as lapsed, and forget those silent for ``forget_s``."""
     settings = state.settings
     for name, rank in state.leases.take_until(now):
         cursor = state.cursor(name, rank)
@@ -225,7 +225,7 @@ def lapse(state: State, now: float) -> None:
 
 
 def forget_empty_sets(state: State, now: float) -> None:
-    """Forget sample sets that are empty and without ranks, and datasets twice without any."""
+    """Forget empty sample sets without ranks, and datasets that are unused in two consecutive calls."""
     misses = state.misses.by_set(now)
     for key, samples in list(state.sets.items()):
         if samples.idle and key not in misses and not state.need(key):
@@ -245,7 +245,7 @@ _WHERE = {RequestKind.RESTORE: "from the store, ", RequestKind.SAVE: "into the s
 
 
 def history(state: State, name: str, rank: int, epoch: int, position: int) -> list[tuple[float, str]]:
-    """Return the remembered history of a batch: times and descriptions, oldest first."""
+    """Return the recent history of a batch, as times and descriptions, oldest first."""
     cursor = state.cursor(name, rank)
     if cursor is None:
         return []
@@ -266,7 +266,7 @@ def history(state: State, name: str, rank: int, epoch: int, position: int) -> li
         if not count:
             continue
         racing = f", racing request {request.order.hedge_of}" if request.order.hedge_of is not None else ""
-        account = f"on account of {request.order.job}{racing}"
+        account = f"charged to {request.order.job}{racing}"
         source = _WHERE.get(request.order.kind, "")
         events.append(
             (
@@ -280,7 +280,7 @@ def history(state: State, name: str, rank: int, epoch: int, position: int) -> li
 
 
 def batch_missed(state: State, place: BatchPlace, samples: SampleSet, indices: Ints, now: float) -> None:
-    """Note what caused a batch's first missing samples; later misses do not count."""
+    """Record why samples of a batch were missing at first. Later misses do not count."""
     stalls, cursor = state.stalls, state.cursor(place.job, place.rank)
     if place in stalls.waits or not indices.size or cursor is None:
         return
@@ -291,7 +291,7 @@ def batch_missed(state: State, place: BatchPlace, samples: SampleSet, indices: I
 
 
 def stall_ended(state: State, place: BatchPlace, job: Job, wait_us: int, now: float) -> None:
-    """Close the stall of a batch that has now been read, and count it for its job."""
+    """End the stall of a batch that has now been read, and count it for its job."""
     first = state.stalls.waits.pop(place, None)
     cause = Cause.UNKNOWN
     if first is not None:
@@ -302,7 +302,7 @@ def stall_ended(state: State, place: BatchPlace, job: Job, wait_us: int, now: fl
 def _cause_at_once(
     state: State, cursor: Cursor, samples: SampleSet, indices: Ints, now: float
 ) -> Cause | None:
-    """Return the cause if the samples' states decide it, not what functions do; else ``None``."""
+    """Return the cause if the states of the samples determine it, or ``None`` if functions do."""
     counts = np.bincount(samples.state[indices], minlength=len(SampleState))
     commonest = SampleState(int(counts.argmax()))
     if commonest is SampleState.WAITING:

@@ -1,7 +1,7 @@
-"""The life of a request: made, sent, answered or failed, finished.
+"""The life of a request: it is made, sent, answered or failed, and finished.
 
-Its *claim* is the samples that are still missing and the room reserved for them in
-the cache; two requests that race share one.
+Its *claim* is the samples that are still missing, and the room reserved for them in
+the cache. Two requests that race share a claim.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def make(
     *,
     restore: bool = False,
 ) -> None:
-    """Have an executor produce or restore absent samples, and charge a job."""
+    """Request absent samples, produced or restored, from an executor, and charge a job."""
     indices = indices.copy()  # a view would keep the whole array alive
     samples = state.set_of(key)
     if not restore:
@@ -63,7 +63,7 @@ def make(
 
 
 def make_save(state: State, save: background.Save, now: float) -> None:
-    """Have cached samples written to a pack, and charge a job that reads them, if any."""
+    """Request that cached samples are written to a pack, and charge a job that reads them, if any."""
     job = next(iter(state.jobs_of(save.samples.dataset)), None)
     order = Prefetch(
         next(state.numbers),
@@ -89,7 +89,7 @@ def _note_thrash(state: State, samples: SampleSet, indices: Ints, now: float) ->
 
 
 def _send(state: State, request: Request, now: float) -> None:
-    """Send a request and watch for lateness, except for a save, which no one waits for."""
+    """Send a request, and watch whether it is late unless it is a save, which no one waits for."""
     order, counters = request.order, state.account(request)
     counters.invocations += 1
     counters.requests_in_flight += 1
@@ -123,7 +123,7 @@ def _late_at_s(state: State, request: Request, now: float) -> float | None:
 
 
 def race_stragglers(state: State, now: float) -> None:
-    """Race stragglers, within a share of all requests, if functions are idle or a reader waits."""
+    """Race stragglers, up to a share of all requests, if functions are idle or a reader is waiting."""
     # Dean and Barroso, "The Tail at Scale", 2013.
     watched = state.stragglers
     if not len(watched) or not state.settings.hedge_share:
@@ -148,7 +148,7 @@ def race_stragglers(state: State, now: float) -> None:
 
 
 def _race(state: State, late: Request, executor: ExecutorState, now: float) -> None:
-    """Request a straggler's missing samples from an executor; the first answer counts."""
+    """Request the missing samples of a straggler from an executor. The first answer counts."""
     state.stragglers.raced(late.order.request_id)
     late.rival = next(state.numbers)
     state.account(late).hedges += 1
@@ -158,7 +158,7 @@ def _race(state: State, late: Request, executor: ExecutorState, now: float) -> N
 
 
 def _is_unproven(state: State, request: Request) -> bool:
-    """Return whether a straggler's executor has never answered, and there is another one."""
+    """Return whether the executor of a straggler has never answered, and there is another executor."""
     # Hedges against it have no bound except that it is soon set aside.
     executor = state.fleet.executors[request.order.executor]
     return (
@@ -177,7 +177,7 @@ def _is_missed(state: State, request: Request, misses: Mapping[SetKey, Ints]) ->
 
 
 def request_done(state: State, event: RequestDone, now: float) -> None:
-    """Handle an answer: take in the samples that came, and retry the others."""
+    """Handle an answer: accept the samples that arrived, and retry the others."""
     ended = finish(state, event, now)
     if ended is None:
         return
@@ -229,7 +229,7 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
 
 
 class Ended(NamedTuple):
-    """A request that has ended, and bools ``[samples]`` for each possible result."""
+    """A request that has ended, with bools ``[samples]`` for each possible result."""
 
     request: Request
     # Of its unsettled samples, the cached ones and those that failed for good.
@@ -242,7 +242,7 @@ class Ended(NamedTuple):
 
 
 def finish(state: State, event: RequestDone | RequestFailed, now: float) -> Ended | None:
-    """Free a request's place, bill it and settle its samples; ``None`` for a second answer."""
+    """Free the place of a request, bill it and settle its samples. Returns ``None`` for a second answer."""
     request = state.requests.pop(event.request_id, None)
     if request is None:
         return None
@@ -295,7 +295,7 @@ def _give_back_place(state: State, request: Request, event: RequestDone | Reques
 
 
 def _bill(state: State, request: Request, event: RequestDone | RequestFailed, now: float) -> float:
-    """Bill an invocation, unless it never ran; return its cost in US dollars."""
+    """Bill an invocation, unless it never ran, and return its cost in US dollars."""
     order, counters = request.order, state.account(request)
     executor, units = state.fleet.executors[order.executor], dict[str, int]()
     if isinstance(event, RequestDone):
@@ -332,7 +332,7 @@ def _bill(state: State, request: Request, event: RequestDone | RequestFailed, no
 
 
 def _judge_loser(state: State, winner: Request, now: float) -> None:
-    """Blame the loser of a race: it may not answer at all."""
+    """Blame the loser of a race, because it may never answer."""
     loser = state.requests.get(winner.rival) if winner.rival is not None else None
     if loser is None:
         return
@@ -340,5 +340,5 @@ def _judge_loser(state: State, winner: Request, now: float) -> None:
     if loser.order.kind is RequestKind.RESTORE:
         restoring.distrust(state, loser, f"no answer within {silent_s:.1f} s", now)
     elif loser.order.executor != winner.order.executor and loser.made_s < winner.made_s:
-        reason = f"no answer within {silent_s:.1f} s, when another executor had answered"
+        reason = f"no answer within {silent_s:.1f} s, by which time another executor had answered"
         state.fleet.executors[loser.order.executor].breaker.failed(reason, loser.made_s, now)

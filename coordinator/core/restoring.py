@@ -1,7 +1,7 @@
-"""The store as the core sees it: stored samples, who restores them, and what to do if it fails.
+"""The core's view of the store: stored samples, who restores them, and what to do if it fails.
 
-A job whose readers all see the store is *straight*: only what a reader misses goes
-into the cache. If all jobs of a dataset are straight, decoded samples come as
+A job whose readers all see the store is *straight*: only samples that a reader misses are
+written to the cache. If all jobs of a dataset are straight, decoded samples arrive as
 *pointers* into their new pack.
 """
 
@@ -30,26 +30,24 @@ if TYPE_CHECKING:
 _NO_POINTERS_S = 60.0  # time for which records are pushed after a reader could not follow a pointer
 _NOT_STORED = OUTCOME_ORDER.index(Outcome.NOT_STORED)
 _STORE_ERROR = OUTCOME_ORDER.index(Outcome.STORE_ERROR)
-_READING = "the store cannot be read by the executor {}: {}; samples are decoded, until it can"
-_WRITING = (
-    "nothing can be written to the store by the executor {}: {}; what is decoded is not kept, until it can"
-)
+_READING = "the executor {} cannot read the store: {}; samples are decoded until it can"
+_WRITING = "the executor {} cannot write to the store: {}; decoded samples are not kept until it can"
 
 
 class Way(NamedTuple):
-    """Samples to decode or to restore, by one of these executors."""
+    """Samples to decode or restore, and the executors that can do so."""
 
     indices: Ints
     executors: EligibleExecutors
 
     @property
     def restore(self) -> bool:
-        """Return whether they come from the store."""
+        """Return whether the samples are restored from the store."""
         return self.executors.restores
 
 
 def records_stored(state: State, event: RecordsStored, now: float) -> None:
-    """Record places in the store. For a dataset without a job, they will be sent again."""
+    """Record places in the store. For a dataset without a job they are ignored, and will be sent again."""
     dataset = state.datasets.get(event.dataset)
     if dataset is None or dataset.random or not state.settings.store or not event.indices.size:
         return
@@ -58,7 +56,7 @@ def records_stored(state: State, event: RecordsStored, now: float) -> None:
 
 
 def packs_lost(state: State, event: PacksLost, now: float) -> None:
-    """Forget the places in packs that are gone."""
+    """Forget the places in lost packs."""
     for samples in state.sets.values():
         if samples.packs is not None:
             lost = np.isin(samples.packs, event.packs) & (samples.packs != 0)
@@ -67,7 +65,7 @@ def packs_lost(state: State, event: PacksLost, now: float) -> None:
 
 
 def forget(state: State, samples: SampleSet, indices: Ints) -> None:
-    """Forget places; straight ranks look again, as they may have skipped these samples."""
+    """Forget places. Straight ranks check again, as they may have skipped these samples."""
     if not indices.size:
         return
     samples.place(indices, 0)
@@ -81,7 +79,7 @@ def all_straight(state: State, dataset: bytes) -> bool:
 
 
 def withdraw_pointers(state: State, dataset: bytes) -> None:
-    """Drop all pointers if a reader may be unable to follow them; those ranks look again."""
+    """Drop all pointers if a reader may be unable to follow them. The ranks then check again."""
     samples = state.sets.get(SetKey(dataset, EVERY_EPOCH))
     if samples is None or samples.pointed is None or all_straight(state, dataset):
         return
@@ -93,7 +91,7 @@ def withdraw_pointers(state: State, dataset: bytes) -> None:
 
 
 def usable(state: State, samples: SampleSet, event: Audited, now: float, *, whole: bool) -> Bools:
-    """Return which audited samples readers can use, of pointers only those that all can follow."""
+    """Return which audited samples readers can use. Pointers count only if all readers can follow them."""
     # A `whole` audit comes from a reader that tried to follow a pointer.
     present: Bools = event.record_bytes > 0
     if event.pointers is None:
@@ -107,7 +105,7 @@ def usable(state: State, samples: SampleSet, event: Audited, now: float, *, whol
 def take_in(
     state: State, samples: SampleSet, indices: Ints, event: RequestDone | Audited, there: Bools
 ) -> Ints:
-    """Mark the cached samples, as records or pointers; return those with records."""
+    """Mark the cached samples as records or pointers, and return those with records."""
     if event.pointers is None:
         samples.store(indices[there], event.record_bytes[there])
         return indices[there]
@@ -119,7 +117,7 @@ def take_in(
 
 
 def take_in_late(state: State, samples: SampleSet, indices: Ints, event: RequestDone, written: Bools) -> None:
-    """Delete samples that the loser of a race wrote after they were dropped."""
+    """Delete samples that the loser of a race wrote after they had been dropped."""
     # Nothing would account for them. It may also have written a pointer over a record, or the other way
     # round.
     late = samples.among(indices[written], SampleState.ABSENT)
@@ -132,7 +130,7 @@ def take_in_late(state: State, samples: SampleSet, indices: Ints, event: Request
 
 
 def wanted_in_cache(job: Job, samples: SampleSet, indices: Ints) -> Ints:
-    """Return those of ``indices`` that a job needs in the cache ahead of its readers."""
+    """Return which of ``indices`` a job needs in the cache before its readers reach them."""
     to_store = job.fill is not None and job.fill.to_store
     if not (job.straight or to_store) or samples.packs is None:
         return indices
@@ -140,12 +138,12 @@ def wanted_in_cache(job: Job, samples: SampleSet, indices: Ints) -> Ints:
 
 
 def share_in_cache(job: Job, samples: SampleSet) -> float:
-    """Return the share of a set that a job needs in the cache ahead of its readers."""
+    """Return the share of a set that a job needs in the cache before its readers reach it."""
     return 1.0 - samples.stored_count / samples.state.size if job.straight else 1.0
 
 
 def ways(state: State, key: SetKey, indices: Ints, now: float) -> Iterator[Way]:
-    """Yield the ways to get absent samples: first decoding, which takes longer, then the store."""
+    """Yield the ways to get absent samples: first decoding, which takes longer, then restoring."""
     eligible, samples = state.eligible_for(key.dataset), state.sets[key]
     stored = None if samples.packs is None else samples.packs[indices] != 0
     executors = None if stored is None or not stored.any() else _restorers(state, eligible, now)
@@ -161,7 +159,7 @@ def ways(state: State, key: SetKey, indices: Ints, now: float) -> Iterator[Way]:
 
 
 def _restorers(state: State, eligible: EligibleExecutors, now: float) -> EligibleExecutors | None:
-    """Return the executors that can restore, or ``None``; not those set aside, if another works."""
+    """Return the executors that can restore, or ``None``. Skips those set aside if another works."""
     able = [
         executor
         for executor in (*eligible.executors, *eligible.store_only)
@@ -175,12 +173,12 @@ def _restorers(state: State, eligible: EligibleExecutors, now: float) -> Eligibl
 
 
 def is_usable(state: State, breaker: CircuitBreaker, now: float) -> bool:
-    """Return whether the store can be used; after trouble and a pause, by one request for trial."""
+    """Return whether the store can be used. After a failure and a pause, one trial request may use it."""
     return not breaker.tripped or (now >= breaker.open_until_s() and breaker.probe not in state.requests)
 
 
 def with_their_packs(state: State, key: SetKey, wanted: Ints) -> Ints:
-    """Return the first packs of ``wanted`` as a whole, as far as one request and free room allow."""
+    """Return the complete first packs of ``wanted``, as many as one request and the free room allow."""
     # Other absent samples of these packs come along if a job will need them.
     samples = state.set_of(key)
     fitting = int(state.free_bytes / samples.sample_bytes)
@@ -206,7 +204,7 @@ def with_their_packs(state: State, key: SetKey, wanted: Ints) -> Ints:
 def kind_for(
     state: State, executor: ExecutorState, samples: SampleSet, indices: Ints, now: float, *, restore: bool
 ) -> RequestKind:
-    """Choose the kind of a request, by what the executor and the readers see."""
+    """Choose the kind of a request according to what the executor and the readers see."""
     if restore:
         return RequestKind.RESTORE
     access = executor.store
@@ -228,7 +226,7 @@ def kind_for(
 
 
 def answered(state: State, request: Request, access: StoreAccess, event: RequestDone, now: float) -> None:
-    """Learn from an answer where records are and are not, and whether the store works."""
+    """Learn from an answer which records the store has, and whether the store works."""
     samples = state.set_of(request.order.samples)
     if event.pack and event.stored is not None and request.order.samples.epoch == EVERY_EPOCH:
         samples.place(request.order.indices[event.stored], event.pack)
@@ -251,7 +249,7 @@ def answered(state: State, request: Request, access: StoreAccess, event: Request
 
 
 def distrust(state: State, request: Request, reason: str, now: float, *, refused: bool = False) -> None:
-    """Blame the store for a failed or refused request that used it; warn when it is first set aside."""
+    """Blame the store for a failed or refused request that used it. Warns when it is first set aside."""
     executor = state.fleet.executors[request.order.executor]
     # By executor, since functions may be configured differently.
     breaker = executor.breaker_for(request.order.kind)
@@ -266,7 +264,7 @@ def distrust(state: State, request: Request, reason: str, now: float, *, refused
 
 
 def trouble(state: State) -> str:
-    """Return why the store is not read or written now; empty if it is."""
+    """Return why the store is not read or written now, or an empty string if it is."""
     breakers = [
         (executor.name, breaker, text)
         for executor in state.fleet.executors
@@ -277,7 +275,7 @@ def trouble(state: State) -> str:
 
 
 def waits_for_the_store(state: State, samples: SampleSet, indices: Ints, now: float) -> bool:
-    """Return whether most of a reader's missing samples come from the store, now or later."""
+    """Return whether most of the samples that a reader is missing will be restored from the store."""
     if samples.packs is None:
         return False
     coming = np.isin(samples.state[indices], (SampleState.ABSENT, SampleState.IN_FLIGHT))

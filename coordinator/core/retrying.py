@@ -1,7 +1,7 @@
-"""Retries: when and where to try missing samples again, and how often.
+"""Decide when, where and how often to retry missing samples.
 
-Failures that may be a sample's fault use up its attempts; others (a throttled
-executor, a full cache, a source that does not answer) none.
+Failures that may be a sample's fault use up its attempts. Others (a throttled
+executor, a full cache, a source that does not answer) do not.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _UNCOUNTED = np.isin(OUTCOME_ORDER, [Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Ou
 _NOT_RESTORED = np.isin(OUTCOME_ORDER, [Outcome.NOT_STORED, Outcome.STORE_ERROR])
 
 _EXPIRED_EARLY = (
-    "; it answered so after {:.1f} s of the {:.0f} s that the request lasts: the clocks of the function and "
-    "of the coordinator differ, or the function's own time limit is too short for anything"
+    "; it gave this answer {:.1f} s into the {:.0f} s that a request may take: the clocks of the function "
+    "and the coordinator differ, or the function's own time limit is too short for any work"
 )
 _OUTAGES_PER_WARNING = 8
 _GOLDEN = (5**0.5 - 1) / 2  # fractions of its multiples are spread evenly
@@ -48,14 +48,14 @@ BLAMED_ON_EXECUTOR_MAX = 2
 
 
 def end_outages(state: State, request: Request) -> None:
-    """End the outage; the source's too if samples were decoded, as a restore proves nothing."""
+    """End the outage, and that of the source if samples were decoded rather than restored."""
     state.outage.failures = 0
     if request.order.kind.decodes:
         state.source_outages.pop(request.order.samples.dataset, None)
 
 
 def release_due(state: State, now: float) -> None:
-    """Mark samples as absent whose retry is due, and have ranks look ahead to them again."""
+    """Mark samples whose retry is due as absent, and make ranks look ahead to them again."""
     # While a source gives nothing, one retry in each wait tries it. The others are spread over the wait, so
     # that they do not all come at once when it is back.
     for retry in state.retries.take_until(now):
@@ -84,7 +84,7 @@ def want_again(
     alone: bool = False,
     failed_by: int | None = None,
 ) -> None:
-    """Have absent samples looked at again, by readers that miss them and ranks that passed over them."""
+    """Make readers that are missing absent samples, and ranks that skipped them, check them again."""
     state.misses.reopen(key)
     for cursor in cursors:
         places = cursor.job.watermark + cursor.job.next_use(key, absent)
@@ -98,7 +98,7 @@ def want_again(
 def retry_rest(
     state: State, request: Request, event: RequestDone, left: Bools, now: float, *, some_came: bool
 ) -> None:
-    """Retry what an answer did not bring: at once, after a wait, or when the source is back."""
+    """Retry the samples that an answer lacks: at once, after a wait, or when the source is back."""
     order, messages = request.order, event.messages
     # The function began nothing, out of time long before our clock says so.
     is_early = now - request.made_s < state.settings.request_ttl_s / 2
@@ -135,7 +135,7 @@ def _withhold_refused(state: State, request: Request, refused: int) -> None:
 def retry_failed(
     state: State, request: Request, kind: FailureKind, left: NDArray[np.intp], now: float
 ) -> None:
-    """Retry samples of a failed request, each alone if one may be to blame."""
+    """Retry the samples of a failed request, each on its own if one may be to blame."""
     never_run = kind in NEVER_RUN
     if request.order.kind is RequestKind.RESTORE and not never_run:
         _wait(state, request, request.order.indices[left], 0.0, now)
@@ -154,7 +154,7 @@ def try_again(
     counts: bool,
     alone: bool,
 ) -> None:
-    """Queue a retry after a backoff; samples out of attempts get a tombstone that expires."""
+    """Queue a retry after a backoff. Samples without attempts left get a tombstone that expires."""
     offsets = _turn_elsewhere(state, request, offsets, now, counts=counts)
     if not offsets.size:
         return
@@ -173,7 +173,9 @@ def try_again(
     if not counts:
         outage, reason = state.outage, messages.get(int(offsets[0]), "")
         if outage.failed(state.settings, now) and outage.failures % _OUTAGES_PER_WARNING == 0:
-            text = f"{outage.failures} times in a row nothing could be produced, by no sample's fault"
+            text = (
+                f"nothing could be produced {outage.failures} times in a row, through no fault of the samples"
+            )
             state.actions.append(Warn(f"{text}: {reason}"))
         waits_s = np.maximum(waits_s, state.settings.backoff_after_s(outage.failures))
     failed_by = request.order.executor if counts else None
@@ -183,7 +185,7 @@ def try_again(
 def await_source(
     state: State, request: Request, offsets: NDArray[np.intp], now: float, *, some_came: bool
 ) -> None:
-    """Queue samples that the source does not provide now, without using attempts."""
+    """Queue samples that the source cannot provide now, without using up attempts."""
     # If it gave nothing at all, one retry in each wait tries it, so that the others do not keep it
     # overloaded.
     offsets = _turn_elsewhere(state, request, offsets, now, counts=False)
@@ -206,7 +208,7 @@ def _wait(
     now: float,
     **how: Any,
 ) -> None:
-    """Have samples wait for a retry; 0 s if they can come from elsewhere or in another way."""
+    """Make samples wait for a retry, for 0 s if another executor or another way can provide them."""
     if not indices.size:
         return
     key = request.order.samples
@@ -225,7 +227,7 @@ def _backoffs_s(state: State, times: NDArray[Any]) -> NDArray[np.float64]:
 def _turn_elsewhere(
     state: State, request: Request, offsets: NDArray[np.intp], now: float, *, counts: bool
 ) -> NDArray[np.intp]:
-    """Retry at once elsewhere what a set-aside executor did not produce; return the other offsets."""
+    """Retry at once elsewhere if an executor that was set aside failed, and return the other offsets."""
     # The executor is more likely to blame than the samples, but it excuses each only a few times.
     executor = state.fleet.executors[request.order.executor]
     if not (

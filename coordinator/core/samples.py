@@ -1,7 +1,7 @@
-"""Residency by sample: one byte of state for each, and the table of legal changes.
+"""The residency of samples: one byte of state for each, and the table of legal changes.
 
-A *sample set* is the samples of one dataset under one recipe, and under one epoch
-if that is random.
+A *sample set* contains the samples of one dataset with one recipe, and for one epoch
+if the recipe is random.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _KEY_OVERHEAD_BYTES = 160
 
 
 class SetKey(NamedTuple):
-    """A sample set's name: dataset (content of catalog and recipe), epoch of a random recipe."""
+    """The name of a sample set: dataset (content of catalog and recipe), and epoch of a random recipe."""
 
     dataset: bytes
     epoch: int
 
 
 class SampleState(enum.IntEnum):
-    """The assumed state of one sample; the cache has the truth."""
+    """The assumed state of one sample. The actual state is in the cache."""
 
     UNKNOWN = 0  # never checked: the cache may hold it from an earlier coordinator
     CHECKING = 1  # an audit is in flight
@@ -65,7 +65,7 @@ _FROM_STORED[_S.CHECKING] = False
 
 
 def footprint(record_bytes: Ints) -> Ints:
-    """Return records' bytes in Redis: jemalloc's size class (four per doubling) and the key."""
+    """Return the bytes that records take in Redis: jemalloc's size class (four per doubling) and the key."""
     size = np.maximum(np.asarray(record_bytes, dtype=np.int64) + _OBJECT_BYTES, _OBJECT_BYTES)
     step = np.int64(1) << np.maximum(np.floor(np.log2(size - 1)).astype(np.int64) - 2, 4)
     taken: Ints = (size + step - 1) // step * step + _KEY_OVERHEAD_BYTES
@@ -73,14 +73,14 @@ def footprint(record_bytes: Ints) -> Ints:
 
 
 def count_again(counts: Counter[int], indices: Ints) -> Ints:
-    """Count each of ``indices`` once more; return its new count."""
+    """Increase the count of each of ``indices`` by one, and return the new counts."""
     counts.update(indices.tolist())
     return np.array([counts[index] for index in indices.tolist()], dtype=np.int64)
 
 
 @dataclass(slots=True)
 class CacheMemory:
-    """Cache memory that the records of several sample sets take together."""
+    """The cache memory that the records of several sample sets take together."""
 
     resident_bytes: int = 0
 
@@ -133,7 +133,7 @@ class SampleSet:
         self._memory = memory or CacheMemory()
 
     def among(self, indices: Ints, state: SampleState) -> Ints:
-        """Return those of ``indices`` that are in ``state``, in their order."""
+        """Return the ``indices`` of samples in ``state``, in their order."""
         matching: Ints = indices[self.state[indices] == state]
         return matching
 
@@ -142,11 +142,11 @@ class SampleSet:
         return np.flatnonzero(self.state == state)
 
     def doubt(self) -> None:
-        """Doubt all resident samples: the server evicted records on its own."""
+        """Mark all resident samples as doubtful, because the server evicted records on its own."""
         self._doubted = self.state == SampleState.RESIDENT
 
     def to_check(self, indices: Ints) -> Ints:
-        """Return those of ``indices`` that need an audit."""
+        """Return the ``indices`` of samples that need an audit."""
         states = self.state[indices]
         unsure: Bools = states == SampleState.UNKNOWN
         if self._doubted is not None:
@@ -154,14 +154,14 @@ class SampleSet:
         return indices[unsure]
 
     def stored(self, indices: Ints) -> Bools:
-        """Return which of ``indices`` have a known place in the store."""
+        """Return a mask of the ``indices`` that have a known place in the store."""
         if self.packs is None:
             return np.zeros(indices.size, dtype=np.bool_)
         known: Bools = self.packs[indices] != 0
         return known
 
     def place(self, indices: Ints, packs: NDArray[np.uint32] | int) -> None:
-        """Set the packs of the store that hold the records of ``indices``; 0: unknown."""
+        """Set the packs of the store that contain the records of ``indices``, or 0 if they are unknown."""
         if self.packs is None:
             self.packs = np.zeros(self.state.size, dtype=np.uint32)
         self.stored_count -= int(np.count_nonzero(self.packs[indices]))
@@ -172,7 +172,7 @@ class SampleSet:
             self._by_pack, self._moved = None, 0
 
     def lying_in(self, pack: int) -> Ints:
-        """Return the samples in a pack, except perhaps some of the most recently placed."""
+        """Return the samples in a pack. Some that were placed most recently may be missing."""
         if self.packs is None:
             return np.empty(0, dtype=np.int64)
         if self._by_pack is None:
@@ -184,17 +184,17 @@ class SampleSet:
         return current
 
     def held(self) -> Ints:
-        """Return all samples that are in the cache, on their way there, or may be, ascending."""
+        """Return all samples that are or may be in the cache, or are on their way there, ascending."""
         return np.flatnonzero((self.state != SampleState.UNKNOWN) & (self.state != SampleState.ABSENT))
 
     def move(self, indices: Ints, to: SampleState) -> None:
-        """Change the state of distinct ``indices``; ``RuntimeError`` for an illegal change, a bug."""
+        """Change the state of distinct ``indices``. Raises ``RuntimeError`` for an illegal change, a bug."""
         if not indices.size:
             return
         before = self.state[indices]
         if not _LEGAL_TO[to][before].all():
             wrong = sorted({SampleState(int(state)).name for state in before[~LEGAL[before, to]]})
-            msg = f"illegal change of sample state in {self.key}: {', '.join(wrong)} to {to.name}"
+            msg = f"illegal change of a sample's state in {self.key}: {', '.join(wrong)} to {to.name}"
             raise RuntimeError(msg)
         if _FROM_RESIDENT[to]:
             self.resident_count -= int(np.count_nonzero(before == SampleState.RESIDENT))
@@ -208,7 +208,7 @@ class SampleSet:
         self.state[indices] = to
 
     def store(self, indices: Ints, record_bytes: Ints) -> None:
-        """Mark ``indices`` as resident, with records of these lengths in bytes."""
+        """Mark ``indices`` as resident, with records of these sizes in bytes."""
         if not indices.size:
             return
         self.move(indices, SampleState.RESIDENT)
@@ -225,7 +225,7 @@ class SampleSet:
         self.sample_bytes += (total / indices.size - self.sample_bytes) * max(share, 0.05)
 
     def point(self, indices: Ints, record_bytes: Ints) -> None:
-        """Mark resident pointers of these lengths, which say nothing about their records."""
+        """Mark resident pointers of these lengths, which are unrelated to the lengths of their records."""
         if not indices.size:
             return
         known = self.sample_bytes, self._stored_count
@@ -236,13 +236,13 @@ class SampleSet:
         self.pointed[indices] = True
 
     def pointers_among(self, indices: Ints) -> Ints:
-        """Return those of ``indices`` that are resident as pointers."""
+        """Return the ``indices`` of samples that are resident as pointers."""
         if self.pointed is None:
             return indices[:0]
         return self.among(indices[self.pointed[indices]], _S.RESIDENT)
 
     def clear_failures(self, indices: Ints) -> None:
-        """Clear the failure counts of these samples, whose outcome is known."""
+        """Clear the failure counts of these samples, as their outcome is known."""
         for counts in (self.blamed_on_executor, self.unavailable):
             if counts:
                 for index in indices.tolist():
@@ -250,12 +250,12 @@ class SampleSet:
 
     @property
     def idle(self) -> bool:
-        """Return whether nothing of this set is cached, on its way or waiting."""
+        """Return whether no sample of this set is cached, on its way or waiting."""
         return not self.resident_count and not self.under_way
 
     @property
     def under_way(self) -> bool:
-        """Return whether an audit, a request or a retry of some sample is pending."""
+        """Return whether an audit, a request or a retry is pending for any sample."""
         return any(self.count(state) for state in (_S.CHECKING, _S.IN_FLIGHT, _S.WAITING))
 
     def count(self, state: SampleState) -> int:

@@ -1,4 +1,4 @@
-"""Settings of the core: bounds, waits, prices, datasets and teams, frozen and checked on creation."""
+"""Settings of the core: limits, waits, prices, datasets and teams, frozen and checked on creation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PRIORITY_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """US dollars per unit of use; all zero if nothing is billed by use."""
+    """Prices in US dollars per unit of use, all zero if use is not billed."""
 
     # One request to a function.
     invocation: float = 0.0
@@ -50,16 +50,19 @@ class Prices:
         for entry in fields(self):
             value = getattr(self, entry.name)
             if not 0 <= value < math.inf:
-                raise ConfigError(f"the price {entry.name} is a number from 0 up; not {value!r}")
+                raise ConfigError(
+                    f"the price {entry.name} must be a finite number of at least 0, not {value!r}"
+                )
         if self.coordinator_hour > self.hour:
             raise ConfigError(
-                f"the price coordinator_hour is a part of hour, {self.hour!r}; not {self.coordinator_hour!r}"
+                f"the price coordinator_hour ({self.coordinator_hour!r}) must not exceed hour "
+                f"({self.hour!r}), of which it is a part"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetFacts:
-    """A catalog under a recipe; ``random`` recipes have fresh samples each epoch."""
+    """Facts about a catalog combined with a recipe. ``random`` recipes produce new samples in each epoch."""
 
     # Its digest.
     content: bytes
@@ -87,14 +90,14 @@ class ExecutorFacts:
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """The limits of a team; ``ConfigError``: one of them is out of its range.
+    """The limits of a team. Raises ``ConfigError`` if one is out of range.
 
     Attributes:
-        name: letters, digits and ``. _ -``, at most 64.
-        share: of the functions' time and of the cache's memory, relative to the
-            other teams' shares.
-        priority: teams of a higher one go first; lower ones get only what those leave.
-        max_usd: maximum cost of all its requests, in US dollars.
+        name: at most 64 letters, digits and ``. _ -``.
+        share: share of the functions' time and of the cache's memory, relative to the
+            shares of other teams.
+        priority: teams with a higher priority go first, and others get only what they leave.
+        max_usd: maximum cost of all requests of the team, in US dollars.
     """
 
     name: str = NO_TEAM
@@ -104,19 +107,21 @@ class Team:
 
     def __post_init__(self) -> None:
         if self.name and not _NAME.fullmatch(self.name):
-            raise ConfigError(f"a team's name has 1 to 64 letters, digits or . _ -; not {self.name[:80]!r}")
+            raise ConfigError(
+                f"a team's name must consist of 1 to 64 letters, digits or . _ -, not {self.name[:80]!r}"
+            )
         for name, low, high in (
             ("share", _SHARE_MIN, _SHARE_MAX),
             ("priority", -_PRIORITY_MAX, _PRIORITY_MAX),
             ("max_usd", 0, math.inf),
         ):
             if not low <= (value := getattr(self, name)) <= high:
-                raise ConfigError(f"team {self.name}: {name} is from {low:g} to {high:g}; not {value}")
+                raise ConfigError(f"team {self.name}: {name} must be from {low:g} to {high:g}, not {value}")
 
 
 @dataclass(frozen=True, slots=True)
 class CoreSettings:
-    """Bounds of planning."""
+    """Limits for planning."""
 
     # Cache memory for records.
     budget_bytes: int
@@ -156,5 +161,5 @@ class CoreSettings:
     whole_packs: bool = False
 
     def backoff_after_s(self, attempts: int) -> float:
-        """Return the wait in seconds after ``attempts`` that failed."""
+        """Return how many seconds to wait after this number of failed ``attempts``."""
         return min(self.backoff_max_s, self.backoff_s * 2.0 ** min(max(attempts, 1) - 1, 64))

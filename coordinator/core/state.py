@@ -1,4 +1,4 @@
-"""The core's state, and the few queries that several parts of the core share."""
+"""The state of the core, and the few queries that several of its parts share."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _NONE: frozenset[int] = frozenset()
 
 @dataclass(slots=True)
 class Claim:
-    """State shared by two requests that race."""
+    """The state shared by two requests that race."""
 
     # [samples]: those not yet settled.
     unsettled: Bools
@@ -62,7 +62,7 @@ class Claim:
 
 @dataclass(slots=True)
 class Request:
-    """A request that was sent and, once it has ended, its result."""
+    """A request that was sent, with its result once it has ended."""
 
     order: Prefetch
     payer: Job | None  # the job to charge, though it may close before the answer; None: no job
@@ -75,13 +75,13 @@ class Request:
 
     @property
     def team(self) -> str:
-        """Return the team to charge."""
+        """Return the team to charge for the request."""
         return NO_TEAM if self.payer is None else self.payer.team
 
 
 @dataclass(frozen=True, slots=True)
 class AuditInFlight:
-    """An audit in flight, for the reader of a batch or for a rank that looks ahead."""
+    """An audit in flight for the reader of a batch, or for a rank that looks ahead."""
 
     samples: SetKey
     indices: Ints
@@ -91,7 +91,7 @@ class AuditInFlight:
 
 @dataclass(slots=True)
 class State:
-    """The core's memory."""
+    """Everything that the core remembers."""
 
     settings: CoreSettings
     datasets: dict[bytes, DatasetFacts] = field(default_factory=dict)
@@ -162,12 +162,12 @@ class State:
 
     @property
     def in_flight(self) -> list[tuple[int, int]]:
-        """Return requests and samples in flight, by executor."""
+        """Return the number of requests and samples in flight, by executor."""
         return [(executor.in_flight, executor.samples_in_flight) for executor in self.fleet.executors]
 
     @property
     def is_producing(self) -> bool:
-        """Return whether a request in flight brings something into the cache."""
+        """Return whether a request in flight adds samples to the cache."""
         return any(request.order.kind.fills_cache for request in self.requests.values())
 
     @property
@@ -177,18 +177,18 @@ class State:
 
     @property
     def free_bytes(self) -> int:
-        """Return the memory that no record, request or other has taken; negative under pressure."""
+        """Return the memory not taken by records, requests or others, which is negative under pressure."""
         taken = self.resident_bytes + self.reserved_bytes + self.foreign_bytes + self.withheld_bytes
         return self.budget_bytes - taken
 
     def most_samples(self, key: SetKey) -> int:
-        """Return the maximum number of samples of a set in a request."""
+        """Return the maximum number of samples of a set in one request."""
         # Many at once that take much of the cache would drop what others have brought.
         share = int(_REQUEST_SHARE * self.budget_bytes / self.set_of(key).sample_bytes)
         return min(self.settings.request_samples, max(_MODEST_REQUEST, share))
 
     def set_of(self, key: SetKey) -> SampleSet:
-        """Return the sample set of that name; create it on first use."""
+        """Return the sample set with this name, creating it on first use."""
         samples = self.sets.get(key)
         if samples is None:
             dataset = self.datasets[key.dataset]
@@ -202,7 +202,7 @@ class State:
         return samples
 
     def has_come(self, key: SetKey, indices: Ints, now: float) -> None:
-        """Note new resident samples; an executor that sees the store saves those in no pack."""
+        """Record new resident samples. An executor that sees the store saves those that are in no pack."""
         if self.unsaved.wanted and key.epoch == EVERY_EPOCH:
             samples = self.set_of(key)
             self.unsaved.add(key, samples.state.size, indices[~samples.stored(indices)], now)
@@ -242,7 +242,7 @@ class State:
             self.actions.append(Drop(samples.key, indices))
 
     def need(self, key: SetKey) -> int:
-        """Return 2 if a rank reads that set, 1 if one only looks ahead to it, else 0."""
+        """Return 2 if a rank reads this set, 1 if one only looks ahead to it, and 0 otherwise."""
         need = 0
         for cursor in self.reading(key.dataset):
             first, last = (
@@ -258,7 +258,7 @@ class State:
         return self.fleet.eligible(self.ineligible.get(dataset, _NONE))
 
     def cursor(self, job: str, rank: int) -> Cursor | None:
-        """Return a rank's cursor; ``None`` if unknown (closed, or from before a restart)."""
+        """Return the cursor of a rank, or ``None`` if it is unknown (closed, or from before a restart)."""
         open_job = self.jobs.get(job)
         return open_job.cursors.get(rank) if open_job else None
 
@@ -272,17 +272,17 @@ class State:
         return [cursor for cursor in self.cursors if cursor.job.dataset == dataset]
 
     def account(self, request: Request) -> JobCounters:
-        """Return a request's counters: its job's, or those of all closed jobs."""
+        """Return the counters for a request: those of its job, or of all closed jobs."""
         payer = request.payer
         is_open = payer is not None and self.jobs.get(payer.name) is payer
         return payer.counters if payer is not None and is_open else self.closed.counters
 
     def team_of(self, job: str) -> str:
-        """Return the team of an open job; no team for any other."""
+        """Return the team of a job if it is open, else no team."""
         return self.jobs[job].team if job in self.jobs else NO_TEAM
 
     def turn(self, team: str) -> Turn | None:
-        """Return a team's turn; ``None`` if it may spend no more."""
+        """Return a team's turn, or ``None`` if it may spend no more."""
         capped = self.teams[team].facts.max_usd < math.inf
         if capped and not self.teams.may_spend(team, self.ledger.request_usd):
             return None
@@ -297,7 +297,7 @@ class State:
         return [job for job in self.jobs.values() if job.dataset == dataset]
 
     def want(self, cursor: Cursor, wanted_bytes: int) -> None:
-        """Set the cache memory that a rank's full look-ahead would take."""
+        """Set the cache memory that the full look-ahead of a rank would take."""
         self.wanted_bytes += wanted_bytes - cursor.wanted_bytes
         cursor.wanted_bytes = wanted_bytes
 
@@ -318,20 +318,20 @@ class State:
                 self.wake(cursor)
 
     def look_again(self, cursors: Iterable[Cursor]) -> None:
-        """Have ranks check their whole look-ahead again, since samples may have gone."""
+        """Make ranks recheck their whole look-ahead, since samples may have been dropped."""
         for cursor in cursors:
             cursor.look_again()
             self.wake(cursor)
 
     def rest(self, cursor: Cursor) -> None:
-        """Take a rank out of all queues for looking ahead."""
+        """Remove a rank from all queues for looking ahead."""
         eligible = self.eligible_for(cursor.job.dataset)
         eligible.ready[cursor.job.team].discard(cursor.key)
         eligible.deferred.discard(cursor.key)
         self.room_search.waiting.pop(cursor.key, None)
 
     def remember_failure(self, key: SetKey, index: int, reason: str) -> None:
-        """Keep the reason of a sample's failure; of very many, the newest."""
+        """Store the reason why a sample failed. If there are very many, the newest are kept."""
         self.failures.pop((key, index), None)
         self.failures[key, index] = reason
         if len(self.failures) > _FAILURES_MAX:
@@ -346,7 +346,7 @@ class State:
         *,
         reason: str = "retries_spent",
     ) -> None:
-        """Write tombstones that expire, after which the samples may be tried again."""
+        """Write tombstones that expire, after which the samples may be retried."""
         ttl_s = self.settings.tombstone_ttl_s
         self.set_of(key).move(indices, SampleState.FAILED)
         for index, text in zip(indices.tolist(), reasons, strict=True):
@@ -355,6 +355,6 @@ class State:
         self.expiries.append((now + ttl_s, key, indices))
 
     def unique(self, indices: Ints) -> Ints:
-        """Return indices without duplicates (padding repeats samples), by first appearance."""
+        """Return indices without duplicates (padding repeats samples), in order of first appearance."""
         _, first = np.unique(indices, return_index=True)
         return indices[np.sort(first)]

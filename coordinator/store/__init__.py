@@ -1,4 +1,4 @@
-"""The coordinator's side of the store: its choice, its records' places, its room."""
+"""The coordinator's side of the store: choosing it, locating its records and limiting its size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The index of a store: segments list many packs' entries, packs the rest. All of this blocks."""
+"""Read and write the index of a store: segments with many packs' entries, and packs. Blocks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _LARGE = 2**20
 
 @dataclass(slots=True)
 class Known:
-    """Packs and segments of a collection read so far: a look reads only new ones."""
+    """The packs and segments of a collection read so far. :func:`look` only reads new ones."""
 
     packs: set[str] = field(default_factory=set)
     segments: set[str] = field(default_factory=set)
@@ -55,7 +55,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class IndexedPack:
-    """A pack by its name, with its length and its index."""
+    """The name of a pack, with its length and its index."""
 
     name: str
     bytes: int
@@ -64,7 +64,7 @@ class IndexedPack:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The result of a look: the sizes of all packs of the store, and the new packs."""
+    """The result of :func:`look`: the sizes of all packs in the store, and the new packs."""
 
     sizes: dict[str, int]
     # Those that hold records of this decoder and have the right length.
@@ -76,12 +76,12 @@ class Found:
 
 
 def collection_in(dataset: Dataset | None) -> str:
-    """Return the collection of a dataset's records; empty without a dataset."""
+    """Return the collection of a dataset's records, or an empty string without a dataset."""
     return "" if dataset is None else collection_of(dataset.catalog.id_bucket, dataset.recipe.digest)
 
 
 def look(store: Store, collection: str, fingerprint: str, known: Known) -> Found:
-    """Read a collection's packs and segments that ``known`` lacks, and add them to it; ``StoreError``."""
+    """Read a collection's packs and segments that ``known`` lacks, and add them. May raise ``StoreError``."""
     before = frozenset(known.packs)  # excludes packs that are added to it during this look
     sizes = store.packs()
     present = {name for name in sizes if name.startswith(collection)}
@@ -111,11 +111,11 @@ def look(store: Store, collection: str, fingerprint: str, known: Known) -> Found
 def pack_written(
     dataset: Dataset, indices: NDArray[np.int64], result: PrefetchResult, fingerprint: str
 ) -> IndexedPack:
-    """Return the pack that a function wrote, by its result; ``StoreFormatError``: there is no such pack."""
+    """Return the pack that a result describes. Raises ``StoreFormatError`` if there is no such pack."""
     made_of = dataset.catalog.id_bucket, dataset.recipe.json, fingerprint, result.function_version
     meta = PackMeta(collection_in(dataset), *made_of)
     if not checked_name(PACKS, result.pack).startswith(f"{meta.collection}-"):
-        raise StoreFormatError(f"the pack is not of the collection {meta.collection}")
+        raise StoreFormatError(f"the pack does not belong to the collection {meta.collection}")
     offsets = np.array(result.offsets, dtype=np.int64)
     stored = offsets > 0
     entries = np.zeros(np.count_nonzero(stored), ENTRY_DTYPE)
@@ -127,7 +127,7 @@ def pack_written(
 
 
 def write_segments(store: Store, collection: str, packs: Iterable[IndexedPack]) -> list[str]:
-    """Write packs' entries as segments, bounded for readers' memory; return names."""
+    """Write packs' entries as segments, small enough for readers' memory, and return their names."""
     names, group, entries = [], list[IndexedPack](), 0
     for pack in packs:
         if entries >= _LARGE:
@@ -166,17 +166,17 @@ def _segments_of(store: Store, collection: str) -> list[str]:
 
 
 def read_segments(store: Store, names: Iterable[str]) -> Iterator[list[IndexedPack]]:
-    """Yield the packs in each segment that can be read. Other packs hold the same entries."""
+    """Yield the packs in each readable segment. The packs themselves contain the same entries."""
     for name in names:
         with contextlib.suppress(StoreGoneError):
             try:
                 yield unpack_segment(store.read_segment(name))
             except (StoreFormatError, StoreRefusedError) as error:
-                _log.warning("the segment %s/index/%s is left out: %s", store.address, name, error)
+                _log.warning("the segment %s/index/%s is skipped: %s", store.address, name, error)
 
 
 def read_indexes(store: Store, packs: Mapping[str, int]) -> Iterator[tuple[str, PackIndex | StoreError]]:
-    """Yield each pack's index, or the error that prevents its use; skip packs that vanish."""
+    """Yield each pack's index, or the error that prevents its use. Skips packs that disappear."""
 
     def read(item: tuple[str, int]) -> PackIndex | StoreError:
         try:
@@ -193,7 +193,7 @@ def read_indexes(store: Store, packs: Mapping[str, int]) -> Iterator[tuple[str, 
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    """Yield a pool. On an error or an interrupt, it drops the work that has not started."""
+    """Yield a thread pool. On an error or an interrupt, work that has not started is dropped."""
     pool = ThreadPoolExecutor(count, thread_name_prefix="super-store")
     try:
         yield pool
@@ -202,7 +202,7 @@ def threads(count: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def _by_own_indexes(store: Store, packs: Mapping[str, int]) -> tuple[list[IndexedPack], set[str]]:
-    """Return packs with the indexes in them, and the names of broken ones."""
+    """Return packs with the indexes that they contain, and the names of damaged packs."""
     indexed: list[IndexedPack] = []
     unread: dict[str, StoreError] = {}
     for name, outcome in read_indexes(store, packs):
@@ -212,13 +212,13 @@ def _by_own_indexes(store: Store, packs: Mapping[str, int]) -> tuple[list[Indexe
             indexed.append(IndexedPack(name, packs[name], outcome))
     if unread:
         example = next(iter(unread.values()))
-        _log.warning("packs of the store that are not used: %d, such as %s", len(unread), example)
+        _log.warning("%d packs of the store are not used, for example: %s", len(unread), example)
     # Packs of others that may not be read are not broken.
     return indexed, {name for name, why in unread.items() if isinstance(why, StoreFormatError)}
 
 
 def pack_segment(packs: Sequence[IndexedPack]) -> bytes:
-    """Return a segment's bytes: a table of packs as JSON behind its length, all their entries, a digest."""
+    """Encode a segment: the length of a JSON table of packs, the table, all their entries, a digest."""
     numbers = {meta: number for number, meta in enumerate({pack.index.meta: None for pack in packs})}
     rows = [(pack.name, pack.bytes, len(pack.index.entries), numbers[pack.index.meta]) for pack in packs]
     table = json.dumps({"metas": [asdict(meta) for meta in numbers], "packs": rows}, ensure_ascii=False)
@@ -229,14 +229,16 @@ def pack_segment(packs: Sequence[IndexedPack]) -> bytes:
 
 
 def unpack_segment(data: bytes) -> list[IndexedPack]:
-    """Return the packs in a segment, whose entries are views of it; ``StoreFormatError`` if it is broken."""
+    """Decode a segment into packs, whose entries are views. Raises ``StoreFormatError`` if damaged."""
     body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     if digest128(body) != digest:
-        raise StoreFormatError("the segment is broken, cut off, or none: its digest is another")
+        raise StoreFormatError(
+            "the segment is damaged, truncated or not a segment: its digest does not match"
+        )
     try:
         return _packs_in(body)
     except (ArithmeticError, LookupError, ValueError, TypeError, RecursionError) as error:
-        raise StoreFormatError(f"the segment's table is broken: {error!r:.200}") from error
+        raise StoreFormatError(f"the segment's table is damaged: {error!r:.200}") from error
 
 
 def _packs_in(body: bytes) -> list[IndexedPack]:
@@ -245,7 +247,7 @@ def _packs_in(body: bytes) -> list[IndexedPack]:
     metas, rows = [PackMeta.from_mapping(meta) for meta in table["metas"]], table["packs"]
     sizes, counts = np.array([(size, count) for _, size, count, _ in rows], np.uint64).reshape(-1, 2).T
     if int(counts.sum()) != len(entries) or (counts > len(entries)).any():
-        raise ValueError(f"{len(entries)} entries are there, of {counts[:5]} and so on")
+        raise ValueError(f"there are {len(entries)} entries, but the packs list {counts[:5]} and so on")
     check_entries(entries, 0, np.repeat(sizes, counts.astype(np.int64)))
     theirs = np.split(entries, np.cumsum(counts[:-1]).astype(np.int64))
     return [

@@ -1,4 +1,4 @@
-"""The keeper of the store. A store that does not answer costs decodes, never samples."""
+"""The keeper of the store. If the store does not answer, samples are decoded, and none is lost."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ _THREADS, _MAX_WORDS = 4, 600
 
 
 class StoreKeeper:
-    """Keeps one store, or none; for one event loop. Its waits are bounded.
+    """Manages one store, or none, on one event loop. All waits are bounded.
 
     Args:
-        choice: the store, or the reason that there is none.
-        datasets: the registry; its open datasets are those that jobs read.
-        wanted_bytes: maximum size of the store; 0: a quarter of the bytes it has plus those free.
-        read_only: never write to it.
+        choice: the store, or the reason why there is none.
+        datasets: the registry, whose open datasets are those that jobs read.
+        wanted_bytes: maximum size of the store; 0 for a quarter of its used plus free bytes.
+        read_only: whether never to write to the store.
     """
 
     def __init__(
@@ -81,12 +81,15 @@ class StoreKeeper:
 
     @property
     def takes_packs(self) -> bool:
-        """Return whether functions should write packs now; not once the room is full."""
+        """Return whether functions should write packs now, which they should not once the store is full."""
         return not (self.unwritten or self.room.excess_bytes)
 
     @property
     def unwritten(self) -> str:
-        """Return why no packs are written, for display; empty if they are, or while room is made."""
+        """Return why no packs are written, for display.
+
+        Empty if they are written, or while room is being made.
+        """
         if self._store is None:
             return "it is not open"
         if self._store.read_only:
@@ -95,30 +98,33 @@ class StoreKeeper:
 
     @property
     def told(self) -> str:
-        """Return where decoded records are and its fill level, for display; empty without a store."""
+        """Describe, for display, where decoded records are kept and how full the store is.
+
+        Empty without a store.
+        """
         if self._store is None:
             reason = self.trouble if self.address else self._reason
-            return reason and f"decoded images are kept in the cache alone: {reason}"
+            return reason and f"decoded images are kept only in the cache: {reason}"
         use = "read only" if self._store.read_only else f"{self.room.told} used"
-        return f"decoded images are kept in {self.address} ({use}); SUPER_STORE=none turns that off"
+        return f"decoded images are kept in {self.address} ({use}); set SUPER_STORE=none to turn this off"
 
     @property
     def store_id(self) -> str:
-        """Return the id by which readers prove that they see the store; empty if they cannot."""
+        """Return the id that proves that readers see the store, or an empty string if they cannot."""
         return "" if self._store is None or is_bucket(self.address) else self._store.id
 
     async def open(self) -> None:
         """Open the store, creating it if needed. If it does not answer, a later call tries again.
 
-        ``StoreError``: a store named by the user is none, has another version, or
-        may not be read.
+        Raises ``StoreError`` if a store chosen by the user is not a store, has another version,
+        or may not be read.
         """
         if not self.address:
             return None
         self._opening = self._opening or asyncio.create_task(self._threads.run(self._opened))
         await asyncio.wait([self._opening], timeout=_OPENING_S)  # a long listing continues
         if not self._opening.done():
-            return self._in_trouble(f"it cannot be opened: no answer within {_OPENING_S:g} s")
+            return self._in_trouble(f"it cannot be opened because it did not answer within {_OPENING_S:g} s")
         opening, self._opening = self._opening, None
         try:
             self._store = opening.result()
@@ -130,11 +136,11 @@ class StoreKeeper:
             self.room.exhausted = self.room.excess_bytes > 0
 
     def begin(self, fingerprint: str, post: Callable[[Event], None]) -> None:
-        """Send events to ``post`` from now on. Packs of other decoder fingerprints are useless."""
+        """Send events to ``post`` from now on. Packs with another decoder fingerprint are not used."""
         self.fingerprint, self._post = fingerprint, post
 
     async def opened(self, dataset: Dataset) -> None:
-        """Look up a dataset that will be opened, and wait for the result, bounded."""
+        """Look up a dataset that will be opened, and wait a limited time for the result."""
         if self._store is None or dataset.all_ids is None:  # random recipes have no ids
             return
         content = dataset.content
@@ -147,17 +153,17 @@ class StoreKeeper:
         await asyncio.wait([task], timeout=_LOOK_S)
         if not task.done():
             # The look goes on. Its result is posted when it comes.
-            self._in_trouble(f"it has not told within {_LOOK_S:g} s what it holds: jobs begin without")
+            self._in_trouble(f"its contents were not listed within {_LOOK_S:g} s, so jobs start without them")
 
     def stored(self, content: bytes) -> list[Event]:
-        """Return the events that tell the core where an open dataset's records are."""
+        """Return the events that inform the core where the records of an open dataset are."""
         indices, packs = self.places.known(content)
         return [RecordsStored(content, indices, packs)] if indices.size else []
 
     def heard(
         self, dataset: Dataset, indices: NDArray[np.int64], result: PrefetchResult
     ) -> tuple[int, NDArray[np.bool_] | None]:
-        """Take a function's result; return its pack's number, or 0, and the samples' mask."""
+        """Process a function's result. Return its pack's number, or 0, and a mask of the stored samples."""
         if result.store_trouble:
             self.trouble = one_line(result.store_trouble, _MAX_WORDS)
             self._due_s["room"] = 0.0  # the store may be full
@@ -168,7 +174,7 @@ class StoreKeeper:
         try:
             written = index.pack_written(dataset, indices, result, self.fingerprint)
         except StoreFormatError as error:
-            self._in_trouble(f"a function says that it wrote {result.pack[:80]!r}, which cannot be: {error}")
+            self._in_trouble(f"a function reported an invalid pack, {result.pack[:80]!r}: {error}")
             return 0, None
         self._pending[written.index.meta.collection].append(written)
         stored = np.array(result.offsets) > 0
@@ -183,7 +189,7 @@ class StoreKeeper:
         return number, stored
 
     def step(self) -> None:
-        """Start due upkeep unless it is running. Call this every second."""
+        """Start the maintenance that is due, unless it is running. Call this every second."""
         soon_s = time.monotonic() - _OPENED_S
         opening = {content for content, opened_s in self._opened_s.items() if opened_s > soon_s}
         for content in self.places.close_unknown(opening.union(self._datasets.opened)):
@@ -193,7 +199,7 @@ class StoreKeeper:
             self._upkeep = self._tasks.start(self._keep())
 
     async def close(self) -> None:
-        """Write pending segments and remove this instance's mark; abandon what takes too long."""
+        """Write pending segments and remove this instance's mark, giving up on what takes too long."""
         store = self._store
         await self._tasks.cancel()
         if self._opening is not None:
@@ -204,7 +210,7 @@ class StoreKeeper:
                 if store is not None and not store.read_only:
                     await self._threads.run(lambda: store.forget(self._instance))
         except (StoreError, TimeoutError) as error:
-            _log.info("the store was not left in order, which does no harm: %s", error)
+            _log.info("the store was not closed properly, which does no harm: %s", error)
         self._threads.close(StoreError("the coordinator ends"))
 
     def _opened(self) -> Store:
@@ -230,7 +236,7 @@ class StoreKeeper:
         try:
             joined, contents = await self._threads.run(looked)
         except StoreError as error:
-            self._in_trouble(f"what it holds cannot be read: {error}")
+            self._in_trouble(f"its contents cannot be read: {error}")
             return
         self.trouble = ""
         self.room.records.update({pack.name: len(pack.index.entries) for pack in contents.packs})
@@ -271,7 +277,7 @@ class StoreKeeper:
         """Drop the handle of a directory that was removed or replaced, and return whether it was."""
         if self._store is None or not await self._threads.run(partial(is_gone, self.address, self.store_id)):
             return False
-        self._in_trouble("its directory is gone")
+        self._in_trouble("its directory was removed or replaced")
         self._store, self.room.exhausted = None, False
         names = list(self.room.sizes)
         self._lose(names)
@@ -347,8 +353,8 @@ class StoreKeeper:
                 await self._remove(store, names)
         if room.excess_bytes and not was_exhausted:
             _log.warning(
-                "the store %s is full: %s, all of datasets that jobs have open; no more is written: raise "
-                "store_bytes, or make room on its disk",
+                "the store %s is full (%s), and all of it belongs to datasets that jobs have open. Nothing "
+                "more is written: raise store_bytes, or free space on its disk",
                 *(self.address, room.told),
             )
 
@@ -359,7 +365,9 @@ class StoreKeeper:
             self.room.forget([name])
             await self._keep_marks(store)  # others must see the store in use meanwhile
         if names:
-            _log.info("packs dropped from the store %s: %d; %s", self.address, len(names), self.room.told)
+            _log.info(
+                "the store %s dropped %d packs and now uses %s", self.address, len(names), self.room.told
+            )
 
     def _lose(self, names: Iterable[str]) -> None:
         lost = self.places.lose(names)

@@ -1,4 +1,4 @@
-"""Chooses a coordinator's store, the configured one or the user's own, and opens it."""
+"""Choose a coordinator's store, the configured one or the user's own, and open it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NETWORK = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class StoreChoice:
-    """A store's canonical address; if empty, the reason that there is none, for display."""
+    """The canonical address of a store or, if that is empty, the reason why there is none, for display."""
 
     address: str
     reason: str = ""
@@ -43,7 +43,7 @@ class StoreChoice:
 
 
 def open_own(address: str, instance: str, *, create: bool, read_only: bool) -> Store:
-    """Open the coordinator's own store, read-only if need be, and mark it as used; see open_store()."""
+    """Open the coordinator's own store, read-only if necessary, and mark it as used; see open_store()."""
     try:
         store = open_store(address, create=create, read_only=read_only)
         if not store.read_only:
@@ -53,12 +53,12 @@ def open_own(address: str, instance: str, *, create: bool, read_only: bool) -> S
         if read_only:
             raise
         store = open_store(address, create=False, read_only=True)
-        _log.warning("the store is read, and not written: %s", error)
+        _log.warning("the store is read but not written: %s", error)
     return store
 
 
 def filesystem_of(address: str) -> int:
-    """Return the device number of a directory's (future) filesystem; 0 for a bucket."""
+    """Return the device number of a directory's (future) filesystem, or 0 for a bucket."""
     if is_bucket(address):
         return 0
     path = Path(address)
@@ -66,7 +66,7 @@ def filesystem_of(address: str) -> int:
 
 
 def is_gone(address: str, store_id: str) -> bool:
-    """Return whether a directory is gone or has another store; ``StoreError`` if it is no store."""
+    """Return whether a directory is missing or has another store. Raises ``StoreError`` if it is no store."""
     try:
         return not is_bucket(address) and open_store(address, create=False, read_only=True).id != store_id
     except StoreGoneError:
@@ -74,14 +74,14 @@ def is_gone(address: str, store_id: str) -> bool:
 
 
 def chosen_store(text: str, environment: Mapping[str, str]) -> StoreChoice:
-    """Return the store of a setting: an address, ``none`` (or empty), or ``auto``; else ``ConfigError``."""
+    """Return the store for an address, ``none`` (or empty) or ``auto``. Otherwise raise ``ConfigError``."""
     if text.lower() in ("", NONE):
         return StoreChoice("")
     return default_store(environment) if text.lower() == AUTO else StoreChoice(parse_store(text))
 
 
 def default_store(environment: Mapping[str, str]) -> StoreChoice:
-    """Return the user's own store; none on a network or read-only filesystem, or with little room."""
+    """Return the user's own store, or none on a network or read-only filesystem, or with little space."""
     try:
         directory = Path(os.path.realpath(default_directory(environment)))
         # Raises for a name that messages cannot carry.
@@ -103,7 +103,7 @@ def default_store(environment: Mapping[str, str]) -> StoreChoice:
 
 
 def read_only_reason(directory: Path) -> str:
-    """Return why a directory cannot be written, for display; empty if it can."""
+    """Return why a directory cannot be written, for display, or an empty string if it can."""
     if os.statvfs(directory).f_flag & os.ST_RDONLY:
         return f"{directory} is on a read-only filesystem"
     usable = os.access(directory, os.W_OK | os.X_OK)
@@ -111,7 +111,7 @@ def read_only_reason(directory: Path) -> str:
 
 
 def network_filesystem(directory: Path) -> str:
-    """Return a directory's kind of network filesystem; empty if local or unknown."""
+    """Return a directory's type of network filesystem, or an empty string if it is local or unknown."""
     real, best = Path(os.path.realpath(directory)), (-1, "")
     for mount in psutil.disk_partitions(all=True):
         point = Path(mount.mountpoint)

@@ -1,4 +1,4 @@
-"""Places of records in the store: numbers of packs, and 16 bytes per sample of each open dataset."""
+"""The places of records in the store: pack numbers, and 16 bytes per sample of each open dataset."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SPOILT = np.uint32(2**31)
 
 
 class Joined(NamedTuple):
-    """A dataset joined with entries: indices in its catalog, and the place of each record."""
+    """The result of joining a dataset with entries: catalog indices, and the place of each record."""
 
     indices: NDArray[np.int64]
     packs: NDArray[np.uint32]
@@ -58,7 +58,7 @@ class Places:
         self._columns: dict[bytes, _Columns] = {}
 
     def number(self, pack: str) -> int:
-        """Return a pack's number, from 1, never reused. A lost pack counts as present again."""
+        """Return a pack's number, which is at least 1 and never reused. Marks a lost pack as present."""
         with self._lock:
             number = self._numbers.get(pack)
             if number is None:
@@ -70,27 +70,27 @@ class Places:
             return number
 
     def join(self, ids: NDArray[np.uint8], packs: Sequence[IndexedPack]) -> Joined:
-        """Return which of a dataset's ids are in packs that a look has found; of equal ids, the last wins."""
+        """Return which of a dataset's ids are in packs from the store. The last of equal ids is used."""
         entries = [pack.index.entries for pack in packs]
         numbers = np.array([self.number(pack.name) for pack in packs], dtype=np.uint32)
         of_entries = np.repeat(numbers, [len(part) for part in entries])
         return join(ids, np.concatenate([np.empty(0, ENTRY_DTYPE), *entries]), of_entries)
 
     def open(self, content: bytes, size: int) -> None:
-        """Allocate a dataset of ``size`` samples unless it exists."""
+        """Allocate the places of a dataset with ``size`` samples, unless they exist."""
         if content not in self._columns:
             pack, length = np.zeros((2, size), dtype=np.uint32)
             self._columns[content] = _Columns(pack, np.zeros(size, dtype=np.uint64), length)
 
     def close_unknown(self, opened: Iterable[bytes]) -> list[bytes]:
-        """Drop all other datasets; return which they were."""
+        """Drop all datasets that are not ``opened``, and return them."""
         closed = [content for content in self._columns if content not in opened]
         for content in closed:
             del self._columns[content]
         return closed
 
     def put(self, content: bytes, joined: Joined) -> None:
-        """Record places; do nothing if the dataset was closed in the meantime."""
+        """Record places, unless the dataset was closed in the meantime."""
         columns = self._columns.get(content)
         if columns is not None:
             columns.pack[joined.indices] = joined.packs
@@ -98,7 +98,7 @@ class Places:
             columns.length[joined.indices] = joined.lengths
 
     def put_pack(self, content: bytes, pack: IndexedPack, indices: NDArray[np.int64]) -> int:
-        """Record the places of ``indices`` in a newly written pack; return its number."""
+        """Record the places of ``indices`` in a newly written pack, and return its number."""
         entries, number = pack.index.entries, self.number(pack.name)
         numbers = np.full(indices.size, number, dtype=np.uint32)
         self.put(content, Joined(indices, numbers, entries["offset"], entries["bytes"]))
@@ -111,7 +111,7 @@ class Places:
             columns.pack[indices] |= _SPOILT * (columns.pack[indices] > 0)
 
     def lose(self, packs: Iterable[str]) -> NDArray[np.uint32]:
-        """Mark packs as gone; return the numbers of those that have one."""
+        """Mark packs as lost, and return the numbers of those that have one."""
         with self._lock:
             numbers = [self._numbers[pack] for pack in packs if pack in self._numbers]
             lost = np.array(numbers, dtype=np.uint32)
@@ -119,7 +119,7 @@ class Places:
         return lost
 
     def known(self, content: bytes) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-        """Return the samples of a dataset whose places are known, and their packs."""
+        """Return the samples of a dataset whose places are known, and the numbers of their packs."""
         columns = self._columns.get(content)
         if columns is None:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint32)
@@ -128,7 +128,7 @@ class Places:
         return indices, packs[indices]
 
     def live(self) -> dict[str, int]:
-        """Return the number of open datasets' samples in each pack that has any."""
+        """Return the number of samples of open datasets in each pack that contains any."""
         counts = np.zeros(len(self._names), dtype=np.int64)
         for columns in self._columns.values():
             counts += np.bincount(self._good(columns.pack), minlength=counts.size)[: counts.size]
@@ -139,9 +139,9 @@ class Places:
     def of(
         self, content: bytes, indices: NDArray[np.int64], *, with_gone: bool = False
     ) -> RecordPlaces | None:
-        """Return the places of some samples; ``None`` if there are none.
+        """Return the places of some samples, or ``None`` if there are none.
 
-        ``with_gone``: include lost packs and damaged records, for an earlier
+        Set ``with_gone`` to include lost packs and damaged records, for an earlier
         request, which reports them.
         """
         columns = self._columns.get(content)
@@ -165,19 +165,19 @@ class Places:
         )
 
     def _good(self, numbers: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Return the numbers of packs, with 0 for lost packs and damaged records."""
+        """Return the pack numbers, with 0 for lost packs and damaged records."""
         bad = (numbers >= _SPOILT) | self._gone[numbers & ~_SPOILT]
         usable: NDArray[np.uint32] = np.where(bad, np.uint32(0), numbers)
         return usable
 
 
 def join(ids: NDArray[np.uint8], entries: NDArray[Any], packs: NDArray[np.uint32]) -> Joined:
-    """Return which of a dataset's ids are among entries of packs; of equal ids, the last wins.
+    """Return which of a dataset's ids are among the entries of packs. The last of equal ids is used.
 
     Args:
-        ids: of all samples, in their order; shape (samples, 16).
-        entries: of packs' indexes; of other kinds than data they are left out.
-        packs: number of each entry's pack.
+        ids: ids of all samples, in their order, of shape (samples, 16).
+        entries: entries of packs' indexes. Those that are not data are skipped.
+        packs: the pack number of each entry.
     """
     holds_data = np.isin(entries["kind"], list(DATA_KINDS))
     if not holds_data.all():
@@ -199,7 +199,7 @@ def join(ids: NDArray[np.uint8], entries: NDArray[Any], packs: NDArray[np.uint32
 
 
 def moved_line(store: Store, dataset: Dataset) -> str:
-    """Return a line for the user if the store has the samples under another path; ``StoreError``."""
+    """Return a line for the user if the store has the samples under another path. May raise StoreError."""
     catalog, recipe = dataset.catalog, dataset.recipe
     if not catalog.whole_bucket:
         return ""
@@ -226,8 +226,9 @@ def moved_line(store: Store, dataset: Dataset) -> str:
         by_sample = np.frombuffer(ids, dtype=np.uint8).reshape(-1, ID_BYTES)
         if join(by_sample, index.entries, np.ones(len(index.entries), dtype=np.uint32)).indices.size:
             return (
-                f"{dataset.listing.source} has files of {bucket}, which the store holds decoded: it was "
-                "moved or copied, and is decoded again, since samples are known by their directory. "
-                'SuperDataset(..., alias="a-name") knows them by a name, wherever they lie (docs/store.md)'
+                f"{dataset.listing.source} has files of {bucket} that the store already contains decoded. "
+                "It was moved or copied and is decoded again, because samples are identified by their "
+                'directory. SuperDataset(..., alias="a-name") identifies them by a name, wherever they are '
+                "(docs/store.md)"
             )
     return ""

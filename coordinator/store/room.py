@@ -1,4 +1,4 @@
-"""Room in the store: the bytes of its packs, their limit, and the order of removal."""
+"""The room in a store: the size of its packs, their limit, and the order of removal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class StoredPack:
-    """The facts that decide when a pack is removed."""
+    """The properties that determine when a pack is removed."""
 
     name: str
     bytes: int
@@ -33,7 +33,7 @@ class StoredPack:
 
 
 class Room:
-    """The known packs of a store, and their limit, by default a quarter of stored plus free bytes."""
+    """The known packs of a store, and their limit, by default a quarter of its used plus free bytes."""
 
     def __init__(self, address: str, wanted_bytes: int) -> None:
         self._address = address
@@ -57,44 +57,44 @@ class Room:
 
     @property
     def excess_bytes(self) -> int:
-        """Return the bytes to remove before more are written, with a margin for packs in progress."""
+        """Return how many bytes to remove before more are written, with a margin for packs in progress."""
         most = self.bytes - min(self.bytes // _MARGIN_SHARE, _MARGIN_BYTES)
         is_full = self.bounded and self.used_bytes >= most
         return max(1, self.used_bytes - most + most // _FREED_SHARE) if is_full else 0
 
     @property
     def told(self) -> str:
-        """Return used and available size, for display."""
+        """Return the used and the available size, for display."""
         of = f" of {self.bytes / _GIB:.1f}" if self.bounded else ""
         return f"{self.used_bytes / _GIB:.1f}{of} GiB"
 
     @property
     def is_overdue(self) -> bool:
-        """Return whether to make room, or to measure again because much was written."""
+        """Return whether to make room, or to measure again after large writes."""
         is_full = self.excess_bytes > 0 and not self.exhausted
         return is_full or (self.bounded and self.written_bytes > self.bytes // _MARGIN_SHARE)
 
     def found(self, packs: Mapping[str, int], before: Container[str]) -> None:
-        """Take over a listing's packs. Known packs not in ``before`` are newer, and stay."""
+        """Adopt the packs of a listing. Known packs that are not in ``before`` are newer, and are kept."""
         since = {pack: size for pack, size in self.sizes.items() if pack not in before}
         self.sizes = {**packs, **since}
         self.used_bytes = sum(self.sizes.values())
 
     def wrote(self, pack: str, size: int, records: int) -> None:
-        """Add a pack that a function wrote."""
+        """Add a pack written by a function."""
         self.used_bytes += size - self.sizes.get(pack, 0)
         self.sizes[pack], self.records[pack] = size, records
         self.written_bytes += size
 
     def forget(self, packs: Iterable[str]) -> None:
-        """Drop removed packs."""
+        """Forget removed packs."""
         for pack in packs:
             self.used_bytes -= self.sizes.pop(pack, 0)
             self.records.pop(pack, None)
             self.useless.discard(pack)
 
     def measure(self) -> None:
-        """Measure the room for packs; blocks. ``StoreGoneError``: the directory is gone."""
+        """Measure the room for packs. Blocks, and raises ``StoreGoneError`` if the directory is missing."""
         if not self._is_bucket:
             try:
                 disk = shutil.disk_usage(self._address)
@@ -104,7 +104,7 @@ class Room:
         self.written_bytes = 0
 
     def live(self, live: Mapping[str, int], listed: Iterable[Iterable[str]]) -> dict[str, float]:
-        """Return the share of packs' records in open catalogs, if these list a whole bucket."""
+        """Return the share of each pack's records in open catalogs, if these list a whole bucket."""
         # In S3, another folder of the bucket may belong to another dataset. For
         # directories there is no other.
         names = {name for packs in listed for name in packs if self.records.get(name)}
@@ -113,13 +113,13 @@ class Room:
     def to_prune(
         self, used: Mapping[str, float], reading: Container[str], live: Mapping[str, float], now: float
     ) -> list[str]:
-        """Return the packs to remove now; none while there is room.
+        """Return the packs to remove now, or none while there is room.
 
         Args:
-            used: last opening of each collection, Unix time.
+            used: when each collection was last opened (Unix time).
             reading: collections that jobs have open here.
-            live: the share of packs' records that catalogs still have, if known.
-            now: Unix time.
+            live: the share of each pack's records that catalogs still contain, if known.
+            now: the current Unix time.
         """
         packs = [
             StoredPack(
@@ -137,14 +137,14 @@ class Room:
 
 
 def room_bytes(wanted_bytes: int, stored_bytes: int, free_bytes: int, disk_bytes: int) -> int:
-    """Return a directory's limit: ``wanted_bytes``, or a quarter of stored plus free bytes."""
+    """Return the limit of a directory: ``wanted_bytes``, or a quarter of its used plus free bytes."""
     share = wanted_bytes or (stored_bytes + free_bytes) // _SHARE
     # The last tenth of the disk is never used.
     return max(0, min(share, stored_bytes + free_bytes - disk_bytes // _KEPT_SHARE))
 
 
 def to_prune(packs: Iterable[StoredPack], bytes_to_free: int, bytes_too_many: int = 0) -> list[str]:
-    """Return the packs to remove in order to free ``bytes_to_free``."""
+    """Return the packs to remove to free ``bytes_to_free``."""
 
     def order(pack: StoredPack) -> tuple[int, float, str]:
         # First useless packs, then packs whose samples are in no catalog any more,

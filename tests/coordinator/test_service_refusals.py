@@ -97,9 +97,9 @@ async def test_a_job_that_exceeds_the_cache_is_told_by_both_sizes_and_the_settin
         return (await coordinator.open(dataset, job, batch_size=2, **facts)).warnings
 
     [told] = await warnings("all", big)
-    assert f"{source} takes about 31 MiB decoded, and the cache has 16 MiB for records" in told
-    assert "cache_bytes (SUPER_CACHE_BYTES) of 41 MiB" in told
-    assert ("nothing is lost" in told, "decoded again in each epoch" in told) == (kept, not kept)
+    assert f"{source} takes about 31 MiB when decoded, but the cache has 16 MiB for records" in told
+    assert "cache_bytes (SUPER_CACHE_BYTES) to 41 MiB" in told
+    assert ("nothing is lost" in told, "decoded again in every epoch" in told) == (kept, not kept)
     assert ("SUPER_STORE" in told) is not kept
     random = Recipe([{"op": "random_resized_crop", "size": 1024}])
     for name, recipe, facts in (

@@ -89,7 +89,7 @@ FAULTS_OF_FUNCTIONS = {
     "die": ("killed by SIGKILL", "server", "crashed"),
     "hang": ("the function did not answer in time", "server", "timed_out"),
     "answer for another": ("answered for 'another'", "server", "raised"),
-    "spoil": ("does not read back", "server", "answered"),
+    "spoil": ("corrupt when read back", "server", "answered"),
 }
 FAULTS_ON_LAMBDA = {
     "throttles": (lambda service: service.throttle_next(1000), "is throttled", "throttled"),

@@ -171,7 +171,7 @@ def test_what_the_coordinator_cannot_list_is_told(hub_server, monkeypatch):
         {"t/a/1.jpg": b"one", "l.csv": b"key,label\na/1.jpg,5\n", "m.csv": b"key,label\nb/1.jpg,5\n"}
     )
     assert list_source(f"{HUB}/t", f"{HUB}/l.csv").labels.tolist() == [5]
-    with pytest.raises(SourceError, match="1 of its 1 keys are not in"):
+    with pytest.raises(SourceError, match="1 of the 1 keys"):
         list_source(f"{HUB}/t", f"{HUB}/m.csv")
     for url in ("hf://datasets/us/none", f"{HUB}@none", f"{HUB}/none"):
         with pytest.raises(SourceNotFoundError, match="hf://datasets/us/.*none.*404.*NotFound"):

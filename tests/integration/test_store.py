@@ -119,7 +119,7 @@ def test_a_set_that_was_moved_is_recognised_and_a_name_is_suggested(photos, tmp_
     for _ in range(2):  # the second time it is stored as what it is now
         train(stack, moved)
     [line] = [record.getMessage() for record in caplog.records if "alias=" in record.getMessage()]
-    assert line.startswith(f"{moved.as_uri()} has files of {photos.as_uri()}, which the store holds")
+    assert line.startswith(f"{moved.as_uri()} has files of {photos.as_uri()} that the store already contains")
 
 
 def test_a_name_serves_readers_of_a_store_that_others_write(photos, tmp_path, coordinator):

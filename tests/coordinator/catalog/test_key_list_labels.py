@@ -210,5 +210,5 @@ def test_lists_that_vary_or_not_and_classes_in_two_fields_are_refused(tmp_path):
 
 def test_classes_that_name_too_much_are_refused_in_a_field_too(tmp_path):
     rows = [{"key": str(i), "label": {"kind": f"{i:05d}" + "x" * 60_000}} for i in range(40)]
-    with pytest.raises(SourceError, match="line 35: in the field 'kind': "):
+    with pytest.raises(SourceError, match="line 35: field 'kind': "):
         read(written(tmp_path, "jsonl", rows))

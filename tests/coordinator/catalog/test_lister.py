@@ -70,15 +70,15 @@ def test_an_empty_folder_beside_given_classes_is_not_told_to_give_them(tmp_path)
 
 def test_no_image_no_classes_and_keys_that_are_not_there(tmp_path):
     make(tmp_path, "a/notes.txt")
-    with pytest.raises(SourceEmptyError, match=f"file://{tmp_path} holds no image .*\\.webp.*key_list"):
+    with pytest.raises(SourceEmptyError, match=f"file://{tmp_path} contains no images .*\\.webp.*key_list"):
         list_source(str(tmp_path))
     make(tmp_path, "1.jpg", "2.jpg")
-    with pytest.raises(SourceError, match=r"holds 2 images and no class folders.*key_list=") as caught:
+    with pytest.raises(SourceError, match=r"2 images but no class folders.*key_list=") as caught:
         list_source(str(tmp_path))
     assert not isinstance(caught.value, SourceEmptyError)
     labels = tmp_path / "labels.csv"
     labels.write_text("key,label\n1.jpg,1\n0.jpg,1\n")
-    with pytest.raises(SourceError, match=f"1 of its 2 keys are not in file://{tmp_path} .*: '0.jpg'$"):
+    with pytest.raises(SourceError, match=f"1 of the 2 keys .* not in file://{tmp_path} .*: '0.jpg'$"):
         list_source(str(tmp_path), str(labels))
 
 

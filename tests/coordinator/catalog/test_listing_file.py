@@ -88,7 +88,7 @@ def test_nothing_that_image_folder_finds_is_left_out_in_silence(tmp_path, part):
         ours.pop("", None)
         theirs = as_image_folder(source)
         told = " ".join(warnings)
-        circles, nowhere = "in circles" in told, "lead nowhere" in told
+        circles, nowhere = "in circles" in told, "are broken" in told
         assert (theirs is None) <= circles, (part, number)
         if theirs is not None and not circles:
             present = {
@@ -101,7 +101,7 @@ def test_nothing_that_image_folder_finds_is_left_out_in_silence(tmp_path, part):
         for key in (key for keys in ours.values() for key in keys):
             version = file_version((source / key).stat())
             read_object(files, key, version, limit_bytes=99, reserve=lambda _: None)
-        leads_out = "out of it and are followed" in told
+        leads_out = "and are followed" in told
         try:
             confined = listed(source, allowed=CONFINED)
         except SourceForbiddenError:
@@ -131,7 +131,7 @@ def test_links_to_directories_full_of_links_are_bounded(tmp_path):
             (here / name).symlink_to(after)
     (tmp_path / "d20").mkdir()
     (tmp_path / "source/a/way").symlink_to(tmp_path / "d0")
-    with pytest.raises(SourceError, match="more than 100,000 links to directories are met"):
+    with pytest.raises(SourceError, match="more than 100,000 links to directories"):
         listed(tmp_path / "source")
 
 
@@ -155,7 +155,7 @@ def test_no_such_directory(tmp_path, look):
     make(tmp_path, "file")
     with pytest.raises(SourceNotFoundError, match=f"{tmp_path}/gone does not exist"):
         look(tmp_path / "gone")
-    with pytest.raises(SourceNotFoundError, match=f"{tmp_path}/file is a file"):
+    with pytest.raises(SourceNotFoundError, match=f"{tmp_path}/file, .* is a file"):
         look(tmp_path / "file")
 
 

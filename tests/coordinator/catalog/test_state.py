@@ -203,5 +203,5 @@ def test_where_it_lies(setting, store, directory, tmp_path):
 
 def test_a_state_that_was_named_and_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(ConfigError, match=f"the state {tmp_path}/file/state cannot be made: Not a directory"):
+    with pytest.raises(ConfigError, match=f"{tmp_path}/file/state cannot be created: Not a directory"):
         open_state(f"{tmp_path}/file/state", "", {})

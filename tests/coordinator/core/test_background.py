@@ -65,7 +65,7 @@ def test_where_the_store_takes_nothing_one_save_at_a_time_tries_it(how):
         else:
             driver.fail(request, FailureKind.CRASHED if how == "crashed" else FailureKind.UNAVAILABLE)
         assert tried < 20
-    assert "nothing can be written to the store by the executor local" in driver.core.store_trouble
+    assert "the executor local cannot write to the store" in driver.core.store_trouble
     for _ in range(3):
         driver.wait(60.0)
         (request,) = driver.requests

@@ -62,7 +62,7 @@ def test_an_executor_that_never_answers_is_raced_by_the_other_and_set_aside():
         driver.wait(0.1)
     first = driver.core.job("job").plan.batch(0, 0, 0).indices
     assert (driver.core.state.states(driver.key(), first) == SampleState.RESIDENT).all()
-    assert "when another executor had answered" in driver.state.fleet.executors[0].breaker.reason
+    assert "another executor had answered" in driver.state.fleet.executors[0].breaker.reason
 
 
 def fleet_of(*capacities):

@@ -294,7 +294,7 @@ def test_any_place_of_a_huge_catalog_is_reached_at_once():
     assert np.array_equal(plan.next_use(batch.indices, 12, position - 1000), np.full(256, 1000))
 
 
-NO_WEIGHTS = "weights are finite, none is negative, and one at least is above 0"
+NO_WEIGHTS = "weights must be finite"
 
 
 def drawing(indices=None, weights=None, count=None, repeats=1, **how):
@@ -319,24 +319,24 @@ def in_order(lengths=(3, 1), **changes):
         ({"seed": 2**64}, "seed must be"),
         ({"seed": None}, "seed must be an integer, not None"),
         ({"batch_size": 26, "replicas": 4, "drop_last": True}, "26 x 4 replicas = 104 is larger than"),
-        (drawing(indices=[0, 10]), r"indices must be in range\(10\), but go from 0 to 10"),
-        (drawing(indices=[-1, 3]), r"indices must be in range\(10\), but go from -1 to 3"),
-        (drawing(weights=[1.0] * 9), "weights are one for each sample: 10; not 9"),
+        (drawing(indices=[0, 10]), r"indices must be in range\(10\), but range from 0 to 10"),
+        (drawing(indices=[-1, 3]), r"indices must be in range\(10\), but range from -1 to 3"),
+        (drawing(weights=[1.0] * 9), "one weight per sample, 10 in all, not 9"),
         (drawing(weights=[0.0] * 10), NO_WEIGHTS),
         (drawing(weights=[1.0] * 9 + [-1.0]), NO_WEIGHTS),
         (drawing(weights=[1.0] * 9 + [float("nan")]), NO_WEIGHTS),
         (drawing(weights=[1e308] * 10), NO_WEIGHTS),
-        (drawing(weights=[1] * 10, shuffle=False), "with shuffle=True"),
-        (drawing(weights=[1] * 10, count=2**40, repeats=2), "an epoch has 1 to 1099511627776 samples"),
+        (drawing(weights=[1] * 10, shuffle=False), "shuffle=True"),
+        (drawing(weights=[1] * 10, count=2**40, repeats=2), "an epoch must have 1 to 1099511627776 samples"),
         (drawing(indices=[1, 2, 3], drop_last=True), "4 x 1 replicas = 4 is larger than"),
-        ({"size": 5, "mix": (5, 0)}, "1 sample or more"),
+        ({"size": 5, "mix": (5, 0)}, "at least 1 sample"),
         ({"size": 5, "mix": (5, SLOTS_MAX)}, "at most"),
         ({"size": 5, "mix": (5, 5), "member": 2}, "no dataset 2"),
-        ({"size": 5, "mix": (4, 5)}, "has 5 samples of dataset 0 of the mix, each once, and not 4"),
+        ({"size": 5, "mix": (4, 5)}, "has 5 samples of dataset 0 .* has 4"),
         (in_order(only_epoch=None), "one epoch"),
         (in_order(replicas=2), "one rank"),
         (in_order(batch_size=1), "0 to 1 samples each"),
-        (in_order(lengths=(3, 2)), "4 in all; not 2 to 3, and 5"),
+        (in_order(lengths=(3, 2)), "4 in all, not 2 to 3 and 5"),
     ],
 )
 def test_bad_plans_are_refused_by_name(arguments, message):

@@ -90,8 +90,8 @@ def test_a_sample_that_was_decoded_for_too_long_goes_alone_and_what_waited_behin
 def test_what_expires_as_soon_as_it_is_asked_for_is_bounded_and_names_the_clocks():
     driver = one_batch(attempts=3, backoff_max_s=1.0)
     assert attempts_until_quiet(driver, Outcome.EXPIRED) == 3
-    assert "why 0; it answered so after 1.1 s of the 60 s" in driver.tombstones[0].messages[0]
-    assert "clocks of the function and of the coordinator differ" in driver.tombstones[0].messages[0]
+    assert "why 0; it gave this answer 1.1 s into the 60 s" in driver.tombstones[0].messages[0]
+    assert "the clocks of the function and the coordinator differ" in driver.tombstones[0].messages[0]
 
 
 def told(driver, fault):
@@ -131,7 +131,7 @@ def test_what_does_not_read_back_is_dropped_and_produced_again_and_told_once():
         driver.answer(driver.requests[0])
         told(driver, "its hash is another")
     (warning,) = driver.warnings
-    assert "does not read back: its hash is another" in warning.message
+    assert "corrupt when read back (its hash is another)" in warning.message
     driver.answer_all()
     assert chosen.index in driver.in_state(SampleState.RESIDENT)
 

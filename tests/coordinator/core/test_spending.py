@@ -136,11 +136,11 @@ def test_a_team_that_was_away_saves_up_two_seconds_of_its_share_and_no_more():
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
-        ({"name": "a b"}, "a team's name has 1 to 64 letters"),
-        ({"name": "a", "share": 0.0}, "share is from 0.001 to"),
-        ({"name": "a", "share": math.nan}, "share is from"),
-        ({"name": "a", "priority": 2000}, "priority is from -1000 to 1000"),
-        ({"name": "a", "max_usd": -1.0}, "max_usd is from 0"),
+        ({"name": "a b"}, "a team's name must .* 1 to 64 letters"),
+        ({"name": "a", "share": 0.0}, "share must be from 0.001 to"),
+        ({"name": "a", "share": math.nan}, "share must be from"),
+        ({"name": "a", "priority": 2000}, "priority must be from -1000 to 1000"),
+        ({"name": "a", "max_usd": -1.0}, "max_usd must be from 0"),
     ],
 )
 def test_what_no_team_may_have_is_refused_by_name(facts, reason):
@@ -169,7 +169,7 @@ def test_a_team_that_may_spend_no_more_is_told_so_and_others_go_on():
     driver.read(5, job="one", missed=tuple(range(8)))
     [tombstones] = driver.tombstones
     assert tombstones.indices.size == 8
-    assert "the requests of team a have cost 3.0000 USD, and its max_usd is 3" in tombstones.messages[0]
+    assert "the requests of team a have cost 3.0000 USD" in tombstones.messages[0]
     driver.read(5, job="one", hits=0, wait_us=7)
     assert driver.core.job("one").stalls.batches == {Cause.SPENDING: 1}
     assert not driver.requests

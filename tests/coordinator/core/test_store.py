@@ -89,7 +89,7 @@ def test_a_store_that_holds_up_those_who_write_is_left_alone():
     for number, request in enumerate(saving[:3]):
         assert driver.core.store_trouble == "", f"a sample may be to blame: {number} failures"
         driver.fail(request, FailureKind.TIMED_OUT)
-    assert "nothing can be written" in driver.core.store_trouble
+    assert "cannot write to the store" in driver.core.store_trouble
     assert [warning.message for warning in driver.warnings].count(driver.core.store_trouble) == 1
     before = list(driver.requests)
     driver.wait(0.3)

@@ -62,10 +62,10 @@ def test_a_file_replaces_what_it_names(tmp_path):
     ("text", "reason"),
     [
         ("[lambda]\ngbs = 1\n", "lambda gbs"),
-        ("[storage]\ngb = 1\n", "storage has no unit named gb"),
+        ("[storage]\ngb = 1\n", "storage has no unit gb"),
         ("[lambda]\ngb_s = -1\n", "gb_s"),
         ('[lambda]\ngb_s = "much"\n', "much"),
-        ("[lambda]\nhour = 0.01\ncoordinator_hour = 0.02\n", "coordinator_hour is a part of hour"),
+        ("[lambda]\nhour = 0.01\ncoordinator_hour = 0.02\n", "coordinator_hour .* must not exceed hour"),
         ("gb_s = 1\n", "must be in a section"),
         ("[lambda\n", "cannot be read"),
         ("[about]\ndate = 2026\n", "date"),

@@ -261,7 +261,7 @@ async def test_a_record_that_was_spoilt_on_its_way_into_the_cache_is_found_and_p
     monkeypatch.setattr(running_module, "record_of", spoilt)
     await coordinator.open(await coordinator.register(source))
     await coordinator.page()
-    await coordinator.until(lambda: "does not read back" in caplog.text)
+    await coordinator.until(lambda: "was corrupt when read back" in caplog.text)
     await coordinator.until(lambda: len(coordinator.executor.keys_asked) > 10)
     await coordinator.until(lambda: not coordinator.engine.busy)
     keys = coordinator.executor.keys_asked
@@ -269,4 +269,4 @@ async def test_a_record_that_was_spoilt_on_its_way_into_the_cache_is_found_and_p
     with valkey.client() as client:
         payloads = [client.get(name)[HEADER_BYTES:] for name in client.keys("super:r1:*")]
     assert whole(again, bytes(16))[HEADER_BYTES:] in payloads
-    assert caplog.text.count("does not read back") == 1
+    assert caplog.text.count("was corrupt when read back") == 1

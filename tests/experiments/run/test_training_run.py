@@ -209,7 +209,7 @@ def test_a_run_that_fails_reports_why(colours):
     (colours / "val" / "green").mkdir()
     Image.new("RGB", (16, 16), (0, 200, 0)).save(colours / "val" / "green" / "0.png")
     console = quiet()
-    with pytest.raises(SourceError, match="none of the 2 classes that were given: 'green'"):
+    with pytest.raises(SourceError, match="the 2 given classes: 'green'"):
         run(spec_of(colours), console=console)
     assert "Failed after 0 of 2 epochs in " in console.file.getvalue()
     assert f": SourceError: file://{colours / 'val'}: " in console.file.getvalue()

@@ -63,7 +63,7 @@ def test_a_source_that_is_none(photos, capsys):
     (photos.directory / "photos" / "labels.csv").write_text(f"key,label\n{rows}")
     for source, words in {
         "s3://no-such-bucket/x": "s3://no-such-bucket/x/ does not exist",
-        "s3://photos/nothing": "holds no image",
+        "s3://photos/nothing": "contains no images",
         "s3://photos/ant": "no class folders",
     }.items():
         looked(capsys, source, listing=["fail", words])
