@@ -43,8 +43,8 @@ class MadeSet:
             return {"train": self.train, "val": self.val}
         if samples < self.classes:
             raise ConfigError(
-                f"{self.name} has {self.classes} classes: {samples} training images cannot have one of each; "
-                f"ask for {self.classes} or more"
+                f"{self.name} has {self.classes} classes: {samples} training images cannot include all "
+                f"of them; use {self.classes} or more"
             )
         return {"train": samples, "val": max(self.classes, round(samples * self.val / self.train))}
 
@@ -102,7 +102,7 @@ MADE_SETS: Mapping[str, MadeSet] = {
         ),
         MadeSet(
             name="two-class-like",
-            about="2 classes of photo-sized JPEGs, in several sizes, upright and across",
+            about="2 classes of photo-sized JPEGs, in several sizes, portrait and landscape",
             classes=2, train=244, val=153, quick=60,
             sizes=_PHOTO_SIZES, extension="jpg", image_bytes=91_000, quality=95, contrast=0.5,
             grey_share=0.018,

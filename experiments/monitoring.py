@@ -166,7 +166,7 @@ class GpuMeter:
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(name)
         except pynvml.NVMLError as error:
             raise ConfigError(
-                f"no GPU utilisation: NVML does not give {name} ({error}); see nvidia-smi"
+                f"no GPU utilisation: NVML cannot access {name} ({error}); see nvidia-smi"
             ) from error
 
     def read(self) -> GpuReading:
@@ -323,7 +323,7 @@ class UtilizationMonitor(Listener):
             try:
                 self._rows.write(rows)
             except OSError as error:
-                self.failure = f"utilisation was not written to the end: {error}"
+                self.failure = f"writing the utilisation failed, and stopped: {error}"
                 _log.warning("%s", self.failure)
 
     def _row_values(self, sample: Sample, before: Sample | None) -> Iterator[dict[str, object]]:

@@ -34,7 +34,7 @@ def new_directory(output: str | Path, name: str) -> Path:
             number += 1
         except OSError as error:
             raise ConfigError(
-                f"cannot make {directory}: {error.strerror}; set output to a directory that you may write"
+                f"cannot create {directory}: {error.strerror}; set output to a directory that you may write"
             ) from error
         else:
             return directory.resolve()
@@ -64,7 +64,7 @@ def tell_json(value: object, *, shown: bool, file: str | Path | None = None) -> 
             Path(file).write_text(text, encoding="utf-8")
         except OSError as error:
             raise ConfigError(
-                f"cannot write {file}: {error.strerror}; name another file (--output)"
+                f"cannot write {file}: {error.strerror}; use another file (--output)"
             ) from error
     if shown:
         sys.stdout.write(text)

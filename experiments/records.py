@@ -84,7 +84,7 @@ class CounterLaps:
         try:
             now = LoaderCounters.read(self._loader.job_stats())
         except CoordinatorError as error:
-            _log.warning("the coordinator gave no job statistics: %s", error)
+            _log.warning("the coordinator returned no job statistics: %s", error)
             # The next lap covers this one too.
             return None
         lap, self._last = now.since(self._last), now
@@ -362,7 +362,7 @@ class StallMeter:
                     (each.epoch, each.position): each.cause for each in recent if each.rank == self._rank
                 }
             except CoordinatorError as error:
-                _log.warning("the coordinator did not tell why batches stalled: %s", error)
+                _log.warning("the coordinator did not report why batches stalled: %s", error)
         for step in self._waiting:
             values = {name: getattr(step, name) for name in _OF_A_STEP}
             self._known.append(StalledStep(**values, cause=cause_of(step, causes)))

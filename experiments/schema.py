@@ -69,9 +69,9 @@ def some_of(allowed: tuple[str, ...], alone: str) -> BeforeValidator:
         names = [str(name).strip() for name in (value if isinstance(value, list) else str(value).split(","))]
         for name in names:
             if name not in known:
-                raise ValueError(f"must be of {', '.join(known)}, not {name!r}{_close(name, known)}")
+                raise ValueError(f"must be one of {', '.join(known)}, not {name!r}{_close(name, known)}")
         if not names or len(set(names)) < len(names) or (alone in names and len(names) > 1):
-            raise ValueError(f"names each of {', '.join(allowed)} at most once, or {alone} alone")
+            raise ValueError(f"must contain each of {', '.join(allowed)} at most once, or {alone} alone")
         return ",".join(names)
 
     return BeforeValidator(check)
@@ -155,7 +155,7 @@ class _Loader(yaml.SafeLoader):
             )
             self._counts[id(node)] = count = 1 + sum(counts)
             if count > _VALUES_MAX:
-                reason = f"its aliases make more than {_VALUES_MAX:,} values of it"
+                reason = f"its aliases expand to more than {_VALUES_MAX:,} values"
                 raise yaml.composer.ComposerError(None, None, reason, node.start_mark)
         return node
 
@@ -189,7 +189,7 @@ def load_yaml(text: str, name: str) -> Any:
         return loader.get_single_data()
     except RecursionError as error:
         line = loader.line + 1 if loader else 1
-        raise ConfigError(f"{name} cannot be read as YAML: line {line} is nested too deep") from error
+        raise ConfigError(f"{name} cannot be read as YAML: line {line} is nested too deeply") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = mark.line + 1 if mark else 1
@@ -212,7 +212,7 @@ class SpecFolder:
         built_in = {file.stem: file for file in sorted(self._folder.glob("*.yaml"))}
         if str(name) in built_in:
             return built_in[str(name)]
-        raise ConfigError(f"no spec at {path}; give a YAML file or a built-in spec: {', '.join(built_in)}")
+        raise ConfigError(f"no spec at {path}; use a YAML file or a built-in spec: {', '.join(built_in)}")
 
     @contextlib.contextmanager
     def opened(self, name: str | Path) -> Iterator[dict[str, Any]]:
@@ -239,7 +239,7 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dic
         value = load_yaml(raw, f"the value of {path[:80]}")
         if not equals:
             raise ConfigError(
-                f"cannot apply {override[:80]!r}: write key.key=value, as in loader.batch_size=128"
+                f"cannot apply {override[:80]!r}: use key.key=value, as in loader.batch_size=128"
             )
         result = apply_values(result, {path.strip(): value})
     return result
@@ -251,14 +251,14 @@ def apply_values(mapping: Mapping[str, Any], values: Mapping[str, Any]) -> dict[
     for path, value in values.items():
         keys = str(path).split(".")
         if not all(keys):
-            raise ConfigError(f"cannot set {path!r}: write dotted keys, as in loader.batch_size")
+            raise ConfigError(f"cannot set {path!r}: use dotted keys, as in loader.batch_size")
         target = result
         for key in keys[:-1]:
             if target.get(key) is None:
                 target[key] = {}
             target = target[key]
             if not isinstance(target, dict):
-                raise ConfigError(f"cannot set {path!r}: {key} holds {target!r}, not a mapping")
+                raise ConfigError(f"cannot set {path!r}: {key} is {target!r}, not a mapping")
         # Specs made from one mapping must not share values.
         target[keys[-1]] = copy.deepcopy(value)
     return result

@@ -63,10 +63,10 @@ class DataSpec:
     def __post_init__(self) -> None:
         if self.kind in _DATA_SETS and (self.train or self.val):
             raise ConfigError(
-                f"data.kind {self.kind} has its own images; leave data.train out, or set data.kind=auto"
+                f"data.kind {self.kind} has its own images; remove data.train, or set data.kind=auto"
             )
         if self.samples is not None and self.kind not in (*PUBLISHED_SETS, *MADE_SETS):
-            raise ConfigError(f"data.samples is for the sets that are drawn, not for data.kind {self.kind}")
+            raise ConfigError(f"data.samples applies only to drawn sets, not to data.kind {self.kind}")
         if self.kind in ("directory", "url") and not self.train:
             raise ConfigError(f"data.kind {self.kind} needs data.train, the source of the training images")
         checked_naming(self.train_alias, None, "data.train_alias: ")
@@ -77,7 +77,7 @@ class DataSpec:
             *((name, "val") for name in ("val_key_list", "val_alias")),
         ):
             if getattr(self, name) and not getattr(self, needed):
-                raise ConfigError(f"data.{name} is given without data.{needed}")
+                raise ConfigError(f"data.{name} is set without data.{needed}")
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
@@ -109,7 +109,7 @@ class LoaderSpec:
 
     def __post_init__(self) -> None:
         if self.on_bad_sample != "raise" and not self.runs_functions:
-            raise ConfigError(f"loader.on_bad_sample is SUPER's; loader.kind {self.kind} raises")
+            raise ConfigError(f"loader.on_bad_sample needs SUPER; loader.kind {self.kind} always raises")
 
     @property
     def runs_functions(self) -> bool:
@@ -146,11 +146,11 @@ class OptimizerSpec:
         # These would have no effect, or no counterpart in torch.
         if self.warmup_epochs and self.schedule == "one_cycle":
             raise ConfigError(
-                "optimizer.warmup_epochs: a one_cycle schedule has a warm-up of its own; set "
+                "optimizer.warmup_epochs: a one_cycle schedule has its own warm-up; set "
                 "optimizer.schedule to cosine, step or constant"
             )
         if self.nesterov and (self.name != "sgd" or not self.momentum):
-            raise ConfigError("optimizer.nesterov is for optimizer.name sgd with a momentum above 0")
+            raise ConfigError("optimizer.nesterov needs optimizer.name=sgd and a momentum above 0")
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
@@ -230,16 +230,16 @@ class Spec:
             )
         if self.loader.coordinator is not None:
             raise ConfigError(
-                f"executor={self.executor}, but loader.coordinator names a coordinator, and how functions "
-                "run is its own setting (superdl coordinator --executor): leave one of the two out"
+                f"executor={self.executor}, but loader.coordinator is set, and a coordinator uses its own "
+                "setting (superdl coordinator --executor): remove one of the two"
             )
         kind = EXECUTORS.get(self.executor)
         in_bucket = (self.data.train or "").startswith("s3://")
         # A service's functions cannot read local files.
         if kind is not None and kind.runs_on is RunsOn.SERVICE and not in_bucket:
             raise ConfigError(
-                f"functions on {kind.place} see no files of this machine: with executor={kind.name} the "
-                "images are in a bucket, data.train=s3://bucket/prefix"
+                f"functions on {kind.place} cannot read files of this machine: with executor={kind.name}, "
+                "put the images in a bucket and set data.train=s3://bucket/prefix"
             )
 
     def to_mapping(self) -> dict[str, Any]:

@@ -41,9 +41,9 @@ def heavy(array: NDArray[np.uint8], *, seed: int, rounds: int = 4) -> NDArray[np
         ValueError: the array is no image, or ``rounds`` is out of range.
     """
     if array.dtype != np.uint8 or array.ndim != _CHANNELS or array.shape[2] != _CHANNELS:
-        raise ValueError(f"heavy takes uint8 of shape (height, width, 3), not {array.dtype} {array.shape}")
+        raise ValueError(f"heavy needs uint8 of shape (height, width, 3), not {array.dtype} {array.shape}")
     if not isinstance(rounds, int) or not 1 <= rounds <= ROUNDS_MAX:
-        raise ValueError(f"rounds is a whole number from 1 to {ROUNDS_MAX}, not {rounds!r}")
+        raise ValueError(f"rounds must be a whole number from 1 to {ROUNDS_MAX}, not {rounds!r}")
     random = np.random.default_rng(seed)
     picture = Image.fromarray(np.ascontiguousarray(array))
     if random.random() < 0.5:  # noqa: PLR2004  # every other one

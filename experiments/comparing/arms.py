@@ -77,12 +77,14 @@ def arms_of(spec: Spec, chosen: Sequence[str] | None = None) -> tuple[Arm, ...]:
         for name in chosen:
             if name not in known:
                 raise ConfigError(
-                    f"--arms names {name!r}, which is neither in compare.arms nor a loader; there are "
+                    f"--arms contains {name!r}, which is neither in compare.arms nor a loader; choose from "
                     f"{', '.join(dict.fromkeys((*named, *LOADER_KINDS)))}"
                 )
         named = {name: known[name] for name in chosen}
         if len(named) < len(chosen):
-            raise ConfigError(f"--arms names each arm once, with commas between, not {','.join(chosen)!r}")
+            raise ConfigError(
+                f"--arms must list each arm once, with commas between, not {','.join(chosen)!r}"
+            )
     return tuple(_arm(spec, name, values) for name, values in named.items())
 
 
@@ -94,7 +96,7 @@ def _arm(spec: Spec, name: str, values: Mapping[str, Any]) -> Arm:
     if not spec.trials:
         return Arm(name, values, (Trial("", _spec_of(spec, name, own_values, {}, where)),), launch)
     if launch:
-        raise ConfigError(f"{where}: {_LAUNCH} starts one run, and this spec has trials; leave one out")
+        raise ConfigError(f"{where}: {_LAUNCH} starts a single run, but this spec has trials; remove one")
     trials = []
     for trial, trial_values in spec.trials.items():
         _check_values(f"trials.{trial}", trial_values)
@@ -104,8 +106,8 @@ def _arm(spec: Spec, name: str, values: Mapping[str, Any]) -> Arm:
     executors = {trial.spec.executor for trial in trials if _needs_services(trial.spec)}
     if len(executors) > 1:
         raise ConfigError(
-            f"{where}: its trials share one coordinator, and name several executors for it "
-            f"({', '.join(sorted(executors))}); set one for all"
+            f"{where}: its trials share one coordinator but set different executors "
+            f"({', '.join(sorted(executors))}); use the same one for all"
         )
     return Arm(name, values, tuple(trials))
 
@@ -116,18 +118,20 @@ def _launch_of(where: str, values: Mapping[str, Any]) -> tuple[str, ...]:
         return tuple(shlex.split(text))
     except (ValueError, AttributeError, TypeError) as error:
         raise ConfigError(
-            f"{where}: {_LAUNCH} is a command that takes '-m superdl.main run SPEC' behind it, such as "
-            f"'torchrun --standalone --nproc-per-node 2'; not {text!r} ({error})"
+            f"{where}: {_LAUNCH} must be a command to which '-m superdl.main run SPEC' can be appended, "
+            f"such as 'torchrun --standalone --nproc-per-node 2', not {text!r} ({error})"
         ) from error
 
 
 def _check_values(where: str, values: Mapping[str, Any]) -> None:
     for key, value in values.items():
         if str(key).split(".")[0] in _RESERVED:
-            raise ConfigError(f"{where}: {key} is what the comparison decides for its runs; leave it out")
+            raise ConfigError(f"{where}: {key} is set by the comparison itself; remove it")
         if isinstance(value, Mapping):  # it would replace the whole section
             first = next(iter(value), "key")
-            raise ConfigError(f"{where}: {key} holds a mapping; write dotted keys, as in {key}.{first}: ...")
+            raise ConfigError(
+                f"{where}: {key} must not be a mapping; use dotted keys, as in {key}.{first}: ..."
+            )
 
 
 def _spec_of(spec: Spec, suffix: str, arm: Mapping[str, Any], trial: Mapping[str, Any], where: str) -> Spec:
@@ -147,7 +151,7 @@ def _spec_of(spec: Spec, suffix: str, arm: Mapping[str, Any], trial: Mapping[str
     warmup = spec.compare.warmup_epochs
     if run_spec.epochs <= warmup:
         raise ConfigError(
-            f"{where}: of {run_spec.epochs} epoch(s), compare.warmup_epochs={warmup} leaves none to compare; "
+            f"{where}: compare.warmup_epochs={warmup} leaves none of {run_spec.epochs} epoch(s) to compare; "
             "set more epochs or fewer warm-up epochs"
         )
     return run_spec

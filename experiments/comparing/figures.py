@@ -36,14 +36,14 @@ FIGURES = (
     Figure("step_ms", "a step", "ms"),
     Figure("wait_percent", "waiting for data", "% of training time"),
     Figure("cpu_ms_per_image", "CPU of all processes", "ms/image"),
-    Figure("outside_ms_per_image", "thereof outside the trainer", "ms/image"),
+    Figure("outside_ms_per_image", "of which outside the trainer", "ms/image"),
     Figure("usd_per_epoch", "cost", "USD/epoch"),
     Figure("decodes_per_image", "decodes", "per image of the set", whole=True),
-    Figure("cpu_s", "CPU in all", "s", whole=True),
-    Figure("usd", "cost in all", "USD", whole=True),
+    Figure("cpu_s", "total CPU", "s", whole=True),
+    Figure("usd", "total cost", "USD", whole=True),
     Figure("wall_s", "wall time", "s", whole=True),
     Figure("first_batch_s", "first batch after", "s", whole=True),
-    Figure("accuracy", "best accuracy of validation", "", more_is_better=True, whole=True),
+    Figure("accuracy", "best validation accuracy", "", more_is_better=True, whole=True),
 )
 
 

@@ -83,7 +83,7 @@ def compare(
         environment=describe_environment(device) | {"cpu": describe_hardware()["cpu"]},
     )
     start_s = time.monotonic()
-    say(console, f"comparing {', '.join(arm.name for arm in chosen)}; written to {directory}")
+    say(console, f"comparing {', '.join(arm.name for arm in chosen)}; writing to {directory}")
     try:
         for data in {trial.spec.data: None for arm in chosen for trial in arm.trials}:  # nothing is timed yet
             prepare_data(data, partial(say, console))
@@ -140,7 +140,7 @@ def _write_pages(folder: Path, console: Console) -> None:
         try:
             write_run_page(path.parent)
         except Exception as error:  # noqa: BLE001  # the figures matter more than any error in drawing
-            say(console, f"the page of {path.parent} was not made ({error}); superdl report tries again")
+            say(console, f"the page of {path.parent} was not written ({error}); superdl report retries it")
 
 
 def _notes(arm: Arm) -> Iterator[str]:
@@ -149,12 +149,12 @@ def _notes(arm: Arm) -> Iterator[str]:
     variable = os.environ.get("SUPER_COORDINATOR")
     for address in sorted({spec.loader.coordinator or variable or "" for spec in functions} - {""}):
         yield (
-            f"{arm.name} uses the coordinator at {address}: its CPU, and that of its cache and functions, is "
-            "not counted, and its cache holds what earlier runs left."
+            f"{arm.name} uses the coordinator at {address}. The CPU time of that coordinator, its cache and "
+            "its functions is not counted, and its cache contains what earlier runs left."
         )
     elsewhere = sorted({spec.executor for spec in functions} - {"auto", "local"})
     if elsewhere:
-        yield f"{arm.name} runs functions by {', '.join(elsewhere)}: their CPU is not counted."
+        yield f"{arm.name} runs functions with {', '.join(elsewhere)}: their CPU time is not counted."
 
 
 # ------------------------------------------------------------------------------------------ one round
@@ -211,7 +211,7 @@ def _failure(runs: Sequence[RunProcess], folder: Path) -> str:
     code = failed.code or 0
     ending = f"signal {-code}" if code < 0 else f"exit code {code}"
     last_lines = failed.last_lines().replace("\n", "\n  ")
-    return f"the run of {failed.title} ended with {ending}; the last lines of {folder}:\n  {last_lines}"
+    return f"the run of {failed.title} ended with {ending}. The last lines of {folder}:\n  {last_lines}"
 
 
 def _children_cpu_s() -> float:

@@ -99,8 +99,8 @@ def _checked(target: Path, counts: Mapping[str, int], what: str) -> Path:
     present = {split: sum(1 for _ in (target / split).glob("*/*.*")) for split in SPLITS}
     if present != counts:
         raise SourceError(
-            f"{what} in {target} is damaged: there are {present} images, not {counts}; delete the directory "
-            "and make it again"
+            f"{what} in {target} is damaged: it has {present} images instead of {counts}; delete the "
+            "directory and make the set again"
         )
     return target
 
@@ -142,7 +142,7 @@ def make_set(
     def fill(staging: Path) -> None:
         total = sum(counts.values())
         size = made.disk_bytes(total)
-        check_room(target, size, f"{made.name} of {total:,} images")
+        check_room(target, size, f"{made.name} with {total:,} images")
         tell(
             f"drawing {made.name}: {counts['train']:,} training and {counts['val']:,} validation images, "
             f"about {size / _MEGABYTE:,.0f} MB, into {target}"

@@ -30,7 +30,7 @@ def manifest_of(directory: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except ConfigError as error:
-        raise SourceError(f"{error}; delete {directory} or name another directory") from error
+        raise SourceError(f"{error}; delete {directory} or use another directory") from error
     return manifest if isinstance(manifest, dict) else None
 
 
@@ -44,8 +44,8 @@ def check_room(directory: Path, size_bytes: int, what: str) -> None:
     if free < size_bytes + _SPARE_BYTES:
         raise ConfigError(
             f"{what} takes about {size_bytes / _MEGABYTE:,.0f} MB in {directory}, where "
-            f"{free / _MEGABYTE:,.0f} MB are free, {_SPARE_BYTES / _MEGABYTE:,.0f} of which are left alone: "
-            "free some, or name a directory on another disk"
+            f"{free / _MEGABYTE:,.0f} MB are free and {_SPARE_BYTES / _MEGABYTE:,.0f} MB must stay free: "
+            "free some space, or use a directory on another disk"
         )
 
 
@@ -76,7 +76,7 @@ def written_once(target: Path, manifest: Mapping[str, Any], what: str, fill: Cal
         where = f": {error.filename}" if error.filename else ""
         raise ConfigError(
             f"cannot write to {target}: {error.strerror or error}{where}; "
-            "name a directory that you may write, with room for it"
+            "use a directory that you may write, with room for it"
         ) from error
 
 
@@ -87,15 +87,15 @@ def _stands(target: Path, wanted: Mapping[str, Any], what: str) -> bool:
     except FileNotFoundError:
         return False
     except NotADirectoryError:
-        raise ConfigError(f"cannot write to {target}: it, or one above it, is a file") from None
+        raise ConfigError(f"cannot write to {target}: it, or one of its parents, is a file") from None
     actual = manifest_of(target)
     if actual is None:
-        raise SourceError(f"cannot write {what} to {target}: it holds other files; name a new directory")
+        raise SourceError(f"cannot write {what} to {target}: it contains other files; use a new directory")
     for name, value in wanted.items():
         if actual.get(name) != value:
             raise SourceError(
-                f"{target} holds something else than {what} ({name} is {actual.get(name)!r} there, {value!r} "
-                "is wanted): delete it, or name another directory"
+                f"{target} contains something other than {what} ({name} is {actual.get(name)!r} there, not "
+                f"{value!r}): delete it, or use another directory"
             )
     return True
 

@@ -179,18 +179,18 @@ class DecodingLoader:
         """Begin the next iteration at a place from any rank's loader, or raise ConfigError."""
         if state.get("format") != _FORMAT:
             raise ConfigError(
-                "the loader's state is of a loader of another kind: set loader.kind as it was, or resume "
-                "from the end of an epoch"
+                "the loader's state was saved by another kind of loader: restore loader.kind, or resume from "
+                "the end of an epoch"
             )
         for name, value in self._facts().items():
             if state.get(name) != value:
                 raise ConfigError(
-                    f"the loader's state is of other data: {name} is {state.get(name)} there and {value} here"
+                    f"the loader's state is for other data: {name} was {state.get(name)}, now {value}"
                 )
         if state["batch"] and not self.resumes_within_epochs:
             raise ConfigError(
-                "this loader cannot go on in the middle of an epoch, since it would repeat samples and leave "
-                "others out: resume from a checkpoint of the end of an epoch (training.checkpoint_every)"
+                "this loader cannot resume within an epoch, since it would repeat some samples and skip "
+                "others: resume from a checkpoint of the end of an epoch (training.checkpoint_every)"
             )
         self._epoch, self._batch = int(state["epoch"]), int(state["batch"])
 
@@ -201,11 +201,11 @@ class DecodingLoader:
             self._choose_epoch(epoch)
         elif epoch != self._begun:
             _log.warning(
-                "this loader cannot begin at epoch %d: its order is that of epoch %d", epoch, self._begun
+                "this loader cannot start at epoch %d: its order is that of epoch %d", epoch, self._begun
             )
         if batch:
             _log.warning(
-                "this loader cannot seek: %d batches of epoch %d are read again and dropped", batch, epoch
+                "this loader cannot seek, so %d batches of epoch %d are read again and dropped", batch, epoch
             )
         self._began_at = (epoch, batch)
         self._begun += 1

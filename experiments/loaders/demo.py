@@ -56,17 +56,17 @@ _FEW = 1.5  # smaller factors are shown as a percentage
 _COLUMNS = ("first epoch", "second epoch", "fresh process")
 _NOTHING_TRAINED = "Nothing is trained: batches are read and dropped"
 _REASONS = (
-    "It starts its services, and decodes each image for the only time.",
+    "It starts its services, and decodes each image once and for all.",
     "Nothing is decoded.",
-    "It starts its services again, and reads what is stored.",
+    "It starts its services again, and reads the stored images.",
 )
 _LINES = """\
 from superdl import Recipe, SuperDataset, SuperLoader
 
 dataset = SuperDataset(
     {directory},
-    recipe=Recipe.image(resize={resize}, crop={crop}),  # decoded once, and kept
-    transform=None,  # yours comes here, such as Augment({crop}); it is fresh in each epoch
+    recipe=Recipe.image(resize={resize}, crop={crop}),  # decoded once, then kept
+    transform=None,  # your own, such as Augment({crop}), is run in each epoch
 )
 loader = SuperLoader(dataset, batch_size={batch_size}, shuffle=True)  # with a GPU: device="cuda"
 for epoch in range(3):
@@ -114,15 +114,13 @@ def demo(named: str | None, images: int | None, console: Console) -> dict[str, A
     print_line, cores = partial(say, console), usable_cores()
     load, _, _ = os.getloadavg()
     if load > _BUSY * cores:
-        print_line(
-            f"this machine is busy (load {load:.1f} on {cores} cores): the figures will be of a busy machine"
-        )
+        print_line(f"this machine is busy (load {load:.1f} on {cores} cores), which will affect the figures")
     directory = _directory(named, print_line)
     epochs: dict[str, list[Epoch]] = {PILLOW: [], SUPER: []}
     with tempfile.TemporaryDirectory(prefix="super-demo-", ignore_cleanup_errors=True) as scratch:
         key_list, chosen, total = _chosen(directory, images, cores, Path(scratch))
         read = f"{chosen:,} images" if chosen == total else f"{chosen:,} of {total:,} images"
-        print_line(f"reading {read} of {directory}, resized to {_RESIZE} and cropped to {_CROP}")
+        print_line(f"reading {read} from {directory}, resized to {_RESIZE} and cropped to {_CROP}")
         workers = min(cores, -(-chosen // _BATCH_SIZE))
         task = Task(PILLOW, str(directory), key_list, 2, _BATCH_SIZE, workers, _RESIZE, _CROP)
         # Fresh processes have lost the cache, and keep the store.
@@ -140,7 +138,7 @@ def _directory(named: str | None, print_line: Callable[[str], None]) -> Path:
     if named is not None:
         directory = Path(named).expanduser().absolute()
         if not directory.is_dir():
-            raise ConfigError(f"{named} is no folder of this machine; the demo reads files alone")
+            raise ConfigError(f"{named} is not a folder on this machine; the demo reads only files")
         return directory
     return make_set(MADE_SETS[_MADE_SET], _MADE_IN, samples=_IMAGES, tell=print_line) / "train"
 
@@ -247,15 +245,15 @@ class Results:
             yield f"{column.capitalize()}: {speed}. {reason}"
         first, second, fresh = self.epochs[SUPER]
         yield (
-            f"Its start (about {number(fresh.wall_s - second.wall_s, 2)} s) is in the first and the last "
-            "column: the more images, the less it counts. CPU is that of all processes; imports are in none."
+            f"Its start (about {number(fresh.wall_s - second.wall_s, 2)} s) is part of the first and the "
+            "last column, and matters less with more images. CPU covers all processes, but no imports."
         )
         ten = {name: epochs[0].wall_s + 9 * epochs[1].wall_s for name, epochs in self.epochs.items()}
         yield "Ten such epochs: " + ", ".join(f"{seconds(s)} with {name}" for name, s in ten.items()) + "."
         if bad := self.count - first.images:
             yield (
-                f"{count(bad, 'image')} cannot be decoded, and both skip it: superdl doctor "
-                f"{shlex.quote(self.task.directory)} --all names such files."
+                f"Both loaders skip {count(bad, 'image')} that cannot be decoded: superdl doctor "
+                f"{shlex.quote(self.task.directory)} --all lists such files."
             )
 
 

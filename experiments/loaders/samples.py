@@ -111,7 +111,7 @@ class Samples:
             with open(path, "rb", buffering=0) as file:  # noqa: PTH123  # a Path takes twice the time
                 return file.read()
         except FileNotFoundError as error:
-            raise SourceNotFoundError(f"{path} is gone since it was listed; start the run again") from error
+            raise SourceNotFoundError(f"{path} was removed after it was listed; restart the run") from error
 
     def size_bytes(self) -> int:
         """Return the bytes of all objects; for a bucket, an estimate from a few of them."""
@@ -140,12 +140,12 @@ def list_samples(source: Source, kind: str) -> Samples:
     catalog = list_source(source.url, key_list, naming=naming, classes=source.classes)
     if not catalog.classes or not isinstance(catalog.labels, np.ndarray) or catalog.label_dtype != "int64":
         raise ConfigError(
-            f"the labels in {source.key_list} are no class names, and loader.kind {kind} takes those alone; "
+            f"the labels in {source.key_list} are not class names, which loader.kind {kind} needs; "
             "set loader.kind=super"
         )
     if catalog.members is not None:
         raise ConfigError(
-            f"{source.key_list} names members of objects, and loader.kind {kind} reads whole objects alone; "
+            f"{source.key_list} lists members of objects, but loader.kind {kind} reads only whole objects; "
             "set loader.kind=super"
         )
     keys = [key.decode() for key in catalog.keys]
@@ -199,11 +199,11 @@ class ImageMaker:
         except SampleFailedError as failure:
             raise BadSampleError(f"{self._bucket}/{key}: {failure.why}") from failure
         if isinstance(pixels, dict):
-            raise ConfigError("recipe.steps give several arrays; a model here is fed one image")
+            raise ConfigError("recipe.steps produce several arrays, but a model here takes one image")
         if pixels.dtype != np.uint8 or pixels.ndim != _CHANNELS or pixels.shape[2] != _CHANNELS:
             raise ConfigError(
-                f"recipe.steps give {pixels.dtype} of shape {pixels.shape}; a model here is fed uint8 of "
-                "shape (height, width, 3)"
+                f"recipe.steps produce {pixels.dtype} of shape {pixels.shape}, but a model here takes uint8 "
+                "of shape (height, width, 3)"
             )
         image: npt.NDArray[np.uint8] = pixels
         return image

@@ -268,7 +268,7 @@ def _write_mds(samples: Samples, order: Sequence[int], _size_bytes: int, directo
 
 def open_mds(request: LoaderRequest) -> DecodingLoader:
     """Open a split of MDS shards, whose dataset takes the batch size too."""
-    note = " (it holds numpy below 2.2, so best in an environment of its own)"
+    note = " (it needs numpy below 2.2, so a separate environment is best)"
     converted = _convert(request, "streaming", _write_mds, note)
     batch, options = request.loader.batch_size, request.worker_options()
     arguments: dict[str, Any] = {"shuffle": request.training, "batch_size": batch}

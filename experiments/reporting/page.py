@@ -169,8 +169,8 @@ def plots_missing() -> str | None:
         import matplotlib.figure  # noqa: F401  # only a check
     except ImportError as error:
         return (
-            "plots need the package matplotlib: pip install 'superdl[train]', then superdl report DIRECTORY "
-            f"({error})"
+            "plots need the package matplotlib: pip install 'superdl[train]', then run superdl report "
+            f"DIRECTORY ({error})"
         )
     return None
 

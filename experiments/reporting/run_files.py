@@ -112,10 +112,10 @@ def read_run(directory: Path) -> RunFiles:
         ConfigError: the directory holds no run.
     """
     if not (directory / REPORT_NAME).is_file():
-        remedy = "name one that superdl run has written"
+        remedy = "use one that superdl run has written"
         if any(any(directory.glob(f"{depth}{REPORT_NAME}")) for depth in ("*/", "*/*/")):
-            remedy = f"its runs are below it: name one, or show all by superdl report --book {directory}"
-        raise ConfigError(f"{directory} is no directory of a run: it has no {REPORT_NAME}; {remedy}")
+            remedy = f"its runs are below it: use one, or show all with superdl report --book {directory}"
+        raise ConfigError(f"{directory} is not the directory of a run: it has no {REPORT_NAME}; {remedy}")
     troubles = []
     try:
         facts = read_json(directory / REPORT_NAME, REPORT_NAME)
@@ -126,8 +126,8 @@ def read_run(directory: Path) -> RunFiles:
     try:
         if broken := _read_steps(directory / "steps.jsonl", learning):
             troubles.append(
-                f"steps.jsonl has {broken} line(s) that are no rows of this version, such as one cut off by "
-                "a kill"
+                f"steps.jsonl has {broken} line(s) that this version cannot read, such as one cut off when "
+                "the run was killed"
             )
     except FileNotFoundError:
         pass  # the run ended before its first step
@@ -161,7 +161,7 @@ def read_format(path: Path, expected: int) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     if not isinstance(content, dict) or content.get("format") != expected:
-        raise ConfigError(f"{path} is not of format {expected}, which this version reads: make it again")
+        raise ConfigError(f"{path} is not in format {expected}, which this version reads: create it again")
     return content
 
 
@@ -192,18 +192,18 @@ def read_book(directory: Path) -> Book:
         try:
             run = read_run(place)
             if run.troubles or not run.facts:
-                broken[name] = "; ".join(run.troubles) or "its files hold no run"
+                broken[name] = "; ".join(run.troubles) or "its files contain no run"
             row = {"run": name} | {head: _cell(value) for head, value in _row(run).items()}
         except _ODD as error:
             # An unreadable run must not affect the other rows.
-            broken[name] = f"it holds no run of this version ({type(error).__name__}: {error})"
+            broken[name] = f"it contains no run that this version can read ({type(error).__name__}: {error})"
             continue
         rows += [row] if run.facts else []
     for child in children:
         if not any(place.is_relative_to(child) for place in run_directories):
-            broken.setdefault(child.name, f"no run lies in it: it has no {REPORT_NAME}")
+            broken.setdefault(child.name, f"it contains no run, since it has no {REPORT_NAME}")
     if not rows and not broken:
-        raise ConfigError(f"{directory} holds no runs: name the directory that superdl run writes them into")
+        raise ConfigError(f"{directory} contains no runs: use the directory that superdl run writes them to")
     return Book(directory, sorted(rows, key=lambda row: (str(row["begun"]), str(row["run"]))), broken)
 
 
@@ -211,11 +211,11 @@ def write_book(book: Book) -> tuple[Path, Path]:
     """Write ``book.html`` and ``book.csv`` into its directory and return their paths."""
     heads = list(book.rows[0]) if book.rows else []
     shown = [head for head in heads if any(row[head] is not None for row in book.rows)]
-    table = Table("All runs, the oldest first", shown, [[row[head] for head in shown] for row in book.rows])
+    table = Table("All runs, oldest first", shown, [[row[head] for head in shown] for row in book.rows])
     html = render(
         "book.html",
         title=f"Log book of {book.directory.absolute().name}",
-        subtitle=f"{count(len(book.rows), 'run')}, {len(book.broken)} that cannot be read, or not whole",
+        subtitle=f"{count(len(book.rows), 'run')}, {len(book.broken)} unreadable or incomplete",
         table=table,
         broken=sorted(book.broken.items()),
         plots_missing=None,

@@ -70,7 +70,7 @@ def run_page(run: RunFiles) -> str:
         notes=(*facts.get("notes", ()), *run.troubles),
         tables=run_tables(run),
         learning=_learning(run),
-        of_rank_0=f" Of {run.ranks} ranks this is rank 0, with what it started." if run.ranks > 1 else "",
+        of_rank_0=f" This is rank 0 of {run.ranks} ranks, with all that it started." if run.ranks > 1 else "",
         bill=facts.get("bill"),
         settings=facts_table(f"Settings of loader {loader}", settings) if settings else None,
         spec_lines="\n".join(_leaves(run.spec)),
@@ -222,13 +222,13 @@ def _hosts(run: RunFiles) -> Table | None:
         for host in run.facts.get("hosts") or ()
         if "slots" in host
     ]
-    return Table("CPU of workers, while training", heads, rows) if rows else None
+    return Table("CPU of workers during training", heads, rows) if rows else None
 
 
 def _bill(bill: dict[str, Any]) -> Table:
     priced = all(line["usd"] is not None for line in bill["lines"])
     total = {
-        "name": "all of it" if priced else "what has a price here",
+        "name": "total" if priced else "everything with a known price",
         "usd": bill["usd"],
         "by_epoch": [epoch["usd"] for epoch in bill["epochs"]],
     }
@@ -237,7 +237,7 @@ def _bill(bill: dict[str, Any]) -> Table:
         first, later = line["by_epoch"][:1], line["by_epoch"][1:]
         means = (fmean(costs) if costs else None for costs in (first, later))
         rows.append((line["name"], line["usd"], *means, line.get("how", "")))
-    heads = ("what", "the run (USD)", "first epoch (USD)", "an epoch after it (USD, mean)", "how")
+    heads = ("what", "the run (USD)", "first epoch (USD)", "later epochs (USD, mean)", "how")
     return Table("The bill", heads, rows, total=True)
 
 
@@ -263,7 +263,7 @@ def _learning(run: RunFiles) -> Plot | None:
         partial(draw, title="Loss", y_label="loss (cross entropy, nats)", lines=losses),
         partial(draw, title="Accuracy", y_label="images right (%)", lines=accuracies, top=_PERCENT_TOP),
     ]
-    caption = "Left: loss, lower is better. Right: how many images the model classifies rightly."
+    caption = "Left: loss, lower is better. Right: percentage of images that the model classifies correctly."
     return plot_of(caption, drawings if run.passes else [], columns=2)
 
 

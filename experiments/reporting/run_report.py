@@ -60,7 +60,7 @@ def findings(run: RunFiles) -> list[tuple[str, str]]:
 
 def _outcome(run: RunFiles) -> tuple[str, str]:
     if not run.facts:
-        return "Unknown:", "report.json cannot be read; the other files have what is shown."
+        return "Unknown:", "report.json cannot be read; the other files have the figures shown."
     took = _epochs(run)
     if "wall_s" in run.facts:
         took += f" in {seconds(run.facts['wall_s'])}"
@@ -87,7 +87,7 @@ def _accuracy(run: RunFiles) -> str:
     end, best = validated[-1], max(validated, key=lambda epoch_pass: epoch_pass.figures["accuracy"])
     images = count(end.figures["samples"], "validation image")
     accuracy, top5 = percent(end.figures["accuracy"]), end.figures.get("top5_accuracy")
-    sentence = f"after epoch {end.epoch + 1} the model was right for {accuracy} of {images}."
+    sentence = f"after epoch {end.epoch + 1} the model classified {accuracy} of {images} correctly."
     if top5 is not None:
         sentence += f" Top-5: {percent(top5)}."
     if best.epoch != end.epoch:
@@ -150,7 +150,9 @@ def _first_batch(run: RunFiles) -> tuple[str, str]:
     sentence = f"{seconds(run.trained[0].figures['first_batch_s'])} after {_first_epoch(run)} began"
     from_start_s = run.facts.get("first_batch_s")
     if from_start_s is not None:
-        sentence += f", {seconds(from_start_s)} after the start of the run, which also opens model and data"
+        sentence += (
+            f", {seconds(from_start_s)} after the start of the run, which also opens the model and data"
+        )
     return "First batch:", f"{sentence}."
 
 
@@ -272,8 +274,8 @@ def print_report(report: RunReport, console: Console) -> None:
         ]
         print_rows(console, heads, rows, title=f"{report.name}, by epoch and pass")
         console.print(
-            "Seconds overlap: workers read and functions decode while the model computes, and ahead. Hits, "
-            "misses and reads from the store are samples at the first look.",
+            "Seconds overlap, because workers read and functions decode ahead while the model computes. "
+            "Hits, misses and reads from the store count samples when they are first looked up.",
             style="dim",
             highlight=False,
         )

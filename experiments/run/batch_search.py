@@ -44,7 +44,7 @@ def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:
             # Ranks under DDP fit as much each; under FSDP more, since each has a part of the model.
             raise ConfigError(
                 "--find-batch-size measures the memory of one GPU: run it on a machine that has one, without "
-                "torchrun (ranks with GPUs of that kind take as much each)"
+                "torchrun (each rank with such a GPU can take batches of the same size)"
             )
         data = images_of(spec, ranks, print_line)
         with closing(opened_loader(spec, data.train, ranks, print_line, training=True)) as loader:
@@ -62,7 +62,7 @@ def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:
         best = largest_that_fits(fits, at_most)
     if not best:
         raise ConfigError(
-            f"not even a batch of one image fits into {limit_bytes / 2**30:.2f} GiB on {name}; take a "
+            f"not even a batch of one image fits into {limit_bytes / 2**30:.2f} GiB on {name}; use a "
             "smaller model.name or recipe.crop, or a larger machine"
         )
     print_line(f"loader.batch_size={best} is the largest that fits")

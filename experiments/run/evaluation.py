@@ -80,23 +80,23 @@ def evaluate(
         source = images_of(spec, ranks, print_line).val
         if source is None:
             raise ConfigError(
-                f"the spec of {run} names no validation images; add --set data.val=s3://bucket/test"
+                f"the spec of {run} has no validation images; add --set data.val=s3://bucket/test"
             )
         source = replace(source, classes=_classes_in(run, loaded))
         loader = opened_loader(spec, source, ranks, print_line, pin_memory=device.type == "cuda")
         stack.callback(loader.close)
         if loaded.facts.get("digest of the classes") != digest(list(loader.classes)):
             raise ConfigError(  # labels are indices of the model's classes
-                f"the images have {len(loader.classes)} classes, and the model tells "
-                f"{loaded.facts.get('classes')} apart, or has other names for them: give the images the "
-                "class folders of the training images"
+                f"the images have {len(loader.classes)} classes, but the model has "
+                f"{loaded.facts.get('classes')}, or other names for them: use the same class folders as "
+                "for the training images"
             )
         model = build_model(spec.model.name, len(loader.classes), device, side=spec.recipe.crop)
         strategy = make_strategy(name, model, device, compute_type(spec.training.precision, device))
         try:
             set_model_state_dict(strategy.evaluated, loaded.model, options=LOAD_WHOLE)
         except RuntimeError as error:
-            raise ConfigError(f"{path} is of another model than the spec: {error}") from error
+            raise ConfigError(f"{path} is for another model than that of the spec: {error}") from error
         print_line(f"{path} (epoch {loaded.epoch}) on {loader.sample_count:,} images of {source.url}")
         figures = _figures(strategy, loader, ranks)
         evaluation = Evaluation(
@@ -119,7 +119,7 @@ def evaluate(
 def _spec_of(run: Path, overrides: Sequence[str]) -> Spec:
     path = run / "spec.yaml"
     if not path.is_file():
-        raise ConfigError(f"{run} is no directory of a run: it has no spec.yaml")
+        raise ConfigError(f"{run} is not the directory of a run: it has no spec.yaml")
     mapping = apply_overrides(load_spec(path).to_mapping(), overrides)
     data = mapping["data"]
     # data.val alone replaces a set with its own images.
@@ -134,8 +134,8 @@ def _checkpoint_of(run: Path, name: str | None) -> Path:
     checkpoint = next((path for path in candidates if path.is_file()), None)
     if checkpoint is None:
         raise ConfigError(
-            f"there is no {name or 'best or last'} checkpoint in {run / FOLDER}: a run keeps them with "
-            "training.checkpoint_every=1"
+            f"there is no {name or 'best or last'} checkpoint in {run / FOLDER}: a run keeps them if "
+            "training.checkpoint_every=1 is set"
         )
     return checkpoint
 
@@ -175,7 +175,7 @@ def _figures(strategy: Strategy, loader: Loader, ranks: Ranks) -> PassSummary:
     (wall_s,) = ranks.largest([time.perf_counter() - start_s])
     figures = of_all_ranks(totals, ranks).summary(wall_s, None)
     if not figures.samples:
-        raise ConfigError("the validation images give no batch; name others by --set data.val=...")
+        raise ConfigError("the validation images yield no batch; use others with --set data.val=...")
     return figures
 
 

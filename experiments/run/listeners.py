@@ -66,7 +66,7 @@ class Progress(Listener):
         train = summary.train
         validated = "" if summary.val is None else f", validation accuracy {summary.val.accuracy:.4f}"
         if train.skipped:
-            validated += f", {train.skipped} steps skipped: float16 gradients were not finite"
+            validated += f", {train.skipped} steps skipped because float16 gradients were not finite"
         self._print_line(
             f"epoch {summary.epoch + 1}/{self._epochs} done in {train.wall_s:.1f} s: "
             f"{train.images_per_s:,.0f} images/s, waiting {train.wait_s:.1f} s, "

@@ -142,8 +142,8 @@ class RunState(Listener):
         try:
             say(console, f"tables and plots: {write_run_page(self.directory)}")
         except Exception as error:  # noqa: BLE001  # the run's own end matters more than any error in drawing
-            _log.exception("the page of %s could not be made", self.directory)
-            say(console, f"no page was made ({error}); superdl report {self.directory} tries again")
+            _log.exception("the page of %s could not be written", self.directory)
+            say(console, f"no page was written ({error}); run superdl report {self.directory} to try again")
 
     def send(self, console: Console) -> None:
         """Upload all files if the spec's output is a bucket; each host uploads its own.
@@ -219,8 +219,8 @@ def checkpoints_of(state: RunState, train: Loader, facts: dict[str, Any]) -> Che
     training = state.spec.training
     if training.checkpoint_steps is not None and not train.resumes_within_epochs:
         raise ConfigError(
-            f"training.checkpoint_steps: loader.kind {state.spec.loader.kind} cannot go on within an epoch; "
-            "set training.checkpoint_every=1 in its place, or loader.kind=super"
+            f"training.checkpoint_steps: loader.kind {state.spec.loader.kind} cannot resume within an epoch; "
+            "set training.checkpoint_every=1 instead, or loader.kind=super"
         )
     if training.checkpoint_every == 0 and training.checkpoint_steps is None and training.best_to is None:
         return None
@@ -254,12 +254,12 @@ def go_on(
     checkpoint.check(facts, place)
     notes = [f"{place}: {trainer.resume(checkpoint)}"]
     if checkpoint.spec_digest != _spec_digest(state.spec):
-        notes.append("the spec is another one than the checkpoint's, in what does not keep it from going on")
+        notes.append("the spec differs from the checkpoint's, but only in keys that do not prevent resuming")
     if checkpoints is not None:
         taken = state.ranks.text_of_first(lambda: "yes" if checkpoints.take_best_of(path) else "")
         if not taken and trainer.best is not None:
             trainer.best = None
-            notes.append(f"there is no {BEST} beside it: the best is judged from here on")
+            notes.append(f"there is no {BEST} beside it, so the best is chosen from here on")
     for note in notes:
         state.note(note)
         say(console, note)

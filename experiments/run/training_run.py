@@ -93,8 +93,8 @@ def _train(state: RunState, console: Console) -> None:
         if spec.training.threads is None and state.device.type == "cpu" and torch.get_num_threads() > 1:
             state.note(
                 f"torch computes with {torch.get_num_threads()} threads on this CPU, which wait for one "
-                "another where cores are busy: set training.threads to the cores that the model is to have "
-                "(1 beside functions or workers on few cores)"
+                "another if cores are busy: set training.threads to the number of cores for the model "
+                "(1 if functions or workers share few cores)"
             )
             print_line(state.report.notes[-1])
         state.report.executor = executor_of(spec)
@@ -153,7 +153,7 @@ def _loaders(
         source = replace(data.val, classes=tuple(train.classes))
         val = opened(source, training=False)
         if tuple(val.classes) != source.classes:
-            raise ConfigError("the labels of data.val name classes, and those of data.train are numbers")
+            raise ConfigError("the labels of data.val are class names, but those of data.train are numbers")
     report.loader_settings = dict(train.settings)
     report.classes = tuple(train.classes)
     report.train_samples = train.sample_count
@@ -184,7 +184,7 @@ def _bring_best(state: RunState, checkpoints: Checkpoints) -> None:
     if place is not None and best.is_file():
         state.note(f"the best checkpoint is in {bring_best(best, place, state.directory.name)}")
     elif place is not None:
-        state.note("there is no best checkpoint to bring: no epoch that was left was validated")
+        state.note("there is no best checkpoint to copy, since none of the remaining epochs was validated")
 
 
 def _model(state: RunState, print_line: Callable[[str], None]) -> nn.Module:
@@ -301,8 +301,8 @@ def executor_of(spec: Spec) -> str | None:
         return os.environ.get(_EXECUTOR) or "local" if spec.executor == "auto" else spec.executor
     if spec.executor != "auto":
         raise ConfigError(
-            f"executor={spec.executor}, but SUPER_COORDINATOR names a coordinator, and how functions run is "
-            "its own setting (superdl coordinator --executor): leave one of the two out"
+            f"executor={spec.executor}, but SUPER_COORDINATOR is set, and a coordinator uses its own setting "
+            "(superdl coordinator --executor): remove one of the two"
         )
     return f"as the coordinator at {coordinator} decides"
 

@@ -106,8 +106,8 @@ class Advice:
         for name, forecast in self.changes:
             saved = 1 - forecast.wall_s / self.forecast.wall_s
             if saved >= _WORTH_WHILE:
-                return f"What helps most: {name}. It would take {percent(saved)} less time."
-        return "None of these changes helps by a twentieth: the set is small, or several limits are near."
+                return f"Most useful: {name}. The run would take {percent(saved)} less time."
+        return "No change saves a twentieth of the time: the set is small, or several limits are close."
 
     def to_mapping(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -226,8 +226,8 @@ def print_advice(advice: Advice, console: Console) -> None:
     measured = advice.measured
     say(
         console,
-        f"measured: a step {seconds(measured.step_s)}, a sample {seconds(measured.function_s)} of a "
-        f"function, {measured.functions} requests at once, {counted(measured.ranks, 'rank')}, "
+        f"measured: {seconds(measured.step_s)} per step, {seconds(measured.function_s)} of a function per "
+        f"sample, {measured.functions} requests at once, {counted(measured.ranks, 'rank')}, "
         f"{measured.samples:,} samples of "
         f"{measured.record_bytes:,} bytes, {measured.cache_bytes / _MB:,.0f} MiB of cache for them"
         f"{' and a store' if measured.stored else ''}",
@@ -270,11 +270,11 @@ def advise(spec: Spec, log: Callable[[str], None], ranks: int = 1) -> Advice:
 def _probe(spec: Spec, log: Callable[[str], None], count: int) -> Measured:
     if process_rank().replicas > 1:
         raise ConfigError(
-            "one process is probed, and this is one of several: start it without torchrun, with --ranks"
+            "only one process can be probed, but this is one of several: use --ranks instead of torchrun"
         )
     if not spec.loader.runs_functions:
         raise ConfigError(
-            f"what is foretold is SUPER, and loader.kind is {spec.loader.kind}: --set loader.kind=super"
+            f"only SUPER can be predicted, but loader.kind is {spec.loader.kind}: --set loader.kind=super"
         )
     with begun(spec) as (ranks, device, _), ExitStack() as stack:
         data = images_of(spec, ranks, log)
@@ -283,10 +283,10 @@ def _probe(spec: Spec, log: Callable[[str], None], count: int) -> Measured:
         stack.enter_context(closing(loader))
         batches = _without_end(loader)
         # First without a model, whose steps would slow the reading.
-        log(f"reading {data.train.url}, for {_READING_S:.0f} s")
+        log(f"reading {data.train.url} for {_READING_S:.0f} s")
         read = _read(batches)
         stats: Any = loader.job_stats()
-        log(f"steps of {spec.model.name} on {device.type}, for {_STEPS_S:.0f} s")
+        log(f"running steps of {spec.model.name} on {device.type} for {_STEPS_S:.0f} s")
         step_s, handover_s = _step_s(spec, batches, device, len(loader.classes))
     samples = sum(count for count, _ in read)
     function_s = sum(figures.fetch_s + figures.decode_s for _, figures in read) / samples

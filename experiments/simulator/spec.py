@@ -116,7 +116,7 @@ class FunctionsSpec:
 
     def __post_init__(self) -> None:
         if not self.fetch_s + self.decode_s + self.overhead_s:
-            raise ConfigError("functions take no time: set functions.decode_s, functions.fetch_s or both")
+            raise ConfigError("functions must take time: set functions.decode_s, functions.fetch_s or both")
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
@@ -190,7 +190,7 @@ class SimulationSpec:
             duplicates = sorted({name for name in names if names.count(name) > 1})
             if duplicates:
                 raise ConfigError(
-                    f"{what} named {', '.join(duplicates)} occur twice; give each a name of its own"
+                    f"{what} named {', '.join(duplicates)} occur twice; give each a different name"
                 )
         datasets, teams = (
             {dataset.name: dataset for dataset in self.datasets},
@@ -200,10 +200,10 @@ class SimulationSpec:
             where = f"jobs[{number}]"
             if job.dataset not in datasets:
                 raise ConfigError(
-                    f"{where}.dataset names no dataset: {job.dataset}; there are {', '.join(datasets)}"
+                    f"{where}.dataset is unknown: {job.dataset}; choose from {', '.join(datasets)}"
                 )
             if job.team and job.team not in teams:
-                raise ConfigError(f"{where}.team names no team: {job.team}; name its share in teams")
+                raise ConfigError(f"{where}.team is unknown: {job.team}; set its share in teams")
             if job.drop_last and job.batch_size * job.replicas > datasets[job.dataset].samples:
                 raise ConfigError(f"{where}.drop_last leaves no batch: the dataset is smaller than one")
 
@@ -238,11 +238,11 @@ def load_points(
 def _axes(sweep: Any) -> dict[str, list[float]]:
     if not isinstance(sweep, dict | None):
         raise ConfigError(
-            f"sweep must be a mapping of keys to lists, such as cache_gb: [8, 16]; not {sweep!r}"
+            f"sweep must be a mapping of keys to lists, such as cache_gb: [8, 16], not {sweep!r}"
         )
     for key, values in (sweep or {}).items():
         if not values or not isinstance(values, list) or {type(value) for value in values} - {int, float}:
-            raise ConfigError(f"sweep.{key} must be a list of numbers, at least one, not {values!r}")
+            raise ConfigError(f"sweep.{key} must be a list of at least one number, not {values!r}")
     return dict(sweep or {})
 
 

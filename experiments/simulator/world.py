@@ -85,7 +85,7 @@ class World(WorldState):
         self.begin()
         while self.under_way and self.now_s < self.model.until_s:
             if not self.step():
-                raise self.broken("nothing happens any more, and jobs are not done")
+                raise self.broken("nothing happens any more, but jobs are not done")
         if self.under_way:
             self.now_s = self.model.until_s
         self.ended_s = self.now_s

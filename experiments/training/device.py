@@ -40,8 +40,8 @@ def pick_device(name: str, process: ProcessRank | None = None) -> torch.device:
         return torch.device(name)
     if process.local_rank >= torch.cuda.device_count():
         raise ConfigError(
-            f"rank {process.rank} is number {process.local_rank} of its host, which has "
-            f"{torch.cuda.device_count()} GPU(s): start one rank for each (torchrun "
+            f"rank {process.rank} has local rank {process.local_rank}, but its host has "
+            f"{torch.cuda.device_count()} GPU(s): start one rank per GPU (torchrun "
             "--nproc-per-node), or set device=cpu"
         )
     # With several ranks, each uses the GPU with its number on its host.
@@ -70,7 +70,7 @@ def compute_type(name: str, device: torch.device) -> torch.dtype:
         native = any(check is not None and check() for check in checks)
     if name == "bfloat16" and on_gpu and not native:
         raise ConfigError(
-            f"{torch.cuda.get_device_name(device)} only emulates bfloat16, slower than float32; set "
+            f"{torch.cuda.get_device_name(device)} only emulates bfloat16, which is slower than float32; set "
             "training.precision=auto"
         )
     if name != "auto":
@@ -185,7 +185,7 @@ def strategy_name(name: str, process: ProcessRank) -> str:
     if name == "single" and process.replicas > 1:
         raise ConfigError(
             f"training.strategy is single, but there are {process.replicas} ranks (WORLD_SIZE), which would "
-            "train models of their own; set training.strategy to ddp, fsdp or auto"
+            "train separate models; set training.strategy to ddp, fsdp or auto"
         )
     return name
 

@@ -83,7 +83,7 @@ class Trainer:
             ConfigError: the training loader has no batch, or the strategy does not fit the ranks.
         """
         if len(train) == 0:
-            raise ConfigError("the training data gives no batch; lower loader.batch_size or name other data")
+            raise ConfigError("the training data yields no batch; lower loader.batch_size or use other data")
         self._training = spec.training
         self._ranks = ranks or Ranks(ProcessRank())
         self._val = val
@@ -147,8 +147,8 @@ class Trainer:
         """Resume from a checkpoint in the next `fit`, and return a line on the place."""
         if checkpoint.epoch >= self._epochs:
             raise ConfigError(
-                f"training.resume: all {self._epochs} epochs were trained already, and their schedule has "
-                "an end; its weights are taken by model.weights"
+                f"training.resume: all {self._epochs} epochs have been trained, and their schedule has "
+                "ended; use model.weights to load its weights"
             )
         set_state_dict(
             self._strategy.model,
@@ -161,15 +161,15 @@ class Trainer:
         self._batches.load_state_dict(checkpoint.batches)
         self._first_epoch, self.best = checkpoint.epoch, checkpoint.best
         same = restore_random_states(checkpoint.chance, self._device, self._ranks)
-        line = f"going on from epoch {checkpoint.epoch + 1}, step {self._batches.step + 1}"
+        line = f"resuming from epoch {checkpoint.epoch + 1}, step {self._batches.step + 1}"
         if self._batches.step == self._batches.steps:
-            line = f"going on with the validation of epoch {checkpoint.epoch + 1}, whose steps are done"
+            line = f"resuming with the validation of epoch {checkpoint.epoch + 1}, whose steps are done"
         elif self._batches.step:
-            line += ": the training figures of that epoch are of the rest of it"
+            line += ": the training figures of that epoch cover only the rest of it"
         if not self._batches.repeatable and checkpoint.epoch:
-            line += "; this loader cannot begin at a later epoch, and has the orders of the first ones again"
+            line += "; this loader cannot start at a later epoch, and repeats the orders of the first ones"
         if not same:
-            line += "; random generators start over, since there are other ranks than before"
+            line += "; random generators start over, since the number of ranks has changed"
         return line
 
     def _keep(self, epoch: int, *names: str, over: bool) -> None:

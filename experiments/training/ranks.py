@@ -52,8 +52,8 @@ def process_rank(environ: Mapping[str, str] = os.environ) -> ProcessRank:
         if 0 <= process.rank < process.replicas and process.local_rank >= 0:
             return process
     raise ConfigError(
-        f"RANK={rank}, WORLD_SIZE={replicas} and LOCAL_RANK={local_rank} name no place in a run; start it "
-        "with torchrun, or unset them"
+        f"RANK={rank}, WORLD_SIZE={replicas} and LOCAL_RANK={local_rank} are not a valid place in a run; "
+        "start it with torchrun, or unset them"
     )
 
 
@@ -193,7 +193,7 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM was received."""
 
     def __init__(self) -> None:
-        super().__init__("the process was asked to end (SIGTERM)")
+        super().__init__("the process was asked to stop (SIGTERM)")
 
 
 class StopRequest:

@@ -253,7 +253,7 @@ class Batches:
             if any(sample.handled == "batch left out" for sample in bad):
                 return None
             raise ConfigError(
-                f"the loader of {self._split} ended after {self.step} batches, and {self.steps} were to come"
+                f"the loader of {self._split} ended after {self.step} batches, but {self.steps} were expected"
             )
         self.step += 1
         self._given += 1
