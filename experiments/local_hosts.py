@@ -20,7 +20,7 @@ _STEPS = "experiments.augmentations.heavy"  # used by a built-in spec
 
 
 def main() -> int:
-    """Run all hosts and return the exit code of the first that failed, else 0."""
+    """Run all hosts, and return the exit code of the first one that failed, else 0."""
     parser = argparse.ArgumentParser(prog="python -m superdl.experiments.local_hosts")
     parser.add_argument("--training", type=int, default=1, help="number of hosts that train (1)")
     parser.add_argument("--data", type=int, default=0, help="number of hosts that preprocess (0)")
@@ -72,7 +72,7 @@ def _environment(threads: int) -> dict[str, str]:
 
 
 def _ended(processes: list[subprocess.Popen[bytes]]) -> int:
-    """Wait for all hosts, and end the others after a failure or a signal."""
+    """Wait for all hosts, and stop the others after a failure or a signal."""
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda given, _: signals.append(given))

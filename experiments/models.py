@@ -1,4 +1,4 @@
-"""The models that a spec may name, and their pretrained weights."""
+"""The models that a spec may select, and their pretrained weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def build_model(name: str, num_classes: int, device: torch.device, *, side: int 
 
     Raises:
         ConfigError: torchvision or timm is missing, timm has no such model, there are fewer than two
-            classes, or the model cannot take images of this side.
+            classes, or the model does not accept images of this side.
     """
     if num_classes < _CLASSES_MIN:
         raise ConfigError(f"the data has {num_classes} class(es); a classifier needs at least {_CLASSES_MIN}")
@@ -85,7 +85,7 @@ def _convolution(channels_in: int, channels_out: int, stride: int) -> nn.Sequent
 
 
 class NormalisedNetwork(nn.Module):
-    """A network for normalised floats that takes uint8 [N, 3, H, W], in either layout."""
+    """A network for normalised floats that accepts uint8 [N, 3, H, W] in either layout."""
 
     scale: Tensor
     shift: Tensor
@@ -97,7 +97,7 @@ class NormalisedNetwork(nn.Module):
         mean: Sequence[float] = _MEAN,
         std: Sequence[float] = _STD,
     ) -> None:
-        """Wrap ``network``, which takes images of any side, or of ``side`` pixels only."""
+        """Wrap ``network``, which accepts images of any size, or only of ``side`` pixels."""
         super().__init__()
         self.network = network
         self._side = side
@@ -199,7 +199,7 @@ _PREFIXES = ("module.", "network.")  # of DistributedDataParallel, and of Normal
 def load_weights(model: nn.Module, place: str, source: str | None = None) -> str:
     """Load weights from the file ``place``, and return a line that describes them.
 
-    A classifier with another number of classes is left out. If the file is missing, the error names
+    A classifier with another number of classes is left out. If the file is missing, the error mentions
     ``source``.
 
     Raises:

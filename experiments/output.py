@@ -22,7 +22,7 @@ def now_text() -> str:
 
 
 def new_directory(output: str | Path, name: str) -> Path:
-    """Make ``<output>/<name>-<time>``, with a number if that exists; ConfigError if it cannot be made."""
+    """Create ``<output>/<name>-<time>``, with a number if that exists, or raise ConfigError."""
     stem = f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     number = 1
     while True:
@@ -57,7 +57,7 @@ def strict_json(value: object, *, indent: int | None = None) -> str:
 
 
 def tell_json(value: object, *, shown: bool, file: str | Path | None = None) -> None:
-    """Print a result if ``shown``, and write it to ``file``; ConfigError if that cannot be written."""
+    """Print a result if ``shown``, and write it to ``file``, or raise ConfigError if that fails."""
     text = strict_json(value, indent=2) + "\n"
     if file:
         try:
@@ -76,7 +76,7 @@ def write_json(value: object, path: Path) -> None:
 
 
 def write_whole(text: str, path: Path) -> None:
-    """Write a text atomically; a reader sees the old file or the new one."""
+    """Write a text file atomically: a reader sees either the old file or the new one."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     # File names may contain bytes that are not text: escape them.
     partial.write_text(text, encoding="utf-8", errors="backslashreplace")
@@ -84,7 +84,7 @@ def write_whole(text: str, path: Path) -> None:
 
 
 class RowLog:
-    """``<name>.jsonl`` in a directory: a line for each row."""
+    """Append rows to ``<name>.jsonl`` in a directory, one per line."""
 
     def __init__(self, directory: Path, name: str) -> None:
         # A worker forked meanwhile would inherit a buffer and write it again.

@@ -1,4 +1,4 @@
-"""The arms of a comparison with their trials, as complete specs, checked before they run."""
+"""The arms of a comparison and their trials, as complete specs that are checked before they run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# The arms of a spec that names none.
+# The arms of a spec that lists none.
 _DEFAULT_ARMS: dict[str, dict[str, Any]] = {
     "super": {"loader.kind": "super"},
     "torch": {"loader.kind": "torch"},
@@ -26,7 +26,7 @@ _LAUNCH = "launch"
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run of an arm; the only trial of an arm without trials has an empty name."""
+    """One run of an arm. An arm without trials has a single one with an empty name."""
 
     name: str
     spec: Spec
@@ -34,23 +34,23 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A way of doing the work, whose trials run at once; ``values`` by dotted key."""
+    """One way of doing the work, whose trials run concurrently. ``values`` maps dotted keys."""
 
     name: str
     values: Mapping[str, Any]
     trials: tuple[Trial, ...]
-    # A command to which `-m superdl.main run SPEC` is appended; empty: Python.
+    # A command to which `-m superdl.main run SPEC` is appended, or empty for Python.
     launch: tuple[str, ...] = ()
 
     @property
     def sharing(self) -> Spec | None:
-        """The first of several trials that share a coordinator, which must be started."""
+        """The spec of the first trial, if several share a coordinator that must be started."""
         sharing = [trial.spec for trial in self.trials if _needs_services(trial.spec)]
         return sharing[0] if len(sharing) > 1 else None
 
 
 class Round(NamedTuple):
-    """A repeat of an arm; ``number`` counts all rounds, ``repeat`` the arm's, from 1."""
+    """One repeat of an arm. ``number`` counts all rounds, and ``repeat`` those of the arm, from 1."""
 
     number: int
     repeat: int
@@ -58,7 +58,7 @@ class Round(NamedTuple):
 
 
 def rounds_of(arms: Sequence[str], repeats: int) -> tuple[Round, ...]:
-    """Return all rounds, interleaved: for A, B and C, A B C, B C A, C A B."""
+    """Return all rounds, interleaved: arms A, B and C run as A B C, B C A, C A B."""
     # Each arm has each place once in as many repeats as there are arms. Cold files, a warm
     # processor or a slower machine then affect all alike.
     rounds: list[Round] = []
@@ -70,7 +70,7 @@ def rounds_of(arms: Sequence[str], repeats: int) -> tuple[Round, ...]:
 
 
 def arms_of(spec: Spec, chosen: Sequence[str] | None = None) -> tuple[Arm, ...]:
-    """Return the ``chosen`` arms of a spec, or all; a loader's kind is also an arm."""
+    """Return the ``chosen`` arms of a spec, or all of them. Each kind of loader is also an arm."""
     named = dict(spec.compare.arms) or dict(_DEFAULT_ARMS)
     if chosen is not None:
         known = {kind: {"loader.kind": kind} for kind in LOADER_KINDS} | named

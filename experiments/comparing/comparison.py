@@ -41,7 +41,7 @@ _MACHINE = ("machine", "usable_cpus", "device", "device_name", "platform")
 
 @dataclass(slots=True)
 class ArmReport:
-    """An arm: its settings, its concurrent trials' names, its loader's reported settings."""
+    """An arm, with its settings, the names of its concurrent trials, and the settings its loader reported."""
 
     name: str
     values: dict[str, Any] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class ArmReport:
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """A round (see `Round`): its figures, or why it has none. ``folder`` holds its runs."""
+    """A round (see `Round`), with its figures or why it has none. Its runs are in ``folder``."""
 
     number: int
     repeat: int
@@ -63,7 +63,7 @@ class RoundReport:
 
 @dataclass(slots=True)
 class Comparison:
-    """A comparison. ``status``: running, finished, interrupted or failed."""
+    """A comparison, whose ``status`` is running, finished, interrupted or failed."""
 
     name: str
     started_at: str
@@ -91,7 +91,7 @@ class Comparison:
         )
 
     def spreads(self, key: str) -> dict[str, Spread | None]:
-        """Return the spread of a figure for each arm; None without values."""
+        """Return the spread of a figure for each arm, or None if the arm has no values."""
         return {arm.name: spread_of(self.figures_of(arm.name), key) for arm in self.arms}
 
     def shown(self) -> tuple[Figure, ...]:
@@ -100,12 +100,12 @@ class Comparison:
 
     @property
     def of_whole_runs(self) -> frozenset[str]:
-        """Keys of figures that include the warm-up; with concurrent runs, also an epoch's cost."""
+        """Keys of figures that include the warm-up. For concurrent runs, this includes an epoch's cost."""
         at_once = {"usd_per_epoch"} if any(arm.trials for arm in self.arms) else set()
         return frozenset({figure.key for figure in FIGURES if figure.whole} | at_once)
 
     def words(self) -> Iterator[tuple[str, str]]:
-        """Yield sentences on what the figures show and leave out, each after its subject."""
+        """Yield (subject, sentence) pairs on what the figures show and what they leave out."""
         repeats = {arm.name: len(figures) for arm in self.arms if (figures := self.figures_of(arm.name))}
         if len(repeats) > 1 and not any(self.spreads("usd").values()):
             yield "Cost:", "not compared, because cost.machine is not in the price table."
@@ -147,7 +147,7 @@ class Comparison:
 
 
 def _about_chance(repeats: Mapping[str, int]) -> str:
-    """Describe the effect of chance on the two arms most exposed to it, by their repeats."""
+    """Describe the effect of chance on the two arms most exposed to it, given their repeats."""
     once = [name for name, count in repeats.items() if count == 1]
     if once:
         return f"{', '.join(once)} ran only once, so the spread is unknown (use --repeats 3)."
@@ -161,7 +161,7 @@ def _about_chance(repeats: Mapping[str, int]) -> str:
 
 
 def is_comparison(directory: Path) -> bool:
-    """Check whether the directory holds a comparison."""
+    """Check whether the directory contains a comparison."""
     return (directory / _FILE).is_file()
 
 
@@ -182,13 +182,13 @@ def read_report(directory: Path) -> dict[str, Any]:
 
 
 def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> Comparison:
-    """Compare finished runs, each a directory or ``NAME=directory``, without running or writing anything.
+    """Compare finished runs, without running or writing anything.
 
-    Runs of one name are an arm's repeats. ``warmup_epochs`` of each are left out; None: as their
-    specs say.
+    Each of ``named`` is a directory or ``NAME=directory``. Runs of the same name are repeats of one arm.
+    ``warmup_epochs`` of each run are left out; by default, the number is taken from the specs.
 
     Raises:
-        ConfigError: a directory holds no finished run, or the specs differ in the warm-up.
+        ConfigError: a directory contains no finished run, or the specs differ in the warm-up.
     """
     places = [_place(word) for word in named]
     runs = [read_report(place) for _, place in places]

@@ -1,4 +1,4 @@
-"""Display a comparison: on a console, and as ``report.html`` with plots."""
+"""Display a comparison on a console, and as ``report.html`` with plots."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MACHINE = ("cpu", "platform", "usable_cpus", "device", "device_name", "python")
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print the table, its conclusions and what it leaves out."""
+    """Print the table, the conclusions, and what the table leaves out."""
     if comparison.measured:
         title = f"{comparison.name}: median of the repeats, with the range below it"
         heads, rows, _ = _side_by_side(comparison, "\n")
@@ -74,7 +74,7 @@ def comparison_page(comparison: Comparison) -> str:
 def _side_by_side(
     comparison: Comparison, between: str, end: str = ""
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[int | None]]:
-    """Return heads and rows of all figures by arm, and each row's column of the winner."""
+    """Return heads and rows of all figures by arm, and the winner's column in each row."""
     names = [arm.name for arm in comparison.arms]
     rows: list[tuple[str, ...]] = []
     columns: list[int | None] = []
@@ -91,7 +91,7 @@ def _side_by_side(
 
 
 def spread_cell(spread: Spread | None, between: str, end: str = "") -> str:
-    """Format the median and, if values differ, the least and the most, joined by ``between``."""
+    """Format the median and, if values differ, the range, separated by ``between``."""
     if spread is None:
         return ABSENT
     if spread.least == spread.most:

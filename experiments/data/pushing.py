@@ -1,4 +1,4 @@
-"""Upload a directory to S3 in parallel, files atomically; skip those already there."""
+"""Upload a directory to S3 in parallel, each file atomically, and skip files already there."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _AHEAD = 4  # queued files for each worker
 def push(
     directory: Path, url: str, *, workers: int = 16, done: Callable[[int, int], None] = lambda *_: None
 ) -> dict[str, int]:
-    """Upload all files below ``directory`` to ``url``, ``s3://bucket/prefix``, by relative path.
+    """Upload all files below ``directory`` to ``url``, ``s3://bucket/prefix``, under their relative paths.
 
     ``done`` is called for each file sent or already there, with its size and the total in bytes.
-    Return the numbers of ``files`` in all, ``sent``, and already ``there``, and the ``bytes`` sent.
+    Return the total number of ``files``, how many were ``sent`` or already ``there``, and ``bytes`` sent.
 
     Raises:
         ConfigError: ``url`` is not on S3.
         SourceNotFoundError: there is no such directory.
-        SourceError: the bucket cannot be listed, an entry is not a readable file, or files were not sent: the
-            message names up to 20, after which no more are tried.
+        SourceError: the bucket cannot be listed, an entry is not a readable file, or files were not sent. The
+        message lists up to 20 of them, after which no more are tried.
     """
     bucket, prefix = split_url(url, "the place")
     if not bucket.startswith("s3://"):
@@ -99,7 +99,7 @@ def _objects(client: Bucket, below: str) -> dict[str, tuple[int, str]]:
 
 
 def _send(client: Bucket, path: Path, key: str, known: tuple[int, str] | None) -> tuple[bool, int]:
-    """Send a file unless it was sent before; return whether it was sent now, and its size."""
+    """Send a file unless it was sent before. Return whether it was sent now, and its size."""
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
@@ -118,7 +118,7 @@ def _send(client: Bucket, path: Path, key: str, known: tuple[int, str] | None) -
 
 
 def _folders(directory: Path) -> Iterator[tuple[Path, dict[str, int]]]:
-    """Yield each folder with its files' sizes by name; reject entries that cannot be sent."""
+    """Yield each folder with the sizes of its files by name, and reject entries that cannot be sent."""
 
     def refuse(error: OSError) -> NoReturn:
         raise SourceError(f"{error.filename} cannot be read: {error.strerror}") from error

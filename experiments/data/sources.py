@@ -1,6 +1,6 @@
 """Turn a spec's `data` section into source URLs, and write a missing set first.
 
-Nothing is written into a user's set; missing parts go beside it, into ``<directory>-superdl``.
+Nothing is written into a user's set. Missing parts are written beside it, into ``<directory>-superdl``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SCHEMES = ("file", "s3")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The location of a split's samples, and a key list if folders do not name them."""
+    """The location of a split's samples, with a key list if folders do not list them."""
 
     url: str
     key_list: str | None = None
@@ -47,7 +47,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class PreparedData:
-    """The sources of a run; without ``val`` there is no validation."""
+    """The sources of a run. Without ``val``, there is no validation."""
 
     train: Source
     val: Source | None
@@ -55,14 +55,14 @@ class PreparedData:
 
 
 def prepare_data(data: DataSpec, tell: Callable[[str], None] = lambda _: None) -> PreparedData:
-    """Return the sources that ``data`` names; without any, find or write its set.
+    """Return the sources that ``data`` specifies, or find or write its set if it specifies none.
 
-    ``tell`` receives lines for people while a set is written.
+    ``tell`` receives progress messages while a set is written.
 
     Raises:
         ConfigError: a URL is unknown or contradicts ``data.kind``, or a set cannot be written.
         SourceNotFoundError: a local directory does not exist.
-        SourceError: a directory has other content than the set, or a damaged set.
+        SourceError: a directory contains something other than the set, or a damaged set.
     """
     if data.train is None:
         if data.kind in PUBLISHED_SETS:
@@ -149,7 +149,7 @@ _ANNOTATIONS = "val_annotations.txt"
 def find_published(
     name: str, directory: Path, tell: Callable[[str], None] = lambda _: None
 ) -> PreparedData | None:
-    """Find the set ``name`` in ``directory``; return None if that is empty or missing."""
+    """Find the set ``name`` in ``directory``, or return None if that is empty or missing."""
     directory = directory.expanduser().absolute()
     try:
         if not any(directory.iterdir()):
@@ -193,7 +193,7 @@ def _class_folders(directory: Path, names: tuple[str, ...]) -> Path | None:
 
 
 def _with_annotations(directory: Path, train: Path) -> PreparedData:
-    """Make a key list of Tiny ImageNet's validation images, which share one folder."""
+    """Write a key list of Tiny ImageNet's validation images, which share one folder."""
     annotations = directory / "val" / _ANNOTATIONS
     # A line has an image's file, its class and a box, separated by tabs.
     rows = [line.split("\t")[:2] for line in annotations.read_text(encoding="utf-8").splitlines()]
@@ -243,7 +243,7 @@ _Arrays = tuple["NDArray[np.uint8]", "NDArray[np.uint8]"]
 
 
 def _find_arrays(name: str, directory: Path) -> dict[str, list[Path]] | None:
-    """Find a set's files in a directory, or where its archive or torchvision puts them."""
+    """Find the files of a set in a directory, or where its archive or torchvision puts them."""
     for place in _PLACES[name]:
         splits = {split: [_file(directory / place, file) for file in _FILES[name][split]] for split in SPLITS}
         absent = [path.name for paths in splits.values() for path in paths if not path.is_file()]
@@ -258,7 +258,7 @@ def _find_arrays(name: str, directory: Path) -> dict[str, list[Path]] | None:
 
 
 def _file(directory: Path, name: str) -> Path:
-    """Return a file's path, unpacked, packed or as named by torchvision; else its regular path."""
+    """Return a file's path, unpacked, compressed or as named by torchvision, else its regular path."""
     names = (name, f"{name}.gz", name.replace("-idx", ".idx"))
     paths = (directory / candidate for candidate in names)
     return next((path for path in paths if path.is_file()), directory / name)
@@ -267,7 +267,7 @@ def _file(directory: Path, name: str) -> Path:
 def _convert(
     name: str, files: dict[str, list[Path]], directory: Path, tell: Callable[[str], None]
 ) -> PreparedData:
-    """Write the images once, as PNG in class folders."""
+    """Write the images once, as PNG files in class folders."""
     known = {path.name: path.stat() for paths in files.values() for path in paths}
     versions = {file: [stat.st_size, stat.st_mtime_ns] for file, stat in known.items()}
 
@@ -292,7 +292,7 @@ def _convert(
 
 
 def _read_mnist(paths: Sequence[Path]) -> _Arrays:
-    """Read images and labels: a magic number with the dimensions, sizes, then bytes."""
+    """Read images and labels, which follow a magic number with the dimensions, and the sizes."""
     arrays = []
     for path, dimensions in zip(paths, (3, 1), strict=True):
         try:

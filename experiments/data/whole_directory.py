@@ -1,4 +1,4 @@
-"""Write a directory once and atomically: beside its place, then renamed."""
+"""Write a directory once and atomically, under a temporary name beside it that is then replaced."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MEGABYTE = 1e6
 
 
 def manifest_of(directory: Path) -> dict[str, Any] | None:
-    """Return the manifest of a directory; None if there is none that is a JSON object."""
+    """Return the manifest of a directory, or None if it has none that is a JSON object."""
     try:
         manifest = read_json(directory / MANIFEST)
     except FileNotFoundError:
@@ -35,10 +35,10 @@ def manifest_of(directory: Path) -> dict[str, Any] | None:
 
 
 def check_room(directory: Path, size_bytes: int, what: str) -> None:
-    """Check that ``what`` of ``size_bytes`` fits where ``directory`` will be.
+    """Check that ``what``, of ``size_bytes``, fits on the disk where ``directory`` will be.
 
     Raises:
-        ConfigError: they do not fit; the message has the required and the free space.
+        ConfigError: there is not enough space; the message states the required and the free space.
     """
     free = shutil.disk_usage(next(place for place in (directory, *directory.parents) if place.is_dir())).free
     if free < size_bytes + _SPARE_BYTES:
@@ -52,12 +52,12 @@ def check_room(directory: Path, size_bytes: int, what: str) -> None:
 def written_once(target: Path, manifest: Mapping[str, Any], what: str, fill: Callable[[Path], None]) -> None:
     """Write a directory unless it already exists with the same manifest; concurrent processes wait.
 
-    ``manifest`` are the facts that determine the content, for JSON; it is stored in the directory.
+    ``manifest`` contains the facts that determine the content, for JSON, and is stored in the directory.
     ``fill`` writes the content, called ``what`` in messages, into an empty directory.
 
     Raises:
-        SourceError: the directory has other content.
-        ConfigError: the place cannot be written.
+        SourceError: the directory contains something else.
+        ConfigError: the directory cannot be written.
     """
     # Compare what JSON gives back: tuples become lists.
     expected = json.loads(json.dumps(manifest))

@@ -1,4 +1,4 @@
-"""The loaders that a spec may name, behind one interface, with equal files and seed."""
+"""The loaders that a spec may select, behind one interface, with the same files and seed."""
 
 from __future__ import annotations
 

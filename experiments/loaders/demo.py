@@ -1,6 +1,6 @@
-"""Compare SUPER to a DataLoader with Pillow, on this machine: ``superdl demo``. Nothing is trained.
+"""Compare SUPER with a DataLoader and Pillow on this machine, without training: ``superdl demo``.
 
-Each loader reads in a process of its own, ``python -m superdl.experiments.loaders.demo TASK``.
+Each loader reads in its own process, ``python -m superdl.experiments.loaders.demo TASK``.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ for epoch in range(3):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The images to read: a directory of class folders, or those in a key list."""
+    """The images to read: those in a directory of class folders, or in a key list."""
 
     loader: str
     directory: str
@@ -101,15 +101,15 @@ class Epoch:
 
 
 def demo(named: str | None, images: int | None, console: Console) -> dict[str, Any]:
-    """Measure both loaders; print the figures, and return them for JSON.
+    """Measure both loaders, print the figures, and return them for JSON.
 
     Args:
-        named: a folder with a folder of images for each class; None: drawn ones, ``data/demo``.
-        images: the number of images to read; None: 1,500, or fewer if decoding is slow.
+        named: a folder with a folder of images for each class; by default drawn images, ``data/demo``.
+        images: the number of images to read; by default 1,500, or fewer if decoding is slow.
         console: receives all output.
 
     Raises:
-        SuperError: the images cannot be read, or a process failed; the message has its reason.
+        SuperError: the images cannot be read, or a process failed; the message states the reason.
     """
     print_line, cores = partial(say, console), usable_cores()
     load, _, _ = os.getloadavg()
@@ -134,7 +134,7 @@ def demo(named: str | None, images: int | None, console: Console) -> dict[str, A
 
 
 def _directory(named: str | None, print_line: Callable[[str], None]) -> Path:
-    """Return the user's folder, or that of drawn images, which are made once."""
+    """Return the user's folder, or one with drawn images, which are made once."""
     if named is not None:
         directory = Path(named).expanduser().absolute()
         if not directory.is_dir():
@@ -144,7 +144,7 @@ def _directory(named: str | None, print_line: Callable[[str], None]) -> Path:
 
 
 def _chosen(directory: Path, most: int | None, cores: int, scratch: Path) -> tuple[str | None, int, int]:
-    """Choose evenly spaced images; return a key list (None: all), number and total."""
+    """Choose evenly spaced images. Return a key list, or None for all, and their number and the total."""
     samples = list_samples(Source(f"file://{directory}"), "torch")
     total = len(samples)
     if most is None:
@@ -200,14 +200,14 @@ _FIGURES: dict[str, Callable[[Epoch], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The measurements of ``count`` images; epochs by loader."""
+    """The measurements with ``count`` images, as epochs by loader."""
 
     count: int
     task: Task
     epochs: Mapping[str, Sequence[Epoch]]
 
     def lines(self) -> str:
-        """Return the lines of a script that reads as SUPER did in the demo."""
+        """Return the lines of a script that reads images as SUPER did in the demo."""
         fields = asdict(self.task)
         return _LINES.format(**fields | {"directory": json.dumps(self.task.directory, ensure_ascii=False)})
 
@@ -266,7 +266,7 @@ def _ratio(part: float, whole: float) -> str:
 
 
 class _Images(Dataset[Any]):
-    """An ImageFolder that decodes on access; a broken image is None."""
+    """An ImageFolder that decodes on access. A broken image is None."""
 
     def __init__(self, samples: Samples, make: ImageMaker) -> None:
         self._samples, self._make = samples, make
@@ -289,7 +289,7 @@ def _collate(pairs: Sequence[tuple[NDArray[np.uint8], int] | None]) -> Any:
 
 
 def _open_pillow(task: Task) -> Any:
-    """Open a DataLoader as documented."""
+    """Open a DataLoader as its documentation shows."""
     samples = list_samples(Source(f"file://{task.directory}", key_list=task.key_list), "torch")
     make = ImageMaker(RecipeSpec(resize=task.resize, crop=task.crop), samples)
     return DataLoader(
@@ -304,7 +304,7 @@ def _open_pillow(task: Task) -> Any:
 
 
 def _open_super(task: Task) -> Any:
-    """Open SUPER as in its README."""
+    """Open SUPER as its README shows."""
     dataset = SuperDataset(
         task.directory,
         recipe=Recipe.image(resize=task.resize, crop=task.crop),
@@ -341,7 +341,7 @@ def measure(task: Task) -> list[Epoch]:
 
 
 def main() -> None:
-    """Measure the command line's task; print its epochs and the services still running."""
+    """Measure the task from the command line, and print its epochs and the services still running."""
     try:
         epochs = [asdict(epoch) for epoch in measure(Task(**json.loads(sys.argv[1])))]
     except SuperError as error:

@@ -36,12 +36,12 @@ class Pass(NamedTuple):
 
     @property
     def job(self) -> dict[str, Any]:
-        """The job's counters for this pass; empty if they were not reported."""
+        """The job's counters for this pass, or empty if they were not reported."""
         return self.figures.get("job") or {}
 
     @property
     def stalls(self) -> dict[str, float]:
-        """Seconds of waiting by cause of `super_wire.waits`; empty if none is reported."""
+        """Seconds of waiting by cause, as in `super_wire.waits`, or empty if none was reported."""
         waits: dict[str, float] = {}
         for cause, total in ((self.figures.get("stalls") or {}).get("causes") or {}).items():
             waits[wait_for(cause)] = waits.get(wait_for(cause), 0.0) + float(total["wait_s"])
@@ -57,7 +57,7 @@ class Learning(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """The files of a run: ``facts`` is its report, ``troubles`` says what is unreadable."""
+    """The files of a run. ``facts`` is its report, and ``troubles`` lists what is unreadable."""
 
     directory: Path
     facts: dict[str, Any]
@@ -81,7 +81,7 @@ class RunFiles:
 
     @property
     def phases(self) -> list[dict[str, Any]]:
-        """Process usage in the start phase and in each pass; empty without monitoring."""
+        """Resource use in the start phase and in each pass, or empty without monitoring."""
         return list((self.facts.get("utilization") or {}).get("phases") or ())
 
     @property
@@ -96,7 +96,7 @@ class RunFiles:
 
     @property
     def status(self) -> str:
-        """Finished, interrupted or failed; running, if the run continues or was killed."""
+        """Finished, interrupted or failed, or running if the run continues or was killed."""
         return str(self.facts.get("status") or "running")
 
     @property
@@ -109,7 +109,7 @@ def read_run(directory: Path) -> RunFiles:
     """Read a run's report and steps, as far as they can be read.
 
     Raises:
-        ConfigError: the directory holds no run.
+        ConfigError: the directory contains no run.
     """
     if not (directory / REPORT_NAME).is_file():
         remedy = "use one that superdl run has written"
@@ -155,7 +155,7 @@ def _read_steps(path: Path, learning: dict[int, Learning]) -> int:
 
 
 def read_format(path: Path, expected: int) -> dict[str, Any]:
-    """Read a JSON file that names its format."""
+    """Read a JSON file that states its format."""
     try:
         content = read_json(path)
     except FileNotFoundError as error:
@@ -171,7 +171,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters that a spreadshe
 
 
 class Book(NamedTuple):
-    """Rows by column head, oldest run first, and the reason for each unreadable path."""
+    """Rows by column head, with the oldest run first, and why paths are unreadable."""
 
     directory: Path
     rows: list[dict[str, Cell]]
@@ -244,7 +244,7 @@ def _cell(value: Any) -> Cell:
 
 
 def _row(run: RunFiles) -> dict[str, Any]:
-    """Return a run's row by column head; accuracies are of the last validation."""
+    """Return a run's row by column head. Accuracies are from the last validation."""
     facts, loader, cost = run.facts, run.spec.get("loader") or {}, run.spec.get("cost") or {}
     hardware = (facts.get("environment") or {}).get("hardware") or {}
     machine = f"{cost.get('machines') or 1} x {cost['machine']}" if cost.get("machine") else None

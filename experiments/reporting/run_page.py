@@ -1,4 +1,4 @@
-"""The page of a run, ``report.html``, made from its files at any time, also for a killed run."""
+"""The page of a run, ``report.html``, made from its files at any time, even for a killed run."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def run_page(run: RunFiles) -> str:
 
 
 def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield each value of a spec as ``dotted.key=value``; skip empty sections."""
+    """Yield each value of a spec as ``dotted.key=value``, skipping empty sections."""
     for name, value in mapping.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{prefix}{name}.")
@@ -92,7 +92,7 @@ def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def run_tables(run: RunFiles) -> dict[str, Table | None]:
-    """Return all tables by name; None where the files lack the data."""
+    """Return all tables by name, or None for those whose data is missing from the files."""
     bill = run.facts.get("bill")
     causes = [cause for cause in WAITS if any(cause in epoch_pass.stalls for epoch_pass in run.passes)]
     meanings = [(cause, WAITS[cause].meaning, WAITS[cause].remedy) for cause in causes]
@@ -268,7 +268,7 @@ def _learning(run: RunFiles) -> Plot | None:
 
 
 def _over_steps(run: RunFiles, name: str, factor: float = 1.0) -> tuple[list[float], list[float | None]]:
-    """Return a column of the training steps over epochs done, means where there are many."""
+    """Return a column of the training steps over epochs done, averaged where there are many."""
     xs: list[float] = []
     ys: list[float | None] = []
     most = max(10, _POINTS // max(1, len(run.trained)))

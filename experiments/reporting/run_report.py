@@ -1,4 +1,4 @@
-"""The report of a run, as a table, in sentences by fixed rules, and as JSON with the same figures."""
+"""The report of a run as a table, as sentences from fixed rules, and as JSON with the same figures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NO_LIMIT, _LIMIT = 0.05, 0.2
 
 
 class Tile(NamedTuple):
-    """A figure at the top of a page: its value, title and a note."""
+    """A figure at the top of a page, with its value, its title and a note."""
 
     value: str
     title: str
@@ -121,7 +121,7 @@ def _waiting_share(passes: Sequence[Pass]) -> float:
 
 
 def _main_cause(passes: Sequence[Pass]) -> tuple[str, float] | None:
-    """Return the main cause of waiting and its seconds; None if negligible or unknown."""
+    """Return the main cause of waiting and its seconds, or None if negligible or unknown."""
     waits: Counter[str] = Counter()
     for epoch_pass in passes:
         waits.update(epoch_pass.stalls)
@@ -166,7 +166,7 @@ def _about_cost(bill: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HostUsage:
-    """The use of a host's worker from the first training step to the last epoch's end."""
+    """CPU use of a host's worker from the first training step to the end of the last epoch."""
 
     host: str
     slots: int
@@ -178,7 +178,7 @@ class HostUsage:
 def host_usages(
     before: Iterable[WorkerUse], after: Iterable[WorkerUse], wall_s: float
 ) -> tuple[HostUsage, ...]:
-    """Return the use of each remote host's worker, by name, between two readings."""
+    """Return the CPU use of each remote host's worker between two readings, by name."""
     # A worker that was started in between counts from its start.
     cpu_before = {worker.name: worker.cpu_s for worker in before}
     usages = []
@@ -194,7 +194,7 @@ def host_usages(
 
 @dataclass(slots=True)
 class RunReport:
-    """Everything known about a run, gathered while it runs; docs/runs.md describes it."""
+    """Everything known about a run, gathered while it runs. docs/runs.md describes it."""
 
     name: str
     started_at: str
@@ -223,17 +223,17 @@ class RunReport:
 
     @property
     def validation(self) -> PassSummary | None:
-        """The last validation; None if there was none."""
+        """The last validation, or None if there was none."""
         return next((epoch.val for epoch in reversed(self.epochs) if epoch.val is not None), None)
 
     @property
     def val_accuracy(self) -> float | None:
-        """The accuracy of the last validation; None if there was none."""
+        """The accuracy of the last validation, or None if there was none."""
         return None if self.validation is None else self.validation.accuracy
 
     @property
     def first_batch_s(self) -> float | None:
-        """Seconds from the run's start to its first training batch; None without one."""
+        """Seconds from the start of the run to its first training batch, or None if there was none."""
         phases = () if self.utilization is None else self.utilization.phases
         start = next((phase for phase in phases if phase.epoch is None), None)
         if start is None or not self.epochs:
@@ -264,7 +264,7 @@ class RunReport:
 
 
 def print_report(report: RunReport, console: Console) -> None:
-    """Print the table with its explanation, then the same findings as the page."""
+    """Print the table with an explanation, then the same findings as on the page."""
     if report.epochs:
         heads = ("\npass", *_cells(report.epochs[0].train))
         rows = [

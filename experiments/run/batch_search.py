@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchSizes:
-    """The largest ``batch_size``, below ``limit_bytes``; ``tried`` has each size's peak, None: too much."""
+    """The largest ``batch_size`` below ``limit_bytes``. ``tried`` maps sizes to peaks, None if too much."""
 
     batch_size: int
     device: str
@@ -70,7 +70,7 @@ def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:
 
 
 def largest_that_fits(fits: Callable[[int], bool], at_most: int) -> int:
-    """Return the largest size that fits, to a sixteenth of it; 0 if not even 1 fits."""
+    """Return the largest size that fits, accurate to a sixteenth of it, or 0 if not even 1 fits."""
     best, too_many = 0, None
     # Double the size while it fits, then halve the gap to the smallest that does not.
     while too_many is None and best < at_most:
@@ -89,7 +89,7 @@ def largest_that_fits(fits: Callable[[int], bool], at_most: int) -> int:
 
 
 def _peak_bytes(spec: Spec, classes: int, device: torch.device, size: int) -> int | None:
-    """Take two steps on synthetic images and return their peak memory; None if it is too little."""
+    """Take two steps on synthetic images, and return their peak memory, or None if memory ran out."""
     gc.collect()  # model, optimiser and schedule of an earlier size refer to one another
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)

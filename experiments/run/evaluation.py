@@ -43,7 +43,7 @@ _STEPS_HELD = 20
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The figures of a checkpoint on ``data``; each image counts once, whatever the number of ranks."""
+    """The figures of a checkpoint on ``data``. Each image counts once, regardless of the number of ranks."""
 
     checkpoint: str
     epoch: int
@@ -64,8 +64,8 @@ def evaluate(
 
     Args:
         run: the directory of a run that kept checkpoints.
-        overrides: of its spec, such as ``data.val=s3://bucket/test``.
-        checkpoint: ``best`` or ``last``; None: the best if present, else the last.
+        overrides: changes to its spec, such as ``data.val=s3://bucket/test``.
+        checkpoint: ``best`` or ``last``; by default the best if present, else the last.
         console: receives a line at the start.
 
     Raises:
@@ -141,7 +141,7 @@ def _checkpoint_of(run: Path, name: str | None) -> Path:
 
 
 def _classes_in(run: Path, known: Checkpoint) -> tuple[str, ...]:
-    """Return the checkpoint's classes; empty if the report does not name them."""
+    """Return the classes of the checkpoint, or none if the report does not list them."""
     try:
         report = json.loads((run / "report.json").read_text(encoding="utf-8"))
         classes = list(report["classes"])
@@ -151,7 +151,7 @@ def _classes_in(run: Path, known: Checkpoint) -> tuple[str, ...]:
 
 
 def _figures(strategy: Strategy, loader: Loader, ranks: Ranks) -> PassSummary:
-    """Process the images once, as in validation, over all ranks."""
+    """Process the images once over all ranks, as in validation."""
     totals, held = PassTotals(), list[HeldStep]()
 
     def release() -> None:

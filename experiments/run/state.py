@@ -1,4 +1,4 @@
-"""The state and files of a run, and the resumption from another run's checkpoint."""
+"""The state and files of a run, and how to resume from another run's checkpoint."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class RunState(Listener):
-    """A run's report, which grows during the run, and its files, complete also after an error."""
+    """The report of a run, which grows while it runs, and its files, complete even after an error."""
 
     monitor: UtilizationMonitor | None = None
     step_times: StepTimes | None = None
@@ -94,14 +94,14 @@ class RunState(Listener):
         self._stalls.write([asdict(stall) for stall in stalls])
 
     def on_epoch_end(self, summary: EpochSummary) -> None:
-        """Keep the epoch."""
+        """Add the epoch to the report."""
         self._trained_to_s, self._workers = time.time(), (self._workers[0], self.workers_now())
         self.report.epochs = (*self.report.epochs, summary)
         # So that a failed or killed run reports its epochs so far.
         self._write()
 
     def file_name(self, name: str) -> str:
-        """Return the name of a file of each rank; rank 0's is the plain one."""
+        """Return this rank's name for a file. Rank 0 uses the plain name."""
         return name if self.ranks.leads else f"{name}-rank{self.ranks.process.rank}"
 
     def failed(self, error: BaseException) -> None:
@@ -146,10 +146,10 @@ class RunState(Listener):
             say(console, f"no page was written ({error}); run superdl report {self.directory} to try again")
 
     def send(self, console: Console) -> None:
-        """Upload all files if the spec's output is a bucket; each host uploads its own.
+        """Upload all files if the output in the spec is a bucket. Each host uploads its own files.
 
         Raises:
-            SourceError: the upload failed; the files stay here. A failed run raises its own error.
+            SourceError: the upload failed, and the files remain here. A failed run raises its own error.
         """
         output = self.spec.output
         # One process sends the files of its host.
@@ -167,7 +167,7 @@ class RunState(Listener):
 
 
 def workers_of(loader: CountedLoader) -> Sequence[WorkerUse]:
-    """Return the workers of a loader's coordinator; empty if it does not answer."""
+    """Return the workers of a loader's coordinator, or none if it does not answer."""
     try:
         workers: Sequence[WorkerUse] = getattr(loader.job_stats(), "workers", ())
     except SuperError:
@@ -176,7 +176,7 @@ def workers_of(loader: CountedLoader) -> Sequence[WorkerUse]:
 
 
 def _use_of(epoch: EpochSummary) -> EpochUse:
-    """Return an epoch's use for the bill; counts missing in a pass are in the next."""
+    """Return what an epoch used, for the bill. Counts missing in a pass are in the next one."""
     passes = [epoch_pass for _, epoch_pass in epoch.splits()]
     counted = added([epoch_pass.job for epoch_pass in passes if epoch_pass.job is not None])
     wall_s = sum(epoch_pass.wall_s for epoch_pass in passes)
@@ -187,7 +187,7 @@ def _use_of(epoch: EpochSummary) -> EpochUse:
 
 
 def facts_of(state: RunState, train: Loader, val: Loader | None) -> dict[str, Any]:
-    """Return the facts that must match to resume another run, the same on all ranks."""
+    """Return the facts that must match to resume another run. They are equal on all ranks."""
     spec, ranks = state.spec, state.ranks
     recipe = dict(spec.to_mapping()["recipe"])
     steps = recipe.pop("steps")
@@ -237,7 +237,7 @@ def _spec_digest(spec: Spec) -> str:
 
 
 def digest(value: Any) -> str:
-    """Return a digest of plain values, the same for equal ones."""
+    """Return a digest of plain values. Equal values have equal digests."""
     return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 

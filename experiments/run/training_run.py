@@ -55,8 +55,8 @@ _BAD_SAMPLES_NAMED = 100
 def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> RunReport:
     """Execute ``spec`` in ``<output>/<name>-<time>``, print its table and return the report.
 
-    docs/runs.md describes the files. A run that fails or is interrupted writes its report, with the
-    reason, before it raises the error.
+    docs/runs.md describes the files. A run that fails or is interrupted writes its report with the
+    reason before it raises the error.
 
     Raises:
         SuperError: data, loader or device is not available, or a batch cannot be delivered.
@@ -130,7 +130,7 @@ def _train(state: RunState, console: Console) -> None:
 def _loaders(
     state: RunState, stack: ExitStack, print_line: Callable[[str], None]
 ) -> tuple[Loader, Loader | None]:
-    """Open both splits, and record them in the report; the stack closes them."""
+    """Open both splits and record them in the report. The stack closes them."""
     spec, ranks, report = state.spec, state.ranks, state.report
     data = images_of(spec, ranks, print_line)
     if data.note is not None:
@@ -177,7 +177,7 @@ def _note_bad_samples(state: RunState, loader: Loader) -> None:
 
 
 def _bring_best(state: RunState, checkpoints: Checkpoints) -> None:
-    """Copy the best checkpoint to ``best_to``, the best or last to the service's directory."""
+    """Copy the best checkpoint to ``best_to``, and the best or last one to the service's directory."""
     best, place = checkpoints.best, state.spec.training.best_to
     if models := os.environ.get(MODEL_DIR):
         bring_best(best if best.is_file() else checkpoints.directory / LAST, models, state.directory.name)
@@ -203,7 +203,7 @@ def _model(state: RunState, print_line: Callable[[str], None]) -> nn.Module:
 
 
 def _monitor(state: RunState, stack: ExitStack) -> UtilizationMonitor:
-    """Start sampling before all else; the stack ends it after all else."""
+    """Start sampling before everything else. The stack stops it after everything else."""
     gpu = None
     try:
         gpu = meter_of(state.device)
@@ -242,7 +242,7 @@ def _listeners(state: RunState, print_line: Callable[[str], None], stack: ExitSt
 
 @contextlib.contextmanager
 def begun(spec: Spec) -> Iterator[tuple[Ranks, torch.device, str]]:
-    """Join the other ranks as the spec says; yield the ranks, device and strategy."""
+    """Join the other ranks as configured in the spec, and yield the ranks, device and strategy."""
     process = process_rank()
     device = pick_device(spec.device, process)
     strategy = strategy_name(spec.training.strategy, process)
@@ -257,12 +257,12 @@ def begun(spec: Spec) -> Iterator[tuple[Ranks, torch.device, str]]:
 
 
 def console_of_rank(console: Console | None) -> Console:
-    """Return the console, which prints on rank 0 only."""
+    """Return the console, which prints only on rank 0."""
     return (console or Console()) if process_rank().rank == 0 else Console(quiet=True)
 
 
 def images_of(spec: Spec, ranks: Ranks, print_line: Callable[[str], None]) -> PreparedData:
-    """Find or draw a run's images, on one rank of each host; the others wait."""
+    """Find or draw a run's images on one rank of each host, while the others wait."""
     with ranks.one_of_each_host_first():
         return prepare_data(spec.data, print_line)
 
@@ -276,7 +276,7 @@ def opened_loader(
     training: bool = False,
     pin_memory: bool = False,
 ) -> Loader:
-    """Open one split with the loader that the spec names."""
+    """Open one split with the loader in the spec."""
     request = LoaderRequest(
         source=source,
         recipe=spec.recipe,
@@ -293,7 +293,7 @@ def opened_loader(
 
 
 def executor_of(spec: Spec) -> str | None:
-    """Return the name of a run's executor; None without functions."""
+    """Return the name of a run's executor, or None without functions."""
     if not spec.loader.runs_functions:
         return None
     coordinator = spec.loader.coordinator or os.environ.get("SUPER_COORDINATOR")
@@ -308,7 +308,7 @@ def executor_of(spec: Spec) -> str | None:
 
 
 def embedded_executor(spec: Spec) -> AbstractContextManager[None]:
-    """Make an embedded default that is started in the block use the spec's executor."""
+    """Make an embedded default that starts in the block use the executor in the spec."""
     return _variable(_EXECUTOR, None if spec.executor == "auto" else spec.executor)
 
 
@@ -322,7 +322,7 @@ def shipped_steps_allowed(recipe: RecipeSpec) -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _variable(name: str, value: str | None) -> Iterator[None]:
-    """Set an environment variable for the block; None leaves it unchanged."""
+    """Set an environment variable for the block. None leaves it unchanged."""
     before = os.environ.get(name)
     if value is not None:
         os.environ[name] = value
