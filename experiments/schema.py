@@ -1,4 +1,4 @@
-"""Read specs from YAML, change them by ``a.b=c``, and check them with pydantic."""
+"""Read specs from YAML, override values with ``a.b=c``, and check them with pydantic."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ NamedMappings = Annotated[dict[_FolderName, Annotated[dict[str, Any], NULL_IS_EM
 
 
 def one_of(allowed: tuple[str, ...], or_like: str = "") -> BeforeValidator:
-    """Make a validator for text that is one of a few names, or fully matches a pattern."""
+    """Make a validator for text that is one of the allowed names, or fully matches a pattern."""
 
     def check(value: object) -> object:
         if value not in allowed and not (or_like and re.fullmatch(or_like, str(value))):
@@ -62,7 +62,7 @@ def one_of(allowed: tuple[str, ...], or_like: str = "") -> BeforeValidator:
 
 
 def some_of(allowed: tuple[str, ...], alone: str) -> BeforeValidator:
-    """Make a validator that joins ordered names by commas. ``alone`` excludes all others."""
+    """Make a validator that joins ordered names with commas. ``alone`` excludes all others."""
     known = (alone, *allowed)
 
     def check(value: object) -> str:
@@ -78,7 +78,7 @@ def some_of(allowed: tuple[str, ...], alone: str) -> BeforeValidator:
 
 
 def build(cls: type[Made], mapping: object) -> Made:
-    """Make a spec from plain values; missing keys take their defaults."""
+    """Make a spec from plain values. Missing keys take their defaults."""
     try:
         return TypeAdapter(cls).validate_python(mapping)
     except ValidationError as error:
@@ -136,7 +136,7 @@ def _close(name: object, allowed: tuple[str, ...]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that rejects duplicate keys and aliases that expand to very much."""
+    """A loader that rejects duplicate keys, and aliases that expand to too many values."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -178,10 +178,10 @@ class _Loader(yaml.SafeLoader):
 
 
 def load_yaml(text: str, name: str) -> Any:
-    """Parse YAML of plain values; errors call the text ``name``.
+    """Parse YAML of plain values. Errors refer to the text as ``name``.
 
     Raises:
-        ConfigError: it is not YAML, nested too deep, or has a key twice or a value beyond reason.
+        ConfigError: it is not YAML, is nested too deeply, repeats a key, or contains an unreasonable value.
     """
     loader = None
     try:
@@ -205,7 +205,7 @@ class SpecFolder:
         self._folder = folder
 
     def find(self, name: str | Path) -> Path:
-        """Find a spec: a path, or the bare name of a file in the folder."""
+        """Find a spec by its path, or by the bare name of a file in the folder."""
         path = Path(name).expanduser()
         if path.is_file():
             return path
@@ -216,7 +216,7 @@ class SpecFolder:
 
     @contextlib.contextmanager
     def opened(self, name: str | Path) -> Iterator[dict[str, Any]]:
-        """Yield the content of a spec's YAML; errors in the block name the file."""
+        """Yield the content of a spec's YAML. Errors in the block mention the file."""
         path = self.find(name)
         try:
             text = path.read_text(encoding="utf-8")
@@ -232,7 +232,7 @@ class SpecFolder:
 
 
 def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return a copy with each ``a.b=value`` set, values read as YAML, or raise ConfigError."""
+    """Return a copy with each ``a.b=value`` set, reading values as YAML, or raise ConfigError."""
     result = dict(mapping)
     for override in overrides:
         path, equals, raw = override.partition("=")
@@ -246,7 +246,7 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dic
 
 
 def apply_values(mapping: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of ``mapping`` with values set by dotted key, ``loader.kind``."""
+    """Return a copy of ``mapping`` with values set by dotted key, such as ``loader.kind``."""
     result: dict[str, Any] = copy.deepcopy(dict(mapping))
     for path, value in values.items():
         keys = str(path).split(".")

@@ -1,4 +1,4 @@
-"""The spec of a run: its keys, their defaults, the allowed values, and the places that a service names."""
+"""The spec of a run: its keys, defaults and allowed values, and the places that a service sets."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _SPECS = SpecFolder(Path(__file__).parent / "specs")
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class DataSpec:
-    """The images. With kind `auto`: the digits, unless ``train`` names a source."""
+    """The images. With kind `auto`, these are the digits, unless ``train`` is set."""
 
     kind: Annotated[str, one_of(("auto", "directory", "url", *_DATA_SETS))] = "auto"
     # Where a set is, or is written; null: a folder of its name below data/.
@@ -82,7 +82,7 @@ class DataSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class RecipeSpec:
-    """Steps before the cache: shorter side to ``resize`` pixels, centre ``crop``."""
+    """Steps before the cache: resize the shorter side to ``resize`` pixels, and ``crop`` the centre."""
 
     resize: AtLeastOne = 64
     crop: AtLeastOne = 64
@@ -97,7 +97,7 @@ class RecipeSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class LoaderSpec:
-    """The loader; ``read_timeout`` is in seconds."""
+    """The loader. ``read_timeout`` is in seconds."""
 
     kind: Annotated[str, one_of(LOADER_KINDS)] = "super"
     batch_size: AtLeastOne = 32
@@ -113,13 +113,13 @@ class LoaderSpec:
 
     @property
     def runs_functions(self) -> bool:
-        """True if the loader is SUPER, in either form."""
+        """Whether the loader is SUPER, in either form."""
         return self.kind in SUPER_KINDS
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class ModelSpec:
-    """The model; its number of classes follows from the data."""
+    """The model. Its number of classes follows from the data."""
 
     name: Annotated[str, one_of(_MODEL_NAMES, or_like=_TIMM_NAMES)] = "small_cnn"
     # A file of pretrained weights; a classifier for other classes is left out.
@@ -175,7 +175,7 @@ class TrainingSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class CostSpec:
-    """Items paid by the hour, by their names in the price table; null: not in the bill."""
+    """Items paid by the hour, as named in the price table. An item that is null is not in the bill."""
 
     machine: Text | None = None
     machines: AtLeastOne = 1
@@ -252,16 +252,16 @@ class Spec:
 
 
 def parse_spec(mapping: Mapping[str, Any]) -> Spec:
-    """Make a spec from a mapping; missing keys take their defaults.
+    """Make a spec from a mapping. Missing keys take their defaults.
 
     Raises:
-        ConfigError: a key is unknown or a value is not allowed; the message names the key.
+        ConfigError: a key is unknown or a value is not allowed. The message contains the key.
     """
     return build(Spec, mapping)
 
 
 def spec_keys() -> tuple[str, ...]:
-    """Return the dotted keys of values in a spec: ``epochs``, ``loader.batch_size``."""
+    """Return the dotted keys of all values in a spec, such as ``loader.batch_size``."""
     return tuple(
         f"{section}.{key}" if isinstance(value, dict) and value else section
         for section, value in Spec().to_mapping().items()
@@ -274,10 +274,10 @@ _QUICK = {"epochs": 2, "training.steps_per_epoch": 20, "compare.warmup_epochs": 
 
 
 def load_spec(name: str | Path = "digits", overrides: Iterable[str] = (), *, quick: bool = False) -> Spec:
-    """Read a spec by file or built-in name, apply ``a.b=c`` overrides and check it.
+    """Read a spec by file name or built-in name, apply ``a.b=c`` overrides, and check it.
 
     With ``quick``, the values of the file's section ``quick`` apply before the overrides; without
-    such a section, a few steps are taken.
+    such a section, the run takes a few steps.
 
     Raises:
         ConfigError: the file is missing or not YAML, or a key or a value is not allowed.
@@ -304,7 +304,7 @@ _LAST = "checkpoints/last.pt"
 
 
 def placed(spec: Spec, environment: Mapping[str, str]) -> Spec:
-    """Return the spec with the environment's places; those that the spec names take precedence."""
+    """Return the spec with places from the environment. Those set in the spec take precedence."""
     data, training, output = spec.data, spec.training, spec.output
     train, val = (
         next((environment[name] for name in names if environment.get(name)), None) for names in (_TRAIN, _VAL)

@@ -1,4 +1,4 @@
-"""Checkpoints: files with all state to resume a run, written atomically."""
+"""Checkpoints, which are files with all state needed to resume a run, written atomically."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Checkpoint:
     scaler: dict[str, Any] = field(default_factory=dict)  # of float16's loss scaling
 
     def check(self, facts: Mapping[str, Any], place: str) -> None:
-        """Check that a run with ``facts`` can resume from it."""
+        """Check that a run with ``facts`` can resume from this checkpoint."""
         differ = [
             f"{name} is {self.facts.get(name)!r} there but {value!r} here"
             for name, value in facts.items()
@@ -61,7 +61,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """The checkpoints of one run, in a directory of rank 0, created with the first."""
+    """The checkpoints of one run, in a directory on rank 0 that is created with the first one."""
 
     directory: Path
     facts: dict[str, Any]
@@ -73,7 +73,7 @@ class Checkpoints:
         return self.directory / BEST
 
     def write(self, file_name: str, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint atomically, replacing the one of that name."""
+        """Write a checkpoint atomically, replacing any with that name."""
         content = {item.name: getattr(checkpoint, item.name) for item in fields(checkpoint)}
         with _in_place_of(self.directory / file_name) as file:
             try:
@@ -83,7 +83,7 @@ class Checkpoints:
                 raise cause if isinstance(cause, OSError) else error from None
 
     def take_best_of(self, resumed: Path) -> bool:
-        """Copy the best checkpoint of the resumed run; False if it has none."""
+        """Copy the best checkpoint of the resumed run. Return False if it has none."""
         theirs = resumed.with_name(BEST)
         if not theirs.is_file():
             return False
@@ -94,7 +94,7 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def _in_place_of(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a new file that replaces ``path`` once complete and on the disk."""
+    """Yield a new file that replaces ``path`` once it is complete and on disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # In the same directory: a rename across file systems is not atomic.
@@ -116,12 +116,12 @@ def _in_place_of(path: Path) -> Iterator[IO[bytes]]:
 
 
 def read_checkpoint(place: str, ranks: Ranks, *, caller: str = "training.resume") -> tuple[Checkpoint, Path]:
-    """Read a checkpoint, a file or a run's last one, on rank 0 for all ranks.
+    """Read a checkpoint, given as a file or as a run whose last one is used, on rank 0 for all ranks.
 
     ``caller`` is the prefix of error messages.
 
     Raises:
-        ConfigError: there is none, or it is damaged or something else.
+        ConfigError: there is no checkpoint, or it is damaged or something else.
     """
     path = Path(place).expanduser()
     content = None
@@ -176,10 +176,10 @@ def check_best_to(training: TrainingSpec, *, validates: bool) -> None:
 
 
 def bring_best(best: Path, place: str, run_name: str) -> str:
-    """Copy ``best`` into a folder of the run's name below ``place``; return its location.
+    """Copy ``best`` into a folder below ``place`` named after the run, and return its location.
 
     Raises:
-        SourceError: it cannot be copied; the message names the local file, which stays.
+        SourceError: it cannot be copied. The message contains the path of the local file, which remains.
     """
     where = f"{place.rstrip('/')}/{run_name}/{best.name}"
     try:
