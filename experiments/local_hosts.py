@@ -30,7 +30,9 @@ def main() -> int:
     parser.add_argument("command", nargs="+", help="the command, after --: train.py [arguments]")
     given = parser.parse_args()
     if importlib.util.find_spec("infra") is None:
-        parser.error("infra was not found: run this in a checkout of SUPER, as the wheel lacks it")
+        parser.error(
+            "infra was not found: run this in a checkout of SUPER, since the wheel does not contain it"
+        )
     count, cores = given.training + given.data, sorted(os.sched_getaffinity(0))
     rest = cores[given.cores * given.training :] if given.cores else []
     if given.training < 1 or given.data < 0 or count > _MOST or given.cores < 0:

@@ -249,7 +249,7 @@ def _read(path: Path, source: str | None) -> dict[str, Tensor]:
     except Exception as error:  # a damaged file can raise any error
         raise ConfigError(
             f"model.weights: {path} is not a file of weights that torch.load can read with "
-            f"weights_only=True, nor is it named as safetensors ({type(error).__name__}); save it with "
+            f"weights_only=True, nor a .safetensors file ({type(error).__name__}); save it with "
             "torch.save(model.state_dict(), path)"
         ) from error
     for key in _NESTED:
@@ -257,7 +257,7 @@ def _read(path: Path, source: str | None) -> dict[str, Tensor]:
             content = content[key]
             break
     if not isinstance(content, dict) or not content:
-        raise ConfigError(f"model.weights: {path} contains no state dict, but {type(content).__name__}")
+        raise ConfigError(f"model.weights: {path} contains {type(content).__name__} instead of a state dict")
     return {_bare(str(name)): value for name, value in content.items() if isinstance(value, Tensor)}
 
 

@@ -323,7 +323,7 @@ class UtilizationMonitor(Listener):
             try:
                 self._rows.write(rows)
             except OSError as error:
-                self.failure = f"writing the utilisation failed, and stopped: {error}"
+                self.failure = f"stopped writing the utilisation: {error}"
                 _log.warning("%s", self.failure)
 
     def _row_values(self, sample: Sample, before: Sample | None) -> Iterator[dict[str, object]]:

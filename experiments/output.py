@@ -34,7 +34,7 @@ def new_directory(output: str | Path, name: str) -> Path:
             number += 1
         except OSError as error:
             raise ConfigError(
-                f"cannot create {directory}: {error.strerror}; set output to a directory that you may write"
+                f"cannot create {directory}: {error.strerror}; set output to a writable directory"
             ) from error
         else:
             return directory.resolve()

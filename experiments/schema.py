@@ -93,7 +93,7 @@ _REASONS = {
     "greater_than_equal": "must be at least {ge:g}",
     "less_than": "must be below {lt:g}",
     "less_than_equal": "must be at most {le:g}",
-    "too_short": "must have at least {min_length} entry",
+    "too_short": "must contain at least {min_length} entry",
     "bool_type": "must be true or false",
     "dict_type": _MAPPING,
     "dataclass_type": _MAPPING,
@@ -171,7 +171,7 @@ class _Loader(yaml.SafeLoader):
             text = key.value if isinstance(key, yaml.ScalarNode) else None
             if text is not None and (key.tag, text) in keys and text != "<<":
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {text[:80]!r} is given twice", key.start_mark
+                    None, None, f"the key {text[:80]!r} occurs twice", key.start_mark
                 )
             keys.add((key.tag, text))
         return super().construct_mapping(node, deep)

@@ -83,7 +83,7 @@ def arms_of(spec: Spec, chosen: Sequence[str] | None = None) -> tuple[Arm, ...]:
         named = {name: known[name] for name in chosen}
         if len(named) < len(chosen):
             raise ConfigError(
-                f"--arms must list each arm once, with commas between, not {','.join(chosen)!r}"
+                f"--arms must list each arm once, separated by commas, not {','.join(chosen)!r}"
             )
     return tuple(_arm(spec, name, values) for name, values in named.items())
 
@@ -96,7 +96,9 @@ def _arm(spec: Spec, name: str, values: Mapping[str, Any]) -> Arm:
     if not spec.trials:
         return Arm(name, values, (Trial("", _spec_of(spec, name, own_values, {}, where)),), launch)
     if launch:
-        raise ConfigError(f"{where}: {_LAUNCH} starts a single run, but this spec has trials; remove one")
+        raise ConfigError(
+            f"{where}: {_LAUNCH} starts a single run, but this spec has trials; remove one of them"
+        )
     trials = []
     for trial, trial_values in spec.trials.items():
         _check_values(f"trials.{trial}", trial_values)

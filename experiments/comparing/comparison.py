@@ -115,7 +115,7 @@ class Comparison:
         failed = [report.arm for report in self.rounds if report.figures is None]
         if failed:
             lost = ", ".join(f"{failed.count(arm)} of {arm}" for arm in dict.fromkeys(failed))
-            yield "Failed:", f"rounds that are not in the figures: {lost}."
+            yield "Failed:", f"rounds missing from the figures: {lost}."
         for arm in self.arms:
             causes = mean_by_name([figures.stall_percent_by_cause for figures in self.figures_of(arm.name)])
             parts = [f"{cause} {number(part)}%" for cause, part in causes.items() if part >= _LEAST_PERCENT]
@@ -207,7 +207,7 @@ def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> C
         )
     for (name, place), run in zip(places, runs, strict=True):
         if run["status"] != "finished":
-            raise ConfigError(f"the run in {place} is {run['status']}: leave it out")
+            raise ConfigError(f"the run in {place} has status {run['status']}: leave it out")
         if not epochs_after(run, warmup):
             raise ConfigError(
                 f"{place}: {warmup} warm-up epoch(s) leave no epoch to compare; use --warmup-epochs 0"
@@ -246,10 +246,10 @@ def _notes(place: str, run: Mapping[str, Any]) -> Iterator[str]:
     if str(run["executor"]).startswith("as the coordinator"):
         yield (
             f"{place} used a coordinator that it did not start. The CPU time of that coordinator, its cache "
-            "and its functions is not counted, and its cache contained what others had left."
+            "and its functions is not counted, and its cache contained data left by others."
         )
     if run["ranks"] > 1:
-        yield f"{place} had {run['ranks']} ranks: their CPU is not compared, as the report covers rank 0."
+        yield f"{place} had {run['ranks']} ranks: CPU is not compared, as the report covers only rank 0."
     if first_epoch(run) > 0:
         yield (
             f"{place} was resumed in epoch {first_epoch(run) + 1}: its warm-up is counted from there, and "

@@ -140,7 +140,7 @@ def _write_pages(folder: Path, console: Console) -> None:
         try:
             write_run_page(path.parent)
         except Exception as error:  # noqa: BLE001  # the figures matter more than any error in drawing
-            say(console, f"the page of {path.parent} was not written ({error}); superdl report retries it")
+            say(console, f"could not write the page of {path.parent} ({error}); retry with superdl report")
 
 
 def _notes(arm: Arm) -> Iterator[str]:
@@ -150,7 +150,7 @@ def _notes(arm: Arm) -> Iterator[str]:
     for address in sorted({spec.loader.coordinator or variable or "" for spec in functions} - {""}):
         yield (
             f"{arm.name} uses the coordinator at {address}. The CPU time of that coordinator, its cache and "
-            "its functions is not counted, and its cache contains what earlier runs left."
+            "its functions is not counted, and its cache contains data left by earlier runs."
         )
     elsewhere = sorted({spec.executor for spec in functions} - {"auto", "local"})
     if elsewhere:

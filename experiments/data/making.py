@@ -145,7 +145,7 @@ def make_set(
         check_room(target, size, f"{made.name} with {total:,} images")
         tell(
             f"drawing {made.name}: {counts['train']:,} training and {counts['val']:,} validation images, "
-            f"about {size / _MEGABYTE:,.0f} MB, into {target}"
+            f"about {size / _MEGABYTE:,.0f} MB, to {target}"
         )
         # Threads suffice, since numpy and Pillow release the GIL.
         _draw(made, seed, counts, staging, threads or usable_cores(), tell)

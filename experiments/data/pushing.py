@@ -108,7 +108,7 @@ def _send(client: Bucket, path: Path, key: str, known: tuple[int, str] | None) -
             if known == (size_bytes, digest.hexdigest()):
                 return False, size_bytes
             if size_bytes > _MOST_BYTES:
-                raise SourceError(f"{path}: it is larger than {_MOST_BYTES:,} bytes")
+                raise SourceError(f"{path} is larger than {_MOST_BYTES:,} bytes")
             kind = mimetypes.guess_type(key)[0] or ""
             # The store refuses content that does not match this digest.
             client.put(key, file, content_type=kind, md5=base64.b64encode(digest.digest()).decode())

@@ -90,8 +90,9 @@ def _published_or_made(data: DataSpec, tell: Callable[[str], None]) -> PreparedD
             note += "; there are no validation images"
         return replace(prepared, note=note)
     note = (
-        f"the published {data.kind} is not in {place} (superdl data list shows the files it needs): the "
-        f"images are drawn ones, {published.like}; accuracies do not compare with those of the published set"
+        f"the published {data.kind} is not in {place} (superdl data list shows the files it needs); the "
+        f"images are drawn ones, {published.like}, so accuracies are not comparable with those of the "
+        "published set"
     )
     return replace(_splits_of(_made(data, MADE_SETS[published.like], tell)), note=note)
 
@@ -176,7 +177,7 @@ def find_published(
     except OSError as error:
         raise SourceError(
             f"cannot look for {name} in {directory}: {error.strerror} ({error.filename}); set "
-            "data.directory to a directory that you may read"
+            "data.directory to a readable directory"
         ) from error
 
 
@@ -208,7 +209,7 @@ def _with_annotations(directory: Path, train: Path) -> PreparedData:
     except OSError as error:
         raise ConfigError(
             f"the classes of the validation images cannot be written to {key_list}: {error.strerror}; link "
-            "the set into a directory that you may write (ln -s) and use the link"
+            "the set into a writable directory (ln -s) and use the link"
         ) from error
     images = Source(_file_url(directory / "val" / "images"), _file_url(key_list))
     return PreparedData(Source(_file_url(train)), images)

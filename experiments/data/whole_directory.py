@@ -76,7 +76,7 @@ def written_once(target: Path, manifest: Mapping[str, Any], what: str, fill: Cal
         where = f": {error.filename}" if error.filename else ""
         raise ConfigError(
             f"cannot write to {target}: {error.strerror or error}{where}; "
-            "use a directory that you may write, with room for it"
+            "use a writable directory with enough space"
         ) from error
 
 

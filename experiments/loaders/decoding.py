@@ -185,12 +185,12 @@ class DecodingLoader:
         for name, value in self._facts().items():
             if state.get(name) != value:
                 raise ConfigError(
-                    f"the loader's state is for other data: {name} was {state.get(name)}, now {value}"
+                    f"the loader's state is for other data: {name} was {state.get(name)} and is now {value}"
                 )
         if state["batch"] and not self.resumes_within_epochs:
             raise ConfigError(
                 "this loader cannot resume within an epoch, since it would repeat some samples and skip "
-                "others: resume from a checkpoint of the end of an epoch (training.checkpoint_every)"
+                "others: resume from a checkpoint taken at the end of an epoch (training.checkpoint_every)"
             )
         self._epoch, self._batch = int(state["epoch"]), int(state["batch"])
 

@@ -56,7 +56,7 @@ _FEW = 1.5  # smaller factors are shown as a percentage
 _COLUMNS = ("first epoch", "second epoch", "fresh process")
 _NOTHING_TRAINED = "Nothing is trained: batches are read and dropped"
 _REASONS = (
-    "It starts its services, and decodes each image once and for all.",
+    "It starts its services, and decodes every image for the first and only time.",
     "Nothing is decoded.",
     "It starts its services again, and reads the stored images.",
 )
@@ -66,7 +66,7 @@ from superdl import Recipe, SuperDataset, SuperLoader
 dataset = SuperDataset(
     {directory},
     recipe=Recipe.image(resize={resize}, crop={crop}),  # decoded once, then kept
-    transform=None,  # your own, such as Augment({crop}), is run in each epoch
+    transform=None,  # your own, such as Augment({crop}); runs in every epoch
 )
 loader = SuperLoader(dataset, batch_size={batch_size}, shuffle=True)  # with a GPU: device="cuda"
 for epoch in range(3):
@@ -241,12 +241,12 @@ class Results:
         pairs = zip(self.epochs[SUPER], self.epochs[PILLOW], strict=True)
         for column, (ours, theirs), reason in zip(_COLUMNS, pairs, _REASONS, strict=True):
             rate, cpu, _ = (_ratio(figure(ours), figure(theirs)) for figure in _FIGURES.values())
-            speed = f"{SUPER} reads {rate} the images/s of {PILLOW} for {cpu} its CPU"
+            speed = f"{SUPER} reads {rate} the images/s of {PILLOW}, using {cpu} its CPU"
             yield f"{column.capitalize()}: {speed}. {reason}"
         first, second, fresh = self.epochs[SUPER]
         yield (
             f"Its start (about {number(fresh.wall_s - second.wall_s, 2)} s) is part of the first and the "
-            "last column, and matters less with more images. CPU covers all processes, but no imports."
+            "last column, and matters less with more images. CPU covers all processes, but not imports."
         )
         ten = {name: epochs[0].wall_s + 9 * epochs[1].wall_s for name, epochs in self.epochs.items()}
         yield "Ten such epochs: " + ", ".join(f"{seconds(s)} with {name}" for name, s in ten.items()) + "."

@@ -188,7 +188,7 @@ class ImageMaker:
             raise
         except Exception as error:  # Pillow raises anything on broken bytes
             raise BadSampleError(
-                f"{self._bucket}/{key}: Pillow cannot decode it: {type(error).__name__}: {error}"
+                f"{self._bucket}/{key}: Pillow cannot decode it ({type(error).__name__}: {error})"
             ) from error
 
     def _by_steps(self, content: bytes | memoryview, key: str, epoch: int) -> npt.NDArray[np.uint8]:
@@ -199,10 +199,10 @@ class ImageMaker:
         except SampleFailedError as failure:
             raise BadSampleError(f"{self._bucket}/{key}: {failure.why}") from failure
         if isinstance(pixels, dict):
-            raise ConfigError("recipe.steps produce several arrays, but a model here takes one image")
+            raise ConfigError("recipe.steps produce several arrays, but models here take a single image")
         if pixels.dtype != np.uint8 or pixels.ndim != _CHANNELS or pixels.shape[2] != _CHANNELS:
             raise ConfigError(
-                f"recipe.steps produce {pixels.dtype} of shape {pixels.shape}, but a model here takes uint8 "
+                f"recipe.steps produce {pixels.dtype} of shape {pixels.shape}, but models here take uint8 "
                 "of shape (height, width, 3)"
             )
         image: npt.NDArray[np.uint8] = pixels

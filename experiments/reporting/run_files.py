@@ -114,7 +114,7 @@ def read_run(directory: Path) -> RunFiles:
     if not (directory / REPORT_NAME).is_file():
         remedy = "use one that superdl run has written"
         if any(any(directory.glob(f"{depth}{REPORT_NAME}")) for depth in ("*/", "*/*/")):
-            remedy = f"its runs are below it: use one, or show all with superdl report --book {directory}"
+            remedy = f"its runs are below it (use one, or show all with superdl report --book {directory})"
         raise ConfigError(f"{directory} is not the directory of a run: it has no {REPORT_NAME}; {remedy}")
     troubles = []
     try:

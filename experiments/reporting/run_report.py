@@ -60,7 +60,7 @@ def findings(run: RunFiles) -> list[tuple[str, str]]:
 
 def _outcome(run: RunFiles) -> tuple[str, str]:
     if not run.facts:
-        return "Unknown:", "report.json cannot be read; the other files have the figures shown."
+        return "Unknown:", "report.json cannot be read; the figures shown are from the other files."
     took = _epochs(run)
     if "wall_s" in run.facts:
         took += f" in {seconds(run.facts['wall_s'])}"
@@ -91,7 +91,7 @@ def _accuracy(run: RunFiles) -> str:
     if top5 is not None:
         sentence += f" Top-5: {percent(top5)}."
     if best.epoch != end.epoch:
-        sentence += f" Best was epoch {best.epoch + 1} with {percent(best.figures['accuracy'])}."
+        sentence += f" The best was epoch {best.epoch + 1} with {percent(best.figures['accuracy'])}."
     return sentence
 
 

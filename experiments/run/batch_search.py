@@ -50,7 +50,9 @@ def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:
         with closing(opened_loader(spec, data.train, ranks, print_line, training=True)) as loader:
             classes, at_most = len(loader.classes), loader.sample_count
         name, limit_bytes = torch.cuda.get_device_name(device), torch.cuda.mem_get_info(device)[0]
-        print_line(f"the largest batch of {spec.model.name} with images of {spec.recipe.crop} pixels, {name}")
+        print_line(
+            f"finding the largest batch of {spec.model.name} with images of {spec.recipe.crop} pixels, {name}"
+        )
         tried: dict[int, int | None] = {}
 
         def fits(size: int) -> bool:

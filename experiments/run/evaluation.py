@@ -87,16 +87,18 @@ def evaluate(
         stack.callback(loader.close)
         if loaded.facts.get("digest of the classes") != digest(list(loader.classes)):
             raise ConfigError(  # labels are indices of the model's classes
-                f"the images have {len(loader.classes)} classes, but the model has "
-                f"{loaded.facts.get('classes')}, or other names for them: use the same class folders as "
-                "for the training images"
+                f"the {len(loader.classes)} classes of the images do not match the "
+                f"{loaded.facts.get('classes')} of the model in number or names: use the class folders of "
+                "the training images"
             )
         model = build_model(spec.model.name, len(loader.classes), device, side=spec.recipe.crop)
         strategy = make_strategy(name, model, device, compute_type(spec.training.precision, device))
         try:
             set_model_state_dict(strategy.evaluated, loaded.model, options=LOAD_WHOLE)
         except RuntimeError as error:
-            raise ConfigError(f"{path} is for another model than that of the spec: {error}") from error
+            raise ConfigError(
+                f"{path} belongs to a different model than that of the spec: {error}"
+            ) from error
         print_line(f"{path} (epoch {loaded.epoch}) on {loader.sample_count:,} images of {source.url}")
         figures = _figures(strategy, loader, ranks)
         evaluation = Evaluation(
@@ -134,8 +136,8 @@ def _checkpoint_of(run: Path, name: str | None) -> Path:
     checkpoint = next((path for path in candidates if path.is_file()), None)
     if checkpoint is None:
         raise ConfigError(
-            f"there is no {name or 'best or last'} checkpoint in {run / FOLDER}: a run keeps them if "
-            "training.checkpoint_every=1 is set"
+            f"there is no {name or 'best or last'} checkpoint in {run / FOLDER}: set "
+            "training.checkpoint_every=1 to keep checkpoints"
         )
     return checkpoint
 

@@ -107,7 +107,7 @@ class Advice:
             saved = 1 - forecast.wall_s / self.forecast.wall_s
             if saved >= _WORTH_WHILE:
                 return f"Most useful: {name}. The run would take {percent(saved)} less time."
-        return "No change saves a twentieth of the time: the set is small, or several limits are close."
+        return "No change saves 5% of the time: the set is small, or several limits are close together."
 
     def to_mapping(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -226,8 +226,8 @@ def print_advice(advice: Advice, console: Console) -> None:
     measured = advice.measured
     say(
         console,
-        f"measured: {seconds(measured.step_s)} per step, {seconds(measured.function_s)} of a function per "
-        f"sample, {measured.functions} requests at once, {counted(measured.ranks, 'rank')}, "
+        f"measured: {seconds(measured.step_s)} per step, {seconds(measured.function_s)} of function time "
+        f"per sample, {measured.functions} requests at once, {counted(measured.ranks, 'rank')}, "
         f"{measured.samples:,} samples of "
         f"{measured.record_bytes:,} bytes, {measured.cache_bytes / _MB:,.0f} MiB of cache for them"
         f"{' and a store' if measured.stored else ''}",
@@ -274,7 +274,7 @@ def _probe(spec: Spec, log: Callable[[str], None], count: int) -> Measured:
         )
     if not spec.loader.runs_functions:
         raise ConfigError(
-            f"only SUPER can be predicted, but loader.kind is {spec.loader.kind}: --set loader.kind=super"
+            f"only SUPER can be predicted, but loader.kind is {spec.loader.kind}: use --set loader.kind=super"
         )
     with begun(spec) as (ranks, device, _), ExitStack() as stack:
         data = images_of(spec, ranks, log)

@@ -53,8 +53,8 @@ class Checkpoint:
         ]
         if differ:
             raise ConfigError(
-                f"training.resume: {place} is a checkpoint of a different training: {'; '.join(differ)} (a "
-                "fingerprint changes when files are added, removed, changed, moved or rewritten). Restore "
+                f"training.resume: {place} is a checkpoint of a different training run: {'; '.join(differ)} "
+                "(a fingerprint changes when files are added, removed, changed, moved or rewritten). Restore "
                 "the spec, or remove training.resume to start over (model.weights loads the weights alone)"
             )
 
@@ -130,7 +130,7 @@ def read_checkpoint(place: str, ranks: Ranks, *, caller: str = "training.resume"
         file = next((candidate for candidate in candidates if candidate.is_file()), None)
         if file is None:
             raise ConfigError(
-                f"{caller}: there is no checkpoint at {path}: use a file, or the directory of a run "
+                f"{caller}: there is no checkpoint at {path}; use a file, or the directory of a run "
                 "that kept checkpoints (training.checkpoint_every, training.checkpoint_steps)"
             )
         path = file

@@ -147,8 +147,8 @@ class Trainer:
         """Resume from a checkpoint in the next `fit`, and return a line that describes the position."""
         if checkpoint.epoch >= self._epochs:
             raise ConfigError(
-                f"training.resume: all {self._epochs} epochs have been trained, and their schedule has "
-                "ended; use model.weights to load its weights"
+                f"training.resume: all {self._epochs} epochs are already trained, and the schedule has "
+                "ended; use model.weights to load the weights"
             )
         set_state_dict(
             self._strategy.model,
@@ -167,7 +167,7 @@ class Trainer:
         elif self._batches.step:
             line += ": the training figures of that epoch cover only the rest of it"
         if not self._batches.repeatable and checkpoint.epoch:
-            line += "; this loader cannot start at a later epoch, and repeats the orders of the first ones"
+            line += "; this loader cannot start at a later epoch, so the orders of the first epochs repeat"
         if not same:
             line += "; random generators start over, since the number of ranks has changed"
         return line

@@ -52,7 +52,7 @@ def process_rank(environ: Mapping[str, str] = os.environ) -> ProcessRank:
         if 0 <= process.rank < process.replicas and process.local_rank >= 0:
             return process
     raise ConfigError(
-        f"RANK={rank}, WORLD_SIZE={replicas} and LOCAL_RANK={local_rank} are not a valid place in a run; "
+        f"RANK={rank}, WORLD_SIZE={replicas} and LOCAL_RANK={local_rank} are not valid for a run; "
         "start it with torchrun, or unset them"
     )
 

@@ -94,7 +94,7 @@ def test_runs_are_compared_by_name_and_what_they_do_not_tell_is_said(tmp_path):
     assert [one.images_per_s for one in found.figures_of("alone")] == [100.0, 80.0]
     notes = " ".join(found.notes)
     for words in (
-        "ranks had 4 ranks: their CPU is not compared",
+        "ranks had 4 ranks: CPU is not compared",
         "2 different machines",
         "alone used a coordinator",
         "on was resumed in epoch 4",
@@ -106,7 +106,7 @@ def test_runs_are_compared_by_name_and_what_they_do_not_tell_is_said(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"status": "failed"}, "is failed: leave it out"),
+        ({"status": "failed"}, "has status failed: leave it out"),
         ({"epochs": []}, r"1 warm-up epoch\(s\) leave no epoch"),
         ({"format": 1}, "is not in format 2"),
     ],

@@ -59,5 +59,5 @@ def test_a_loader_that_counts_by_itself_says_which_order_it_has_and_refuses_the_
 def test_states_of_other_loaders_and_other_batches_are_refused():
     with pytest.raises(ConfigError, match="another kind of loader"):
         opened().load_state_dict({"version": 1, "epoch": 0})
-    with pytest.raises(ConfigError, match="samples was 6, now 5"):
+    with pytest.raises(ConfigError, match="samples was 6 and is now 5"):
         opened().load_state_dict(opened(samples=6).state_dict(0))

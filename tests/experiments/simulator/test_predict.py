@@ -33,7 +33,7 @@ def test_specs_that_come_along_are_good(name):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("jobs: []", "jobs must have at least 1 entry, not []"),
+        ("jobs: []", "jobs must contain at least 1 entry, not []"),
         ("jobs: [{batch_size: 0}]", "jobs[0].batch_size must be at least 1, not 0"),
         ("jobs: [{batchsize: 2}]", "did you mean jobs[0].batch_size?"),
         ("jobs: [{dataset: other}]", "jobs[0].dataset is unknown: other; choose from data"),

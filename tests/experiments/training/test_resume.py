@@ -103,7 +103,7 @@ def test_a_loader_that_cannot_go_on_in_mid_epoch_goes_on_from_the_epoch_before(d
     assert (state_in(first)["epoch"], state_in(first)["batches"]["step"]) == (1, 0)
     rest = done(spec_of(digits, tmp_path / "rest", *about, f"training.resume={first}"))
     assert [epoch.train.samples for epoch in rest.epochs] == [50, 50]
-    assert any("repeats the orders of the first ones" in note for note in rest.notes)
+    assert any("so the orders of the first epochs repeat" in note for note in rest.notes)
     with pytest.raises(ConfigError, match="loader.kind webdataset cannot resume within an epoch; set"):
         done(spec_of(digits, tmp_path / "refused", *about, "training.checkpoint_steps=2"))
 
@@ -154,7 +154,7 @@ def test_a_checkpoint_of_another_training_is_refused_by_what_differs(digits, tmp
     about = (f"loader.kind={kind}", *EVERY)
     done(spec_of(digits, tmp_path / "runs", "epochs=1", *about))
     resume = f"training.resume={the_run(tmp_path / 'runs') / 'checkpoints' / 'last.pt'}"
-    with pytest.raises(ConfigError, match="all 1 epochs have been trained"):
+    with pytest.raises(ConfigError, match="all 1 epochs are already trained"):
         done(spec_of(digits, tmp_path / "refused", *about, resume, "epochs=1"))
     for split in ("train", "val"):
         first = next(path for path in sorted((data / split).rglob("*")) if path.is_file())
