@@ -120,7 +120,7 @@ class Comparison:
             causes = mean_by_name([figures.stall_percent_by_cause for figures in self.figures_of(arm.name)])
             parts = [f"{cause} {number(part)}%" for cause, part in causes.items() if part >= _LEAST_PERCENT]
             if parts:
-                yield "Why they wait:", f"{arm.name}: {', '.join(parts)} of training time."
+                yield "Why they waited:", f"{arm.name}: {', '.join(parts)} of training time."
         yield from (("Note:", note) for note in self.notes)
 
     def _about_warmup(self) -> str:

@@ -33,7 +33,7 @@ class Figure(NamedTuple):
 # A new figure needs a line here, a field of RoundFigures and a line in round_figures.
 FIGURES = (
     Figure("images_per_s", "throughput", "images/s", more_is_better=True),
-    Figure("step_ms", "a step", "ms"),
+    Figure("step_ms", "step time", "ms"),
     Figure("wait_percent", "waiting for data", "% of training time"),
     Figure("cpu_ms_per_image", "CPU of all processes", "ms/image"),
     Figure("outside_ms_per_image", "of which outside the trainer", "ms/image"),
@@ -42,7 +42,7 @@ FIGURES = (
     Figure("cpu_s", "total CPU", "s", whole=True),
     Figure("usd", "total cost", "USD", whole=True),
     Figure("wall_s", "wall time", "s", whole=True),
-    Figure("first_batch_s", "first batch after", "s", whole=True),
+    Figure("first_batch_s", "time to first batch", "s", whole=True),
     Figure("accuracy", "best validation accuracy", "", more_is_better=True, whole=True),
 )
 

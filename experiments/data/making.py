@@ -99,7 +99,7 @@ def _checked(target: Path, counts: Mapping[str, int], what: str) -> Path:
     present = {split: sum(1 for _ in (target / split).glob("*/*.*")) for split in SPLITS}
     if present != counts:
         raise SourceError(
-            f"{what} in {target} is damaged: it has {present} images instead of {counts}; delete the "
+            f"{target} with {what} is damaged: it contains {present} images instead of {counts}; delete the "
             "directory and make the set again"
         )
     return target

@@ -261,7 +261,7 @@ def _learning(run: RunFiles) -> Plot | None:
     draw = partial(draw_lines, x_label="epochs done")
     drawings = [
         partial(draw, title="Loss", y_label="loss (cross entropy, nats)", lines=losses),
-        partial(draw, title="Accuracy", y_label="images right (%)", lines=accuracies, top=_PERCENT_TOP),
+        partial(draw, title="Accuracy", y_label="correct images (%)", lines=accuracies, top=_PERCENT_TOP),
     ]
     caption = "Left: loss, lower is better. Right: percentage of images that the model classifies correctly."
     return plot_of(caption, drawings if run.passes else [], columns=2)

@@ -72,7 +72,7 @@ def _outcome(run: RunFiles) -> tuple[str, str]:
 
 
 def _epochs(run: RunFiles) -> str:
-    # A resumed run names its first epoch.
+    # A resumed run states its first epoch.
     planned = run.spec.get("epochs")
     done = [train_pass.epoch + 1 for train_pass in run.trained]
     if done and done[0] > 1:

@@ -183,7 +183,7 @@ def _use_of(epoch: EpochSummary) -> EpochUse:
     return EpochUse(epoch.epoch, wall_s, epoch.train.samples, counted)
 
 
-# ---------------------------------------------------------------------------------- going on with a run
+# --------------------------------------------------------------------------------------- resuming a run
 
 
 def facts_of(state: RunState, train: Loader, val: Loader | None) -> dict[str, Any]:

@@ -232,10 +232,10 @@ def print_advice(advice: Advice, console: Console) -> None:
         f"{measured.record_bytes:,} bytes, {measured.cache_bytes / _MB:,.0f} MiB of cache for them"
         f"{' and a store' if measured.stored else ''}",
     )
-    figures = ("first epoch\nimages/s", "\nwaiting", "later\nimages/s", "\nwaiting", "in all", "$")
-    forecasts = (("as it is", advice.forecast), *advice.changes)
+    figures = ("first epoch\nimages/s", "\nwaiting", "later\nimages/s", "\nwaiting", "total", "$")
+    forecasts = (("unchanged", advice.forecast), *advice.changes)
     rows = [(name, *_cells(forecast)) for name, forecast in forecasts]
-    print_rows(console, ("foretold, simulated", *figures), rows)
+    print_rows(console, ("predicted, simulated", *figures), rows)
     say(console, advice.best)
 
 
