@@ -80,7 +80,7 @@ def _cpu_model() -> str | None:
 
 
 def commit_of(root: Path) -> tuple[str | None, bool | None]:
-    """Return the commit of the checkout at ``root``, and whether tracked files differ; None if unknown."""
+    """Return the commit of the checkout at ``root``, and whether tracked files differ, or None if unknown."""
     # A repository further up is that of a project with SUPER in its environment.
     if not (root / ".git").exists():
         return None, None

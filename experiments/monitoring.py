@@ -212,7 +212,7 @@ class GroupUsage:
 
 @dataclass(frozen=True, slots=True)
 class PhaseUsage:
-    """Resource use in a phase: ``start``, with ``epoch`` None, or a pass, ``train`` or ``val``.
+    """Resource use in one phase: ``start``, whose ``epoch`` is None, or a ``train`` or ``val`` pass.
 
     CPU seconds are exact to the system's tick. Maxima and the GPU's mean are over ``samples``, except
     for shares of memory (PSS), which are read at the start and the end of the phase. A missing group or

@@ -1,4 +1,4 @@
-"""Write files of runs and comparisons: new directories, strict JSON, logs of rows."""
+"""Write the files of runs and comparisons: new directories, strict JSON, and logs of rows."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def load_yaml(text: str, name: str) -> Any:
 
 
 class SpecFolder:
-    """The specs of a package, YAML files in one folder."""
+    """The specs of a package, as YAML files in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -34,7 +34,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way of doing the work, whose trials run concurrently. ``values`` maps dotted keys."""
+    """One way of doing the work, whose trials run concurrently. ``values`` has dotted keys."""
 
     name: str
     values: Mapping[str, Any]

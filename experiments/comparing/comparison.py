@@ -142,7 +142,7 @@ class Comparison:
         return mapping
 
     def write(self, directory: Path) -> None:
-        """Write ``compare.json``; a reader sees the old file or the new one."""
+        """Write ``compare.json`` atomically: a reader sees either the old file or the new one."""
         write_json(self.to_mapping(), directory / _FILE)
 
 

@@ -1,4 +1,4 @@
-"""The arithmetic of a comparison: figures of a round, spreads over repeats, the winner of a row."""
+"""The arithmetic of a comparison: figures of a round, spreads over repeats, and the winner of a row."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def epochs_after(run: Report, warmup_epochs: int) -> list[Report]:
 
 
 def round_figures(measured: RoundMeasured, warmup_epochs: int) -> RoundFigures:
-    """Compute a round's figures; only whole-run figures include the warm-up."""
+    """Compute the figures of a round. Only whole-run figures include the warm-up."""
     runs = measured.runs
     epochs = [epoch for run in runs for epoch in epochs_after(run, warmup_epochs)]
     passes = [epoch["train"] for epoch in epochs]
@@ -134,7 +134,7 @@ def _phases(run: Report) -> list[Report]:
 
 
 def _end_s(run: Report, epochs: int) -> float | None:
-    """Return the time when ``epochs`` epochs had ended, or for 0, the start phase."""
+    """Return the time when ``epochs`` epochs had ended or, for 0, when the start phase had."""
     epoch = first_epoch(run) + epochs - 1 if epochs else None
     ends = [phase.get("ended_at_s") for phase in _phases(run) if phase["epoch"] == epoch]
     return ends[-1] if ends else None

@@ -43,7 +43,7 @@ _GRACE_S = 0.1  # no process rejoins the services after the last trial
 
 
 class ComparisonFailedError(SuperError):
-    """A run of a comparison failed; the message quotes its last lines."""
+    """A run of a comparison failed. The message quotes its last lines."""
 
 
 def compare(

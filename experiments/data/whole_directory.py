@@ -1,4 +1,4 @@
-"""Write a directory once and atomically, under a temporary name beside it that is then replaced."""
+"""Write a directory once and atomically, by renaming a complete one written beside it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check_room(directory: Path, size_bytes: int, what: str) -> None:
 
 
 def written_once(target: Path, manifest: Mapping[str, Any], what: str, fill: Callable[[Path], None]) -> None:
-    """Write a directory unless it already exists with the same manifest; concurrent processes wait.
+    """Write a directory unless it exists with the same manifest. Concurrent processes wait.
 
     ``manifest`` contains the facts that determine the content, for JSON, and is stored in the directory.
     ``fill`` writes the content, called ``what`` in messages, into an empty directory.

@@ -80,7 +80,7 @@ _SIZED = 64  # objects whose sizes are requested, if the listing has none
 
 @dataclass
 class Samples:
-    """The samples of a source in key order. Can be pickled."""
+    """The samples of a source in key order, which can be pickled."""
 
     # s3://name with full keys, or file:// and the directory's real path with paths below it.
     bucket: str
@@ -154,7 +154,7 @@ def list_samples(source: Source, kind: str) -> Samples:
 
 
 class ImageMaker:
-    """Make images by one recipe. Can be pickled. The ids of ``samples`` seed random steps.
+    """A picklable maker of images by one recipe. The ids of ``samples`` seed random steps.
 
     Raises:
         RecipeError: ``recipe.steps`` is invalid.

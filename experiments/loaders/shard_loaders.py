@@ -71,7 +71,9 @@ def _convert(request: LoaderRequest, package: str, write: Write, note: str = "")
 
 
 def convert_once(samples: Samples, kind: str, write: Write, request: LoaderRequest) -> tuple[Path, float]:
-    """Return the directory of images in the format of loader ``kind``, written if needed, and its seconds.
+    """Return the directory of images in the format of loader ``kind``, and the seconds to write it.
+
+    The images are written only if necessary.
 
     Raises:
         ConfigError: the directory cannot be written, or there is no room for it.

@@ -178,7 +178,7 @@ def plots_missing() -> str | None:
 def plot_of(
     caption: str, drawings: Sequence[Drawing], *, columns: int = 1, row_in: float = _ROW_IN
 ) -> Plot | None:
-    """Draw charts in ``columns``, in rows of ``row_in`` inches. None without drawings or matplotlib."""
+    """Draw charts in ``columns`` and rows of ``row_in`` inches. Without any, or matplotlib, return None."""
     if not drawings or plots_missing() is not None:
         return None
     import matplotlib.style

@@ -171,7 +171,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters that a spreadshe
 
 
 class Book(NamedTuple):
-    """Rows by column head, with the oldest run first, and why paths are unreadable."""
+    """Rows by column head, with the oldest run first, and the reason for each unreadable path."""
 
     directory: Path
     rows: list[dict[str, Cell]]

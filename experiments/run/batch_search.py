@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchSizes:
-    """The largest ``batch_size`` below ``limit_bytes``. ``tried`` maps sizes to peaks, None if too much."""
+    """The largest ``batch_size`` below ``limit_bytes``.
+
+    ``tried`` maps each size to its peak, or to None if it did not fit.
+    """
 
     batch_size: int
     device: str

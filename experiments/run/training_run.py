@@ -1,4 +1,4 @@
-"""Execute a spec: data, loaders, training, report, in one directory of results."""
+"""Execute a spec, from data and loaders to training and report, with all results in one directory."""
 
 from __future__ import annotations
 

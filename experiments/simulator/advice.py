@@ -333,7 +333,7 @@ def _read(batches: Iterator[Batch]) -> list[tuple[int, BatchFigures]]:
 
 
 def _step_s(spec: Spec, batches: Iterator[Batch], device: torch.device, classes: int) -> tuple[float, float]:
-    """Return the seconds that a step takes while batches are read, and that receiving a batch takes."""
+    """Return how many seconds a step takes while batches are read, and how many receiving a batch takes."""
     step = trial_step(spec, classes, device)
     steps_s: list[float] = []
     waits_s: list[float] = []

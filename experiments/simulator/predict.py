@@ -1,4 +1,4 @@
-"""Run a spec in the simulated world. Show throughput, waiting, functions and cost, marked as simulated."""
+"""Run a spec in the simulated world, and show throughput, waiting, functions and cost as simulated."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def predictions_mapping(spec: SimulationSpec, predictions: Sequence[Prediction])
 
 
 def print_predictions(spec: SimulationSpec, predictions: Sequence[Prediction], console: Console) -> None:
-    """Print a row for each point of the sweep, and also the jobs if there are few."""
+    """Print a row for each point of the sweep. Without a sweep, also print the jobs if there are few."""
     _print(f"{spec.name}, simulated", [_cells(row) for row in predictions], console)
     jobs = predictions[0].jobs
     if len(predictions) == 1 and len(jobs) <= _JOBS_SHOWN:

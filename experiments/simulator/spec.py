@@ -1,4 +1,4 @@
-"""The spec of a simulation, as frozen dataclasses that validate themselves, read from YAML, and its world."""
+"""The spec of a simulation, read from YAML into frozen dataclasses that validate themselves, and its world."""
 
 from __future__ import annotations
 
@@ -215,7 +215,9 @@ class SimulationSpec:
 def load_points(
     name: str | Path, overrides: Iterable[str] = ()
 ) -> list[tuple[dict[str, float], SimulationSpec]]:
-    """Read a spec, and return the swept values and a spec for each combination of its sweep, or just one.
+    """Read a spec, and return the swept values and a spec for each combination of its sweep.
+
+    Without a sweep, this is one spec without swept values.
 
     Args:
         name: a path, or the bare name of a spec in the package.

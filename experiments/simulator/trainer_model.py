@@ -115,7 +115,7 @@ class TrainerModel:
         self._go_on()
 
     def _open_job(self) -> bool:
-        """Register this rank; return False while the coordinator is down."""
+        """Register this rank, or return False while the coordinator is down."""
         world, script = self.world, self.script
         if not world.coordinator_up:
             return False

@@ -39,7 +39,7 @@ class DatasetModel:
 
     @property
     def uniform(self) -> bool:
-        """True if all records have the same length."""
+        """Whether all records have the same length."""
         return bool((self.record_bytes == self.record_bytes[0]).all())
 
     def gets(self, indices: NDArray[np.int64]) -> int:

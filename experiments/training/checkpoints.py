@@ -1,4 +1,4 @@
-"""Checkpoints, which are files with all state needed to resume a run, written atomically."""
+"""Checkpoints: files with all the state needed to resume a run, written atomically."""
 
 from __future__ import annotations
 

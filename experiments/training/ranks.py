@@ -1,4 +1,4 @@
-"""The processes of one run: their identity, communication, and joint end."""
+"""The processes of one run: their identity, their communication, and how they end together."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def process_rank(environ: Mapping[str, str] = os.environ) -> ProcessRank:
     """Read the variables that torchrun sets, or return a single process without them.
 
     Raises:
-        ConfigError: the variables are not a valid place in a run.
+        ConfigError: the variables do not describe a valid place in a run.
     """
     rank, replicas = environ.get("RANK") or "0", environ.get("WORLD_SIZE") or "1"
     local_rank = environ.get("LOCAL_RANK") or rank
@@ -58,7 +58,7 @@ def process_rank(environ: Mapping[str, str] = os.environ) -> ProcessRank:
 
 
 class Ranks:
-    """Collectives among the ranks, for one of them. Free for a single process. See `join_ranks`."""
+    """Collectives for one of the ranks, which cost a single process nothing. See `join_ranks`."""
 
     def __init__(self, process: ProcessRank) -> None:
         self.process = process
@@ -97,7 +97,7 @@ class Ranks:
         self.sums([0.0])
 
     def text_of_first(self, make: Callable[[], str]) -> str:
-        """Return the result of ``make()`` on rank 0 to every rank."""
+        """Return rank 0's result of ``make()`` on every rank."""
         return self.bytes_of_first(make().encode() if self.leads else None).decode()
 
     def bytes_of_first(self, content: bytes | None) -> bytes:
