@@ -261,7 +261,7 @@ class UtilizationMonitor(Listener):
         self._processes = ProcessGroups()
         self._lock = threading.Lock()
         self._phase: tuple[int | None, str] | None = (None, "start")
-        self._samples: list[Sample] = []  # of the present phase, or the last one taken
+        self._samples: list[Sample] = []  # of the current phase, or the last one taken
         self._phases: list[PhaseUsage] = []
         self._ended = threading.Event()
         self._sample(with_pss=True)

@@ -48,9 +48,9 @@ class DataSpec:
     """The images. With kind `auto`, these are the digits, unless ``train`` is set."""
 
     kind: Annotated[str, one_of(("auto", "directory", "url", *_DATA_SETS))] = "auto"
-    # Where a set is, or is written; null: a folder of its name below data/.
+    # Where a set is, or is written; null means a folder of its name below data/.
     directory: Text | None = None
-    # Training images of a drawn set; null: those present, else the whole set.
+    # Training images of a drawn set; null means those present, else the whole set.
     samples: AtLeastOne | None = None
     train: Text | None = None
     val: Text | None = None
@@ -103,7 +103,7 @@ class LoaderSpec:
     batch_size: AtLeastOne = 32
     num_workers: AtLeastZero = 2
     read_timeout: PositiveNumber = 120.0
-    coordinator: Text | None = None  # host:port; null: the embedded default
+    coordinator: Text | None = None  # host:port; null means the embedded default
     # As in SuperDataset. The report lists skipped and replaced samples.
     on_bad_sample: Annotated[str, one_of(("raise", "skip", "replace"))] = "raise"
 
@@ -161,16 +161,16 @@ class TrainingSpec:
         "auto"  # auto: ddp for several ranks
     )
     precision: Annotated[str, one_of(("auto", "float32", "bfloat16", "float16"))] = "auto"
-    # Training steps of an epoch, for which the loader restarts as needed; null: one pass.
+    # Training steps of an epoch, for which the loader restarts as needed; null means one pass.
     steps_per_epoch: AtLeastOne | None = None
     print_every: AtLeastOne | None = None  # steps between lines with their mean time
-    validate_every: AtLeastZero = 1  # epochs; 0: never
+    validate_every: AtLeastZero = 1  # in epochs; 0 means never
     # Epochs between checkpoints (0: none), and steps between checkpoints within an epoch.
     checkpoint_every: AtLeastZero = 0
     checkpoint_steps: AtLeastOne | None = None
     resume: Text | None = None  # a checkpoint, or a run's directory
     best_to: Text | None = None  # s3://bucket/prefix or a directory for the best checkpoint
-    threads: AtLeastOne | None = None  # of torch on a CPU; null: torch's default
+    threads: AtLeastOne | None = None  # of torch on a CPU; null means torch's default
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
@@ -205,7 +205,7 @@ class Spec:
     epochs: AtLeastOne = 3
     device: Annotated[str, one_of(("auto", "cpu", "cuda"))] = "auto"
     output: Text = "runs"
-    # Of the embedded default, the cheapest first; auto: SUPER_EXECUTOR, else local.
+    # Of the embedded default, the cheapest first; auto means SUPER_EXECUTOR, else local.
     executor: Annotated[str, some_of(tuple(EXECUTORS), "auto")] = "auto"
     data: Annotated[DataSpec, NULL_IS_EMPTY] = field(default_factory=DataSpec)
     recipe: Annotated[RecipeSpec, NULL_IS_EMPTY] = field(default_factory=RecipeSpec)
@@ -216,7 +216,7 @@ class Spec:
     cost: Annotated[CostSpec, NULL_IS_EMPTY] = field(default_factory=CostSpec)
     compare: Annotated[CompareSpec, NULL_IS_EMPTY] = field(default_factory=CompareSpec)
     # Runs that `superdl compare` starts at once in each arm: values by dotted keys, by
-    # name. None: the run itself.
+    # name. Without any, the run itself.
     trials: NamedMappings = field(default_factory=dict)
 
     def __post_init__(self) -> None:

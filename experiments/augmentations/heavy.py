@@ -19,10 +19,10 @@ ROUNDS_MAX = 32
 
 _CHANNELS = 3
 _BEND = 0.2  # of scales and shears, over all rounds
-_SHIFT = 0.1  # of the side, likewise
-_BLUR_PIXELS = 0.8  # radius, likewise
-_GAIN = 77  # of 256: the range of brightness and contrast in both directions, likewise
-_NOISE = 24.0  # grey levels, likewise
+_SHIFT = 0.1  # of the side, over all rounds
+_BLUR_PIXELS = 0.8  # radius, over all rounds
+_GAIN = 77  # of 256: the range of brightness and contrast in both directions, over all rounds
+_NOISE = 24.0  # grey levels, over all rounds
 _GREY = (128, 128, 128)
 _HALF = 128  # of 256, to round divisions
 _LUMA = np.array([77, 150, 29], dtype=np.int32)  # of 256: the brightness of red, green and blue

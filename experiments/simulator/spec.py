@@ -1,4 +1,4 @@
-"""The spec of a simulation, read from YAML into frozen dataclasses that validate themselves, and its world."""
+"""The spec of a simulation, read from YAML into self-validating frozen dataclasses, and its world."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class DatasetModel:
     undecodable: frozenset[int] = frozenset()  # a function writes a permanent tombstone for each
     poisonous: frozenset[int] = frozenset()  # each crashes a function
     source_bytes: int = 0  # the mean of an object
-    runs: NDArray[np.int64] | None = None  # where runs of neighbours begin; None: each sample is an object
+    runs: NDArray[np.int64] | None = None  # where runs of neighbours begin; None if each sample is an object
 
     @property
     def size(self) -> int:
