@@ -230,8 +230,8 @@ class Spec:
             )
         if self.loader.coordinator is not None:
             raise ConfigError(
-                f"executor={self.executor}, but loader.coordinator is set, and a coordinator uses its own "
-                "setting (superdl coordinator --executor): remove one of the two"
+                f"executor={self.executor}, but loader.coordinator is set, and a coordinator decides "
+                "how functions run (superdl coordinator --executor): remove one of the two"
             )
         kind = EXECUTORS.get(self.executor)
         in_bucket = (self.data.train or "").startswith("s3://")

@@ -108,7 +108,7 @@ class Comparison:
         """Yield (subject, sentence) pairs on what the figures show and what they leave out."""
         repeats = {arm.name: len(figures) for arm in self.arms if (figures := self.figures_of(arm.name))}
         if len(repeats) > 1 and not any(self.spreads("usd").values()):
-            yield "Cost:", "not compared, because cost.machine is not in the price table."
+            yield "Cost:", "not compared, because cost.machine is not set to a machine in the price table."
         yield "Warm-up:", self._about_warmup()
         if len(repeats) > 1:
             yield "Chance:", _about_chance(repeats)

@@ -116,7 +116,7 @@ def end_workers(batches: Any) -> None:
 
 
 class DecodingLoader:
-    """A DataLoader whose workers decode and count as a job's functions do. Each iteration is an epoch.
+    """A DataLoader whose workers decode, counted like a job's functions. Each iteration is an epoch.
 
     ``settings`` are named as in the loader's documentation. With ``resumes_within_epochs`` it can
     resume within an epoch with exactly the remaining samples.

@@ -1,4 +1,4 @@
-"""Compare SUPER with a DataLoader and Pillow on this machine, without training: ``superdl demo``.
+"""Compare SUPER to a DataLoader with Pillow on this machine, without training: ``superdl demo``.
 
 Each loader reads in its own process, ``python -m superdl.experiments.loaders.demo TASK``.
 """

@@ -301,8 +301,8 @@ def executor_of(spec: Spec) -> str | None:
         return os.environ.get(_EXECUTOR) or "local" if spec.executor == "auto" else spec.executor
     if spec.executor != "auto":
         raise ConfigError(
-            f"executor={spec.executor}, but SUPER_COORDINATOR is set, and a coordinator uses its own setting "
-            "(superdl coordinator --executor): remove one of the two"
+            f"executor={spec.executor}, but SUPER_COORDINATOR is set, and a coordinator decides "
+            "how functions run (superdl coordinator --executor): remove one of the two"
         )
     return f"as the coordinator at {coordinator} decides"
 
