@@ -1,4 +1,4 @@
-"""Train from a YAML spec through SUPER's public API, and report the time of each part."""
+"""Train from a YAML spec through SUPER's public API, and report the time that each part takes."""
 
 from __future__ import annotations
 

@@ -20,13 +20,13 @@ class Console(console.Console):
     """Rich's console, which escapes control characters."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Render a text or a table's cell."""
+        """Render a text or a table cell."""
         # Keys, labels and names are data, and must not steer a terminal.
         return super().render_str(shown_lines(text), **options)
 
 
 def say(to: console.Console, line: str) -> None:
-    """Print a line as it is, without markup or wrapping."""
+    """Print a line verbatim, without markup or wrapping."""
     to.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -38,31 +38,31 @@ class MadeSet:
     cmyk_share: float = 0.0
 
     def counts(self, samples: int | None = None) -> dict[str, int]:
-        """Return pictures per split for ``samples`` training ones (None: all), or raise ConfigError."""
+        """Return the pictures per split, with all or ``samples`` training pictures, or raise ConfigError."""
         if samples is None:
             return {"train": self.train, "val": self.val}
         if samples < self.classes:
             raise ConfigError(
-                f"{self.name} has {self.classes} classes: {samples} training images cannot have one of each; "
-                f"ask for {self.classes} or more"
+                f"{self.name} has {self.classes} classes: {samples} training images cannot include all "
+                f"of them; use {self.classes} or more"
             )
         return {"train": samples, "val": max(self.classes, round(samples * self.val / self.train))}
 
     def disk_bytes(self, pictures: int) -> int:
-        """Estimate the disk space of ``pictures``, in bytes."""
+        """Estimate the disk space that ``pictures`` take, in bytes."""
         blocks = -(-self.image_bytes // _FILE_BLOCK_BYTES)
         # Sizes vary: files larger than a block lose half a block more on average.
         return round(pictures * (blocks + (0.5 if blocks > 1 else 0.0)) * _FILE_BLOCK_BYTES)
 
     def class_name(self, label: int) -> str:
-        """Return the folder of a class."""
+        """Return the folder name of a class."""
         # Zero-padded, so that names sort by number.
         return f"{label:0{len(str(self.classes - 1))}d}"
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedSet:
-    """A set that users unpack themselves, into ``folder`` or a directory they name."""
+    """A set that users unpack themselves, into ``folder`` or a directory of their choice."""
 
     name: str
     folder: str
@@ -102,7 +102,7 @@ MADE_SETS: Mapping[str, MadeSet] = {
         ),
         MadeSet(
             name="two-class-like",
-            about="2 classes of photo-sized JPEGs, in several sizes, upright and across",
+            about="2 classes of photo-sized JPEGs, in several sizes, portrait and landscape",
             classes=2, train=244, val=153, quick=60,
             sizes=_PHOTO_SIZES, extension="jpg", image_bytes=91_000, quality=95, contrast=0.5,
             grey_share=0.018,
@@ -138,7 +138,7 @@ PUBLISHED_SETS: Mapping[str, PublishedSet] = {
 
 
 def default_directory(made: MadeSet, samples: int | None, seed: int = 0) -> Path:
-    """Return the default directory of a set, a different one for each size and seed."""
+    """Return the default directory of a set, which differs for each size and seed."""
     name = made.name
     if samples is not None and samples != made.train:
         name += f"-{samples}"

@@ -20,23 +20,25 @@ _STEPS = "experiments.augmentations.heavy"  # used by a built-in spec
 
 
 def main() -> int:
-    """Run all hosts and return the exit code of the first that failed, else 0."""
+    """Run all hosts, and return the exit code of the first one that failed, else 0."""
     parser = argparse.ArgumentParser(prog="python -m superdl.experiments.local_hosts")
-    parser.add_argument("--training", type=int, default=1, help="hosts that train (1)")
-    parser.add_argument("--data", type=int, default=0, help="hosts that preprocess (0)")
+    parser.add_argument("--training", type=int, default=1, help="number of hosts that train (1)")
+    parser.add_argument("--data", type=int, default=0, help="number of hosts that preprocess (0)")
     parser.add_argument(
-        "--cores", type=int, default=0, help="cores of each that trains; the others share the rest"
+        "--cores", type=int, default=0, help="cores of each training host; the other hosts share the rest"
     )
-    parser.add_argument("command", nargs="+", help="after --: train.py [arguments]")
+    parser.add_argument("command", nargs="+", help="the command, after --: train.py [arguments]")
     given = parser.parse_args()
     if importlib.util.find_spec("infra") is None:
-        parser.error("infra is not found: run this in a checkout of SUPER, of which the wheel is a part")
+        parser.error(
+            "infra was not found: run this in a checkout of SUPER, since the wheel does not contain it"
+        )
     count, cores = given.training + given.data, sorted(os.sched_getaffinity(0))
     rest = cores[given.cores * given.training :] if given.cores else []
     if given.training < 1 or given.data < 0 or count > _MOST or given.cores < 0:
-        parser.error(f"1 to {_MOST} hosts, of which one at least trains")
+        parser.error(f"there must be 1 to {_MOST} hosts, and at least one must train")
     if given.cores * given.training + bool(given.cores and given.data) > len(cores):
-        parser.error(f"{len(cores)} cores are here, too few for {count} hosts: lower --cores")
+        parser.error(f"{len(cores)} cores are too few for {count} hosts: lower --cores")
     hosts = [f"127.0.0.{_FIRST + number}" for number in range(count)]
     environment = _environment(given.cores or max(1, len(cores) // given.training))
     data, training = ",".join(hosts[: given.data]), ",".join(hosts[given.data :])
@@ -72,7 +74,7 @@ def _environment(threads: int) -> dict[str, str]:
 
 
 def _ended(processes: list[subprocess.Popen[bytes]]) -> int:
-    """Wait for all hosts, and end the others after a failure or a signal."""
+    """Wait for all hosts, and stop the others after a failure or a signal."""
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda given, _: signals.append(given))

@@ -27,7 +27,7 @@ def describe_run(device: torch.device) -> dict[str, Any]:
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Return facts of this machine and its software."""
+    """Return facts about this machine and its software."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -43,7 +43,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 
 
 def describe_hardware() -> dict[str, Any]:
-    """Return the processor, memory and the GPUs that torch may use; memory in bytes."""
+    """Return the processor, the memory in bytes, and the GPUs that torch may use."""
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return {
         "cpu": _cpu_model(),
@@ -64,7 +64,7 @@ def describe_hardware() -> dict[str, Any]:
 
 
 def version_of(package: str) -> str | None:
-    """Return the version of a package; None if it is not installed."""
+    """Return the version of a package, or None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -80,7 +80,7 @@ def _cpu_model() -> str | None:
 
 
 def commit_of(root: Path) -> tuple[str | None, bool | None]:
-    """Return the commit of the checkout at ``root``, and whether tracked files differ; None if unknown."""
+    """Return the commit of the checkout at ``root``, and whether tracked files differ, or None if unknown."""
     # A repository further up is that of a project with SUPER in its environment.
     if not (root / ".git").exists():
         return None, None

@@ -1,4 +1,4 @@
-"""The models that a spec may name, and their pretrained weights."""
+"""The models that a spec may select, and their pretrained weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def build_model(name: str, num_classes: int, device: torch.device, *, side: int 
 
     Raises:
         ConfigError: torchvision or timm is missing, timm has no such model, there are fewer than two
-            classes, or the model cannot take images of this side.
+            classes, or the model does not accept images of this side.
     """
     if num_classes < _CLASSES_MIN:
         raise ConfigError(f"the data has {num_classes} class(es); a classifier needs at least {_CLASSES_MIN}")
@@ -85,7 +85,7 @@ def _convolution(channels_in: int, channels_out: int, stride: int) -> nn.Sequent
 
 
 class NormalisedNetwork(nn.Module):
-    """A network for normalised floats that takes uint8 [N, 3, H, W], in either layout."""
+    """A network for normalised floats that accepts uint8 [N, 3, H, W] in either layout."""
 
     scale: Tensor
     shift: Tensor
@@ -97,7 +97,7 @@ class NormalisedNetwork(nn.Module):
         mean: Sequence[float] = _MEAN,
         std: Sequence[float] = _STD,
     ) -> None:
-        """Wrap ``network``, which takes images of any side, or of ``side`` pixels only."""
+        """Wrap ``network``, which accepts images of any size, or only of ``side`` pixels."""
         super().__init__()
         self.network = network
         self._side = side
@@ -111,8 +111,8 @@ class NormalisedNetwork(nn.Module):
         height, width = images.shape[-2:]
         if self._side is not None and (height, width) != (self._side, self._side):
             raise ConfigError(
-                f"the model was made for images of {self._side} x {self._side} pixels (recipe.crop), and got "
-                f"{height} x {width}; give recipe.crop the size that recipe.steps make"
+                f"the model was made for images of {self._side} x {self._side} pixels (recipe.crop), but got "
+                f"{height} x {width}; set recipe.crop to the size that recipe.steps produce"
             )
         logits: Tensor = self.network(torch.addcmul(self.shift, images.float(), self.scale))
         return logits
@@ -124,7 +124,7 @@ def _transformer(name: str, num_classes: int, side: int) -> nn.Module:
     if side % shape["patch_size"]:
         raise ConfigError(
             f"model.name {name} cuts images into patches of {shape['patch_size']} pixels: set recipe.crop to "
-            f"a multiple of it, not {side}"
+            f"a multiple of that, not {side}"
         )
     transformer = _torchvision_models().VisionTransformer
     return NormalisedNetwork(transformer(image_size=side, num_classes=num_classes, **shape), side)
@@ -136,12 +136,12 @@ def _timm_model(name: str, num_classes: int, side: int) -> nn.Module:
         import timm
     except (ImportError, RuntimeError) as error:  # RuntimeError: from torchvision, as below
         raise ConfigError(
-            f"model.name {TIMM}{name} is timm's, which cannot be imported ({error}): pip install "
-            "'superdl[timm]' (beside a torch without CUDA: pip install --no-deps torchvision timm)"
+            f"model.name {TIMM}{name} needs timm, which cannot be imported ({error}): pip install "
+            "'superdl[timm]' (with a torch without CUDA: pip install --no-deps torchvision timm)"
         ) from error
     if not timm.is_model(name):
         close = ", ".join(timm.list_models(f"*{name.split('.', maxsplit=1)[0][:12]}*")[:5])
-        raise ConfigError(f"model.name: timm {timm.__version__} has no model {name}; close to it: {close}")
+        raise ConfigError(f"model.name: timm {timm.__version__} has no model {name}; similar names: {close}")
     known = timm.get_pretrained_cfg(name)
     fixed = known is not None and known.fixed_input_size
     try:
@@ -151,7 +151,7 @@ def _timm_model(name: str, num_classes: int, side: int) -> nn.Module:
         )
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"model.name {TIMM}{name} takes no images of {side} pixels (recipe.crop): {error}"
+            f"model.name {TIMM}{name} does not accept images of {side} pixels (recipe.crop): {error}"
         ) from error
     mean, std = (_MEAN, _STD) if known is None else (known.mean, known.std)
     return NormalisedNetwork(network, side if fixed else None, mean, std)
@@ -163,8 +163,9 @@ def _torchvision_models() -> Any:
         from torchvision import models
     except (ImportError, RuntimeError) as error:  # RuntimeError: it was built for another torch
         raise ConfigError(
-            f"this model is torchvision's, which cannot be imported ({error}): pip install 'superdl[vision]' "
-            "(beside a torch without CUDA: pip install --no-deps torchvision), or set model.name=small_cnn"
+            f"this model needs torchvision, which cannot be imported ({error}): pip install "
+            "'superdl[vision]' (with a torch without CUDA: pip install --no-deps torchvision), or set "
+            "model.name=small_cnn"
         ) from error
     return models
 
@@ -198,7 +199,7 @@ _PREFIXES = ("module.", "network.")  # of DistributedDataParallel, and of Normal
 def load_weights(model: nn.Module, place: str, source: str | None = None) -> str:
     """Load weights from the file ``place``, and return a line that describes them.
 
-    A classifier with another number of classes is left out. If the file is missing, the error names
+    A classifier with another number of classes is left out. If the file is missing, the error mentions
     ``source``.
 
     Raises:
@@ -206,7 +207,7 @@ def load_weights(model: nn.Module, place: str, source: str | None = None) -> str
     """
     network = model.network if isinstance(model, NormalisedNetwork) else model
     if not isinstance(network, nn.Module):
-        raise TypeError(f"{type(network).__name__} is no module")
+        raise TypeError(f"{type(network).__name__} is not a module")
     weights = _read(Path(place).expanduser(), source)
     mine = network.state_dict()
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
@@ -225,19 +226,19 @@ def load_weights(model: nn.Module, place: str, source: str | None = None) -> str
         network.load_state_dict(weights)
     except RuntimeError as error:  # torch names the wrong parameters
         reason = " ".join(str(error).split())[:_REASON_MAX]
-        raise ConfigError(f"model.weights: {place} is of another model: {reason}") from error
+        raise ConfigError(f"model.weights: {place} belongs to another model: {reason}") from error
     if left_out:
         return (
-            f"weights of {place}, but for the classifier ({', '.join(left_out)}), which is of other classes"
+            f"weights of {place}, except for the classifier ({', '.join(left_out)}), which has other classes"
         )
     return f"weights of {place}"
 
 
 def _read(path: Path, source: str | None) -> dict[str, Tensor]:
     if not path.is_file():
-        hint = "" if source is None else f"; get it at {source},"
+        hint = ";" if source is None else f"; get it from {source}, or"
         raise ConfigError(
-            f"model.weights: there is no file {path}{hint} or set model.weights=null to train from nothing"
+            f"model.weights: there is no file {path}{hint} set model.weights=null to train from scratch"
         )
     try:
         content: Any = _loaded(path)
@@ -247,8 +248,8 @@ def _read(path: Path, source: str | None) -> dict[str, Tensor]:
         ) from error
     except Exception as error:  # a damaged file can raise any error
         raise ConfigError(
-            f"model.weights: {path} is no file of weights that torch.load reads with weights_only=True, nor "
-            f"safetensors by its name ({type(error).__name__}); save it with "
+            f"model.weights: {path} is not a file of weights that torch.load can read with "
+            f"weights_only=True, nor a .safetensors file ({type(error).__name__}); save it with "
             "torch.save(model.state_dict(), path)"
         ) from error
     for key in _NESTED:
@@ -256,7 +257,7 @@ def _read(path: Path, source: str | None) -> dict[str, Tensor]:
             content = content[key]
             break
     if not isinstance(content, dict) or not content:
-        raise ConfigError(f"model.weights: {path} holds no state dict but {type(content).__name__}")
+        raise ConfigError(f"model.weights: {path} contains {type(content).__name__} instead of a state dict")
     return {_bare(str(name)): value for name, value in content.items() if isinstance(value, Tensor)}
 
 

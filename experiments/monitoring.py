@@ -1,4 +1,4 @@
-"""Measure the resource use of a run: CPU and memory of its processes by group, and its GPU through NVML."""
+"""Measure the resources used by a run: CPU and memory by group of processes, and the GPU through NVML."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MULTIPROCESSING = ("multiprocessing.spawn", "multiprocessing.forkserver")
 
 @dataclass(frozen=True, slots=True)
 class GroupReading:
-    """The current use of a group."""
+    """The current resource use of a group."""
 
     processes: int
     # User and system, since reading began. Ended processes count up to their last reading.
@@ -64,7 +64,7 @@ class ProcessGroups:
         self._seen: dict[psutil.Process, tuple[str, float]] = {}
 
     def read(self, *, with_pss: bool = False) -> dict[str, GroupReading]:
-        """Read every group that has, or had, a process."""
+        """Read every group that has or had a process."""
         rss: dict[str, int] = defaultdict(int)
         running: dict[str, list[psutil.Process]] = defaultdict(list)
         for process in (self._trainer, *self._trainer.children(recursive=True)):
@@ -97,7 +97,7 @@ class ProcessGroups:
 
 
 def group_of(name: str, command: Sequence[str], trainers: Sequence[str]) -> str:
-    """Return the group of a descendant, from its name and both commands."""
+    """Return the group of a descendant, given its name and both commands."""
     module = command[command.index("-m") + 1] if "-m" in command[:-1] else ""
     if f"{module}.".startswith("superdl.lambda_prefetch.worker."):
         return "functions"
@@ -124,7 +124,7 @@ def _pss_bytes(processes: Sequence[psutil.Process]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One reading of a GPU, for all its processes; None if unavailable (as with MIG)."""
+    """One reading of a GPU, over all its processes. Unavailable values (as with MIG) are None."""
 
     # The share of the driver's last sample period (a sixth of a second to a second) in
     # which some kernel ran: 100 means never idle, not fully used.
@@ -134,7 +134,7 @@ class GpuReading:
 
 
 def meter_of(device: torch.device) -> GpuMeter | None:
-    """Return the meter of the GPU ``device``; None for other devices."""
+    """Return a meter for the GPU ``device``, or None for other devices."""
     if device.type != "cuda":
         return None
     import torch  # always available in a run; reading reports needs none
@@ -143,7 +143,7 @@ def meter_of(device: torch.device) -> GpuMeter | None:
 
 
 class GpuMeter:
-    """One GPU by its UUID.
+    """A meter for one GPU, identified by its UUID.
 
     Raises:
         ConfigError: the package is not installed, or the driver does not know this GPU.
@@ -166,11 +166,11 @@ class GpuMeter:
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(name)
         except pynvml.NVMLError as error:
             raise ConfigError(
-                f"no GPU utilisation: NVML does not give {name} ({error}); see nvidia-smi"
+                f"no GPU utilisation: NVML cannot access {name} ({error}); see nvidia-smi"
             ) from error
 
     def read(self) -> GpuReading:
-        """Read the GPU now; takes well below a millisecond."""
+        """Read the GPU now, which takes well below a millisecond."""
         memory = self._known(self._nvml.nvmlDeviceGetMemoryInfo)
         rates = self._known(self._nvml.nvmlDeviceGetUtilizationRates)
         return GpuReading(
@@ -180,7 +180,7 @@ class GpuMeter:
         )
 
     def _known(self, query: Callable[[Any], Any]) -> Any:
-        """Return NVML's answer; None if this GPU, or its driver, has none."""
+        """Return NVML's answer, or None if this GPU or its driver does not support the query."""
         try:
             return query(self._handle)
         except self._nvml.NVMLError:
@@ -191,7 +191,7 @@ class GpuMeter:
 
 
 class Sample(NamedTuple):
-    """One sample; ``clock_s`` is of a monotonic clock, ``at_s`` a Unix timestamp."""
+    """One sample, taken at ``clock_s`` on a monotonic clock, and at the Unix time ``at_s``."""
 
     clock_s: float
     at_s: float
@@ -201,7 +201,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupUsage:
-    """A phase's use by a group of processes; ``cpu_cores`` is CPU seconds per second."""
+    """Resource use of a group of processes in a phase. ``cpu_cores`` is CPU seconds per second."""
 
     processes_max: int
     cpu_s: float
@@ -212,11 +212,11 @@ class GroupUsage:
 
 @dataclass(frozen=True, slots=True)
 class PhaseUsage:
-    """A phase: ``start`` (``epoch`` is None), or a pass, ``train`` or ``val``.
+    """Resource use in one phase: ``start``, whose ``epoch`` is None, or a ``train`` or ``val`` pass.
 
-    CPU seconds are exact to the system's tick; maxima and the GPU's mean are over ``samples``, but for
-    shares of memory (PSS), which are read at the phase's borders. A
-    missing group or GPU is absent, not 0.
+    CPU seconds are exact to the system's tick. Maxima and the GPU's mean are over ``samples``, except
+    for shares of memory (PSS), which are read at the start and the end of the phase. A missing group or
+    GPU is absent, not 0.
     """
 
     epoch: int | None
@@ -239,8 +239,8 @@ class Utilization:
 class UtilizationMonitor(Listener):
     """A listener that samples this process and its descendants until `close`.
 
-    A thread takes samples, and the main thread one at each border of a pass. A file that cannot be
-    written stops the writing, not the training; `failure` then has the reason.
+    A thread takes samples, and the main thread takes one at the start and the end of each pass. If a
+    file cannot be written, writing stops but training does not; `failure` then contains the reason.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class UtilizationMonitor(Listener):
         self._processes = ProcessGroups()
         self._lock = threading.Lock()
         self._phase: tuple[int | None, str] | None = (None, "start")
-        self._samples: list[Sample] = []  # of the present phase, or the last one taken
+        self._samples: list[Sample] = []  # of the current phase, or the last one taken
         self._phases: list[PhaseUsage] = []
         self._ended = threading.Event()
         self._sample(with_pss=True)
@@ -274,7 +274,7 @@ class UtilizationMonitor(Listener):
             return Utilization(tuple(self._phases))
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:  # noqa: ARG002  # as listeners are called
-        """End the previous phase; the pass begins with the same sample."""
+        """End the previous phase. The pass starts with the same sample."""
         self._turn((epoch, split))
 
     def on_epoch_end(self, summary: EpochSummary) -> None:  # noqa: ARG002  # the same
@@ -282,7 +282,7 @@ class UtilizationMonitor(Listener):
         self._turn(None)
 
     def close(self) -> None:
-        """Stop the thread, end the current phase, and close the files and the GPU's meter."""
+        """Stop the thread, end the current phase, and close the files and the GPU meter."""
         if self._ended.is_set():
             return
         self._ended.set()
@@ -302,7 +302,7 @@ class UtilizationMonitor(Listener):
             rest_s = max(self._interval_s, (time.thread_time() - begun_s) / _MAX_SHARE)
 
     def _turn(self, phase: tuple[int | None, str] | None) -> None:
-        """Take the sample that ends one phase and begins the next."""
+        """Take the sample that ends one phase and starts the next."""
         with self._lock:
             # Not in each sample: for the PSS the system walks all pages of the processes.
             self._sample(with_pss=True)
@@ -323,7 +323,7 @@ class UtilizationMonitor(Listener):
             try:
                 self._rows.write(rows)
             except OSError as error:
-                self.failure = f"utilisation was not written to the end: {error}"
+                self.failure = f"stopped writing the utilisation: {error}"
                 _log.warning("%s", self.failure)
 
     def _row_values(self, sample: Sample, before: Sample | None) -> Iterator[dict[str, object]]:
@@ -349,7 +349,7 @@ def _used_s(name: str, before: Sample, after: Sample) -> float:
 
 
 def phase_usage(epoch: int | None, split: str, samples: Sequence[Sample]) -> PhaseUsage:
-    """Summarise a phase from its samples, including those at start and end."""
+    """Summarise a phase from its samples, including those at its start and end."""
     first, last = samples[0], samples[-1]
     wall_s = last.clock_s - first.clock_s
     groups = {}

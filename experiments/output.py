@@ -1,4 +1,4 @@
-"""Write files of runs and comparisons: new directories, strict JSON, logs of rows."""
+"""Write the files of runs and comparisons: new directories, strict JSON, and logs of rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def now_text() -> str:
 
 
 def new_directory(output: str | Path, name: str) -> Path:
-    """Make ``<output>/<name>-<time>``, with a number if that exists; ConfigError if it cannot be made."""
+    """Create ``<output>/<name>-<time>``, with a number if that exists, or raise ConfigError."""
     stem = f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     number = 1
     while True:
@@ -34,7 +34,7 @@ def new_directory(output: str | Path, name: str) -> Path:
             number += 1
         except OSError as error:
             raise ConfigError(
-                f"cannot make {directory}: {error.strerror}; set output to a directory that you may write"
+                f"cannot create {directory}: {error.strerror}; set output to a writable directory"
             ) from error
         else:
             return directory.resolve()
@@ -57,14 +57,14 @@ def strict_json(value: object, *, indent: int | None = None) -> str:
 
 
 def tell_json(value: object, *, shown: bool, file: str | Path | None = None) -> None:
-    """Print a result if ``shown``, and write it to ``file``; ConfigError if that cannot be written."""
+    """Print a result if ``shown``, and write it to ``file``, or raise ConfigError if that fails."""
     text = strict_json(value, indent=2) + "\n"
     if file:
         try:
             Path(file).write_text(text, encoding="utf-8")
         except OSError as error:
             raise ConfigError(
-                f"cannot write {file}: {error.strerror}; name another file (--output)"
+                f"cannot write {file}: {error.strerror}; use another file (--output)"
             ) from error
     if shown:
         sys.stdout.write(text)
@@ -76,7 +76,7 @@ def write_json(value: object, path: Path) -> None:
 
 
 def write_whole(text: str, path: Path) -> None:
-    """Write a text atomically; a reader sees the old file or the new one."""
+    """Write a text file atomically: a reader sees either the old file or the new one."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     # File names may contain bytes that are not text: escape them.
     partial.write_text(text, encoding="utf-8", errors="backslashreplace")
@@ -84,7 +84,7 @@ def write_whole(text: str, path: Path) -> None:
 
 
 class RowLog:
-    """``<name>.jsonl`` in a directory: a line for each row."""
+    """Append rows to ``<name>.jsonl`` in a directory, one per line."""
 
     def __init__(self, directory: Path, name: str) -> None:
         # A worker forked meanwhile would inherit a buffer and write it again.

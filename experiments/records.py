@@ -1,4 +1,4 @@
-"""Measurements of a run as plain values, without torch, and the causes of its stalls."""
+"""Measurements of a run as plain values, without torch, and what caused its stalls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class LoaderCounters(WorkCounters):
 
     @property
     def recent_stalls(self) -> tuple[()]:
-        """Always empty: a loader that decodes on its own does not report stalls."""
+        """Always empty, because a loader that decodes on its own does not report stalls."""
         return ()
 
     @classmethod
@@ -44,7 +44,7 @@ class LoaderCounters(WorkCounters):
         return cls(**{item.name: getattr(stats, item.name) for item in fields(cls)})
 
     def since(self, earlier: LoaderCounters) -> LoaderCounters:
-        """Return the counts since ``earlier``, also across a restart of the coordinator."""
+        """Return the counts since ``earlier``, even across a restart of the coordinator."""
         # As in Prometheus: a counter that decreased was reset, so its whole value is new.
         pairs = {item.name: (getattr(self, item.name), getattr(earlier, item.name)) for item in fields(self)}
         # Dollars show no reset: they also fall when other jobs use the samples.
@@ -73,18 +73,18 @@ class CountedLoader(Protocol):
 
 
 class CounterLaps:
-    """Split a loader's counters into laps, the first from the start of the job."""
+    """Split a loader's counters into laps, of which the first begins with the job."""
 
     def __init__(self, loader: CountedLoader) -> None:
         self._loader = loader
         self._last = LoaderCounters()
 
     def lap(self) -> LoaderCounters | None:
-        """Return the counts since the last lap; None if the coordinator did not answer."""
+        """Return the counts since the last lap, or None if the coordinator did not answer."""
         try:
             now = LoaderCounters.read(self._loader.job_stats())
         except CoordinatorError as error:
-            _log.warning("the coordinator gave no job statistics: %s", error)
+            _log.warning("the coordinator returned no job statistics: %s", error)
             # The next lap covers this one too.
             return None
         lap, self._last = now.since(self._last), now
@@ -96,7 +96,7 @@ class CounterLaps:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step of a pass; docs/runs.md describes the columns."""
+    """One step of a pass. docs/runs.md describes the columns."""
 
     epoch: int
     split: str
@@ -129,7 +129,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The mean seconds of the ``steps`` training steps up to ``step``, from 1 per epoch."""
+    """The mean seconds of the ``steps`` training steps up to ``step``, which starts from 1 in each epoch."""
 
     epoch: int
     step: int
@@ -140,7 +140,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class CauseTotal:
-    """The stalled steps of a pass with one cause, and the seconds they waited."""
+    """The stalled steps of a pass that have one cause, and the seconds they waited."""
 
     steps: int
     wait_s: float
@@ -158,7 +158,7 @@ class StallSummary:
 
 @dataclass(frozen=True, slots=True)
 class PassSummary:
-    """One pass over one split; seconds overlap, so they need not add up to ``wall_s``."""
+    """One pass over one split. Seconds overlap, so they need not add up to ``wall_s``."""
 
     samples: int
     batches: int
@@ -199,7 +199,7 @@ class EpochSummary:
 
 
 class Listener:
-    """Base of listeners for training events, called in the main thread. It ignores them."""
+    """Base class of listeners for training events, called in the main thread. It ignores all events."""
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:
         """Handle the start of a pass over ``split`` (train or val)."""
@@ -218,7 +218,7 @@ _MEANS = ("loss", "accuracy", "top5_accuracy")
 
 
 class PassTotals:
-    """The sums of a pass's steps, of which those in ``_MEANS`` are weighted by samples."""
+    """Sums over the steps of a pass. Those in ``_MEANS`` are weighted by samples."""
 
     def __init__(self) -> None:
         self.sums = dict.fromkeys((*COUNTS, *SECONDS, *_MEANS), 0.0)
@@ -241,7 +241,7 @@ class PassTotals:
     def summary(
         self, wall_s: float, job: LoaderCounters | None, stalls: StallSummary | None = None
     ) -> PassSummary:
-        """Summarise the pass; means are over samples, not over batches."""
+        """Summarise the pass, with means over samples, not over batches."""
         counts: dict[str, Any] = {name: int(self.sums[name]) for name in COUNTS}
         values: dict[str, Any] = {name: self.sums[name] for name in SECONDS}
         values |= {name: self.sums[name] / max(counts["samples"], 1) for name in _MEANS}
@@ -275,7 +275,7 @@ _MISSED_MOST = 512
 
 @dataclass(frozen=True, slots=True)
 class StalledStep:
-    """A step that waited ``wait_s`` seconds; ``cause`` is one in `docs/runs.md`."""
+    """A step that waited ``wait_s`` seconds. `docs/runs.md` lists each ``cause``."""
 
     epoch: int
     split: str
@@ -290,12 +290,12 @@ _OF_A_STEP = tuple(name for name in StalledStep.__dataclass_fields__ if name != 
 
 
 def is_stalled(step: StepRecord) -> bool:
-    """Check whether the trainer waited for data for too much of a step."""
+    """Check whether the trainer waited for data for too large a part of a step."""
     return step.wait_s > max(_LEAST_S, _LEAST_SHARE * step.total_s)
 
 
 def cause_of(step: StepRecord, causes: Mapping[tuple[int, int], str]) -> str:
-    """Return the cause of a step's stall, given the coordinator's ``causes`` by epoch and position."""
+    """Return why a step stalled, given the coordinator's ``causes`` by epoch and position."""
     if step.misses:
         # Only the coordinator knows why a reader had to wait.
         if step.plan_epoch is None or step.position is None:
@@ -317,7 +317,7 @@ class StallMeter:
     """Collect a split's stalled steps, and fetch their causes in batches.
 
     Args:
-        source: the loader; its ``job_stats`` reports recent stalls.
+        source: the loader, whose ``job_stats`` reports recent stalls.
         rank: the rank whose stalls are collected.
         replicas: the number of ranks whose stalls the job reports.
     """
@@ -341,7 +341,7 @@ class StallMeter:
             self._find_causes()
 
     def lap(self) -> tuple[StallSummary, Sequence[StalledStep]]:
-        """Return the stalls since the last lap, their causes sorted by seconds."""
+        """Return the stalls since the last lap, with causes sorted by seconds."""
         self._find_causes()
         steps, stalls = self._steps, self._known
         self._steps, self._known = 0, []
@@ -362,7 +362,7 @@ class StallMeter:
                     (each.epoch, each.position): each.cause for each in recent if each.rank == self._rank
                 }
             except CoordinatorError as error:
-                _log.warning("the coordinator did not tell why batches stalled: %s", error)
+                _log.warning("the coordinator did not report why batches stalled: %s", error)
         for step in self._waiting:
             values = {name: getattr(step, name) for name in _OF_A_STEP}
             self._known.append(StalledStep(**values, cause=cause_of(step, causes)))

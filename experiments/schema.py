@@ -1,4 +1,4 @@
-"""Read specs from YAML, change them by ``a.b=c``, and check them with pydantic."""
+"""Read specs from YAML, override values with ``a.b=c``, and check them with pydantic."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ NamedMappings = Annotated[dict[_FolderName, Annotated[dict[str, Any], NULL_IS_EM
 
 
 def one_of(allowed: tuple[str, ...], or_like: str = "") -> BeforeValidator:
-    """Make a validator for text that is one of a few names, or fully matches a pattern."""
+    """Make a validator for text that is one of the allowed names, or fully matches a pattern."""
 
     def check(value: object) -> object:
         if value not in allowed and not (or_like and re.fullmatch(or_like, str(value))):
@@ -62,23 +62,23 @@ def one_of(allowed: tuple[str, ...], or_like: str = "") -> BeforeValidator:
 
 
 def some_of(allowed: tuple[str, ...], alone: str) -> BeforeValidator:
-    """Make a validator that joins ordered names by commas. ``alone`` excludes all others."""
+    """Make a validator that joins ordered names with commas. ``alone`` excludes all others."""
     known = (alone, *allowed)
 
     def check(value: object) -> str:
         names = [str(name).strip() for name in (value if isinstance(value, list) else str(value).split(","))]
         for name in names:
             if name not in known:
-                raise ValueError(f"must be of {', '.join(known)}, not {name!r}{_close(name, known)}")
+                raise ValueError(f"must be one of {', '.join(known)}, not {name!r}{_close(name, known)}")
         if not names or len(set(names)) < len(names) or (alone in names and len(names) > 1):
-            raise ValueError(f"names each of {', '.join(allowed)} at most once, or {alone} alone")
+            raise ValueError(f"must contain each of {', '.join(allowed)} at most once, or {alone} alone")
         return ",".join(names)
 
     return BeforeValidator(check)
 
 
 def build(cls: type[Made], mapping: object) -> Made:
-    """Make a spec from plain values; missing keys take their defaults."""
+    """Make a spec from plain values. Missing keys take their defaults."""
     try:
         return TypeAdapter(cls).validate_python(mapping)
     except ValidationError as error:
@@ -93,7 +93,7 @@ _REASONS = {
     "greater_than_equal": "must be at least {ge:g}",
     "less_than": "must be below {lt:g}",
     "less_than_equal": "must be at most {le:g}",
-    "too_short": "must have at least {min_length} entry",
+    "too_short": "must contain at least {min_length} entry",
     "bool_type": "must be true or false",
     "dict_type": _MAPPING,
     "dataclass_type": _MAPPING,
@@ -136,7 +136,7 @@ def _close(name: object, allowed: tuple[str, ...]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that rejects duplicate keys and aliases that expand to very much."""
+    """A loader that rejects duplicate keys, and aliases that expand to too many values."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -155,7 +155,7 @@ class _Loader(yaml.SafeLoader):
             )
             self._counts[id(node)] = count = 1 + sum(counts)
             if count > _VALUES_MAX:
-                reason = f"its aliases make more than {_VALUES_MAX:,} values of it"
+                reason = f"its aliases expand to more than {_VALUES_MAX:,} values"
                 raise yaml.composer.ComposerError(None, None, reason, node.start_mark)
         return node
 
@@ -171,17 +171,17 @@ class _Loader(yaml.SafeLoader):
             text = key.value if isinstance(key, yaml.ScalarNode) else None
             if text is not None and (key.tag, text) in keys and text != "<<":
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {text[:80]!r} is given twice", key.start_mark
+                    None, None, f"the key {text[:80]!r} occurs twice", key.start_mark
                 )
             keys.add((key.tag, text))
         return super().construct_mapping(node, deep)
 
 
 def load_yaml(text: str, name: str) -> Any:
-    """Parse YAML of plain values; errors call the text ``name``.
+    """Parse YAML of plain values. Errors refer to the text as ``name``.
 
     Raises:
-        ConfigError: it is not YAML, nested too deep, or has a key twice or a value beyond reason.
+        ConfigError: it is not YAML, is nested too deeply, repeats a key, or contains an unreasonable value.
     """
     loader = None
     try:
@@ -189,7 +189,7 @@ def load_yaml(text: str, name: str) -> Any:
         return loader.get_single_data()
     except RecursionError as error:
         line = loader.line + 1 if loader else 1
-        raise ConfigError(f"{name} cannot be read as YAML: line {line} is nested too deep") from error
+        raise ConfigError(f"{name} cannot be read as YAML: line {line} is nested too deeply") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = mark.line + 1 if mark else 1
@@ -199,24 +199,24 @@ def load_yaml(text: str, name: str) -> Any:
 
 
 class SpecFolder:
-    """The specs of a package, YAML files in one folder."""
+    """The specs of a package, as YAML files in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def find(self, name: str | Path) -> Path:
-        """Find a spec: a path, or the bare name of a file in the folder."""
+        """Find a spec by its path, or by the bare name of a file in the folder."""
         path = Path(name).expanduser()
         if path.is_file():
             return path
         built_in = {file.stem: file for file in sorted(self._folder.glob("*.yaml"))}
         if str(name) in built_in:
             return built_in[str(name)]
-        raise ConfigError(f"no spec at {path}; give a YAML file or a built-in spec: {', '.join(built_in)}")
+        raise ConfigError(f"no spec at {path}; use a YAML file or a built-in spec: {', '.join(built_in)}")
 
     @contextlib.contextmanager
     def opened(self, name: str | Path) -> Iterator[dict[str, Any]]:
-        """Yield the content of a spec's YAML; errors in the block name the file."""
+        """Yield the content of a spec's YAML. Errors in the block mention the file."""
         path = self.find(name)
         try:
             text = path.read_text(encoding="utf-8")
@@ -232,33 +232,33 @@ class SpecFolder:
 
 
 def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return a copy with each ``a.b=value`` set, values read as YAML, or raise ConfigError."""
+    """Return a copy with each ``a.b=value`` set, reading values as YAML, or raise ConfigError."""
     result = dict(mapping)
     for override in overrides:
         path, equals, raw = override.partition("=")
         value = load_yaml(raw, f"the value of {path[:80]}")
         if not equals:
             raise ConfigError(
-                f"cannot apply {override[:80]!r}: write key.key=value, as in loader.batch_size=128"
+                f"cannot apply {override[:80]!r}: use key.key=value, as in loader.batch_size=128"
             )
         result = apply_values(result, {path.strip(): value})
     return result
 
 
 def apply_values(mapping: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of ``mapping`` with values set by dotted key, ``loader.kind``."""
+    """Return a copy of ``mapping`` with values set by dotted key, such as ``loader.kind``."""
     result: dict[str, Any] = copy.deepcopy(dict(mapping))
     for path, value in values.items():
         keys = str(path).split(".")
         if not all(keys):
-            raise ConfigError(f"cannot set {path!r}: write dotted keys, as in loader.batch_size")
+            raise ConfigError(f"cannot set {path!r}: use dotted keys, as in loader.batch_size")
         target = result
         for key in keys[:-1]:
             if target.get(key) is None:
                 target[key] = {}
             target = target[key]
             if not isinstance(target, dict):
-                raise ConfigError(f"cannot set {path!r}: {key} holds {target!r}, not a mapping")
+                raise ConfigError(f"cannot set {path!r}: {key} is {target!r}, not a mapping")
         # Specs made from one mapping must not share values.
         target[keys[-1]] = copy.deepcopy(value)
     return result

@@ -1,4 +1,4 @@
-"""The spec of a run: its keys, their defaults, the allowed values, and the places that a service names."""
+"""The spec of a run: its keys, defaults and allowed values, and the places that a service sets."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ _SPECS = SpecFolder(Path(__file__).parent / "specs")
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class DataSpec:
-    """The images. With kind `auto`: the digits, unless ``train`` names a source."""
+    """The images. With kind `auto`, these are the digits, unless ``train`` is set."""
 
     kind: Annotated[str, one_of(("auto", "directory", "url", *_DATA_SETS))] = "auto"
-    # Where a set is, or is written; null: a folder of its name below data/.
+    # Where a set is, or is written; null means a folder of its name below data/.
     directory: Text | None = None
-    # Training images of a drawn set; null: those present, else the whole set.
+    # Training images of a drawn set; null means those present, else the whole set.
     samples: AtLeastOne | None = None
     train: Text | None = None
     val: Text | None = None
@@ -63,10 +63,10 @@ class DataSpec:
     def __post_init__(self) -> None:
         if self.kind in _DATA_SETS and (self.train or self.val):
             raise ConfigError(
-                f"data.kind {self.kind} has its own images; leave data.train out, or set data.kind=auto"
+                f"data.kind {self.kind} has its own images; remove data.train, or set data.kind=auto"
             )
         if self.samples is not None and self.kind not in (*PUBLISHED_SETS, *MADE_SETS):
-            raise ConfigError(f"data.samples is for the sets that are drawn, not for data.kind {self.kind}")
+            raise ConfigError(f"data.samples applies only to drawn sets, not to data.kind {self.kind}")
         if self.kind in ("directory", "url") and not self.train:
             raise ConfigError(f"data.kind {self.kind} needs data.train, the source of the training images")
         checked_naming(self.train_alias, None, "data.train_alias: ")
@@ -77,12 +77,12 @@ class DataSpec:
             *((name, "val") for name in ("val_key_list", "val_alias")),
         ):
             if getattr(self, name) and not getattr(self, needed):
-                raise ConfigError(f"data.{name} is given without data.{needed}")
+                raise ConfigError(f"data.{name} is set without data.{needed}")
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class RecipeSpec:
-    """Steps before the cache: shorter side to ``resize`` pixels, centre ``crop``."""
+    """Steps before the cache: resize the shorter side to ``resize`` pixels, and ``crop`` the centre."""
 
     resize: AtLeastOne = 64
     crop: AtLeastOne = 64
@@ -97,29 +97,29 @@ class RecipeSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class LoaderSpec:
-    """The loader; ``read_timeout`` is in seconds."""
+    """The loader. ``read_timeout`` is in seconds."""
 
     kind: Annotated[str, one_of(LOADER_KINDS)] = "super"
     batch_size: AtLeastOne = 32
     num_workers: AtLeastZero = 2
     read_timeout: PositiveNumber = 120.0
-    coordinator: Text | None = None  # host:port; null: the embedded default
+    coordinator: Text | None = None  # host:port; null means the embedded default
     # As in SuperDataset. The report lists skipped and replaced samples.
     on_bad_sample: Annotated[str, one_of(("raise", "skip", "replace"))] = "raise"
 
     def __post_init__(self) -> None:
         if self.on_bad_sample != "raise" and not self.runs_functions:
-            raise ConfigError(f"loader.on_bad_sample is SUPER's; loader.kind {self.kind} raises")
+            raise ConfigError(f"loader.on_bad_sample needs SUPER; loader.kind {self.kind} always raises")
 
     @property
     def runs_functions(self) -> bool:
-        """True if the loader is SUPER, in either form."""
+        """Whether the loader is SUPER, in either form."""
         return self.kind in SUPER_KINDS
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class ModelSpec:
-    """The model; its number of classes follows from the data."""
+    """The model. Its number of classes follows from the data."""
 
     name: Annotated[str, one_of(_MODEL_NAMES, or_like=_TIMM_NAMES)] = "small_cnn"
     # A file of pretrained weights; a classifier for other classes is left out.
@@ -146,11 +146,11 @@ class OptimizerSpec:
         # These would have no effect, or no counterpart in torch.
         if self.warmup_epochs and self.schedule == "one_cycle":
             raise ConfigError(
-                "optimizer.warmup_epochs: a one_cycle schedule has a warm-up of its own; set "
+                "optimizer.warmup_epochs: a one_cycle schedule has its own warm-up; set "
                 "optimizer.schedule to cosine, step or constant"
             )
         if self.nesterov and (self.name != "sgd" or not self.momentum):
-            raise ConfigError("optimizer.nesterov is for optimizer.name sgd with a momentum above 0")
+            raise ConfigError("optimizer.nesterov needs optimizer.name=sgd and a momentum above 0")
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
@@ -161,21 +161,21 @@ class TrainingSpec:
         "auto"  # auto: ddp for several ranks
     )
     precision: Annotated[str, one_of(("auto", "float32", "bfloat16", "float16"))] = "auto"
-    # Training steps of an epoch, for which the loader restarts as needed; null: one pass.
+    # Training steps of an epoch, for which the loader restarts as needed; null means one pass.
     steps_per_epoch: AtLeastOne | None = None
     print_every: AtLeastOne | None = None  # steps between lines with their mean time
-    validate_every: AtLeastZero = 1  # epochs; 0: never
+    validate_every: AtLeastZero = 1  # in epochs; 0 means never
     # Epochs between checkpoints (0: none), and steps between checkpoints within an epoch.
     checkpoint_every: AtLeastZero = 0
     checkpoint_steps: AtLeastOne | None = None
     resume: Text | None = None  # a checkpoint, or a run's directory
     best_to: Text | None = None  # s3://bucket/prefix or a directory for the best checkpoint
-    threads: AtLeastOne | None = None  # of torch on a CPU; null: torch's default
+    threads: AtLeastOne | None = None  # of torch on a CPU; null means torch's default
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class CostSpec:
-    """Items paid by the hour, by their names in the price table; null: not in the bill."""
+    """Items paid by the hour, as named in the price table. An item that is null is not in the bill."""
 
     machine: Text | None = None
     machines: AtLeastOne = 1
@@ -205,7 +205,7 @@ class Spec:
     epochs: AtLeastOne = 3
     device: Annotated[str, one_of(("auto", "cpu", "cuda"))] = "auto"
     output: Text = "runs"
-    # Of the embedded default, the cheapest first; auto: SUPER_EXECUTOR, else local.
+    # Of the embedded default, the cheapest first; auto means SUPER_EXECUTOR, else local.
     executor: Annotated[str, some_of(tuple(EXECUTORS), "auto")] = "auto"
     data: Annotated[DataSpec, NULL_IS_EMPTY] = field(default_factory=DataSpec)
     recipe: Annotated[RecipeSpec, NULL_IS_EMPTY] = field(default_factory=RecipeSpec)
@@ -216,7 +216,7 @@ class Spec:
     cost: Annotated[CostSpec, NULL_IS_EMPTY] = field(default_factory=CostSpec)
     compare: Annotated[CompareSpec, NULL_IS_EMPTY] = field(default_factory=CompareSpec)
     # Runs that `superdl compare` starts at once in each arm: values by dotted keys, by
-    # name. None: the run itself.
+    # name. Without any, the run itself.
     trials: NamedMappings = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -230,16 +230,16 @@ class Spec:
             )
         if self.loader.coordinator is not None:
             raise ConfigError(
-                f"executor={self.executor}, but loader.coordinator names a coordinator, and how functions "
-                "run is its own setting (superdl coordinator --executor): leave one of the two out"
+                f"executor={self.executor}, but loader.coordinator is set, and a coordinator decides "
+                "how functions run (superdl coordinator --executor): remove one of the two"
             )
         kind = EXECUTORS.get(self.executor)
         in_bucket = (self.data.train or "").startswith("s3://")
         # A service's functions cannot read local files.
         if kind is not None and kind.runs_on is RunsOn.SERVICE and not in_bucket:
             raise ConfigError(
-                f"functions on {kind.place} see no files of this machine: with executor={kind.name} the "
-                "images are in a bucket, data.train=s3://bucket/prefix"
+                f"functions on {kind.place} cannot read files of this machine: with executor={kind.name}, "
+                "put the images in a bucket and set data.train=s3://bucket/prefix"
             )
 
     def to_mapping(self) -> dict[str, Any]:
@@ -252,16 +252,16 @@ class Spec:
 
 
 def parse_spec(mapping: Mapping[str, Any]) -> Spec:
-    """Make a spec from a mapping; missing keys take their defaults.
+    """Make a spec from a mapping. Missing keys take their defaults.
 
     Raises:
-        ConfigError: a key is unknown or a value is not allowed; the message names the key.
+        ConfigError: a key is unknown or a value is not allowed. The message contains the key.
     """
     return build(Spec, mapping)
 
 
 def spec_keys() -> tuple[str, ...]:
-    """Return the dotted keys of values in a spec: ``epochs``, ``loader.batch_size``."""
+    """Return the dotted keys of all values in a spec, such as ``loader.batch_size``."""
     return tuple(
         f"{section}.{key}" if isinstance(value, dict) and value else section
         for section, value in Spec().to_mapping().items()
@@ -274,10 +274,10 @@ _QUICK = {"epochs": 2, "training.steps_per_epoch": 20, "compare.warmup_epochs": 
 
 
 def load_spec(name: str | Path = "digits", overrides: Iterable[str] = (), *, quick: bool = False) -> Spec:
-    """Read a spec by file or built-in name, apply ``a.b=c`` overrides and check it.
+    """Read a spec by file name or built-in name, apply ``a.b=c`` overrides, and check it.
 
     With ``quick``, the values of the file's section ``quick`` apply before the overrides; without
-    such a section, a few steps are taken.
+    such a section, the run takes a few steps.
 
     Raises:
         ConfigError: the file is missing or not YAML, or a key or a value is not allowed.
@@ -304,7 +304,7 @@ _LAST = "checkpoints/last.pt"
 
 
 def placed(spec: Spec, environment: Mapping[str, str]) -> Spec:
-    """Return the spec with the environment's places; those that the spec names take precedence."""
+    """Return the spec with places from the environment. Those set in the spec take precedence."""
     data, training, output = spec.data, spec.training, spec.output
     train, val = (
         next((environment[name] for name in names if environment.get(name)), None) for names in (_TRAIN, _VAL)

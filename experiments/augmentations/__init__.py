@@ -1,4 +1,4 @@
-"""Random augmentation as custom steps, to study where its CPU time is spent."""
+"""Random augmentations as custom steps, to study where their CPU time is spent."""
 
 from __future__ import annotations
 

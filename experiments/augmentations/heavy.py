@@ -1,4 +1,4 @@
-"""``experiments.augmentations.heavy:heavy@1``: augmentation dearer than decoding."""
+"""The custom step ``experiments.augmentations.heavy:heavy@1``, which costs more than decoding."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ ROUNDS_MAX = 32
 
 _CHANNELS = 3
 _BEND = 0.2  # of scales and shears, over all rounds
-_SHIFT = 0.1  # of the side, likewise
-_BLUR_PIXELS = 0.8  # radius, likewise
-_GAIN = 77  # of 256: the range of brightness and contrast in both directions, likewise
-_NOISE = 24.0  # grey levels, likewise
+_SHIFT = 0.1  # of the side, over all rounds
+_BLUR_PIXELS = 0.8  # radius, over all rounds
+_GAIN = 77  # of 256: the range of brightness and contrast in both directions, over all rounds
+_NOISE = 24.0  # grey levels, over all rounds
 _GREY = (128, 128, 128)
 _HALF = 128  # of 256, to round divisions
 _LUMA = np.array([77, 150, 29], dtype=np.int32)  # of 256: the brightness of red, green and blue
@@ -30,7 +30,7 @@ _LUMA = np.array([77, 150, 29], dtype=np.int32)  # of 256: the brightness of red
 
 @custom_step("1")
 def heavy(array: NDArray[np.uint8], *, seed: int, rounds: int = 4) -> NDArray[np.uint8]:
-    """Flip, bend, blur, recolour an image and add noise, like long chains of random transforms.
+    """Flip, bend, blur and recolour an image and add noise, like a long chain of random transforms.
 
     Args:
         array: uint8 of shape (height, width, 3); the result has the same.
@@ -38,12 +38,12 @@ def heavy(array: NDArray[np.uint8], *, seed: int, rounds: int = 4) -> NDArray[np
         rounds: more rounds mean more work but smaller changes each, so that images stay learnable.
 
     Raises:
-        ValueError: the array is no image, or ``rounds`` is out of range.
+        ValueError: the array is not an image, or ``rounds`` is out of range.
     """
     if array.dtype != np.uint8 or array.ndim != _CHANNELS or array.shape[2] != _CHANNELS:
-        raise ValueError(f"heavy takes uint8 of shape (height, width, 3), not {array.dtype} {array.shape}")
+        raise ValueError(f"heavy needs uint8 of shape (height, width, 3), not {array.dtype} {array.shape}")
     if not isinstance(rounds, int) or not 1 <= rounds <= ROUNDS_MAX:
-        raise ValueError(f"rounds is a whole number from 1 to {ROUNDS_MAX}, not {rounds!r}")
+        raise ValueError(f"rounds must be a whole number from 1 to {ROUNDS_MAX}, not {rounds!r}")
     random = np.random.default_rng(seed)
     picture = Image.fromarray(np.ascontiguousarray(array))
     if random.random() < 0.5:  # noqa: PLR2004  # every other one
@@ -59,7 +59,7 @@ def heavy(array: NDArray[np.uint8], *, seed: int, rounds: int = 4) -> NDArray[np
 
 
 def _bent(picture: Image.Image, random: np.random.Generator, share: float) -> Image.Image:
-    """Scale, shear and shift about the centre; the area from outside is grey."""
+    """Scale, shear and shift about the centre, and fill areas from outside the image with grey."""
     bend = (2.0 * random.random(4) - 1.0) * (_BEND * share)
     a, b, d, e = 1.0 + bend[0], bend[1], bend[2], 1.0 + bend[3]
     x, y = picture.width / 2.0, picture.height / 2.0
@@ -76,7 +76,7 @@ def _bent(picture: Image.Image, random: np.random.Generator, share: float) -> Im
 
 
 def _coloured(pixels: NDArray[np.uint8], random: np.random.Generator, share: float) -> NDArray[np.int32]:
-    """Change channels' brightness, contrast and saturation; values may exceed a byte."""
+    """Change brightness, contrast and saturation of the channels. Values may exceed a byte."""
     most = max(1, round(_GAIN * share))
     gains = 256 + random.integers(-most, most, size=_CHANNELS, dtype=np.int32, endpoint=True)
     contrast, saturation = (

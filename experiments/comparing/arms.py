@@ -1,4 +1,4 @@
-"""The arms of a comparison with their trials, as complete specs, checked before they run."""
+"""The arms of a comparison and their trials, as complete specs that are checked before they run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# The arms of a spec that names none.
+# The arms of a spec that lists none.
 _DEFAULT_ARMS: dict[str, dict[str, Any]] = {
     "super": {"loader.kind": "super"},
     "torch": {"loader.kind": "torch"},
@@ -26,7 +26,7 @@ _LAUNCH = "launch"
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run of an arm; the only trial of an arm without trials has an empty name."""
+    """One run of an arm. An arm without trials has a single one with an empty name."""
 
     name: str
     spec: Spec
@@ -34,23 +34,23 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A way of doing the work, whose trials run at once; ``values`` by dotted key."""
+    """One way of doing the work, whose trials run concurrently. ``values`` has dotted keys."""
 
     name: str
     values: Mapping[str, Any]
     trials: tuple[Trial, ...]
-    # A command to which `-m superdl.main run SPEC` is appended; empty: Python.
+    # A command to which `-m superdl.main run SPEC` is appended, or empty for Python.
     launch: tuple[str, ...] = ()
 
     @property
     def sharing(self) -> Spec | None:
-        """The first of several trials that share a coordinator, which must be started."""
+        """The spec of the first trial, if several share a coordinator that must be started."""
         sharing = [trial.spec for trial in self.trials if _needs_services(trial.spec)]
         return sharing[0] if len(sharing) > 1 else None
 
 
 class Round(NamedTuple):
-    """A repeat of an arm; ``number`` counts all rounds, ``repeat`` the arm's, from 1."""
+    """One repeat of an arm. ``number`` counts all rounds, and ``repeat`` those of the arm, from 1."""
 
     number: int
     repeat: int
@@ -58,7 +58,7 @@ class Round(NamedTuple):
 
 
 def rounds_of(arms: Sequence[str], repeats: int) -> tuple[Round, ...]:
-    """Return all rounds, interleaved: for A, B and C, A B C, B C A, C A B."""
+    """Return all rounds, interleaved: arms A, B and C run as A B C, B C A, C A B."""
     # Each arm has each place once in as many repeats as there are arms. Cold files, a warm
     # processor or a slower machine then affect all alike.
     rounds: list[Round] = []
@@ -70,19 +70,21 @@ def rounds_of(arms: Sequence[str], repeats: int) -> tuple[Round, ...]:
 
 
 def arms_of(spec: Spec, chosen: Sequence[str] | None = None) -> tuple[Arm, ...]:
-    """Return the ``chosen`` arms of a spec, or all; a loader's kind is also an arm."""
+    """Return the ``chosen`` arms of a spec, or all of them. Each kind of loader is also an arm."""
     named = dict(spec.compare.arms) or dict(_DEFAULT_ARMS)
     if chosen is not None:
         known = {kind: {"loader.kind": kind} for kind in LOADER_KINDS} | named
         for name in chosen:
             if name not in known:
                 raise ConfigError(
-                    f"--arms names {name!r}, which is neither in compare.arms nor a loader; there are "
+                    f"--arms contains {name!r}, which is neither in compare.arms nor a loader; choose from "
                     f"{', '.join(dict.fromkeys((*named, *LOADER_KINDS)))}"
                 )
         named = {name: known[name] for name in chosen}
         if len(named) < len(chosen):
-            raise ConfigError(f"--arms names each arm once, with commas between, not {','.join(chosen)!r}")
+            raise ConfigError(
+                f"--arms must list each arm once, separated by commas, not {','.join(chosen)!r}"
+            )
     return tuple(_arm(spec, name, values) for name, values in named.items())
 
 
@@ -94,7 +96,9 @@ def _arm(spec: Spec, name: str, values: Mapping[str, Any]) -> Arm:
     if not spec.trials:
         return Arm(name, values, (Trial("", _spec_of(spec, name, own_values, {}, where)),), launch)
     if launch:
-        raise ConfigError(f"{where}: {_LAUNCH} starts one run, and this spec has trials; leave one out")
+        raise ConfigError(
+            f"{where}: {_LAUNCH} starts a single run, but this spec has trials; remove one of them"
+        )
     trials = []
     for trial, trial_values in spec.trials.items():
         _check_values(f"trials.{trial}", trial_values)
@@ -104,8 +108,8 @@ def _arm(spec: Spec, name: str, values: Mapping[str, Any]) -> Arm:
     executors = {trial.spec.executor for trial in trials if _needs_services(trial.spec)}
     if len(executors) > 1:
         raise ConfigError(
-            f"{where}: its trials share one coordinator, and name several executors for it "
-            f"({', '.join(sorted(executors))}); set one for all"
+            f"{where}: its trials share one coordinator but set different executors "
+            f"({', '.join(sorted(executors))}); use the same one for all"
         )
     return Arm(name, values, tuple(trials))
 
@@ -116,18 +120,20 @@ def _launch_of(where: str, values: Mapping[str, Any]) -> tuple[str, ...]:
         return tuple(shlex.split(text))
     except (ValueError, AttributeError, TypeError) as error:
         raise ConfigError(
-            f"{where}: {_LAUNCH} is a command that takes '-m superdl.main run SPEC' behind it, such as "
-            f"'torchrun --standalone --nproc-per-node 2'; not {text!r} ({error})"
+            f"{where}: {_LAUNCH} must be a command to which '-m superdl.main run SPEC' can be appended, "
+            f"such as 'torchrun --standalone --nproc-per-node 2', not {text!r} ({error})"
         ) from error
 
 
 def _check_values(where: str, values: Mapping[str, Any]) -> None:
     for key, value in values.items():
         if str(key).split(".")[0] in _RESERVED:
-            raise ConfigError(f"{where}: {key} is what the comparison decides for its runs; leave it out")
+            raise ConfigError(f"{where}: {key} is set by the comparison itself; remove it")
         if isinstance(value, Mapping):  # it would replace the whole section
             first = next(iter(value), "key")
-            raise ConfigError(f"{where}: {key} holds a mapping; write dotted keys, as in {key}.{first}: ...")
+            raise ConfigError(
+                f"{where}: {key} must not be a mapping; use dotted keys, as in {key}.{first}: ..."
+            )
 
 
 def _spec_of(spec: Spec, suffix: str, arm: Mapping[str, Any], trial: Mapping[str, Any], where: str) -> Spec:
@@ -147,7 +153,7 @@ def _spec_of(spec: Spec, suffix: str, arm: Mapping[str, Any], trial: Mapping[str
     warmup = spec.compare.warmup_epochs
     if run_spec.epochs <= warmup:
         raise ConfigError(
-            f"{where}: of {run_spec.epochs} epoch(s), compare.warmup_epochs={warmup} leaves none to compare; "
+            f"{where}: compare.warmup_epochs={warmup} leaves none of {run_spec.epochs} epoch(s) to compare; "
             "set more epochs or fewer warm-up epochs"
         )
     return run_spec

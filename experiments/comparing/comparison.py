@@ -33,15 +33,15 @@ _FILE = "compare.json"
 _FORMAT = 2
 _LEAST_PERCENT = 0.1  # stalls below this share of training time are in the figures, but not in the text
 _MADE_BEFORE = (
-    "The runs were made before and not interleaved: what changed on the machine between them is in the "
-    "figures. Wall time is the run's own, without the start of its process."
+    "These runs were made earlier and were not interleaved, so changes on the machine between them affect "
+    "the figures. Wall time is measured by the run itself, without the start of its process."
 )
 _MACHINE = ("machine", "usable_cpus", "device", "device_name", "platform")
 
 
 @dataclass(slots=True)
 class ArmReport:
-    """An arm: its settings, its concurrent trials' names, its loader's reported settings."""
+    """An arm, with its settings, the names of its concurrent trials, and the settings its loader reported."""
 
     name: str
     values: dict[str, Any] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class ArmReport:
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """A round (see `Round`): its figures, or why it has none. ``folder`` holds its runs."""
+    """A round (see `Round`), with its figures or why it has none. Its runs are in ``folder``."""
 
     number: int
     repeat: int
@@ -63,7 +63,7 @@ class RoundReport:
 
 @dataclass(slots=True)
 class Comparison:
-    """A comparison. ``status``: running, finished, interrupted or failed."""
+    """A comparison, whose ``status`` is running, finished, interrupted or failed."""
 
     name: str
     started_at: str
@@ -91,7 +91,7 @@ class Comparison:
         )
 
     def spreads(self, key: str) -> dict[str, Spread | None]:
-        """Return the spread of a figure for each arm; None without values."""
+        """Return the spread of a figure for each arm, or None if the arm has no values."""
         return {arm.name: spread_of(self.figures_of(arm.name), key) for arm in self.arms}
 
     def shown(self) -> tuple[Figure, ...]:
@@ -100,35 +100,35 @@ class Comparison:
 
     @property
     def of_whole_runs(self) -> frozenset[str]:
-        """Keys of figures that include the warm-up; with concurrent runs, also an epoch's cost."""
+        """Keys of figures that include the warm-up. For concurrent runs, this includes an epoch's cost."""
         at_once = {"usd_per_epoch"} if any(arm.trials for arm in self.arms) else set()
         return frozenset({figure.key for figure in FIGURES if figure.whole} | at_once)
 
     def words(self) -> Iterator[tuple[str, str]]:
-        """Yield sentences on what the figures show and leave out, each after its subject."""
+        """Yield (subject, sentence) pairs on what the figures show and what they leave out."""
         repeats = {arm.name: len(figures) for arm in self.arms if (figures := self.figures_of(arm.name))}
         if len(repeats) > 1 and not any(self.spreads("usd").values()):
-            yield "Cost:", "not compared, because cost.machine names no machine of the price table."
+            yield "Cost:", "not compared, because cost.machine is not set to a machine in the price table."
         yield "Warm-up:", self._about_warmup()
         if len(repeats) > 1:
             yield "Chance:", _about_chance(repeats)
         failed = [report.arm for report in self.rounds if report.figures is None]
         if failed:
             lost = ", ".join(f"{failed.count(arm)} of {arm}" for arm in dict.fromkeys(failed))
-            yield "Failed:", f"rounds that are in no figure: {lost}."
+            yield "Failed:", f"rounds missing from the figures: {lost}."
         for arm in self.arms:
             causes = mean_by_name([figures.stall_percent_by_cause for figures in self.figures_of(arm.name)])
             parts = [f"{cause} {number(part)}%" for cause, part in causes.items() if part >= _LEAST_PERCENT]
             if parts:
-                yield "Why they wait:", f"{arm.name}: {', '.join(parts)} of training time."
+                yield "Why they waited:", f"{arm.name}: {', '.join(parts)} of training time."
         yield from (("Note:", note) for note in self.notes)
 
     def _about_warmup(self) -> str:
         if not self.warmup_epochs:
-            return "no epoch is left out, so every figure includes the cold start."
+            return "no epoch is excluded, so every figure includes the cold start."
         which = "the first epoch" if self.warmup_epochs == 1 else f"the first {self.warmup_epochs} epochs"
         titles = ", ".join(figure.title for figure in self.shown() if figure.key in self.of_whole_runs)
-        return f"{which} of each run counts only in figures of the whole run{': ' * bool(titles)}{titles}."
+        return f"only figures of the whole run include {which} of each run{': ' * bool(titles)}{titles}."
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the comparison and its conclusions as plain values for JSON."""
@@ -142,26 +142,26 @@ class Comparison:
         return mapping
 
     def write(self, directory: Path) -> None:
-        """Write ``compare.json``; a reader sees the old file or the new one."""
+        """Write ``compare.json`` atomically: a reader sees either the old file or the new one."""
         write_json(self.to_mapping(), directory / _FILE)
 
 
 def _about_chance(repeats: Mapping[str, int]) -> str:
-    """Describe the effect of chance on the two arms most exposed to it, by their repeats."""
+    """Describe the effect of chance on the two arms most exposed to it, given their repeats."""
     once = [name for name, count in repeats.items() if count == 1]
     if once:
-        return f"{', '.join(once)} ran once, so the spread is unknown: repeat it (--repeats 3)."
+        return f"{', '.join(once)} ran only once, so the spread is unknown (use --repeats 3)."
     first, *others = repeats.values()
     # Of all orders of the values of two equal arms, two have all values of one arm first.
     orders, second = min((round(math.comb(first + other, first) / 2), other) for other in others)
     return (
-        f"where two arms are alike, the ranges of {first} and {second} repeats lie apart in one figure of "
-        f"{orders} all the same."
+        f"even if two arms are equal, the ranges of {first} and {second} repeats do not overlap in one "
+        f"of {orders} figures."
     )
 
 
 def is_comparison(directory: Path) -> bool:
-    """Check whether the directory holds a comparison."""
+    """Check whether the directory contains a comparison."""
     return (directory / _FILE).is_file()
 
 
@@ -174,7 +174,7 @@ def read_report(directory: Path) -> dict[str, Any]:
     """Read the report of the run in a directory."""
     path = directory / REPORT_NAME
     if not path.exists():
-        raise ConfigError(f"{directory} holds no {REPORT_NAME}, so no run was begun there")
+        raise ConfigError(f"{directory} contains no {REPORT_NAME}, so no run was started there")
     return read_format(path, REPORT_FORMAT)
 
 
@@ -182,20 +182,20 @@ def read_report(directory: Path) -> dict[str, Any]:
 
 
 def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> Comparison:
-    """Compare finished runs, each a directory or ``NAME=directory``, without running or writing anything.
+    """Compare finished runs, without running or writing anything.
 
-    Runs of one name are an arm's repeats. ``warmup_epochs`` of each are left out; None: as their
-    specs say.
+    Each of ``named`` is a directory or ``NAME=directory``. Runs of the same name are repeats of one arm.
+    ``warmup_epochs`` of each run are left out; by default, the number is taken from the specs.
 
     Raises:
-        ConfigError: a directory holds no finished run, or the specs differ in the warm-up.
+        ConfigError: a directory contains no finished run, or the specs differ in the warm-up.
     """
     places = [_place(word) for word in named]
     runs = [read_report(place) for _, place in places]
     warmups = {run["spec"]["compare"]["warmup_epochs"] for run in runs}
     if warmup_epochs is None and len(warmups) > 1:
         listed = ", ".join(map(str, sorted(warmups)))
-        raise ConfigError(f"the runs' specs differ in compare.warmup_epochs ({listed}): say --warmup-epochs")
+        raise ConfigError(f"the runs' specs differ in compare.warmup_epochs ({listed}): set --warmup-epochs")
     warmup = warmups.pop() if warmup_epochs is None else warmup_epochs
     arms: dict[str, ArmReport] = {}
     rounds: list[RoundReport] = []
@@ -203,14 +203,14 @@ def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> C
     machines = {tuple(run["environment"].get(key) for key in _MACHINE) for run in runs}
     if len(machines) > 1:
         notes.append(
-            f"The runs are of {len(machines)} different machines or systems: ratios compare those too."
+            f"The runs used {len(machines)} different machines or systems, so ratios also compare those."
         )
     for (name, place), run in zip(places, runs, strict=True):
         if run["status"] != "finished":
-            raise ConfigError(f"the run in {place} is {run['status']}: leave it out")
+            raise ConfigError(f"the run in {place} has status {run['status']}: leave it out")
         if not epochs_after(run, warmup):
             raise ConfigError(
-                f"of {place}, {warmup} warm-up epoch(s) leave nothing to compare; say --warmup-epochs 0"
+                f"{place}: {warmup} warm-up epoch(s) leave no epoch to compare; use --warmup-epochs 0"
             )
         values = {f"loader.{key}": run["spec"]["loader"][key] for key in ("kind", "batch_size")}
         arm = arms.setdefault(name or run["name"], ArmReport(name or run["name"], values))
@@ -245,13 +245,13 @@ def _place(word: str) -> tuple[str, Path]:
 def _notes(place: str, run: Mapping[str, Any]) -> Iterator[str]:
     if str(run["executor"]).startswith("as the coordinator"):
         yield (
-            f"{place} used a coordinator that it did not start: its CPU, and that of its cache and functions,"
-            " is not counted, and its cache held what others had left."
+            f"{place} used a coordinator that it did not start. The CPU time of that coordinator, its cache "
+            "and its functions is not counted, and its cache contained data left by others."
         )
     if run["ranks"] > 1:
-        yield f"{place} had {run['ranks']} ranks: their CPU is not compared, as the report has rank 0's."
+        yield f"{place} had {run['ranks']} ranks: CPU is not compared, as the report covers only rank 0."
     if first_epoch(run) > 0:
         yield (
-            f"{place} went on with epoch {first_epoch(run) + 1}: its warm-up is counted from there, and its "
-            "time, CPU and cost are without what was trained before."
+            f"{place} was resumed in epoch {first_epoch(run) + 1}: its warm-up is counted from there, and "
+            "its time, CPU and cost exclude earlier training."
         )

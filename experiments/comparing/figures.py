@@ -1,4 +1,4 @@
-"""The arithmetic of a comparison: figures of a round, spreads over repeats, the winner of a row."""
+"""The arithmetic of a comparison: figures of a round, spreads over repeats, and the winner of a row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CpuSample = tuple[float, dict[str, float]]
 
 
 class Figure(NamedTuple):
-    """A displayed figure of `RoundFigures`: title, unit, and whether more is better."""
+    """A displayed figure of `RoundFigures`, with its title, its unit, and whether more is better."""
 
     key: str
     title: str
@@ -33,23 +33,23 @@ class Figure(NamedTuple):
 # A new figure needs a line here, a field of RoundFigures and a line in round_figures.
 FIGURES = (
     Figure("images_per_s", "throughput", "images/s", more_is_better=True),
-    Figure("step_ms", "a step", "ms"),
+    Figure("step_ms", "step time", "ms"),
     Figure("wait_percent", "waiting for data", "% of training time"),
     Figure("cpu_ms_per_image", "CPU of all processes", "ms/image"),
-    Figure("outside_ms_per_image", "thereof outside the trainer", "ms/image"),
+    Figure("outside_ms_per_image", "of which outside the trainer", "ms/image"),
     Figure("usd_per_epoch", "cost", "USD/epoch"),
     Figure("decodes_per_image", "decodes", "per image of the set", whole=True),
-    Figure("cpu_s", "CPU in all", "s", whole=True),
-    Figure("usd", "cost in all", "USD", whole=True),
+    Figure("cpu_s", "total CPU", "s", whole=True),
+    Figure("usd", "total cost", "USD", whole=True),
     Figure("wall_s", "wall time", "s", whole=True),
-    Figure("first_batch_s", "first batch after", "s", whole=True),
-    Figure("accuracy", "best accuracy of validation", "", more_is_better=True, whole=True),
+    Figure("first_batch_s", "time to first batch", "s", whole=True),
+    Figure("accuracy", "best validation accuracy", "", more_is_better=True, whole=True),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class RoundFigures:
-    """A round's figures, defined in docs/runs.md; None if not measured."""
+    """The figures of a round, as defined in docs/runs.md. A figure that was not measured is None."""
 
     images_per_s: float | None
     step_ms: float | None
@@ -69,7 +69,7 @@ class RoundFigures:
 
 @dataclass(frozen=True, slots=True)
 class RoundMeasured:
-    """One repeat of an arm: the reports of its concurrent runs. Runs made elsewhere have nothing else."""
+    """One repeat of an arm. For runs made elsewhere, only the reports of its concurrent runs are set."""
 
     runs: tuple[Report, ...]
     # From the start of the first process until the last run has reported.
@@ -93,7 +93,7 @@ def epochs_after(run: Report, warmup_epochs: int) -> list[Report]:
 
 
 def round_figures(measured: RoundMeasured, warmup_epochs: int) -> RoundFigures:
-    """Compute a round's figures; only whole-run figures include the warm-up."""
+    """Compute the figures of a round. Only whole-run figures include the warm-up."""
     runs = measured.runs
     epochs = [epoch for run in runs for epoch in epochs_after(run, warmup_epochs)]
     passes = [epoch["train"] for epoch in epochs]
@@ -134,14 +134,14 @@ def _phases(run: Report) -> list[Report]:
 
 
 def _end_s(run: Report, epochs: int) -> float | None:
-    """Return the time when ``epochs`` epochs had ended; for 0, the start phase."""
+    """Return the time when ``epochs`` epochs had ended or, for 0, when the start phase had."""
     epoch = first_epoch(run) + epochs - 1 if epochs else None
     ends = [phase.get("ended_at_s") for phase in _phases(run) if phase["epoch"] == epoch]
     return ends[-1] if ends else None
 
 
 def _images_per_s(runs: Sequence[Report], trained: Sequence[Report], warmup_epochs: int) -> float | None:
-    """Return training images per second; None if the time of concurrent runs is unknown."""
+    """Return training images per second, or None if the time of concurrent runs is unknown."""
     wall_s = math.fsum(train_pass["wall_s"] for train_pass in trained)
     # Rates of concurrent runs do not add up: the last is fast once the others end.
     if len(runs) > 1:
@@ -152,7 +152,7 @@ def _images_per_s(runs: Sequence[Report], trained: Sequence[Report], warmup_epoc
 
 
 def _cpu_by_group(measured: RoundMeasured, warmup_epochs: int) -> dict[str, float]:
-    """Return CPU seconds by group after the warm-up; without one, they include the start."""
+    """Return CPU seconds by group after the warm-up. Without a warm-up, they include the start."""
     # The phases of such a run cover rank 0 alone.
     if any(run["ranks"] > 1 for run in measured.runs):
         return {}
@@ -172,7 +172,7 @@ def _cpu_by_group(measured: RoundMeasured, warmup_epochs: int) -> dict[str, floa
 
 
 def _decodes_per_image(runs: Sequence[Report]) -> float | None:
-    """Return decodes per image of the splits read, over all runs; None if not reported."""
+    """Return decodes per image of the splits read, over all runs, or None if not reported."""
     jobs = [each["job"] for run in runs for epoch in run["epochs"] for each in _passes(epoch)]
     images = max(
         run["train_samples"] + (run["val_samples"] or 0) * any(epoch["val"] for epoch in run["epochs"])
@@ -182,7 +182,7 @@ def _decodes_per_image(runs: Sequence[Report]) -> float | None:
 
 
 def _usd(runs: Sequence[Report]) -> float | None:
-    """Return the cost of all runs; None if their training machine has no price."""
+    """Return the cost of all runs, or None if their training machine has no price."""
     paid: dict[str, list[float]] = {}
     # Paid once by concurrent runs, until the longest ends; a cache, if the spec names its nodes.
     shared = {"training machine", "data machines"}
@@ -198,7 +198,7 @@ def _usd(runs: Sequence[Report]) -> float | None:
 
 
 def _usd_per_epoch(runs: Sequence[Report], warmup_epochs: int) -> float | None:
-    """Return the cost of an epoch; for concurrent runs, total cost over total epochs."""
+    """Return the cost of an epoch. For concurrent runs, divide the total cost by all their epochs."""
     usd, epochs = _usd(runs), sum(len(run["epochs"]) for run in runs)
     if usd is None or not epochs:
         return None
@@ -214,7 +214,7 @@ def _usd_per_epoch(runs: Sequence[Report], warmup_epochs: int) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A figure over repeats."""
+    """The values of a figure over all repeats."""
 
     values: tuple[float, ...]
 
@@ -235,22 +235,22 @@ class Spread:
 
 
 def spread_of(rounds: Iterable[RoundFigures], key: str) -> Spread | None:
-    """Return the spread of a figure over rounds; None if no round has it."""
+    """Return the spread of a figure over rounds, or None if no round has it."""
     values = [value for figures in rounds if (value := getattr(figures, key)) is not None]
     return Spread(tuple(values)) if values else None
 
 
 def mean_by_name(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Average tables by name, largest mean first; a missing name counts as zero."""
+    """Average tables by name, with the largest mean first. A missing name counts as zero."""
     names = dict.fromkeys(name for table in tables for name in table)
     means = {name: math.fsum(table.get(name, 0.0) for table in tables) / len(tables) for name in names}
     return dict(sorted(means.items(), key=lambda item: -item[1]))
 
 
 def winner(figure: Figure, spreads: Mapping[str, Spread | None]) -> tuple[str, float | None] | None:
-    """Return the arm with the best median, and how many times worse the next is, if finite.
+    """Return the arm with the best median, and how many times worse the next one is, if finite.
 
-    None if its range overlaps another's, or the medians are equal in three digits.
+    Return None if its range overlaps another, or if the medians are equal to three digits.
     """
     measured = {name: spread for name, spread in spreads.items() if spread is not None}
     ranked = sorted(measured, key=lambda name: measured[name].median, reverse=figure.more_is_better)

@@ -1,7 +1,7 @@
-"""The processes of a round: one per run, started together, watched until all end.
+"""The processes of a round: one per run, started together and watched until all have ended.
 
-``python -P -m superdl.experiments.comparing.processes PARENT WORD...`` is one: ``superdl WORD...``,
-or a launcher with ``--launch``, tied to the process that started it.
+Each is ``python -P -m superdl.experiments.comparing.processes PARENT WORD...``. It runs
+``superdl WORD...``, or a launcher with ``--launch``, and is tied to the process that started it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 @dataclass
 class RunProcess:
-    """A run: its title, its spec's file, and the file that receives its output."""
+    """A run, with its title, the file of its spec, and the file that receives its output."""
 
     title: str
     spec_file: Path
@@ -68,7 +68,7 @@ class RunProcess:
 
     @property
     def code(self) -> int | None:
-        """The exit code, or None while it runs."""
+        """The exit code, or None while the process runs."""
         return None if self.process is None else self.process.poll()
 
     def signal(self, number: signal.Signals) -> None:
@@ -82,13 +82,13 @@ class RunProcess:
                 send(self.process.pid, number)
 
     def wait(self, until_s: float) -> None:
-        """Wait for its end, at most until ``until_s`` of the monotonic clock."""
+        """Wait for the process to end, at most until ``until_s`` on the monotonic clock."""
         if self.process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(max(0.0, until_s - time.monotonic()))
 
     def last_lines(self) -> str:
-        """Return the end of its output."""
+        """Return the last lines of the output."""
         text = self.output.read_bytes()[-_LAST_BYTES:].decode(errors="replace")
         return "\n".join(line for line in text.splitlines()[-_LAST_LINES:] if line.strip())
 
@@ -96,10 +96,10 @@ class RunProcess:
 def run_together(
     runs: Sequence[RunProcess], tick: Callable[[], None], *, end_wait_s: float = _END_WAIT_S
 ) -> None:
-    """Start all runs, and wait for all processes; call ``tick`` each second.
+    """Start all runs and wait for all processes, calling ``tick`` every second.
 
-    A run that fails ends the others: they are interrupted, and killed ``end_wait_s`` later. Call
-    this from the main thread.
+    If a run fails, the others are interrupted, and killed ``end_wait_s`` later. Call this from the
+    main thread.
 
     Raises:
         KeyboardInterrupt: the runs were interrupted too, and have written their reports.
@@ -136,7 +136,7 @@ def _end(runs: Sequence[RunProcess], number: signal.Signals, wait_s: float) -> N
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run ``superdl`` with these words, after the process id of the parent."""
+    """Run ``superdl`` with the arguments that follow the process id of the parent."""
     parent, *words = arguments
     # A shell starts background jobs with SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -157,7 +157,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _in_environment(word: str) -> str:
-    """Return the path of a command of this environment, where ``python`` is the current interpreter."""
+    """Return the path of a command in this environment. ``python`` is the current interpreter."""
     own = Path(sys.executable).parent / word
     return str(own) if "/" not in word and own.is_file() else word
 

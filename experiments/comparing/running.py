@@ -1,4 +1,4 @@
-"""Run a comparison round by round, in one directory, and write the results after each."""
+"""Run a comparison round by round in one directory, and write the results after each round."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _GRACE_S = 0.1  # no process rejoins the services after the last trial
 
 
 class ComparisonFailedError(SuperError):
-    """A run of a comparison failed; the message quotes its last lines."""
+    """A run of a comparison failed. The message quotes its last lines."""
 
 
 def compare(
@@ -51,16 +51,16 @@ def compare(
 ) -> Comparison:
     """Run the arms of ``spec`` interleaved, print and write the comparison, and return it.
 
-    The report is written after each round and at the end, also after an error.
+    The report is written after each round and at the end, even after an error.
 
     Args:
         spec: the work to compare; its ``compare`` section configures the comparison.
-        arms: names of the arms; None: all.
-        keep_going: continue after a failed run, without its figures.
-        console: for progress and tables.
+        arms: names of the arms, by default all.
+        keep_going: whether to continue after a failed run, without its figures.
+        console: receives progress and tables.
 
     Raises:
-        ConfigError: an arm or a trial makes an invalid spec; nothing has run.
+        ConfigError: the spec of an arm or a trial is invalid; nothing was run.
         ComparisonFailedError: a run failed, and ``keep_going`` is false.
         SuperError: the data or the shared services are not available.
         KeyboardInterrupt: the user interrupted.
@@ -83,7 +83,7 @@ def compare(
         environment=describe_environment(device) | {"cpu": describe_hardware()["cpu"]},
     )
     start_s = time.monotonic()
-    say(console, f"comparing {', '.join(arm.name for arm in chosen)}; written to {directory}")
+    say(console, f"comparing {', '.join(arm.name for arm in chosen)}; writing to {directory}")
     try:
         for data in {trial.spec.data: None for arm in chosen for trial in arm.trials}:  # nothing is timed yet
             prepare_data(data, partial(say, console))
@@ -140,28 +140,28 @@ def _write_pages(folder: Path, console: Console) -> None:
         try:
             write_run_page(path.parent)
         except Exception as error:  # noqa: BLE001  # the figures matter more than any error in drawing
-            say(console, f"the page of {path.parent} was not made ({error}); superdl report tries again")
+            say(console, f"could not write the page of {path.parent} ({error}); retry with superdl report")
 
 
 def _notes(arm: Arm) -> Iterator[str]:
-    """Yield notes on how an arm ran that affect its figures."""
+    """Yield notes on what affects an arm's figures."""
     functions = [trial.spec for trial in arm.trials if trial.spec.loader.runs_functions]
     variable = os.environ.get("SUPER_COORDINATOR")
     for address in sorted({spec.loader.coordinator or variable or "" for spec in functions} - {""}):
         yield (
-            f"{arm.name} uses the coordinator at {address}: its CPU, and that of its cache and functions, is "
-            "not counted, and its cache holds what earlier runs left."
+            f"{arm.name} uses the coordinator at {address}. The CPU time of that coordinator, its cache and "
+            "its functions is not counted, and its cache contains data left by earlier runs."
         )
     elsewhere = sorted({spec.executor for spec in functions} - {"auto", "local"})
     if elsewhere:
-        yield f"{arm.name} runs functions by {', '.join(elsewhere)}: their CPU is not counted."
+        yield f"{arm.name} runs functions with {', '.join(elsewhere)}: their CPU time is not counted."
 
 
 # ------------------------------------------------------------------------------------------ one round
 
 
 def _run_round(turn: Round, arm: Arm, folder: Path) -> RoundMeasured:
-    """Run every trial of ``arm`` at once, below ``folder``, and read their reports."""
+    """Run all trials of ``arm`` concurrently below ``folder``, and read their reports."""
     before_s, begun_at_s = _children_cpu_s(), time.time()
     with contextlib.ExitStack() as stack:
         services = None
@@ -200,7 +200,7 @@ def _run_of(
 
 
 def _run_in(place: Path) -> Path:
-    """Return the latest run's directory in ``place``, else ``place``, which fails when read."""
+    """Return the latest run's directory in ``place``, or ``place`` itself, which fails when read."""
     directories = sorted(entry for entry in place.iterdir() if (entry / "report.json").is_file())
     return directories[-1] if directories else place
 
@@ -211,11 +211,11 @@ def _failure(runs: Sequence[RunProcess], folder: Path) -> str:
     code = failed.code or 0
     ending = f"signal {-code}" if code < 0 else f"exit code {code}"
     last_lines = failed.last_lines().replace("\n", "\n  ")
-    return f"the run of {failed.title} ended with {ending}; the last lines of {folder}:\n  {last_lines}"
+    return f"the run of {failed.title} ended with {ending}. The last lines of {folder}:\n  {last_lines}"
 
 
 def _children_cpu_s() -> float:
-    """Return the CPU seconds of all awaited children and their descendants."""
+    """Return the CPU seconds of all children that were waited for, and of their descendants."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -248,7 +248,7 @@ def _is_coordinator(process: psutil.Process) -> bool:
 
 @contextlib.contextmanager
 def _shared_services(spec: Spec) -> Iterator[_SharedServices]:
-    """Start a round's services cold, held like by a training process, and end them with the block."""
+    """Start a round's services cold, keep them running as a training process would, then stop them."""
     from superdl.sampler.embedded.embedded import Embedded  # imports torch
     from superdl.sampler.embedded.settings import EmbeddedSettings
 

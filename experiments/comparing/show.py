@@ -1,4 +1,4 @@
-"""Display a comparison: on a console, and as ``report.html`` with plots."""
+"""Display a comparison on a console, and as ``report.html`` with plots."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _MACHINE = ("cpu", "platform", "usable_cpus", "device", "device_name", "python")
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print the table, its conclusions and what it leaves out."""
+    """Print the table, the conclusions, and what the table leaves out."""
     if comparison.measured:
-        title = f"{comparison.name}: median of the repeats, and below it least to most"
+        title = f"{comparison.name}: median of the repeats, with the range below it"
         heads, rows, _ = _side_by_side(comparison, "\n")
         print_rows(console, heads, rows, title=title, words=2)
     lines = [f"comparison {comparison.name}: {comparison.status} in {comparison.took_s:.1f} s"]
@@ -58,13 +58,11 @@ def comparison_page(comparison: Comparison) -> str:
         "comparison.html",
         title=f"{comparison.name}: {', '.join(arm.name for arm in comparison.arms)}",
         subtitle=(
-            f"{comparison.status}, begun {comparison.started_at}, {comparison.measured} of {planned} rounds "
-            f"measured in {seconds(comparison.took_s)}"
+            f"{comparison.status}, started {comparison.started_at}, {comparison.measured} of {planned} "
+            f"rounds measured in {seconds(comparison.took_s)}"
         ),
         comparison=comparison,
-        side_by_side=Table(
-            "Median of the repeats, in brackets the least and the most", heads, rows, best=best
-        ),
+        side_by_side=Table("Median of the repeats, with the range in brackets", heads, rows, best=best),
         cpu_by_part=_cpu_by_part(comparison),
         rounds=_rounds(comparison),
         plot=_plot(comparison),
@@ -76,7 +74,7 @@ def comparison_page(comparison: Comparison) -> str:
 def _side_by_side(
     comparison: Comparison, between: str, end: str = ""
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[int | None]]:
-    """Return heads and rows of all figures by arm, and each row's column of the winner."""
+    """Return heads and rows of all figures by arm, and the winner's column in each row."""
     names = [arm.name for arm in comparison.arms]
     rows: list[tuple[str, ...]] = []
     columns: list[int | None] = []
@@ -93,7 +91,7 @@ def _side_by_side(
 
 
 def spread_cell(spread: Spread | None, between: str, end: str = "") -> str:
-    """Format the median and, if values differ, the least and the most, joined by ``between``."""
+    """Format the median and, if values differ, the range, separated by ``between``."""
     if spread is None:
         return ABSENT
     if spread.least == spread.most:
@@ -130,7 +128,7 @@ def _rounds(comparison: Comparison) -> Table:
         )
         for report in comparison.rounds
     ]
-    return Table("In the order in which they ran", ("round", "arm", "repeat", *titles, "in"), rows)
+    return Table("Rounds in the order in which they ran", ("round", "arm", "repeat", *titles, "in"), rows)
 
 
 def _plot(comparison: Comparison) -> Plot | None:
@@ -146,8 +144,7 @@ def _plot(comparison: Comparison) -> Plot | None:
             above = [spread and spread.most - spread.median for spread in spreads.values()]
             drawings.append(partial(draw, bars=bars, spread=(below, above)))
     return plot_of(
-        f"Figures {_counted(comparison)}: bars are medians of the repeats, whiskers reach from the least to "
-        "the most.",
+        f"Figures {_counted(comparison)}: bars show the median of the repeats, whiskers the range.",
         drawings,
         columns=min(2, len(drawings)),
         row_in=height_of_bars(len(comparison.arms)),
@@ -163,4 +160,4 @@ def _settings(comparison: Comparison) -> Iterator[Table]:
     trials = (comparison.spec.get("trials") or {}).items()
     if trials:
         values = {name: ", ".join(f"{key}={value}" for key, value in each.items()) for name, each in trials}
-        yield facts_table("What trials set", values)
+        yield facts_table("Values set by trials", values)

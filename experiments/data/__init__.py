@@ -1,4 +1,4 @@
-"""The data of experiments: drawn and published sets, users' sources, uploads."""
+"""The data of experiments: drawn and published sets, users' own sources, and uploads."""
 
 from __future__ import annotations
 

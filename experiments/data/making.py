@@ -1,4 +1,4 @@
-"""Write an image set once and atomically: scikit-learn's digits or drawn pictures."""
+"""Write an image set once and atomically: either scikit-learn's digits or drawn pictures."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ _MEGABYTE = 1e6
 
 
 def make_digits(directory: str | Path) -> Path:
-    """Write the digits as ``train/0..9/NNNN.jpg`` and ``val/0..9/NNNN.jpg``; return their path.
+    """Write the digits as ``train/0..9/NNNN.jpg`` and ``val/0..9/NNNN.jpg``, and return their path.
 
-    A directory that already holds the complete set is checked and left as it is.
+    A directory that already contains the complete set is checked and left as it is.
 
     Raises:
-        SourceError: the directory holds other files, or a set that is damaged.
+        SourceError: the directory contains other files, or a damaged set.
         ConfigError: the path cannot be written, or scikit-learn is not installed.
     """
     target = Path(directory).expanduser().absolute()
@@ -81,7 +81,7 @@ def _write_digits(root: Path) -> None:
 
 
 def _validation_indices(labels: list[int]) -> set[int]:
-    """Return the held-out indices, an equal share of each class."""
+    """Return the indices of the validation images, with an equal share of each class."""
 
     def split_key(index: int) -> bytes:
         # A seeded hash gives the same split everywhere.
@@ -99,8 +99,8 @@ def _checked(target: Path, counts: Mapping[str, int], what: str) -> Path:
     present = {split: sum(1 for _ in (target / split).glob("*/*.*")) for split in SPLITS}
     if present != counts:
         raise SourceError(
-            f"{what} in {target} is damaged: there are {present} images, not {counts}; delete the directory "
-            "and make it again"
+            f"{target} with {what} is damaged: it contains {present} images instead of {counts}; delete the "
+            "directory and make the set again"
         )
     return target
 
@@ -117,15 +117,15 @@ def make_set(
     threads: int | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Path:
-    """Write a set below ``directory`` as ``train/<class>/*`` and ``val/<class>/*``; return its path.
+    """Write a set below ``directory`` as ``train/<class>/*`` and ``val/<class>/*``, and return its path.
 
-    A directory that already holds exactly this set is checked and left as it is. Equal ``samples``,
-    the number of training images (None: all), and ``seed`` give equal files, whatever the
-    ``threads`` (None: one per core). ``tell`` receives lines for people.
+    A directory that already contains exactly this set is checked and left as it is. ``samples`` is the
+    number of training images, by default all. Equal ``samples`` and ``seed`` give identical files for
+    any number of ``threads``, by default one per core. ``tell`` receives progress messages.
 
     Raises:
-        ConfigError: too few samples, no room, or a place that cannot be written.
-        SourceError: the directory has other content, or a set that is damaged.
+        ConfigError: there are too few samples, there is no room, or the directory cannot be written.
+        SourceError: the directory contains other files, or a damaged set.
     """
     target = Path(directory).expanduser().absolute()
     counts = made.counts(samples)
@@ -142,10 +142,10 @@ def make_set(
     def fill(staging: Path) -> None:
         total = sum(counts.values())
         size = made.disk_bytes(total)
-        check_room(target, size, f"{made.name} of {total:,} images")
+        check_room(target, size, f"{made.name} with {total:,} images")
         tell(
             f"drawing {made.name}: {counts['train']:,} training and {counts['val']:,} validation images, "
-            f"about {size / _MEGABYTE:,.0f} MB, into {target}"
+            f"about {size / _MEGABYTE:,.0f} MB, to {target}"
         )
         # Threads suffice, since numpy and Pillow release the GIL.
         _draw(made, seed, counts, staging, threads or usable_cores(), tell)
@@ -194,7 +194,7 @@ def _draw(
 
 
 def made_in(directory: Path) -> dict[str, Any] | None:
-    """Return the manifest of the drawn set in a directory; None if there is none."""
+    """Return the manifest of the drawn set in a directory, or None if there is none."""
     manifest = manifest_of(directory)
     if manifest is None or not isinstance(manifest.get("made"), dict):
         return None
@@ -238,14 +238,14 @@ def label_of(made: MadeSet, index: int) -> int:
 
 
 def colour_mode(made: MadeSet, index: int) -> str:
-    """Return a picture's mode; modes other than RGB are spread evenly in a split."""
+    """Return the colour mode of a picture. Modes other than RGB are spread evenly over a split."""
     if made.grey or _falls_on(made.grey_share, index):
         return "L"
     return "CMYK" if _falls_on(made.cmyk_share, index + _BESIDE_GREY) else "RGB"
 
 
 def picture_pixels(made: MadeSet, seed: int, split: str, index: int) -> NDArray[np.uint8]:
-    """Return a picture's pixels, (height, width, 3), before conversion to its mode."""
+    """Return a picture's pixels, of shape (height, width, 3), before conversion to its mode."""
     # A generator per picture allows any order; 0 is the noise bank's.
     random = np.random.default_rng([seed, 1 + SPLITS.index(split), index])
     width, height = made.sizes[int(random.integers(len(made.sizes)))]
@@ -267,7 +267,7 @@ def picture_pixels(made: MadeSet, seed: int, split: str, index: int) -> NDArray[
 
 
 def _falls_on(share: float, index: int) -> bool:
-    """Check whether ``index`` is in an evenly spaced share, offset by half a space."""
+    """Check whether ``index`` belongs to an evenly spaced share, offset by half a space."""
     return math.floor((index + 1) * share + _HALF) > math.floor(index * share + _HALF)
 
 
@@ -323,7 +323,7 @@ def _cut(plane: Plane, random: np.random.Generator, height: int, width: int) -> 
 
 @lru_cache(maxsize=2)
 def _noise_bank(seed: int, side: int) -> tuple[Plane, Plane, Plane]:
-    """Return three planes of noise of every scale, deviation 1; slow, so cached."""
+    """Return three planes of noise at every scale, with a deviation of 1. Cached, because it is slow."""
     random = np.random.default_rng([seed, 0])
     return _noise(random, side), _noise(random, side), _noise(random, side)
 

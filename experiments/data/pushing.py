@@ -1,4 +1,4 @@
-"""Upload a directory to S3 in parallel, files atomically; skip those already there."""
+"""Upload a directory to S3 in parallel, each file atomically, and skip files already there."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _AHEAD = 4  # queued files for each worker
 def push(
     directory: Path, url: str, *, workers: int = 16, done: Callable[[int, int], None] = lambda *_: None
 ) -> dict[str, int]:
-    """Upload all files below ``directory`` to ``url``, ``s3://bucket/prefix``, by relative path.
+    """Upload all files below ``directory`` to ``url``, ``s3://bucket/prefix``, under their relative paths.
 
     ``done`` is called for each file sent or already there, with its size and the total in bytes.
-    Return the numbers of ``files`` in all, ``sent``, and already ``there``, and the ``bytes`` sent.
+    Return the total number of ``files``, how many were ``sent`` or already ``there``, and ``bytes`` sent.
 
     Raises:
         ConfigError: ``url`` is not on S3.
         SourceNotFoundError: there is no such directory.
-        SourceError: the bucket cannot be listed, an entry is not a readable file, or files were not sent: the
-            message names up to 20, after which no more are tried.
+        SourceError: the bucket cannot be listed, an entry is not a readable file, or files were not sent. The
+        message lists up to 20 of them, after which no more are tried.
     """
     bucket, prefix = split_url(url, "the place")
     if not bucket.startswith("s3://"):
-        raise ConfigError(f"files are pushed to s3://bucket/prefix, not {url!r}")
+        raise ConfigError(f"the target must be s3://bucket/prefix, not {url!r}")
     client, prefix = open_bucket(bucket), f"{prefix.strip('/')}/".lstrip("/")
     files = all_bytes = 0
     # First for the total: an entry that cannot be sent then fails before any upload.
@@ -81,8 +81,8 @@ def push(
     if failed:
         missing = files - counts["sent"] - counts["there"]
         raise SourceError(
-            f"{missing:,} of {files:,} files are not in {url}; mend this and push again, which sends the "
-            f"rest: {'; '.join(failed[:_MOST_FAILURES])}"
+            f"{missing:,} of {files:,} files are not in {url}; fix the errors and push again to send "
+            f"the rest: {'; '.join(failed[:_MOST_FAILURES])}"
         )
     return counts
 
@@ -93,13 +93,13 @@ def _objects(client: Bucket, below: str) -> dict[str, tuple[int, str]]:
         return {item.key: (item.size, item.version) for page in pages for item in page.objects}
     except ObjectError as error:
         raise SourceError(
-            f"{client.name}/{below} cannot be listed: {error}; pushing takes your AWS credentials, with "
-            "s3:ListBucket and s3:PutObject, and SUPER_S3_ENDPOINT_URL if the store is not AWS"
+            f"{client.name}/{below} cannot be listed: {error}; pushing needs AWS credentials that "
+            "allow s3:ListBucket and s3:PutObject, and SUPER_S3_ENDPOINT_URL if the store is not AWS"
         ) from error
 
 
 def _send(client: Bucket, path: Path, key: str, known: tuple[int, str] | None) -> tuple[bool, int]:
-    """Send a file unless it was sent before; return whether it was sent now, and its size."""
+    """Send a file unless it was sent before. Return whether it was sent now, and its size."""
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
@@ -108,7 +108,7 @@ def _send(client: Bucket, path: Path, key: str, known: tuple[int, str] | None) -
             if known == (size_bytes, digest.hexdigest()):
                 return False, size_bytes
             if size_bytes > _MOST_BYTES:
-                raise SourceError(f"{path}: it has over {_MOST_BYTES:,} bytes")
+                raise SourceError(f"{path} is larger than {_MOST_BYTES:,} bytes")
             kind = mimetypes.guess_type(key)[0] or ""
             # The store refuses content that does not match this digest.
             client.put(key, file, content_type=kind, md5=base64.b64encode(digest.digest()).decode())
@@ -118,7 +118,7 @@ def _send(client: Bucket, path: Path, key: str, known: tuple[int, str] | None) -
 
 
 def _folders(directory: Path) -> Iterator[tuple[Path, dict[str, int]]]:
-    """Yield each folder with its files' sizes by name; reject entries that cannot be sent."""
+    """Yield each folder with the sizes of its files by name, and reject entries that cannot be sent."""
 
     def refuse(error: OSError) -> NoReturn:
         raise SourceError(f"{error.filename} cannot be read: {error.strerror}") from error
@@ -135,10 +135,10 @@ def _folders(directory: Path) -> Iterator[tuple[Path, dict[str, int]]]:
             except OSError as error:
                 refuse(error)
             if not stat.S_ISREG(known.st_mode):
-                raise SourceError(f"{folder / name} is no file: a directory with it is not pushed")
+                raise SourceError(f"{folder / name} is not a file, so its directory cannot be pushed")
             sizes[name] = known.st_size
         # os.walk does not follow links, and would leave their files out.
         for name in below:
             if (folder / name).is_symlink():
-                raise SourceError(f"{folder / name} is a link to a directory: push what it names by itself")
+                raise SourceError(f"{folder / name} is a link to a directory: push its target separately")
         yield folder, sizes

@@ -1,6 +1,6 @@
 """Turn a spec's `data` section into source URLs, and write a missing set first.
 
-Nothing is written into a user's set; missing parts go beside it, into ``<directory>-superdl``.
+Nothing is written into a user's set. Missing parts are written beside it, into ``<directory>-superdl``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SCHEMES = ("file", "s3")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The location of a split's samples, and a key list if folders do not name them."""
+    """The location of a split's samples, with a key list if folders do not list them."""
 
     url: str
     key_list: str | None = None
@@ -47,7 +47,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class PreparedData:
-    """The sources of a run; without ``val`` there is no validation."""
+    """The sources of a run. Without ``val``, there is no validation."""
 
     train: Source
     val: Source | None
@@ -55,14 +55,14 @@ class PreparedData:
 
 
 def prepare_data(data: DataSpec, tell: Callable[[str], None] = lambda _: None) -> PreparedData:
-    """Return the sources that ``data`` names; without any, find or write its set.
+    """Return the sources that ``data`` specifies, or find or write its set if it specifies none.
 
-    ``tell`` receives lines for people while a set is written.
+    ``tell`` receives progress messages while a set is written.
 
     Raises:
         ConfigError: a URL is unknown or contradicts ``data.kind``, or a set cannot be written.
         SourceNotFoundError: a local directory does not exist.
-        SourceError: a directory has other content than the set, or a damaged set.
+        SourceError: a directory contains something other than the set, or a damaged set.
     """
     if data.train is None:
         if data.kind in PUBLISHED_SETS:
@@ -85,13 +85,14 @@ def _published_or_made(data: DataSpec, tell: Callable[[str], None]) -> PreparedD
     if prepared is not None:
         note = f"the images are {data.kind} as published, in {place}"
         if data.samples is not None:
-            note += "; all of them: data.samples is for sets that are drawn"
+            note += "; all of them are used, since data.samples applies only to drawn sets"
         if prepared.val is None:
             note += "; there are no validation images"
         return replace(prepared, note=note)
     note = (
-        f"{data.kind} as published is not in {place} (superdl data list says what is taken): the images are "
-        f"{published.like}, which are drawn; accuracies do not compare with those of the published set"
+        f"the published {data.kind} is not in {place} (superdl data list shows the files it needs); the "
+        f"images are drawn ones, {published.like}, so accuracies are not comparable with those of the "
+        "published set"
     )
     return replace(_splits_of(_made(data, MADE_SETS[published.like], tell)), note=note)
 
@@ -149,7 +150,7 @@ _ANNOTATIONS = "val_annotations.txt"
 def find_published(
     name: str, directory: Path, tell: Callable[[str], None] = lambda _: None
 ) -> PreparedData | None:
-    """Find the set ``name`` in ``directory``; return None if that is empty or missing."""
+    """Find the set ``name`` in ``directory``, or return None if that is empty or missing."""
     directory = directory.expanduser().absolute()
     try:
         if not any(directory.iterdir()):
@@ -159,15 +160,15 @@ def find_published(
         train, val = _class_folders(directory, _TRAIN), _class_folders(directory, _VAL)
         if train is None:
             raise SourceError(
-                f"{directory} holds something, but not {name} as it is published "
-                f"({PUBLISHED_SETS[name].layout}): name the directory that has these below it"
+                f"{directory} is not empty, but does not contain {name} as it is published "
+                f"({PUBLISHED_SETS[name].layout}): use the directory that contains these files"
             )
         if name == "tiny-imagenet" and (directory / "val" / _ANNOTATIONS).is_file():
             return _with_annotations(directory, train)
         if val is None and any((directory / split).is_dir() for split in _VAL):
             raise SourceError(
-                f"the validation images of {directory} are in no class folders, and nothing tells their "
-                f"classes: sort them into folders as {PUBLISHED_SETS[name].layout}, or give data.train, "
+                f"the validation images of {directory} are not in class folders, so their classes are "
+                f"unknown: sort them into folders as in {PUBLISHED_SETS[name].layout}, or set data.train, "
                 "data.val and data.val_key_list"
             )
         return PreparedData(Source(_file_url(train)), None if val is None else Source(_file_url(val)))
@@ -175,8 +176,8 @@ def find_published(
         return None
     except OSError as error:
         raise SourceError(
-            f"cannot look for {name} in {directory}: {error.strerror}: {error.filename}; data.directory "
-            "names a directory that you may read"
+            f"cannot look for {name} in {directory}: {error.strerror} ({error.filename}); set "
+            "data.directory to a readable directory"
         ) from error
 
 
@@ -193,12 +194,12 @@ def _class_folders(directory: Path, names: tuple[str, ...]) -> Path | None:
 
 
 def _with_annotations(directory: Path, train: Path) -> PreparedData:
-    """Make a key list of Tiny ImageNet's validation images, which share one folder."""
+    """Write a key list of Tiny ImageNet's validation images, which share one folder."""
     annotations = directory / "val" / _ANNOTATIONS
     # A line has an image's file, its class and a box, separated by tabs.
     rows = [line.split("\t")[:2] for line in annotations.read_text(encoding="utf-8").splitlines()]
     if any(len(row) < 2 for row in rows):  # noqa: PLR2004  # file and class
-        raise SourceError(f"{annotations} has no file and class in each line: unpack the archive again")
+        raise SourceError(f"{annotations} needs a file and a class in each line: unpack the archive again")
     key_list = _beside(directory) / "val.csv"
     content = "key,label\n" + "".join(f"{key},{label}\n" for key, label in sorted(rows))
     try:
@@ -208,7 +209,7 @@ def _with_annotations(directory: Path, train: Path) -> PreparedData:
     except OSError as error:
         raise ConfigError(
             f"the classes of the validation images cannot be written to {key_list}: {error.strerror}; link "
-            "the set into a directory that you may write (ln -s) and name the link"
+            "the set into a writable directory (ln -s) and use the link"
         ) from error
     images = Source(_file_url(directory / "val" / "images"), _file_url(key_list))
     return PreparedData(Source(_file_url(train)), images)
@@ -243,7 +244,7 @@ _Arrays = tuple["NDArray[np.uint8]", "NDArray[np.uint8]"]
 
 
 def _find_arrays(name: str, directory: Path) -> dict[str, list[Path]] | None:
-    """Find a set's files in a directory, or where its archive or torchvision puts them."""
+    """Find the files of a set in a directory, or where its archive or torchvision puts them."""
     for place in _PLACES[name]:
         splits = {split: [_file(directory / place, file) for file in _FILES[name][split]] for split in SPLITS}
         absent = [path.name for paths in splits.values() for path in paths if not path.is_file()]
@@ -251,14 +252,14 @@ def _find_arrays(name: str, directory: Path) -> dict[str, list[Path]] | None:
             return splits
         if len(absent) < sum(map(len, splits.values())):
             raise SourceError(
-                f"{directory / place} has a part of {name}; these are not there, as .gz or unpacked: "
+                f"{directory / place} contains only part of {name}; missing, as .gz or unpacked: "
                 f"{', '.join(absent)}"
             )
     return None
 
 
 def _file(directory: Path, name: str) -> Path:
-    """Return a file's path, unpacked, packed or as named by torchvision; else its regular path."""
+    """Return a file's path, unpacked, compressed or as named by torchvision, else its regular path."""
     names = (name, f"{name}.gz", name.replace("-idx", ".idx"))
     paths = (directory / candidate for candidate in names)
     return next((path for path in paths if path.is_file()), directory / name)
@@ -267,7 +268,7 @@ def _file(directory: Path, name: str) -> Path:
 def _convert(
     name: str, files: dict[str, list[Path]], directory: Path, tell: Callable[[str], None]
 ) -> PreparedData:
-    """Write the images once, as PNG in class folders."""
+    """Write the images once, as PNG files in class folders."""
     known = {path.name: path.stat() for paths in files.values() for path in paths}
     versions = {file: [stat.st_size, stat.st_mtime_ns] for file, stat in known.items()}
 
@@ -280,7 +281,7 @@ def _convert(
         tell(f"writing the {total:,} images of {name} as PNG files to {directory}, once")
         for split, (pixels, labels) in splits.items():
             if len(pixels) != len(labels) or labels.max() >= len(_CLASSES[name]):
-                raise SourceError(f"the {split} files of {name} do not fit together: download them again")
+                raise SourceError(f"the {split} files of {name} do not match: download them again")
             for label in _CLASSES[name]:
                 (staging / split / label).mkdir(parents=True)
             for index, (image, label) in enumerate(zip(pixels, labels, strict=True)):
@@ -292,7 +293,7 @@ def _convert(
 
 
 def _read_mnist(paths: Sequence[Path]) -> _Arrays:
-    """Read images and labels: a magic number with the dimensions, sizes, then bytes."""
+    """Read images and labels, which follow a magic number with the dimensions, and the sizes."""
     arrays = []
     for path, dimensions in zip(paths, (3, 1), strict=True):
         try:
@@ -303,7 +304,7 @@ def _read_mnist(paths: Sequence[Path]) -> _Arrays:
         except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
             raise SourceError(f"{path} cannot be read ({error}): download it again") from error
         if magic != _MNIST_BYTES + dimensions:
-            raise SourceError(f"{path} begins with {magic:#x}, not as MNIST's files do: download it again")
+            raise SourceError(f"{path} begins with {magic:#x}, unlike the files of MNIST: download it again")
         arrays.append(array)
     return arrays[0], arrays[1]
 
@@ -311,6 +312,6 @@ def _read_mnist(paths: Sequence[Path]) -> _Arrays:
 def _read_cifar(paths: Sequence[Path]) -> _Arrays:
     content = b"".join(path.read_bytes() for path in paths)
     if not content or len(content) % _CIFAR_ROW_BYTES:
-        raise SourceError(f"{paths[0].parent} has no whole images of CIFAR-10: unpack the archive again")
+        raise SourceError(f"{paths[0].parent} contains no whole CIFAR-10 images: unpack the archive again")
     rows = np.frombuffer(content, np.uint8).reshape(-1, _CIFAR_ROW_BYTES)
     return np.ascontiguousarray(rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), rows[:, 0]

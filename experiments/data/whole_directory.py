@@ -1,4 +1,4 @@
-"""Write a directory once and atomically: beside its place, then renamed."""
+"""Write a directory once and atomically, by renaming a complete one written beside it."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ _MEGABYTE = 1e6
 
 
 def manifest_of(directory: Path) -> dict[str, Any] | None:
-    """Return the manifest of a directory; None if there is none that is a JSON object."""
+    """Return the manifest of a directory, or None if it has none that is a JSON object."""
     try:
         manifest = read_json(directory / MANIFEST)
     except FileNotFoundError:
         return None
     except ConfigError as error:
-        raise SourceError(f"{error}; delete {directory} or name another directory") from error
+        raise SourceError(f"{error}; delete {directory} or use another directory") from error
     return manifest if isinstance(manifest, dict) else None
 
 
 def check_room(directory: Path, size_bytes: int, what: str) -> None:
-    """Check that ``what`` of ``size_bytes`` fits where ``directory`` will be.
+    """Check that ``what``, of ``size_bytes``, fits on the disk where ``directory`` will be.
 
     Raises:
-        ConfigError: they do not fit; the message has the required and the free space.
+        ConfigError: there is not enough space; the message states the required and the free space.
     """
     free = shutil.disk_usage(next(place for place in (directory, *directory.parents) if place.is_dir())).free
     if free < size_bytes + _SPARE_BYTES:
         raise ConfigError(
             f"{what} takes about {size_bytes / _MEGABYTE:,.0f} MB in {directory}, where "
-            f"{free / _MEGABYTE:,.0f} MB are free, {_SPARE_BYTES / _MEGABYTE:,.0f} of which are left alone: "
-            "free some, or name a directory on another disk"
+            f"{free / _MEGABYTE:,.0f} MB are free and {_SPARE_BYTES / _MEGABYTE:,.0f} MB must stay free: "
+            "free some space, or use a directory on another disk"
         )
 
 
 def written_once(target: Path, manifest: Mapping[str, Any], what: str, fill: Callable[[Path], None]) -> None:
-    """Write a directory unless it already exists with the same manifest; concurrent processes wait.
+    """Write a directory unless it exists with the same manifest. Concurrent processes wait.
 
-    ``manifest`` are the facts that determine the content, for JSON; it is stored in the directory.
+    ``manifest`` contains the facts that determine the content, for JSON, and is stored in the directory.
     ``fill`` writes the content, called ``what`` in messages, into an empty directory.
 
     Raises:
-        SourceError: the directory has other content.
-        ConfigError: the place cannot be written.
+        SourceError: the directory contains something else.
+        ConfigError: the directory cannot be written.
     """
     # Compare what JSON gives back: tuples become lists.
     expected = json.loads(json.dumps(manifest))
@@ -76,7 +76,7 @@ def written_once(target: Path, manifest: Mapping[str, Any], what: str, fill: Cal
         where = f": {error.filename}" if error.filename else ""
         raise ConfigError(
             f"cannot write to {target}: {error.strerror or error}{where}; "
-            "name a directory that you may write, with room for it"
+            "use a writable directory with enough space"
         ) from error
 
 
@@ -87,15 +87,15 @@ def _stands(target: Path, wanted: Mapping[str, Any], what: str) -> bool:
     except FileNotFoundError:
         return False
     except NotADirectoryError:
-        raise ConfigError(f"cannot write to {target}: it, or one above it, is a file") from None
+        raise ConfigError(f"cannot write to {target}: it, or one of its parents, is a file") from None
     actual = manifest_of(target)
     if actual is None:
-        raise SourceError(f"cannot write {what} to {target}: it holds other files; name a new directory")
+        raise SourceError(f"cannot write {what} to {target}: it contains other files; use a new directory")
     for name, value in wanted.items():
         if actual.get(name) != value:
             raise SourceError(
-                f"{target} holds something else than {what} ({name} is {actual.get(name)!r} there, {value!r} "
-                "is wanted): delete it, or name another directory"
+                f"{target} contains something other than {what} ({name} is {actual.get(name)!r} there, not "
+                f"{value!r}): delete it, or use another directory"
             )
     return True
 

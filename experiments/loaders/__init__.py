@@ -1,4 +1,4 @@
-"""The loaders that a spec may name, behind one interface, with equal files and seed."""
+"""The loaders that a spec may select, behind one interface, with the same files and seed."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def open_loader(request: LoaderRequest) -> Loader:
     """
     kind = request.loader.kind
     if request.replicas > 1 and kind in _OF_ONE_RANK:
-        raise ConfigError(f"loader.kind {kind} is for one rank; several have super, super-threads or torch")
+        raise ConfigError(f"loader.kind {kind} supports only one rank; use super, super-threads or torch")
     return LOADERS[kind](request)

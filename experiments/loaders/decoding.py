@@ -1,4 +1,4 @@
-"""Loaders whose workers decode; the plain form, ``torch``, is the baseline for SUPER."""
+"""Loaders whose workers decode. The plain form, ``torch``, is the baseline for SUPER."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class DecodedSample:
 def decoded(
     content: bytes | memoryview, label: int, key: str, epoch: int, make: ImageMaker, fetch_s: float
 ) -> DecodedSample:
-    """Decode one file that took ``fetch_s`` to fetch; errors are those of ``make``."""
+    """Decode a file that took ``fetch_s`` to fetch. Raises what ``make`` raises."""
     start_s = time.perf_counter()
     pixels = make(content, key, epoch)
     return DecodedSample(pixels, label, key, fetch_s, time.perf_counter() - start_s)
@@ -91,7 +91,7 @@ def stack(pixels: Sequence[npt.NDArray[np.uint8]], labels: Sequence[int]) -> tup
 
 @contextmanager
 def starting_workers() -> Iterator[None]:
-    """Block SIGTERM in this thread, which workers started here inherit; other threads still receive it."""
+    """Block SIGTERM in this thread and the workers it starts. Other threads still receive the signal."""
     # Schedulers send SIGTERM to the whole process group, but the run needs its workers for
     # its last step and checkpoint.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -102,7 +102,7 @@ def starting_workers() -> Iterator[None]:
 
 
 def end_workers(batches: Any) -> None:
-    """Stop a DataLoader's workers at once; kill one that hangs, unlike torch."""
+    """Stop the workers of a DataLoader at once. Unlike torch, kill one that hangs."""
     # Torch does this when the last reference goes, without a public name.
     iterator = getattr(batches, "_iterator", None)
     shut_down = getattr(iterator, "_shutdown_workers", None)
@@ -116,19 +116,19 @@ def end_workers(batches: Any) -> None:
 
 
 class DecodingLoader:
-    """A DataLoader whose workers decode; they count as a job's functions do. Each iteration is an epoch.
+    """A DataLoader whose workers decode, counted like a job's functions. Each iteration is an epoch.
 
     ``settings`` are named as in the loader's documentation. With ``resumes_within_epochs`` it can
     resume within an epoch with exactly the remaining samples.
 
-    It cannot seek: a resumed epoch is read from its start, and the batches before the place are
+    It cannot seek: a resumed epoch is read from its start, and the batches before the position are
     dropped. A loader that cannot repeat an order raises an error instead.
 
     Args:
-        batches: yields one rank's ``length`` batches each time it is iterated.
-        choose_epoch: sets the epoch of the next iteration; without it, epochs count from 0.
-        pads: this rank's last sample only pads it to the length of other ranks.
-        requests: to a bucket, billed for each sample.
+        batches: yields the ``length`` batches of one rank each time it is iterated.
+        choose_epoch: sets the epoch of the next iteration. Without it, epochs count from 0.
+        pads: whether this rank's last sample only pads it to the length of other ranks.
+        requests: requests to a bucket that are billed for each sample.
     """
 
     def __init__(
@@ -159,11 +159,11 @@ class DecodingLoader:
         self.resumes_within_epochs = choose_epoch is not None
 
     def __len__(self) -> int:
-        """Return the number of batches in an epoch; 0 once closed."""
+        """Return the number of batches in an epoch, or 0 once closed."""
         return 0 if self._batches is None else self._length
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` the next, and keep a loaded batch position in it."""
+        """Set the next epoch, and keep a loaded batch position in it."""
         if epoch != self._epoch:
             self._epoch, self._batch = epoch, 0
 
@@ -171,41 +171,41 @@ class DecodingLoader:
         return {"samples": self.sample_count, "batches": self._length}
 
     def state_dict(self, batches: int) -> dict[str, Any]:
-        """Return the place after ``batches`` of the latest iteration, as plain values."""
+        """Return the position after ``batches`` of the latest iteration, as plain values."""
         epoch, batch = self._began_at
         return {"format": _FORMAT, **self._facts(), "epoch": epoch, "batch": batch + batches}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin the next iteration at a place from any rank's loader, or raise ConfigError."""
+        """Start the next iteration at a position from any rank's loader, or raise ConfigError."""
         if state.get("format") != _FORMAT:
             raise ConfigError(
-                "the loader's state is of a loader of another kind: set loader.kind as it was, or resume "
-                "from the end of an epoch"
+                "the loader's state was saved by another kind of loader: restore loader.kind, or resume from "
+                "the end of an epoch"
             )
         for name, value in self._facts().items():
             if state.get(name) != value:
                 raise ConfigError(
-                    f"the loader's state is of other data: {name} is {state.get(name)} there and {value} here"
+                    f"the loader's state is for other data: {name} was {state.get(name)} and is now {value}"
                 )
         if state["batch"] and not self.resumes_within_epochs:
             raise ConfigError(
-                "this loader cannot go on in the middle of an epoch, since it would repeat samples and leave "
-                "others out: resume from a checkpoint of the end of an epoch (training.checkpoint_every)"
+                "this loader cannot resume within an epoch, since it would repeat some samples and skip "
+                "others: resume from a checkpoint taken at the end of an epoch (training.checkpoint_every)"
             )
         self._epoch, self._batch = int(state["epoch"]), int(state["batch"])
 
     def _begin(self) -> int:
-        """Begin the next iteration, and return the number of its batches to drop."""
+        """Start the next iteration, and return how many of its batches to drop."""
         epoch, batch = self._epoch, self._batch
         if self._choose_epoch is not None:
             self._choose_epoch(epoch)
         elif epoch != self._begun:
             _log.warning(
-                "this loader cannot begin at epoch %d: its order is that of epoch %d", epoch, self._begun
+                "this loader cannot start at epoch %d: its order is that of epoch %d", epoch, self._begun
             )
         if batch:
             _log.warning(
-                "this loader cannot seek: %d batches of epoch %d are read again and dropped", batch, epoch
+                "this loader cannot seek, so %d batches of epoch %d are read again and dropped", batch, epoch
             )
         self._began_at = (epoch, batch)
         self._begun += 1
@@ -247,7 +247,7 @@ class DecodingLoader:
 
 
 class SourceImages(Dataset[DecodedSample]):
-    """The images of a source, decoded on access by epoch and index."""
+    """The images of a source, decoded when accessed by epoch and index."""
 
     def __init__(self, samples: Samples, make: ImageMaker) -> None:
         self._samples = samples
@@ -257,7 +257,7 @@ class SourceImages(Dataset[DecodedSample]):
         return len(self._samples)
 
     def __getitem__(self, place: tuple[int, int]) -> DecodedSample:
-        """Read and decode one image; errors are those of `Samples.read` and `ImageMaker`."""
+        """Read and decode one image. Raises what `Samples.read` and `ImageMaker` raise."""
         epoch, index = place
         samples = self._samples
         start_s = time.perf_counter()
@@ -267,7 +267,7 @@ class SourceImages(Dataset[DecodedSample]):
 
 
 class EpochSampler(Sampler[tuple[int, int]]):
-    """A rank's order, whose indices carry their epoch; training is shuffled, else in key order."""
+    """The order of one rank, shuffled for training, else by key. Each index carries its epoch."""
 
     def __init__(self, dataset: Dataset[Any], request: LoaderRequest) -> None:
         self._indices: DistributedSampler[Any] = DistributedSampler(
@@ -283,7 +283,7 @@ class EpochSampler(Sampler[tuple[int, int]]):
         return len(self._indices)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` the next."""
+        """Set the next epoch."""
         # __iter__ increments it.
         self._epoch = epoch - 1
 
@@ -295,7 +295,7 @@ class EpochSampler(Sampler[tuple[int, int]]):
 
 
 def open_torch(request: LoaderRequest) -> DecodingLoader:
-    """Open a split of a directory or a bucket with torch's DataLoader."""
+    """Open a split of a directory or a bucket with the DataLoader of torch."""
     samples = list_samples(request.source, "torch")
     in_bucket = samples.bucket.startswith("s3://")
     dataset = SourceImages(samples, ImageMaker(request.recipe, samples))

@@ -1,6 +1,6 @@
-"""Compare SUPER to a DataLoader with Pillow, on this machine: ``superdl demo``. Nothing is trained.
+"""Compare SUPER to a DataLoader with Pillow on this machine, without training: ``superdl demo``.
 
-Each loader reads in a process of its own, ``python -m superdl.experiments.loaders.demo TASK``.
+Each loader reads in its own process, ``python -m superdl.experiments.loaders.demo TASK``.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ _FEW = 1.5  # smaller factors are shown as a percentage
 _COLUMNS = ("first epoch", "second epoch", "fresh process")
 _NOTHING_TRAINED = "Nothing is trained: batches are read and dropped"
 _REASONS = (
-    "It starts its services, and decodes each image for the only time.",
+    "It starts its services, and decodes every image for the first and only time.",
     "Nothing is decoded.",
-    "It starts its services again, and reads what is stored.",
+    "It starts its services again, and reads the stored images.",
 )
 _LINES = """\
 from superdl import Recipe, SuperDataset, SuperLoader
 
 dataset = SuperDataset(
     {directory},
-    recipe=Recipe.image(resize={resize}, crop={crop}),  # decoded once, and kept
-    transform=None,  # yours comes here, such as Augment({crop}); it is fresh in each epoch
+    recipe=Recipe.image(resize={resize}, crop={crop}),  # decoded once, then kept
+    transform=None,  # your own, such as Augment({crop}); runs in every epoch
 )
 loader = SuperLoader(dataset, batch_size={batch_size}, shuffle=True)  # with a GPU: device="cuda"
 for epoch in range(3):
@@ -78,7 +78,7 @@ for epoch in range(3):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The images to read: a directory of class folders, or those in a key list."""
+    """The images to read: those in a directory of class folders, or in a key list."""
 
     loader: str
     directory: str
@@ -101,28 +101,26 @@ class Epoch:
 
 
 def demo(named: str | None, images: int | None, console: Console) -> dict[str, Any]:
-    """Measure both loaders; print the figures, and return them for JSON.
+    """Measure both loaders, print the figures, and return them for JSON.
 
     Args:
-        named: a folder with a folder of images for each class; None: drawn ones, ``data/demo``.
-        images: the number of images to read; None: 1,500, or fewer if decoding is slow.
+        named: a folder with a folder of images for each class; by default drawn images, ``data/demo``.
+        images: the number of images to read; by default 1,500, or fewer if decoding is slow.
         console: receives all output.
 
     Raises:
-        SuperError: the images cannot be read, or a process failed; the message has its reason.
+        SuperError: the images cannot be read, or a process failed; the message states the reason.
     """
     print_line, cores = partial(say, console), usable_cores()
     load, _, _ = os.getloadavg()
     if load > _BUSY * cores:
-        print_line(
-            f"this machine is busy (load {load:.1f} on {cores} cores): the figures will be of a busy machine"
-        )
+        print_line(f"this machine is busy (load {load:.1f} on {cores} cores), which will affect the figures")
     directory = _directory(named, print_line)
     epochs: dict[str, list[Epoch]] = {PILLOW: [], SUPER: []}
     with tempfile.TemporaryDirectory(prefix="super-demo-", ignore_cleanup_errors=True) as scratch:
         key_list, chosen, total = _chosen(directory, images, cores, Path(scratch))
         read = f"{chosen:,} images" if chosen == total else f"{chosen:,} of {total:,} images"
-        print_line(f"reading {read} of {directory}, resized to {_RESIZE} and cropped to {_CROP}")
+        print_line(f"reading {read} from {directory}, resized to {_RESIZE} and cropped to {_CROP}")
         workers = min(cores, -(-chosen // _BATCH_SIZE))
         task = Task(PILLOW, str(directory), key_list, 2, _BATCH_SIZE, workers, _RESIZE, _CROP)
         # Fresh processes have lost the cache, and keep the store.
@@ -136,17 +134,17 @@ def demo(named: str | None, images: int | None, console: Console) -> dict[str, A
 
 
 def _directory(named: str | None, print_line: Callable[[str], None]) -> Path:
-    """Return the user's folder, or that of drawn images, which are made once."""
+    """Return the user's folder, or one with drawn images, which are made once."""
     if named is not None:
         directory = Path(named).expanduser().absolute()
         if not directory.is_dir():
-            raise ConfigError(f"{named} is no folder of this machine; the demo reads files alone")
+            raise ConfigError(f"{named} is not a folder on this machine; the demo reads only files")
         return directory
     return make_set(MADE_SETS[_MADE_SET], _MADE_IN, samples=_IMAGES, tell=print_line) / "train"
 
 
 def _chosen(directory: Path, most: int | None, cores: int, scratch: Path) -> tuple[str | None, int, int]:
-    """Choose evenly spaced images; return a key list (None: all), number and total."""
+    """Choose evenly spaced images. Return a key list, or None for all, and their number and the total."""
     samples = list_samples(Source(f"file://{directory}"), "torch")
     total = len(samples)
     if most is None:
@@ -202,14 +200,14 @@ _FIGURES: dict[str, Callable[[Epoch], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The measurements of ``count`` images; epochs by loader."""
+    """The measurements with ``count`` images, as epochs by loader."""
 
     count: int
     task: Task
     epochs: Mapping[str, Sequence[Epoch]]
 
     def lines(self) -> str:
-        """Return the lines of a script that reads as SUPER did in the demo."""
+        """Return the lines of a script that reads images as SUPER did in the demo."""
         fields = asdict(self.task)
         return _LINES.format(**fields | {"directory": json.dumps(self.task.directory, ensure_ascii=False)})
 
@@ -243,19 +241,19 @@ class Results:
         pairs = zip(self.epochs[SUPER], self.epochs[PILLOW], strict=True)
         for column, (ours, theirs), reason in zip(_COLUMNS, pairs, _REASONS, strict=True):
             rate, cpu, _ = (_ratio(figure(ours), figure(theirs)) for figure in _FIGURES.values())
-            speed = f"{SUPER} reads {rate} the images/s of {PILLOW} for {cpu} its CPU"
+            speed = f"{SUPER} reads {rate} the images/s of {PILLOW}, using {cpu} its CPU"
             yield f"{column.capitalize()}: {speed}. {reason}"
         first, second, fresh = self.epochs[SUPER]
         yield (
-            f"Its start (about {number(fresh.wall_s - second.wall_s, 2)} s) is in the first and the last "
-            "column: the more images, the less it counts. CPU is that of all processes; imports are in none."
+            f"Its start (about {number(fresh.wall_s - second.wall_s, 2)} s) is part of the first and the "
+            "last column, and matters less with more images. CPU covers all processes, but not imports."
         )
         ten = {name: epochs[0].wall_s + 9 * epochs[1].wall_s for name, epochs in self.epochs.items()}
         yield "Ten such epochs: " + ", ".join(f"{seconds(s)} with {name}" for name, s in ten.items()) + "."
         if bad := self.count - first.images:
             yield (
-                f"{count(bad, 'image')} cannot be decoded, and both skip it: superdl doctor "
-                f"{shlex.quote(self.task.directory)} --all names such files."
+                f"Both loaders skip {count(bad, 'image')} that cannot be decoded: superdl doctor "
+                f"{shlex.quote(self.task.directory)} --all lists such files."
             )
 
 
@@ -268,7 +266,7 @@ def _ratio(part: float, whole: float) -> str:
 
 
 class _Images(Dataset[Any]):
-    """An ImageFolder that decodes on access; a broken image is None."""
+    """An ImageFolder that decodes on access. A broken image is None."""
 
     def __init__(self, samples: Samples, make: ImageMaker) -> None:
         self._samples, self._make = samples, make
@@ -291,7 +289,7 @@ def _collate(pairs: Sequence[tuple[NDArray[np.uint8], int] | None]) -> Any:
 
 
 def _open_pillow(task: Task) -> Any:
-    """Open a DataLoader as documented."""
+    """Open a DataLoader as its documentation shows."""
     samples = list_samples(Source(f"file://{task.directory}", key_list=task.key_list), "torch")
     make = ImageMaker(RecipeSpec(resize=task.resize, crop=task.crop), samples)
     return DataLoader(
@@ -306,7 +304,7 @@ def _open_pillow(task: Task) -> Any:
 
 
 def _open_super(task: Task) -> Any:
-    """Open SUPER as in its README."""
+    """Open SUPER as its README shows."""
     dataset = SuperDataset(
         task.directory,
         recipe=Recipe.image(resize=task.resize, crop=task.crop),
@@ -343,7 +341,7 @@ def measure(task: Task) -> list[Epoch]:
 
 
 def main() -> None:
-    """Measure the command line's task; print its epochs and the services still running."""
+    """Measure the task from the command line, and print its epochs and the services still running."""
     try:
         epochs = [asdict(epoch) for epoch in measure(Task(**json.loads(sys.argv[1])))]
     except SuperError as error:

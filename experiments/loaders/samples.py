@@ -1,4 +1,4 @@
-"""The arguments of a loader, its batches with their figures, and a source's samples as SUPER lists them."""
+"""The arguments of a loader, its batches and their figures, and a source's samples as listed by SUPER."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Batch: TypeAlias = "tuple[Tensor, Tensor, BatchFigures]"
 
 @dataclass(frozen=True, slots=True)
 class LoaderRequest:
-    """The arguments of a loader, which gives the part of ``rank`` in each epoch."""
+    """The arguments of a loader, which yields the share of ``rank`` in each epoch."""
 
     source: Source
     recipe: RecipeSpec
@@ -62,11 +62,11 @@ class LoaderRequest:
     rank: int = 0
     replicas: int = 1
     converted: Path = Path("data/converted")  # images of loaders with their own format
-    # Receives a line for people when those are written.
+    # Receives a message when those are written.
     print_line: Callable[[str], object] = lambda _: None
 
     def worker_options(self) -> dict[str, Any]:
-        """Return a DataLoader's options, which are also settings in the report."""
+        """Return the options of a DataLoader, which the report also lists as settings."""
         return {
             "num_workers": self.loader.num_workers,
             "persistent_workers": self.loader.num_workers > 0,
@@ -80,7 +80,7 @@ _SIZED = 64  # objects whose sizes are requested, if the listing has none
 
 @dataclass
 class Samples:
-    """The samples of a source in key order; it can be pickled."""
+    """The samples of a source in key order, which can be pickled."""
 
     # s3://name with full keys, or file:// and the directory's real path with paths below it.
     bucket: str
@@ -111,10 +111,10 @@ class Samples:
             with open(path, "rb", buffering=0) as file:  # noqa: PTH123  # a Path takes twice the time
                 return file.read()
         except FileNotFoundError as error:
-            raise SourceNotFoundError(f"{path} is gone since it was listed; start the run again") from error
+            raise SourceNotFoundError(f"{path} was removed after it was listed; restart the run") from error
 
     def size_bytes(self) -> int:
-        """Return the bytes of all objects; for a bucket, an estimate from a few of them."""
+        """Return the total size of all objects. For a bucket, estimate it from a few of them."""
         if not self.bucket.startswith("s3://"):
             root = Path(self.bucket.removeprefix("file://"))
             return sum((root / key).stat().st_size for key in self.keys)
@@ -128,7 +128,7 @@ def list_samples(source: Source, kind: str) -> Samples:
     """List a source by its class folders or its key list, for loader ``kind``.
 
     Raises:
-        SourceError: it cannot be listed; see `coordinator.catalog.lister.list_source`.
+        SourceError: the source cannot be listed; see `coordinator.catalog.lister.list_source`.
         ConfigError: the labels of its key list are not class names.
     """
     from superdl.coordinator.catalog.lister import list_source
@@ -140,12 +140,12 @@ def list_samples(source: Source, kind: str) -> Samples:
     catalog = list_source(source.url, key_list, naming=naming, classes=source.classes)
     if not catalog.classes or not isinstance(catalog.labels, np.ndarray) or catalog.label_dtype != "int64":
         raise ConfigError(
-            f"the labels in {source.key_list} are no class names, and loader.kind {kind} takes those alone; "
+            f"the labels in {source.key_list} are not class names, which loader.kind {kind} needs; "
             "set loader.kind=super"
         )
     if catalog.members is not None:
         raise ConfigError(
-            f"{source.key_list} names members of objects, and loader.kind {kind} reads whole objects alone; "
+            f"{source.key_list} lists members of objects, but loader.kind {kind} reads only whole objects; "
             "set loader.kind=super"
         )
     keys = [key.decode() for key in catalog.keys]
@@ -154,7 +154,7 @@ def list_samples(source: Source, kind: str) -> Samples:
 
 
 class ImageMaker:
-    """Make images by one recipe; it can be pickled. The ids of ``samples`` seed random steps.
+    """A picklable maker of images by one recipe. The ids of ``samples`` seed random steps.
 
     Raises:
         RecipeError: ``recipe.steps`` is invalid.
@@ -174,7 +174,7 @@ class ImageMaker:
             self._program_of(0)  # rejects an impossible recipe now, not in a worker
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the program, which a worker makes again."""
+        """Return the state without the program, which a worker rebuilds."""
         return {**self.__dict__, "_epoch": -1, "_program": None}
 
     def __call__(self, content: bytes | memoryview, key: str, epoch: int) -> npt.NDArray[np.uint8]:
@@ -188,7 +188,7 @@ class ImageMaker:
             raise
         except Exception as error:  # Pillow raises anything on broken bytes
             raise BadSampleError(
-                f"{self._bucket}/{key}: Pillow cannot decode it: {type(error).__name__}: {error}"
+                f"{self._bucket}/{key}: Pillow cannot decode it ({type(error).__name__}: {error})"
             ) from error
 
     def _by_steps(self, content: bytes | memoryview, key: str, epoch: int) -> npt.NDArray[np.uint8]:
@@ -199,11 +199,11 @@ class ImageMaker:
         except SampleFailedError as failure:
             raise BadSampleError(f"{self._bucket}/{key}: {failure.why}") from failure
         if isinstance(pixels, dict):
-            raise ConfigError("recipe.steps give several arrays; a model here is fed one image")
+            raise ConfigError("recipe.steps produce several arrays, but models here take a single image")
         if pixels.dtype != np.uint8 or pixels.ndim != _CHANNELS or pixels.shape[2] != _CHANNELS:
             raise ConfigError(
-                f"recipe.steps give {pixels.dtype} of shape {pixels.shape}; a model here is fed uint8 of "
-                "shape (height, width, 3)"
+                f"recipe.steps produce {pixels.dtype} of shape {pixels.shape}, but models here take uint8 "
+                "of shape (height, width, 3)"
             )
         image: npt.NDArray[np.uint8] = pixels
         return image
@@ -227,7 +227,7 @@ class ImageMaker:
 
 
 def decode_image(content: bytes | memoryview, *, resize: int, crop: int) -> npt.NDArray[np.uint8]:
-    """Decode a file into upright RGB of shape (crop, crop, 3), its shorter side resized first."""
+    """Decode a file to upright RGB of shape (crop, crop, 3), after resizing its shorter side."""
     # As a torch user would, without the functions' code, so that a bug there shows.
     with Image.open(io.BytesIO(content)) as opened:
         image = ImageOps.exif_transpose(opened).convert("RGB")

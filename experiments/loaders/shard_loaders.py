@@ -1,6 +1,6 @@
 """WebDataset, MosaicML Streaming (MDS) and LitData over shards of a source's unchanged files.
 
-Each follows its documentation: samples are decoded in the workers, in each epoch.
+Each follows its documentation: workers decode the samples in each epoch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MEGABYTE = 1e6
 
 
 class Converted(NamedTuple):
-    """A split's samples, how to decode them, and the directory of their shards, which took ``seconds``."""
+    """A split's samples, how to decode them, and the directory of their shards, made in ``seconds``."""
 
     samples: Samples
     make: ImageMaker
@@ -71,10 +71,12 @@ def _convert(request: LoaderRequest, package: str, write: Write, note: str = "")
 
 
 def convert_once(samples: Samples, kind: str, write: Write, request: LoaderRequest) -> tuple[Path, float]:
-    """Return the images in the format of loader ``kind``, written if necessary, and their seconds.
+    """Return the directory of images in the format of loader ``kind``, and the seconds to write it.
+
+    The images are written only if necessary.
 
     Raises:
-        ConfigError: the place cannot be written, or has no room.
+        ConfigError: the directory cannot be written, or there is no room for it.
         SourceError: a file cannot be read, or the existing conversion is damaged.
     """
     manifest = {
@@ -116,7 +118,7 @@ def convert_once(samples: Samples, kind: str, write: Write, request: LoaderReque
 
 
 def open_webdataset(request: LoaderRequest) -> DecodingLoader:
-    """Open a split of tars, in random order over workers with a shuffle buffer for training."""
+    """Open a split of tars. For training, shuffle them over workers, and use a shuffle buffer."""
     converted = _convert(request, "webdataset", _write_tars)
     import webdataset
 
@@ -145,7 +147,7 @@ def open_webdataset(request: LoaderRequest) -> DecodingLoader:
 
 
 def _write_tars(samples: Samples, order: Sequence[int], size_bytes: int, directory: Path) -> None:
-    """Write tars with counts as equal as possible: a multiple of 48, but at most one per sample."""
+    """Write a multiple of 48 tars, or one per sample if fewer, with counts as equal as possible."""
     import webdataset
 
     shards = min(_SHARDS * max(ceil(size_bytes / (_SHARDS * _TAR_BYTES)), 1), len(samples))
@@ -161,7 +163,7 @@ def _bounds(samples: int, shards: int) -> list[tuple[int, int]]:
 
 
 def shuffled(tars: Sequence[str], seed: int) -> Any:
-    """Read training samples: shuffled tars, split over workers, a shuffle buffer."""
+    """Read training samples from shuffled tars, split over workers, through a shuffle buffer."""
     import webdataset
 
     # The other shuffles are seeded by the clock, or repeat one order in every epoch.
@@ -178,7 +180,7 @@ def _batches_of_worker(batch_size: int, source: Iterator[dict[str, Any]]) -> Ite
 
 
 class _Decode:
-    """The decoding stage; each run is the next epoch."""
+    """The decoding stage. Each run is the next epoch."""
 
     def __init__(self, converted: Converted) -> None:
         self._keys, self._make = converted.samples.keys, converted.make
@@ -207,7 +209,7 @@ def _items(samples: Samples, order: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 @functools.cache
 def _images_class(kind: str) -> Any:
-    """Return the dataset's class, made on demand: its base needs the package."""
+    """Return the dataset class, which is made on demand because its base class needs the package."""
     declare_operators()
     base: Any
     if kind == "mds":
@@ -220,7 +222,7 @@ def _images_class(kind: str) -> Any:
         base = LitDataset
 
     class Images(base):  # type: ignore[misc]  # untyped
-        """Decode samples; each iteration in a process is the next epoch."""
+        """Decode samples. Each iteration in a process is the next epoch."""
 
         def __init__(self, converted: Converted, **options: Any) -> None:
             super().__init__(**options)
@@ -267,8 +269,8 @@ def _write_mds(samples: Samples, order: Sequence[int], _size_bytes: int, directo
 
 
 def open_mds(request: LoaderRequest) -> DecodingLoader:
-    """Open a split of MDS shards, whose dataset takes the batch size too."""
-    note = " (it holds numpy below 2.2, so best in an environment of its own)"
+    """Open a split of MDS shards, whose dataset also needs the batch size."""
+    note = " (it needs numpy below 2.2, so a separate environment is best)"
     converted = _convert(request, "streaming", _write_mds, note)
     batch, options = request.loader.batch_size, request.worker_options()
     arguments: dict[str, Any] = {"shuffle": request.training, "batch_size": batch}

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def open_super(request: LoaderRequest) -> SuperReader:
-    """Open a split through the coordinator that the spec names, else the default one."""
+    """Open a split through the coordinator in the spec, or else the default one."""
     dataset, sampler = _open(request)
     batches = DataLoader(dataset, batch_size=None, sampler=sampler, **request.worker_options())
     return SuperReader(dataset, sampler, batches, {"batch_size": None, **request.worker_options()})
 
 
 def open_super_threads(request: LoaderRequest) -> SuperReader:
-    """Open a split with threads of this process, without ``num_workers``."""
+    """Open a split that threads of this process read, without ``num_workers``."""
     from superdl.super_dataset import SuperLoader
 
     dataset, sampler = _open(request)
@@ -105,7 +105,7 @@ class SuperReader:
 
     @property
     def classes(self) -> Sequence[str]:
-        """The names of the classes; a label is an index into them."""
+        """The names of the classes. A label is an index into them."""
         return self._dataset.classes
 
     @property
@@ -120,14 +120,14 @@ class SuperReader:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of keys, versions (of files, sizes and times), labels and classes."""
+        """The fingerprint of keys, versions (for files, sizes and times), labels and classes."""
         return str(self._sampler.state_dict()["fingerprint"])
 
     def __len__(self) -> int:
         return len(self._sampler)
 
     def state_dict(self, batches: int) -> dict[str, Any]:
-        """Return the place after ``batches`` of the latest iteration, as plain values."""
+        """Return the position after ``batches`` of the latest iteration, as plain values."""
         # A SuperLoader also counts batches whose samples are all bad.
         place = getattr(self._batches, "state_dict", None)
         return place() if place is not None else self._sampler.state_dict(batches_consumed=batches)
@@ -138,7 +138,7 @@ class SuperReader:
         return iter(self._batches)
 
     def close(self) -> None:
-        """Stop the workers and the job; the loader cannot be used afterwards."""
+        """Stop the workers and the job. The loader cannot be used afterwards."""
         batches, self._batches = self._batches, None  # the last reference: ends the threads
         end_workers(batches)
         del batches

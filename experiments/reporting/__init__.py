@@ -1,4 +1,4 @@
-"""Pages of figures, an HTML file each: tables and plots, also in print and offline."""
+"""Pages of figures with tables and plots, each a single HTML file that works offline and in print."""
 
 from __future__ import annotations
 

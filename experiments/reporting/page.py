@@ -26,7 +26,7 @@ ABSENT = "-"
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Format with ``digits`` significant digits and separators; keep all whole digits."""
+    """Format with ``digits`` significant digits and separators, keeping all digits of the integer part."""
     if value is None or not math.isfinite(value):
         return ABSENT
     if value == 0:
@@ -36,7 +36,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def count(value: float | None, one: str = "") -> str:
-    """Format a count, followed by the thing's name if given: ``one`` is its singular."""
+    """Format a count, followed by a noun if its singular ``one`` is given."""
     if value is None:
         return ABSENT
     return f"{value:,.0f} {one}{'' if value == 1 else 's'}" if one else f"{value:,.0f}"
@@ -62,7 +62,7 @@ def share(part: float | None, whole: float | None) -> float | None:
 
 
 def times(value: float | None, factor: float) -> float | None:
-    """Multiply a value, if it is known."""
+    """Multiply a value if it is known."""
     return value if value is None or factor == 1 else factor * value
 
 
@@ -83,7 +83,7 @@ Cell = str | float | None
 
 
 class Table(NamedTuple):
-    """A table whose column heads name the units."""
+    """A table whose column heads include the units."""
 
     caption: str
     heads: Sequence[str]
@@ -93,7 +93,7 @@ class Table(NamedTuple):
 
     @property
     def words(self) -> set[int]:
-        """The columns that hold text, which is aligned left; numbers are aligned right."""
+        """The columns that contain text, which is aligned left. Numbers are aligned right."""
         return {
             at
             for at in range(len(self.heads))
@@ -103,12 +103,12 @@ class Table(NamedTuple):
 
 
 def facts_table(caption: str, facts: Mapping[str, object]) -> Table:
-    """Return a table of two columns, names and values."""
+    """Return a table with two columns, for names and values."""
     return Table(caption, ("what", "value"), [(str(name), str(value)) for name, value in facts.items()])
 
 
 def render(template: str, **values: Any) -> str:
-    """Render a template below ``templates/`` with the values as a whole page."""
+    """Render a template below ``templates/`` with the values, as a complete page."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -157,20 +157,20 @@ _SETTINGS: dict[str, Any] = {
 
 
 class Plot(NamedTuple):
-    """An image for a page: its caption, and a data URL with the whole image."""
+    """An image for a page, with its caption and a data URL that contains the image."""
 
     caption: str
     image: str
 
 
 def plots_missing() -> str | None:
-    """Return the reason why plots cannot be drawn here, or None if they can."""
+    """Return why plots cannot be drawn here, or None if they can."""
     try:
         import matplotlib.figure  # noqa: F401  # only a check
     except ImportError as error:
         return (
-            "plots need the package matplotlib: pip install 'superdl[train]', then superdl report DIRECTORY "
-            f"({error})"
+            "plots need the package matplotlib: pip install 'superdl[train]', then run superdl report "
+            f"DIRECTORY ({error})"
         )
     return None
 
@@ -178,7 +178,7 @@ def plots_missing() -> str | None:
 def plot_of(
     caption: str, drawings: Sequence[Drawing], *, columns: int = 1, row_in: float = _ROW_IN
 ) -> Plot | None:
-    """Draw charts in ``columns``, rows of ``row_in`` inches; None without drawings or matplotlib."""
+    """Draw charts in ``columns`` and rows of ``row_in`` inches. Without any, or matplotlib, return None."""
     if not drawings or plots_missing() is not None:
         return None
     import matplotlib.style
@@ -211,7 +211,7 @@ def height_of_bars(bars: int) -> float:
 def draw_bars(
     axes: Axes, *, title: str, label: str, bars: Mapping[str, float | None], spread: Sequence[Values] = ()
 ) -> None:
-    """Draw named horizontal bars; ``spread`` holds their error bars, below and above."""
+    """Draw named horizontal bars. ``spread`` contains their error bars, below and above."""
     lengths = [value or 0.0 for value in bars.values()]
     errors = [[value or 0.0 for value in side] for side in spread] or None
     drawn = axes.barh(range(len(bars)), lengths, 0.7, xerr=errors, capsize=4, color=_BAR_COLOUR)
@@ -233,7 +233,7 @@ def draw_lines(
     lines: Mapping[str, tuple[Sequence[float], Values]],
     top: float | None = None,
 ) -> None:
-    """Draw named lines of (xs, values); the y axis ends at ``top`` or the largest value."""
+    """Draw named lines of (xs, values). The y axis ends at ``top`` or the largest value."""
     for name, (xs, values) in lines.items():
         # NaN leaves a gap in the line.
         ys = [float("nan") if value is None else value for value in values]

@@ -36,12 +36,12 @@ class Pass(NamedTuple):
 
     @property
     def job(self) -> dict[str, Any]:
-        """The job's counters for this pass; empty if they were not reported."""
+        """The job's counters for this pass, or empty if they were not reported."""
         return self.figures.get("job") or {}
 
     @property
     def stalls(self) -> dict[str, float]:
-        """Seconds of waiting by cause of `super_wire.waits`; empty if none is reported."""
+        """Seconds of waiting by cause, as in `super_wire.waits`, or empty if none was reported."""
         waits: dict[str, float] = {}
         for cause, total in ((self.figures.get("stalls") or {}).get("causes") or {}).items():
             waits[wait_for(cause)] = waits.get(wait_for(cause), 0.0) + float(total["wait_s"])
@@ -57,7 +57,7 @@ class Learning(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """The files of a run: ``facts`` is its report, ``troubles`` says what is unreadable."""
+    """The files of a run. ``facts`` is its report, and ``troubles`` lists what is unreadable."""
 
     directory: Path
     facts: dict[str, Any]
@@ -81,7 +81,7 @@ class RunFiles:
 
     @property
     def phases(self) -> list[dict[str, Any]]:
-        """Process usage in the start phase and in each pass; empty without monitoring."""
+        """Resource use in the start phase and in each pass, or empty without monitoring."""
         return list((self.facts.get("utilization") or {}).get("phases") or ())
 
     @property
@@ -96,7 +96,7 @@ class RunFiles:
 
     @property
     def status(self) -> str:
-        """Finished, interrupted or failed; running, if the run continues or was killed."""
+        """Finished, interrupted or failed, or running if the run continues or was killed."""
         return str(self.facts.get("status") or "running")
 
     @property
@@ -109,13 +109,13 @@ def read_run(directory: Path) -> RunFiles:
     """Read a run's report and steps, as far as they can be read.
 
     Raises:
-        ConfigError: the directory holds no run.
+        ConfigError: the directory contains no run.
     """
     if not (directory / REPORT_NAME).is_file():
-        remedy = "name one that superdl run has written"
+        remedy = "use one that superdl run has written"
         if any(any(directory.glob(f"{depth}{REPORT_NAME}")) for depth in ("*/", "*/*/")):
-            remedy = f"its runs are below it: name one, or show all by superdl report --book {directory}"
-        raise ConfigError(f"{directory} is no directory of a run: it has no {REPORT_NAME}; {remedy}")
+            remedy = f"its runs are below it (use one, or show all with superdl report --book {directory})"
+        raise ConfigError(f"{directory} is not the directory of a run: it has no {REPORT_NAME}; {remedy}")
     troubles = []
     try:
         facts = read_json(directory / REPORT_NAME, REPORT_NAME)
@@ -126,8 +126,8 @@ def read_run(directory: Path) -> RunFiles:
     try:
         if broken := _read_steps(directory / "steps.jsonl", learning):
             troubles.append(
-                f"steps.jsonl has {broken} line(s) that are no rows of this version, such as one cut off by "
-                "a kill"
+                f"steps.jsonl has {broken} line(s) that this version cannot read, such as one cut off when "
+                "the run was killed"
             )
     except FileNotFoundError:
         pass  # the run ended before its first step
@@ -155,13 +155,13 @@ def _read_steps(path: Path, learning: dict[int, Learning]) -> int:
 
 
 def read_format(path: Path, expected: int) -> dict[str, Any]:
-    """Read a JSON file that names its format."""
+    """Read a JSON file that states its format."""
     try:
         content = read_json(path)
     except FileNotFoundError as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     if not isinstance(content, dict) or content.get("format") != expected:
-        raise ConfigError(f"{path} is not of format {expected}, which this version reads: make it again")
+        raise ConfigError(f"{path} is not in format {expected}, which this version reads: create it again")
     return content
 
 
@@ -171,7 +171,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters that a spreadshe
 
 
 class Book(NamedTuple):
-    """Rows by column head, oldest run first, and the reason for each unreadable path."""
+    """Rows by column head, with the oldest run first, and the reason for each unreadable path."""
 
     directory: Path
     rows: list[dict[str, Cell]]
@@ -192,18 +192,18 @@ def read_book(directory: Path) -> Book:
         try:
             run = read_run(place)
             if run.troubles or not run.facts:
-                broken[name] = "; ".join(run.troubles) or "its files hold no run"
+                broken[name] = "; ".join(run.troubles) or "its files contain no run"
             row = {"run": name} | {head: _cell(value) for head, value in _row(run).items()}
         except _ODD as error:
             # An unreadable run must not affect the other rows.
-            broken[name] = f"it holds no run of this version ({type(error).__name__}: {error})"
+            broken[name] = f"it contains no run that this version can read ({type(error).__name__}: {error})"
             continue
         rows += [row] if run.facts else []
     for child in children:
         if not any(place.is_relative_to(child) for place in run_directories):
-            broken.setdefault(child.name, f"no run lies in it: it has no {REPORT_NAME}")
+            broken.setdefault(child.name, f"it contains no run, since it has no {REPORT_NAME}")
     if not rows and not broken:
-        raise ConfigError(f"{directory} holds no runs: name the directory that superdl run writes them into")
+        raise ConfigError(f"{directory} contains no runs: use the directory that superdl run writes them to")
     return Book(directory, sorted(rows, key=lambda row: (str(row["begun"]), str(row["run"]))), broken)
 
 
@@ -211,11 +211,11 @@ def write_book(book: Book) -> tuple[Path, Path]:
     """Write ``book.html`` and ``book.csv`` into its directory and return their paths."""
     heads = list(book.rows[0]) if book.rows else []
     shown = [head for head in heads if any(row[head] is not None for row in book.rows)]
-    table = Table("All runs, the oldest first", shown, [[row[head] for head in shown] for row in book.rows])
+    table = Table("All runs, oldest first", shown, [[row[head] for head in shown] for row in book.rows])
     html = render(
         "book.html",
         title=f"Log book of {book.directory.absolute().name}",
-        subtitle=f"{count(len(book.rows), 'run')}, {len(book.broken)} that cannot be read, or not whole",
+        subtitle=f"{count(len(book.rows), 'run')}, {len(book.broken)} unreadable or incomplete",
         table=table,
         broken=sorted(book.broken.items()),
         plots_missing=None,
@@ -244,7 +244,7 @@ def _cell(value: Any) -> Cell:
 
 
 def _row(run: RunFiles) -> dict[str, Any]:
-    """Return a run's row by column head; accuracies are of the last validation."""
+    """Return a run's row by column head. Accuracies are from the last validation."""
     facts, loader, cost = run.facts, run.spec.get("loader") or {}, run.spec.get("cost") or {}
     hardware = (facts.get("environment") or {}).get("hardware") or {}
     machine = f"{cost.get('machines') or 1} x {cost['machine']}" if cost.get("machine") else None

@@ -1,4 +1,4 @@
-"""The page of a run, ``report.html``, made from its files at any time, also for a killed run."""
+"""The page of a run, ``report.html``, made from its files at any time, even for a killed run."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def run_page(run: RunFiles) -> str:
         notes=(*facts.get("notes", ()), *run.troubles),
         tables=run_tables(run),
         learning=_learning(run),
-        of_rank_0=f" Of {run.ranks} ranks this is rank 0, with what it started." if run.ranks > 1 else "",
+        of_rank_0=f" This is rank 0 of {run.ranks} ranks, with all that it started." if run.ranks > 1 else "",
         bill=facts.get("bill"),
         settings=facts_table(f"Settings of loader {loader}", settings) if settings else None,
         spec_lines="\n".join(_leaves(run.spec)),
@@ -80,7 +80,7 @@ def run_page(run: RunFiles) -> str:
 
 
 def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield each value of a spec as ``dotted.key=value``; skip empty sections."""
+    """Yield each value of a spec as ``dotted.key=value``, skipping empty sections."""
     for name, value in mapping.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{prefix}{name}.")
@@ -92,7 +92,7 @@ def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def run_tables(run: RunFiles) -> dict[str, Table | None]:
-    """Return all tables by name; None where the files lack the data."""
+    """Return all tables by name, or None for those whose data is missing from the files."""
     bill = run.facts.get("bill")
     causes = [cause for cause in WAITS if any(cause in epoch_pass.stalls for epoch_pass in run.passes)]
     meanings = [(cause, WAITS[cause].meaning, WAITS[cause].remedy) for cause in causes]
@@ -222,13 +222,13 @@ def _hosts(run: RunFiles) -> Table | None:
         for host in run.facts.get("hosts") or ()
         if "slots" in host
     ]
-    return Table("CPU of workers, while training", heads, rows) if rows else None
+    return Table("CPU of workers during training", heads, rows) if rows else None
 
 
 def _bill(bill: dict[str, Any]) -> Table:
     priced = all(line["usd"] is not None for line in bill["lines"])
     total = {
-        "name": "all of it" if priced else "what has a price here",
+        "name": "total" if priced else "everything with a known price",
         "usd": bill["usd"],
         "by_epoch": [epoch["usd"] for epoch in bill["epochs"]],
     }
@@ -237,7 +237,7 @@ def _bill(bill: dict[str, Any]) -> Table:
         first, later = line["by_epoch"][:1], line["by_epoch"][1:]
         means = (fmean(costs) if costs else None for costs in (first, later))
         rows.append((line["name"], line["usd"], *means, line.get("how", "")))
-    heads = ("what", "the run (USD)", "first epoch (USD)", "an epoch after it (USD, mean)", "how")
+    heads = ("what", "the run (USD)", "first epoch (USD)", "later epochs (USD, mean)", "how")
     return Table("The bill", heads, rows, total=True)
 
 
@@ -261,14 +261,14 @@ def _learning(run: RunFiles) -> Plot | None:
     draw = partial(draw_lines, x_label="epochs done")
     drawings = [
         partial(draw, title="Loss", y_label="loss (cross entropy, nats)", lines=losses),
-        partial(draw, title="Accuracy", y_label="images right (%)", lines=accuracies, top=_PERCENT_TOP),
+        partial(draw, title="Accuracy", y_label="correct images (%)", lines=accuracies, top=_PERCENT_TOP),
     ]
-    caption = "Left: loss, lower is better. Right: how many images the model classifies rightly."
+    caption = "Left: loss, lower is better. Right: percentage of images that the model classifies correctly."
     return plot_of(caption, drawings if run.passes else [], columns=2)
 
 
 def _over_steps(run: RunFiles, name: str, factor: float = 1.0) -> tuple[list[float], list[float | None]]:
-    """Return a column of the training steps over epochs done, means where there are many."""
+    """Return a column of the training steps over epochs done, averaged where there are many."""
     xs: list[float] = []
     ys: list[float | None] = []
     most = max(10, _POINTS // max(1, len(run.trained)))

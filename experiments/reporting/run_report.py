@@ -1,4 +1,4 @@
-"""The report of a run, as a table, in sentences by fixed rules, and as JSON with the same figures."""
+"""The report of a run as a table, as sentences from fixed rules, and as JSON with the same figures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NO_LIMIT, _LIMIT = 0.05, 0.2
 
 
 class Tile(NamedTuple):
-    """A figure at the top of a page: its value, title and a note."""
+    """A figure at the top of a page, with its value, its title and a note."""
 
     value: str
     title: str
@@ -60,7 +60,7 @@ def findings(run: RunFiles) -> list[tuple[str, str]]:
 
 def _outcome(run: RunFiles) -> tuple[str, str]:
     if not run.facts:
-        return "Unknown:", "report.json cannot be read; the other files have what is shown."
+        return "Unknown:", "report.json cannot be read; the figures shown are from the other files."
     took = _epochs(run)
     if "wall_s" in run.facts:
         took += f" in {seconds(run.facts['wall_s'])}"
@@ -72,7 +72,7 @@ def _outcome(run: RunFiles) -> tuple[str, str]:
 
 
 def _epochs(run: RunFiles) -> str:
-    # A resumed run names its first epoch.
+    # A resumed run states its first epoch.
     planned = run.spec.get("epochs")
     done = [train_pass.epoch + 1 for train_pass in run.trained]
     if done and done[0] > 1:
@@ -87,11 +87,11 @@ def _accuracy(run: RunFiles) -> str:
     end, best = validated[-1], max(validated, key=lambda epoch_pass: epoch_pass.figures["accuracy"])
     images = count(end.figures["samples"], "validation image")
     accuracy, top5 = percent(end.figures["accuracy"]), end.figures.get("top5_accuracy")
-    sentence = f"after epoch {end.epoch + 1} the model was right for {accuracy} of {images}."
+    sentence = f"after epoch {end.epoch + 1} the model classified {accuracy} of {images} correctly."
     if top5 is not None:
         sentence += f" Top-5: {percent(top5)}."
     if best.epoch != end.epoch:
-        sentence += f" Best was epoch {best.epoch + 1} with {percent(best.figures['accuracy'])}."
+        sentence += f" The best was epoch {best.epoch + 1} with {percent(best.figures['accuracy'])}."
     return sentence
 
 
@@ -121,7 +121,7 @@ def _waiting_share(passes: Sequence[Pass]) -> float:
 
 
 def _main_cause(passes: Sequence[Pass]) -> tuple[str, float] | None:
-    """Return the main cause of waiting and its seconds; None if negligible or unknown."""
+    """Return the main cause of waiting and its seconds, or None if negligible or unknown."""
     waits: Counter[str] = Counter()
     for epoch_pass in passes:
         waits.update(epoch_pass.stalls)
@@ -150,7 +150,9 @@ def _first_batch(run: RunFiles) -> tuple[str, str]:
     sentence = f"{seconds(run.trained[0].figures['first_batch_s'])} after {_first_epoch(run)} began"
     from_start_s = run.facts.get("first_batch_s")
     if from_start_s is not None:
-        sentence += f", {seconds(from_start_s)} after the start of the run, which also opens model and data"
+        sentence += (
+            f", {seconds(from_start_s)} after the start of the run, which also opens the model and data"
+        )
     return "First batch:", f"{sentence}."
 
 
@@ -164,7 +166,7 @@ def _about_cost(bill: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HostUsage:
-    """The use of a host's worker from the first training step to the last epoch's end."""
+    """CPU use of a host's worker from the first training step to the end of the last epoch."""
 
     host: str
     slots: int
@@ -176,7 +178,7 @@ class HostUsage:
 def host_usages(
     before: Iterable[WorkerUse], after: Iterable[WorkerUse], wall_s: float
 ) -> tuple[HostUsage, ...]:
-    """Return the use of each remote host's worker, by name, between two readings."""
+    """Return the CPU use of each remote host's worker between two readings, by name."""
     # A worker that was started in between counts from its start.
     cpu_before = {worker.name: worker.cpu_s for worker in before}
     usages = []
@@ -192,7 +194,7 @@ def host_usages(
 
 @dataclass(slots=True)
 class RunReport:
-    """Everything known about a run, gathered while it runs; docs/runs.md describes it."""
+    """Everything known about a run, gathered while it runs. docs/runs.md describes it."""
 
     name: str
     started_at: str
@@ -221,17 +223,17 @@ class RunReport:
 
     @property
     def validation(self) -> PassSummary | None:
-        """The last validation; None if there was none."""
+        """The last validation, or None if there was none."""
         return next((epoch.val for epoch in reversed(self.epochs) if epoch.val is not None), None)
 
     @property
     def val_accuracy(self) -> float | None:
-        """The accuracy of the last validation; None if there was none."""
+        """The accuracy of the last validation, or None if there was none."""
         return None if self.validation is None else self.validation.accuracy
 
     @property
     def first_batch_s(self) -> float | None:
-        """Seconds from the run's start to its first training batch; None without one."""
+        """Seconds from the start of the run to its first training batch, or None if there was none."""
         phases = () if self.utilization is None else self.utilization.phases
         start = next((phase for phase in phases if phase.epoch is None), None)
         if start is None or not self.epochs:
@@ -262,7 +264,7 @@ class RunReport:
 
 
 def print_report(report: RunReport, console: Console) -> None:
-    """Print the table with its explanation, then the same findings as the page."""
+    """Print the table with an explanation, then the same findings as on the page."""
     if report.epochs:
         heads = ("\npass", *_cells(report.epochs[0].train))
         rows = [
@@ -272,8 +274,8 @@ def print_report(report: RunReport, console: Console) -> None:
         ]
         print_rows(console, heads, rows, title=f"{report.name}, by epoch and pass")
         console.print(
-            "Seconds overlap: workers read and functions decode while the model computes, and ahead. Hits, "
-            "misses and reads from the store are samples at the first look.",
+            "Seconds overlap, because workers read and functions decode ahead while the model computes. "
+            "Hits, misses and reads from the store count samples when they are first looked up.",
             style="dim",
             highlight=False,
         )

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchSizes:
-    """The largest ``batch_size``, below ``limit_bytes``; ``tried`` has each size's peak, None: too much."""
+    """The largest ``batch_size`` below ``limit_bytes``.
+
+    ``tried`` maps each size to its peak, or to None if it did not fit.
+    """
 
     batch_size: int
     device: str
@@ -44,13 +47,15 @@ def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:
             # Ranks under DDP fit as much each; under FSDP more, since each has a part of the model.
             raise ConfigError(
                 "--find-batch-size measures the memory of one GPU: run it on a machine that has one, without "
-                "torchrun (ranks with GPUs of that kind take as much each)"
+                "torchrun (each rank with such a GPU can take batches of the same size)"
             )
         data = images_of(spec, ranks, print_line)
         with closing(opened_loader(spec, data.train, ranks, print_line, training=True)) as loader:
             classes, at_most = len(loader.classes), loader.sample_count
         name, limit_bytes = torch.cuda.get_device_name(device), torch.cuda.mem_get_info(device)[0]
-        print_line(f"the largest batch of {spec.model.name} with images of {spec.recipe.crop} pixels, {name}")
+        print_line(
+            f"finding the largest batch of {spec.model.name} with images of {spec.recipe.crop} pixels, {name}"
+        )
         tried: dict[int, int | None] = {}
 
         def fits(size: int) -> bool:
@@ -62,7 +67,7 @@ def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:
         best = largest_that_fits(fits, at_most)
     if not best:
         raise ConfigError(
-            f"not even a batch of one image fits into {limit_bytes / 2**30:.2f} GiB on {name}; take a "
+            f"not even a batch of one image fits into {limit_bytes / 2**30:.2f} GiB on {name}; use a "
             "smaller model.name or recipe.crop, or a larger machine"
         )
     print_line(f"loader.batch_size={best} is the largest that fits")
@@ -70,7 +75,7 @@ def largest_batch(spec: Spec, *, console: Console | None = None) -> BatchSizes:
 
 
 def largest_that_fits(fits: Callable[[int], bool], at_most: int) -> int:
-    """Return the largest size that fits, to a sixteenth of it; 0 if not even 1 fits."""
+    """Return the largest size that fits, accurate to a sixteenth of it, or 0 if not even 1 fits."""
     best, too_many = 0, None
     # Double the size while it fits, then halve the gap to the smallest that does not.
     while too_many is None and best < at_most:
@@ -89,7 +94,7 @@ def largest_that_fits(fits: Callable[[int], bool], at_most: int) -> int:
 
 
 def _peak_bytes(spec: Spec, classes: int, device: torch.device, size: int) -> int | None:
-    """Take two steps on synthetic images and return their peak memory; None if it is too little."""
+    """Take two steps on synthetic images, and return their peak memory, or None if memory ran out."""
     gc.collect()  # model, optimiser and schedule of an earlier size refer to one another
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)

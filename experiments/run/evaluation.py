@@ -43,7 +43,7 @@ _STEPS_HELD = 20
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The figures of a checkpoint on ``data``; each image counts once, whatever the number of ranks."""
+    """The figures of a checkpoint on ``data``. Each image counts once, regardless of the number of ranks."""
 
     checkpoint: str
     epoch: int
@@ -64,8 +64,8 @@ def evaluate(
 
     Args:
         run: the directory of a run that kept checkpoints.
-        overrides: of its spec, such as ``data.val=s3://bucket/test``.
-        checkpoint: ``best`` or ``last``; None: the best if present, else the last.
+        overrides: changes to its spec, such as ``data.val=s3://bucket/test``.
+        checkpoint: ``best`` or ``last``; by default the best if present, else the last.
         console: receives a line at the start.
 
     Raises:
@@ -80,23 +80,25 @@ def evaluate(
         source = images_of(spec, ranks, print_line).val
         if source is None:
             raise ConfigError(
-                f"the spec of {run} names no validation images; add --set data.val=s3://bucket/test"
+                f"the spec of {run} has no validation images; add --set data.val=s3://bucket/test"
             )
         source = replace(source, classes=_classes_in(run, loaded))
         loader = opened_loader(spec, source, ranks, print_line, pin_memory=device.type == "cuda")
         stack.callback(loader.close)
         if loaded.facts.get("digest of the classes") != digest(list(loader.classes)):
             raise ConfigError(  # labels are indices of the model's classes
-                f"the images have {len(loader.classes)} classes, and the model tells "
-                f"{loaded.facts.get('classes')} apart, or has other names for them: give the images the "
-                "class folders of the training images"
+                f"the {len(loader.classes)} classes of the images do not match the "
+                f"{loaded.facts.get('classes')} of the model in number or names: use the class folders of "
+                "the training images"
             )
         model = build_model(spec.model.name, len(loader.classes), device, side=spec.recipe.crop)
         strategy = make_strategy(name, model, device, compute_type(spec.training.precision, device))
         try:
             set_model_state_dict(strategy.evaluated, loaded.model, options=LOAD_WHOLE)
         except RuntimeError as error:
-            raise ConfigError(f"{path} is of another model than the spec: {error}") from error
+            raise ConfigError(
+                f"{path} belongs to a different model than that of the spec: {error}"
+            ) from error
         print_line(f"{path} (epoch {loaded.epoch}) on {loader.sample_count:,} images of {source.url}")
         figures = _figures(strategy, loader, ranks)
         evaluation = Evaluation(
@@ -119,7 +121,7 @@ def evaluate(
 def _spec_of(run: Path, overrides: Sequence[str]) -> Spec:
     path = run / "spec.yaml"
     if not path.is_file():
-        raise ConfigError(f"{run} is no directory of a run: it has no spec.yaml")
+        raise ConfigError(f"{run} is not the directory of a run: it has no spec.yaml")
     mapping = apply_overrides(load_spec(path).to_mapping(), overrides)
     data = mapping["data"]
     # data.val alone replaces a set with its own images.
@@ -134,14 +136,14 @@ def _checkpoint_of(run: Path, name: str | None) -> Path:
     checkpoint = next((path for path in candidates if path.is_file()), None)
     if checkpoint is None:
         raise ConfigError(
-            f"there is no {name or 'best or last'} checkpoint in {run / FOLDER}: a run keeps them with "
-            "training.checkpoint_every=1"
+            f"there is no {name or 'best or last'} checkpoint in {run / FOLDER}: set "
+            "training.checkpoint_every=1 to keep checkpoints"
         )
     return checkpoint
 
 
 def _classes_in(run: Path, known: Checkpoint) -> tuple[str, ...]:
-    """Return the checkpoint's classes; empty if the report does not name them."""
+    """Return the classes of the checkpoint, or none if the report does not list them."""
     try:
         report = json.loads((run / "report.json").read_text(encoding="utf-8"))
         classes = list(report["classes"])
@@ -151,7 +153,7 @@ def _classes_in(run: Path, known: Checkpoint) -> tuple[str, ...]:
 
 
 def _figures(strategy: Strategy, loader: Loader, ranks: Ranks) -> PassSummary:
-    """Process the images once, as in validation, over all ranks."""
+    """Process the images once over all ranks, as in validation."""
     totals, held = PassTotals(), list[HeldStep]()
 
     def release() -> None:
@@ -175,7 +177,7 @@ def _figures(strategy: Strategy, loader: Loader, ranks: Ranks) -> PassSummary:
     (wall_s,) = ranks.largest([time.perf_counter() - start_s])
     figures = of_all_ranks(totals, ranks).summary(wall_s, None)
     if not figures.samples:
-        raise ConfigError("the validation images give no batch; name others by --set data.val=...")
+        raise ConfigError("the validation images yield no batch; use others with --set data.val=...")
     return figures
 
 

@@ -1,4 +1,4 @@
-"""Listeners of a run: progress on the screen, step times, TensorBoard."""
+"""Listeners of a run, for progress on the screen, step times and TensorBoard."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STEP_FIGURES = (
 
 
 class Progress(Listener):
-    """Print a line each quarter of a pass, and each half minute of a long one."""
+    """Print a line every quarter of a pass, and every half minute of a long one."""
 
     def __init__(self, print_line: Callable[[str], None], epochs: int) -> None:
         self._print_line = print_line
@@ -62,11 +62,11 @@ class Progress(Listener):
         self._print_line("  ".join(parts))
 
     def on_epoch_end(self, summary: EpochSummary) -> None:
-        """Print a line on the epoch."""
+        """Print a line about the epoch."""
         train = summary.train
         validated = "" if summary.val is None else f", validation accuracy {summary.val.accuracy:.4f}"
         if train.skipped:
-            validated += f", {train.skipped} steps skipped: float16 gradients were not finite"
+            validated += f", {train.skipped} steps skipped because float16 gradients were not finite"
         self._print_line(
             f"epoch {summary.epoch + 1}/{self._epochs} done in {train.wall_s:.1f} s: "
             f"{train.images_per_s:,.0f} images/s, waiting {train.wait_s:.1f} s, "
@@ -75,7 +75,7 @@ class Progress(Listener):
 
 
 class StepTimes(Listener):
-    """Measure the time from training step to training step, all included, in groups of ``every`` steps."""
+    """Measure the full time from one training step to the next, in groups of ``every`` steps."""
 
     def __init__(self, every: int, print_line: Callable[[str], None]) -> None:
         self._every = every
@@ -111,7 +111,7 @@ class StepTimes(Listener):
 
 
 class TensorBoardLog(Listener):
-    """Write training steps under ``step/``, passes under ``train/`` and ``val/``.
+    """Write training steps under ``step/``, and passes under ``train/`` and ``val/``.
 
     Raises:
         ConfigError: the package `tensorboard` is not installed.
@@ -130,7 +130,7 @@ class TensorBoardLog(Listener):
         self.close = self._writer.close
 
     def on_steps(self, steps: Sequence[StepRecord]) -> None:
-        """Write the figures of training steps, numbered through all epochs."""
+        """Write the figures of training steps, numbered across all epochs."""
         for step in steps:
             if step.split == "train":
                 for name in _STEP_FIGURES:

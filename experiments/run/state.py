@@ -1,4 +1,4 @@
-"""The state and files of a run, and the resumption from another run's checkpoint."""
+"""The state and files of a run, and how to resume from another run's checkpoint."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class RunState(Listener):
-    """A run's report, which grows during the run, and its files, complete also after an error."""
+    """The report of a run, which grows while it runs, and its files, complete even after an error."""
 
     monitor: UtilizationMonitor | None = None
     step_times: StepTimes | None = None
@@ -94,14 +94,14 @@ class RunState(Listener):
         self._stalls.write([asdict(stall) for stall in stalls])
 
     def on_epoch_end(self, summary: EpochSummary) -> None:
-        """Keep the epoch."""
+        """Add the epoch to the report."""
         self._trained_to_s, self._workers = time.time(), (self._workers[0], self.workers_now())
         self.report.epochs = (*self.report.epochs, summary)
         # So that a failed or killed run reports its epochs so far.
         self._write()
 
     def file_name(self, name: str) -> str:
-        """Return the name of a file of each rank; rank 0's is the plain one."""
+        """Return this rank's name for a file. Rank 0 uses the plain name."""
         return name if self.ranks.leads else f"{name}-rank{self.ranks.process.rank}"
 
     def failed(self, error: BaseException) -> None:
@@ -142,14 +142,14 @@ class RunState(Listener):
         try:
             say(console, f"tables and plots: {write_run_page(self.directory)}")
         except Exception as error:  # noqa: BLE001  # the run's own end matters more than any error in drawing
-            _log.exception("the page of %s could not be made", self.directory)
-            say(console, f"no page was made ({error}); superdl report {self.directory} tries again")
+            _log.exception("the page of %s could not be written", self.directory)
+            say(console, f"no page was written ({error}); run superdl report {self.directory} to try again")
 
     def send(self, console: Console) -> None:
-        """Upload all files if the spec's output is a bucket; each host uploads its own.
+        """Upload all files if the output in the spec is a bucket. Each host uploads its own files.
 
         Raises:
-            SourceError: the upload failed; the files stay here. A failed run raises its own error.
+            SourceError: the upload failed, and the files remain here. A failed run raises its own error.
         """
         output = self.spec.output
         # One process sends the files of its host.
@@ -167,7 +167,7 @@ class RunState(Listener):
 
 
 def workers_of(loader: CountedLoader) -> Sequence[WorkerUse]:
-    """Return the workers of a loader's coordinator; empty if it does not answer."""
+    """Return the workers of a loader's coordinator, or none if it does not answer."""
     try:
         workers: Sequence[WorkerUse] = getattr(loader.job_stats(), "workers", ())
     except SuperError:
@@ -176,18 +176,18 @@ def workers_of(loader: CountedLoader) -> Sequence[WorkerUse]:
 
 
 def _use_of(epoch: EpochSummary) -> EpochUse:
-    """Return an epoch's use for the bill; counts missing in a pass are in the next."""
+    """Return what an epoch used, for the bill. Counts missing in a pass are in the next one."""
     passes = [epoch_pass for _, epoch_pass in epoch.splits()]
     counted = added([epoch_pass.job for epoch_pass in passes if epoch_pass.job is not None])
     wall_s = sum(epoch_pass.wall_s for epoch_pass in passes)
     return EpochUse(epoch.epoch, wall_s, epoch.train.samples, counted)
 
 
-# ---------------------------------------------------------------------------------- going on with a run
+# --------------------------------------------------------------------------------------- resuming a run
 
 
 def facts_of(state: RunState, train: Loader, val: Loader | None) -> dict[str, Any]:
-    """Return the facts that must match to resume another run, the same on all ranks."""
+    """Return the facts that must match to resume another run. They are equal on all ranks."""
     spec, ranks = state.spec, state.ranks
     recipe = dict(spec.to_mapping()["recipe"])
     steps = recipe.pop("steps")
@@ -219,8 +219,8 @@ def checkpoints_of(state: RunState, train: Loader, facts: dict[str, Any]) -> Che
     training = state.spec.training
     if training.checkpoint_steps is not None and not train.resumes_within_epochs:
         raise ConfigError(
-            f"training.checkpoint_steps: loader.kind {state.spec.loader.kind} cannot go on within an epoch; "
-            "set training.checkpoint_every=1 in its place, or loader.kind=super"
+            f"training.checkpoint_steps: loader.kind {state.spec.loader.kind} cannot resume within an epoch; "
+            "set training.checkpoint_every=1 instead, or loader.kind=super"
         )
     if training.checkpoint_every == 0 and training.checkpoint_steps is None and training.best_to is None:
         return None
@@ -237,7 +237,7 @@ def _spec_digest(spec: Spec) -> str:
 
 
 def digest(value: Any) -> str:
-    """Return a digest of plain values, the same for equal ones."""
+    """Return a digest of plain values. Equal values have equal digests."""
     return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
@@ -254,12 +254,12 @@ def go_on(
     checkpoint.check(facts, place)
     notes = [f"{place}: {trainer.resume(checkpoint)}"]
     if checkpoint.spec_digest != _spec_digest(state.spec):
-        notes.append("the spec is another one than the checkpoint's, in what does not keep it from going on")
+        notes.append("the spec differs from the checkpoint's, but only in keys that do not prevent resuming")
     if checkpoints is not None:
         taken = state.ranks.text_of_first(lambda: "yes" if checkpoints.take_best_of(path) else "")
         if not taken and trainer.best is not None:
             trainer.best = None
-            notes.append(f"there is no {BEST} beside it: the best is judged from here on")
+            notes.append(f"there is no {BEST} beside it, so the best is chosen from here on")
     for note in notes:
         state.note(note)
         say(console, note)

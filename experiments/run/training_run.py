@@ -1,4 +1,4 @@
-"""Execute a spec: data, loaders, training, report, in one directory of results."""
+"""Execute a spec, from data and loaders to training and report, with all results in one directory."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ _BAD_SAMPLES_NAMED = 100
 def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> RunReport:
     """Execute ``spec`` in ``<output>/<name>-<time>``, print its table and return the report.
 
-    docs/runs.md describes the files. A run that fails or is interrupted writes its report, with the
-    reason, before it raises the error.
+    docs/runs.md describes the files. A run that fails or is interrupted writes its report with the
+    reason before it raises the error.
 
     Raises:
         SuperError: data, loader or device is not available, or a batch cannot be delivered.
@@ -93,8 +93,8 @@ def _train(state: RunState, console: Console) -> None:
         if spec.training.threads is None and state.device.type == "cpu" and torch.get_num_threads() > 1:
             state.note(
                 f"torch computes with {torch.get_num_threads()} threads on this CPU, which wait for one "
-                "another where cores are busy: set training.threads to the cores that the model is to have "
-                "(1 beside functions or workers on few cores)"
+                "another if cores are busy: set training.threads to the number of cores for the model "
+                "(1 if functions or workers share few cores)"
             )
             print_line(state.report.notes[-1])
         state.report.executor = executor_of(spec)
@@ -130,7 +130,7 @@ def _train(state: RunState, console: Console) -> None:
 def _loaders(
     state: RunState, stack: ExitStack, print_line: Callable[[str], None]
 ) -> tuple[Loader, Loader | None]:
-    """Open both splits, and record them in the report; the stack closes them."""
+    """Open both splits and record them in the report. The stack closes them."""
     spec, ranks, report = state.spec, state.ranks, state.report
     data = images_of(spec, ranks, print_line)
     if data.note is not None:
@@ -153,7 +153,7 @@ def _loaders(
         source = replace(data.val, classes=tuple(train.classes))
         val = opened(source, training=False)
         if tuple(val.classes) != source.classes:
-            raise ConfigError("the labels of data.val name classes, and those of data.train are numbers")
+            raise ConfigError("the labels of data.val are class names, but those of data.train are numbers")
     report.loader_settings = dict(train.settings)
     report.classes = tuple(train.classes)
     report.train_samples = train.sample_count
@@ -177,14 +177,14 @@ def _note_bad_samples(state: RunState, loader: Loader) -> None:
 
 
 def _bring_best(state: RunState, checkpoints: Checkpoints) -> None:
-    """Copy the best checkpoint to ``best_to``, the best or last to the service's directory."""
+    """Copy the best checkpoint to ``best_to``, and the best or last one to the service's directory."""
     best, place = checkpoints.best, state.spec.training.best_to
     if models := os.environ.get(MODEL_DIR):
         bring_best(best if best.is_file() else checkpoints.directory / LAST, models, state.directory.name)
     if place is not None and best.is_file():
         state.note(f"the best checkpoint is in {bring_best(best, place, state.directory.name)}")
     elif place is not None:
-        state.note("there is no best checkpoint to bring: no epoch that was left was validated")
+        state.note("there is no best checkpoint to copy, since none of the remaining epochs was validated")
 
 
 def _model(state: RunState, print_line: Callable[[str], None]) -> nn.Module:
@@ -203,7 +203,7 @@ def _model(state: RunState, print_line: Callable[[str], None]) -> nn.Module:
 
 
 def _monitor(state: RunState, stack: ExitStack) -> UtilizationMonitor:
-    """Start sampling before all else; the stack ends it after all else."""
+    """Start sampling before everything else. The stack stops it after everything else."""
     gpu = None
     try:
         gpu = meter_of(state.device)
@@ -242,7 +242,7 @@ def _listeners(state: RunState, print_line: Callable[[str], None], stack: ExitSt
 
 @contextlib.contextmanager
 def begun(spec: Spec) -> Iterator[tuple[Ranks, torch.device, str]]:
-    """Join the other ranks as the spec says; yield the ranks, device and strategy."""
+    """Join the other ranks as configured in the spec, and yield the ranks, device and strategy."""
     process = process_rank()
     device = pick_device(spec.device, process)
     strategy = strategy_name(spec.training.strategy, process)
@@ -257,12 +257,12 @@ def begun(spec: Spec) -> Iterator[tuple[Ranks, torch.device, str]]:
 
 
 def console_of_rank(console: Console | None) -> Console:
-    """Return the console, which prints on rank 0 only."""
+    """Return the console, which prints only on rank 0."""
     return (console or Console()) if process_rank().rank == 0 else Console(quiet=True)
 
 
 def images_of(spec: Spec, ranks: Ranks, print_line: Callable[[str], None]) -> PreparedData:
-    """Find or draw a run's images, on one rank of each host; the others wait."""
+    """Find or draw a run's images on one rank of each host, while the others wait."""
     with ranks.one_of_each_host_first():
         return prepare_data(spec.data, print_line)
 
@@ -276,7 +276,7 @@ def opened_loader(
     training: bool = False,
     pin_memory: bool = False,
 ) -> Loader:
-    """Open one split with the loader that the spec names."""
+    """Open one split with the loader in the spec."""
     request = LoaderRequest(
         source=source,
         recipe=spec.recipe,
@@ -293,7 +293,7 @@ def opened_loader(
 
 
 def executor_of(spec: Spec) -> str | None:
-    """Return the name of a run's executor; None without functions."""
+    """Return the name of a run's executor, or None without functions."""
     if not spec.loader.runs_functions:
         return None
     coordinator = spec.loader.coordinator or os.environ.get("SUPER_COORDINATOR")
@@ -301,14 +301,14 @@ def executor_of(spec: Spec) -> str | None:
         return os.environ.get(_EXECUTOR) or "local" if spec.executor == "auto" else spec.executor
     if spec.executor != "auto":
         raise ConfigError(
-            f"executor={spec.executor}, but SUPER_COORDINATOR names a coordinator, and how functions run is "
-            "its own setting (superdl coordinator --executor): leave one of the two out"
+            f"executor={spec.executor}, but SUPER_COORDINATOR is set, and a coordinator decides "
+            "how functions run (superdl coordinator --executor): remove one of the two"
         )
     return f"as the coordinator at {coordinator} decides"
 
 
 def embedded_executor(spec: Spec) -> AbstractContextManager[None]:
-    """Make an embedded default that is started in the block use the spec's executor."""
+    """Make an embedded default that starts in the block use the executor in the spec."""
     return _variable(_EXECUTOR, None if spec.executor == "auto" else spec.executor)
 
 
@@ -322,7 +322,7 @@ def shipped_steps_allowed(recipe: RecipeSpec) -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _variable(name: str, value: str | None) -> Iterator[None]:
-    """Set an environment variable for the block; None leaves it unchanged."""
+    """Set an environment variable for the block. None leaves it unchanged."""
     before = os.environ.get(name)
     if value is not None:
         os.environ[name] = value

@@ -1,4 +1,4 @@
-"""A deterministic world around the real core: virtual clock, cache, functions, jobs, faults."""
+"""A deterministic world around the real core, with virtual clock, cache, functions, jobs and faults."""
 
 from __future__ import annotations
 

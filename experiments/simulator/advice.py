@@ -73,13 +73,13 @@ class Measured:
 
     @property
     def set_bytes(self) -> int:
-        """Cache memory for all samples."""
+        """The cache memory that all samples need."""
         return self.samples * self.record_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The prediction for a run: its first epoch, later ones, all of it; US dollars."""
+    """The prediction for a run: its first epoch, later epochs and the total. Costs are in US dollars."""
 
     first_images_per_s: float
     first_waiting: float  # a share of the epoch
@@ -91,7 +91,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The measurements, and the forecasts without and with each change, best first."""
+    """The measurements, and the forecasts without changes and with each change, best first."""
 
     measured: Measured
     forecast: Forecast
@@ -99,15 +99,15 @@ class Advice:
 
     @property
     def best(self) -> str:
-        """The change that helps most, in a sentence."""
+        """The most useful change, as a sentence."""
         waiting = self.forecast.first_waiting, self.forecast.later_waiting
         if max(filter(None, waiting), default=0.0) < _LITTLE_WAITING:
             return "Data hardly limits this run: only a faster step would make it faster."
         for name, forecast in self.changes:
             saved = 1 - forecast.wall_s / self.forecast.wall_s
             if saved >= _WORTH_WHILE:
-                return f"What helps most: {name}. It would take {percent(saved)} less time."
-        return "None of these changes helps by a twentieth: the set is small, or several limits are near."
+                return f"Most useful: {name}. The run would take {percent(saved)} less time."
+        return "No change saves 5% of the time: the set is small, or several limits are close together."
 
     def to_mapping(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -123,7 +123,7 @@ def advice_of(measured: Measured, spec: Spec) -> Advice:
 
 
 def _changes(measured: Measured) -> Iterator[tuple[str, Measured]]:
-    """Yield possible changes, each with the measurements it would give."""
+    """Yield possible changes, each with the measurements that it would lead to."""
     more = 2 * measured.functions
     yield (
         f"functions for {more} requests at once (SUPER_SLOTS with more cores, data hosts, Lambda)",
@@ -144,7 +144,7 @@ def _changes(measured: Measured) -> Iterator[tuple[str, Measured]]:
 
 
 def forecast_of(measured: Measured, hour_usd: float | None = None) -> Forecast:
-    """Simulate a measured run; ``hour_usd`` is the hourly price of its machines."""
+    """Simulate a measured run. ``hour_usd`` is the hourly price of its machines."""
     epochs = max(1, math.ceil(measured.epochs))
     # All epochs after the first are alike.
     simulated = min(epochs, 2)
@@ -222,20 +222,20 @@ def _hour_usd(spec: Spec) -> float | None:
 
 
 def print_advice(advice: Advice, console: Console) -> None:
-    """Print the forecast beside its changes, and the best change."""
+    """Print the forecast beside those with changes, and the best change."""
     measured = advice.measured
     say(
         console,
-        f"measured: a step {seconds(measured.step_s)}, a sample {seconds(measured.function_s)} of a "
-        f"function, {measured.functions} requests at once, {counted(measured.ranks, 'rank')}, "
+        f"measured: {seconds(measured.step_s)} per step, {seconds(measured.function_s)} of function time "
+        f"per sample, {measured.functions} requests at once, {counted(measured.ranks, 'rank')}, "
         f"{measured.samples:,} samples of "
         f"{measured.record_bytes:,} bytes, {measured.cache_bytes / _MB:,.0f} MiB of cache for them"
         f"{' and a store' if measured.stored else ''}",
     )
-    figures = ("first epoch\nimages/s", "\nwaiting", "later\nimages/s", "\nwaiting", "in all", "$")
-    forecasts = (("as it is", advice.forecast), *advice.changes)
+    figures = ("first epoch\nimages/s", "\nwaiting", "later\nimages/s", "\nwaiting", "total", "$")
+    forecasts = (("unchanged", advice.forecast), *advice.changes)
     rows = [(name, *_cells(forecast)) for name, forecast in forecasts]
-    print_rows(console, ("foretold, simulated", *figures), rows)
+    print_rows(console, ("predicted, simulated", *figures), rows)
     say(console, advice.best)
 
 
@@ -253,12 +253,12 @@ _WARM_UP_STEPS = 2
 
 
 def advise(spec: Spec, log: Callable[[str], None], ranks: int = 1) -> Advice:
-    """Probe this machine for some ten seconds, and predict a run of ``spec``.
+    """Probe this machine for about ten seconds, and predict a run of ``spec``.
 
     Args:
         spec: the run's spec.
-        log: receives a line for people before each part.
-        ranks: of the run; only this process is probed, and all ranks are assumed to be alike.
+        log: receives a message before each part.
+        ranks: the ranks of the run. Only this process is probed, and all ranks are assumed to be alike.
 
     Raises:
         ConfigError: the loader is not SUPER, or this is one of several ranks.
@@ -270,11 +270,11 @@ def advise(spec: Spec, log: Callable[[str], None], ranks: int = 1) -> Advice:
 def _probe(spec: Spec, log: Callable[[str], None], count: int) -> Measured:
     if process_rank().replicas > 1:
         raise ConfigError(
-            "one process is probed, and this is one of several: start it without torchrun, with --ranks"
+            "only one process can be probed, but this is one of several: use --ranks instead of torchrun"
         )
     if not spec.loader.runs_functions:
         raise ConfigError(
-            f"what is foretold is SUPER, and loader.kind is {spec.loader.kind}: --set loader.kind=super"
+            f"only SUPER can be predicted, but loader.kind is {spec.loader.kind}: use --set loader.kind=super"
         )
     with begun(spec) as (ranks, device, _), ExitStack() as stack:
         data = images_of(spec, ranks, log)
@@ -283,10 +283,10 @@ def _probe(spec: Spec, log: Callable[[str], None], count: int) -> Measured:
         stack.enter_context(closing(loader))
         batches = _without_end(loader)
         # First without a model, whose steps would slow the reading.
-        log(f"reading {data.train.url}, for {_READING_S:.0f} s")
+        log(f"reading {data.train.url} for {_READING_S:.0f} s")
         read = _read(batches)
         stats: Any = loader.job_stats()
-        log(f"steps of {spec.model.name} on {device.type}, for {_STEPS_S:.0f} s")
+        log(f"running steps of {spec.model.name} on {device.type} for {_STEPS_S:.0f} s")
         step_s, handover_s = _step_s(spec, batches, device, len(loader.classes))
     samples = sum(count for count, _ in read)
     function_s = sum(figures.fetch_s + figures.decode_s for _, figures in read) / samples
@@ -323,7 +323,7 @@ def _without_end(loader: Loader) -> Iterator[Batch]:
 
 
 def _read(batches: Iterator[Batch]) -> list[tuple[int, BatchFigures]]:
-    """Read batches for some seconds; return the samples and the figures of each."""
+    """Read batches for some seconds, and return the samples and the figures of each batch."""
     read: list[tuple[int, BatchFigures]] = []
     until_s = time.monotonic() + _READING_S
     while time.monotonic() < until_s or not any(samples for samples, _ in read):
@@ -333,7 +333,7 @@ def _read(batches: Iterator[Batch]) -> list[tuple[int, BatchFigures]]:
 
 
 def _step_s(spec: Spec, batches: Iterator[Batch], device: torch.device, classes: int) -> tuple[float, float]:
-    """Return the seconds of a step while batches are read, and of taking over a batch."""
+    """Return how many seconds a step takes while batches are read, and how many receiving a batch takes."""
     step = trial_step(spec, classes, device)
     steps_s: list[float] = []
     waits_s: list[float] = []

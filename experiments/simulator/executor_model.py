@@ -1,4 +1,4 @@
-"""The functions of the simulated world: cold starts, queues, run times, failures, and their use."""
+"""The functions of the simulated world, with cold starts, queues, run times, failures and usage."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _NOT_STORED, _STORE_ERROR, _NOT_CACHED = map(
 
 @dataclass
 class Work:
-    """Work and cost of the functions as the world counts them."""
+    """Work and cost of the functions, as counted by the world."""
 
     invocations: int = 0
     cold_starts: int = 0
@@ -74,7 +74,7 @@ class Usage(Work):
 
 
 class _Taken(NamedTuple):
-    """A request, the life of its coordinator, and its time of arrival."""
+    """A request, the life of its coordinator, and the time when it arrived."""
 
     request: Prefetch
     life: int
@@ -94,7 +94,7 @@ class ExecutorModel:
         self.usage = Usage()
 
     def submit(self, request: Prefetch) -> None:
-        """Accept a request of the current coordinator."""
+        """Accept a request from the current coordinator."""
         taken = _Taken(request, self._world.life, self._world.now_s)
         if any(start_s <= taken.came_s < end_s for start_s, end_s in self._functions.gone_s):
             self._refuse(taken, FailureKind.UNAVAILABLE)
@@ -115,7 +115,7 @@ class ExecutorModel:
                 self._refuse(self._waiting.popleft(), FailureKind.THROTTLED)
 
     def _find_instance(self) -> bool | None:
-        """Take an instance for a request: True if it starts cold, None if none is free."""
+        """Take an instance for a request. Return True if it starts cold, None if none is free."""
         functions, now = self._functions, self._world.now_s
         while self._idle_since and self._idle_since[0] < now - functions.warm_s:
             self._idle_since.popleft()
@@ -188,7 +188,7 @@ class ExecutorModel:
         cold_s: float,
         pushes_s: float | None = None,
     ) -> None:
-        """Fail a request after ``duration_s``; a part is written after ``pushes_s``, maybe later still."""
+        """Fail a request after ``duration_s``. A part is written after ``pushes_s``, perhaps even later."""
         world, request = self._world, taken.request
         if pushes_s is not None:
             world.after(cold_s + pushes_s, partial(self._push_some, request))
@@ -257,7 +257,7 @@ class ExecutorModel:
     def _keep(
         self, request: Prefetch, outcomes: NDArray[np.uint8], pointed: NDArray[np.bool_]
     ) -> dict[str, Any]:
-        """Write to the store if requested, and return the answer's fields about it."""
+        """Write to the store if requested, and return the fields of the answer that describe it."""
         store, bucket = self._world.store, self._world.model.settings.whole_packs
         if request.kind is RequestKind.RESTORE:
             gets = store.packs_of(request.samples.dataset, request.indices) if bucket else 0
@@ -290,7 +290,7 @@ class ExecutorModel:
         self._start()
 
     def _push_some(self, request: Prefetch) -> None:
-        """Write a part of a request, for a function that dies before it answers."""
+        """Write part of a request, for a function that dies before it answers."""
         if request.kind is RequestKind.SAVE:  # a partial pack is invisible
             return
         some = request.indices[: self._world.rng.randrange(request.indices.size + 1)]

@@ -1,4 +1,4 @@
-"""Run a spec in the simulated world; show throughput, waiting, functions, cost, marked as simulated."""
+"""Run a spec in the simulated world, and show throughput, waiting, functions and cost as simulated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SMALL_USD = 0.1
 
 @dataclass(frozen=True, slots=True)
 class JobPrediction:
-    """A job. ``stall_share`` is the share of time spent waiting after the first batch."""
+    """The prediction for a job. ``stall_share`` is the share of time spent waiting after the first batch."""
 
     name: str
     samples: int
@@ -43,7 +43,7 @@ class JobPrediction:
 
 @dataclass(kw_only=True)
 class Prediction(Work):
-    """All predictions for one run; dollars are totals."""
+    """All predictions for one run. Dollars are totals."""
 
     swept: dict[str, float]
     virtual_s: float
@@ -71,7 +71,7 @@ class Prediction(Work):
 
 
 def predict(spec: SimulationSpec, swept: Mapping[str, float] | None = None) -> Prediction:
-    """Simulate ``spec``; ``swept`` holds a sweep's values, shown in the row."""
+    """Simulate ``spec``. ``swept`` contains the values of a sweep, which are shown in the row."""
     began_s = time.perf_counter()
     world = World(build_world_model(spec), log=False).run()
     usage, prices, ended_s = world.executors[0].usage, spec.prices, world.ended_s
@@ -112,7 +112,7 @@ def predict(spec: SimulationSpec, swept: Mapping[str, float] | None = None) -> P
 
 
 def _job(world: World, trainers: list[TrainerModel], usd_per_hour: float) -> JobPrediction:
-    """Summarise a job by its slowest rank; its dollars cover trainers only."""
+    """Summarise a job by its slowest rank. Dollars cover trainers only."""
     script, ended_s = trainers[0].script, world.ended_s
     start_s = min(script.starts_s, ended_s)
     end_s = max(
@@ -157,7 +157,7 @@ def predictions_mapping(spec: SimulationSpec, predictions: Sequence[Prediction])
 
 
 def print_predictions(spec: SimulationSpec, predictions: Sequence[Prediction], console: Console) -> None:
-    """Print a row for each point of the sweep; for one with few jobs, also the jobs."""
+    """Print a row for each point of the sweep. Without a sweep, also print the jobs if there are few."""
     _print(f"{spec.name}, simulated", [_cells(row) for row in predictions], console)
     jobs = predictions[0].jobs
     if len(predictions) == 1 and len(jobs) <= _JOBS_SHOWN:

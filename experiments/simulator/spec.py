@@ -1,4 +1,4 @@
-"""The spec of a simulation: a YAML file as frozen dataclasses that validate themselves, and its world."""
+"""The spec of a simulation, read from YAML into self-validating frozen dataclasses, and its world."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class DatasetSpec:
-    """``copies`` catalogs of ``samples`` images each."""
+    """A dataset, as ``copies`` catalogs of ``samples`` images each."""
 
     name: Text = "data"
     copies: AtLeastOne = 1
@@ -65,7 +65,7 @@ class DatasetSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class JobSpec:
-    """``count`` training runs of ``replicas`` ranks; run n reads copy n (modulo copies) of the dataset."""
+    """``count`` training runs of ``replicas`` ranks. Run n reads copy n (modulo copies) of the dataset."""
 
     name: Text = "train"
     team: StrictStr = ""  # one of the spec's teams, or empty
@@ -92,7 +92,7 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class FunctionsSpec:
-    """The functions' execution; see `experiments.simulator.world_model.FunctionsModel`."""
+    """How functions are executed. See `experiments.simulator.world_model.FunctionsModel`."""
 
     # A pool exists from the start and queues; lambda starts cold, ramps up and refuses.
     kind: Annotated[str, one_of(("pool", "lambda"))] = "lambda"
@@ -116,12 +116,12 @@ class FunctionsSpec:
 
     def __post_init__(self) -> None:
         if not self.fetch_s + self.decode_s + self.overhead_s:
-            raise ConfigError("functions take no time: set functions.decode_s, functions.fetch_s or both")
+            raise ConfigError("functions must take time: set functions.decode_s, functions.fetch_s or both")
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class CacheSpec:
-    """Memory for records, in 2**30 bytes; ``left_over`` is the share cached at first."""
+    """Memory for records, in units of 2**30 bytes. ``left_over`` is the share cached at the start."""
 
     budget_gb: PositiveNumber = 16.0
     left_over: Share = 0.0
@@ -129,7 +129,7 @@ class CacheSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class StoreSpec:
-    """The records' store: ``none``, a ``directory`` that trainers read too, or ``s3``."""
+    """The store for records: ``none``, a ``directory`` that trainers also read, or ``s3``."""
 
     kind: Annotated[str, one_of(("none", "directory", "s3"))] = "none"
     left_over: Share = 0.0  # the share of samples stored at the start
@@ -156,7 +156,7 @@ class TeamSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class PricesSpec:
-    """US dollars: invocation, GB-second, GET, PUT, hour of a rank, hour of a GB of cache."""
+    """Prices in US dollars: per invocation, GB-second, GET, PUT, rank-hour, and hour of a GB of cache."""
 
     invocation: NonNegativeNumber = 0.0
     gb_s: NonNegativeNumber = 0.0
@@ -168,7 +168,7 @@ class PricesSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class SimulationSpec:
-    """One simulation, for ``minutes`` of virtual time, or until all jobs are done if null."""
+    """One simulation, which runs for ``minutes`` of virtual time or, if null, until all jobs are done."""
 
     name: Text = "simulation"
     seed: AtLeastZero = 0
@@ -190,7 +190,7 @@ class SimulationSpec:
             duplicates = sorted({name for name in names if names.count(name) > 1})
             if duplicates:
                 raise ConfigError(
-                    f"{what} named {', '.join(duplicates)} occur twice; give each a name of its own"
+                    f"{what} named {', '.join(duplicates)} occur twice; give each a different name"
                 )
         datasets, teams = (
             {dataset.name: dataset for dataset in self.datasets},
@@ -200,10 +200,10 @@ class SimulationSpec:
             where = f"jobs[{number}]"
             if job.dataset not in datasets:
                 raise ConfigError(
-                    f"{where}.dataset names no dataset: {job.dataset}; there are {', '.join(datasets)}"
+                    f"{where}.dataset is unknown: {job.dataset}; choose from {', '.join(datasets)}"
                 )
             if job.team and job.team not in teams:
-                raise ConfigError(f"{where}.team names no team: {job.team}; name its share in teams")
+                raise ConfigError(f"{where}.team is unknown: {job.team}; set its share in teams")
             if job.drop_last and job.batch_size * job.replicas > datasets[job.dataset].samples:
                 raise ConfigError(f"{where}.drop_last leaves no batch: the dataset is smaller than one")
 
@@ -215,7 +215,9 @@ class SimulationSpec:
 def load_points(
     name: str | Path, overrides: Iterable[str] = ()
 ) -> list[tuple[dict[str, float], SimulationSpec]]:
-    """Read a spec; return the swept values and the spec of each combination of its sweep, or one without.
+    """Read a spec, and return the swept values and a spec for each combination of its sweep.
+
+    Without a sweep, this is one spec without swept values.
 
     Args:
         name: a path, or the bare name of a spec in the package.
@@ -238,11 +240,11 @@ def load_points(
 def _axes(sweep: Any) -> dict[str, list[float]]:
     if not isinstance(sweep, dict | None):
         raise ConfigError(
-            f"sweep must be a mapping of keys to lists, such as cache_gb: [8, 16]; not {sweep!r}"
+            f"sweep must be a mapping of keys to lists, such as cache_gb: [8, 16], not {sweep!r}"
         )
     for key, values in (sweep or {}).items():
         if not values or not isinstance(values, list) or {type(value) for value in values} - {int, float}:
-            raise ConfigError(f"sweep.{key} must be a list of numbers, at least one, not {values!r}")
+            raise ConfigError(f"sweep.{key} must be a list of at least one number, not {values!r}")
     return dict(sweep or {})
 
 
@@ -310,7 +312,7 @@ def _settings(spec: SimulationSpec) -> CoreSettings:
 
 
 def _store_only(spec: SimulationSpec) -> tuple[FunctionsModel, ...]:
-    """Return the local process that serves a directory that Lambda does not see."""
+    """Return the local process that serves a directory that Lambda cannot reach."""
     if (spec.store.kind, spec.functions.kind) != ("directory", "lambda"):
         return ()
     return (FunctionsModel(1, restore_s=spec.store.restore_s, memory_gb=0.0),)

@@ -1,4 +1,4 @@
-"""One rank of a simulated training run: a sampler of pages, readers, a trainer."""
+"""One rank of a simulated training run, with a sampler of pages, readers and a trainer."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class TrainerModel:
         self._go_on()
 
     def _open_job(self) -> bool:
-        """Register this rank; return False while the coordinator is down."""
+        """Register this rank, or return False while the coordinator is down."""
         world, script = self.world, self.script
         if not world.coordinator_up:
             return False
@@ -155,7 +155,7 @@ class TrainerModel:
         self._go_on()
 
     def _placed(self, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return a mask of the samples that the coordinator knows to be stored."""
+        """Return a mask of the samples that are stored, as far as the coordinator knows."""
         samples = self.world.core.state.sets.get(SetKey(self.script.dataset, EVERY_EPOCH))
         if samples is None or not self._sees_store:
             return np.zeros(indices.size, dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""A deterministic world around the real core: everything follows from one seed and a virtual clock."""
+"""A deterministic world around the real core, driven by one seed and a virtual clock."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class World(WorldState):
         self.watch = watch(self)
 
     def run(self) -> World:
-        """Run until all jobs are done or ``model.until_s``.
+        """Run until all jobs are done, or until ``model.until_s``.
 
         Raises:
             InvariantError: the run does not end, or the watch reports a violation.
@@ -85,7 +85,7 @@ class World(WorldState):
         self.begin()
         while self.under_way and self.now_s < self.model.until_s:
             if not self.step():
-                raise self.broken("nothing happens any more, and jobs are not done")
+                raise self.broken("nothing happens any more, but jobs are not done")
         if self.under_way:
             self.now_s = self.model.until_s
         self.ended_s = self.now_s
@@ -106,7 +106,7 @@ class World(WorldState):
         self.after(_UPKEEP_S, self._upkeep)
 
     def post(self, *events: Event) -> None:
-        """Pass events to the core, if it is up, and execute its actions."""
+        """Pass events to the core if it is up, and execute its actions."""
         if not self.coordinator_up:
             return
         for event in events:

@@ -1,4 +1,4 @@
-"""The parts of one simulation, as plain values: data, jobs, functions, faults."""
+"""The parts of one simulation as plain values: data, jobs, functions and faults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_GAP_BYTES = 256 * 1024
 
 @dataclass(frozen=True)
 class DatasetModel:
-    """A catalog under a recipe: the sizes of its records, and its bad samples."""
+    """A catalog under a recipe, with the sizes of its records and its bad samples."""
 
     name: bytes
     random: bool
@@ -30,7 +30,7 @@ class DatasetModel:
     undecodable: frozenset[int] = frozenset()  # a function writes a permanent tombstone for each
     poisonous: frozenset[int] = frozenset()  # each crashes a function
     source_bytes: int = 0  # the mean of an object
-    runs: NDArray[np.int64] | None = None  # where runs of neighbours begin; None: each sample is an object
+    runs: NDArray[np.int64] | None = None  # where runs of neighbours begin; None if each sample is an object
 
     @property
     def size(self) -> int:
@@ -39,7 +39,7 @@ class DatasetModel:
 
     @property
     def uniform(self) -> bool:
-        """True if all records have the same length."""
+        """Whether all records have the same length."""
         return bool((self.record_bytes == self.record_bytes[0]).all())
 
     def gets(self, indices: NDArray[np.int64]) -> int:
@@ -55,7 +55,7 @@ class DatasetModel:
 
 @dataclass(frozen=True)
 class FunctionsModel:
-    """The functions' execution, ``capacity`` at once; times in seconds."""
+    """How functions are executed, ``capacity`` at once. Times are in seconds."""
 
     capacity: int
     # A pool of processes, where excess requests wait. Else they start on demand, like AWS
@@ -80,7 +80,7 @@ class FunctionsModel:
     wrong_until_s: float = 0.0  # until then every request raises
 
     def typical_s(self, samples: int, *, restore: bool = False) -> float:
-        """Return the seconds for a request of ``samples``, without cold start and chance."""
+        """Return the seconds that a request for ``samples`` takes, without cold starts and chance."""
         if restore:
             return self.overhead_s + samples * (self.restore_s + self.push_s)
         each_s = max(self.fetch_s / self.fetch_parallel, self.decode_s + self.push_s)
@@ -89,7 +89,7 @@ class FunctionsModel:
 
 @dataclass(frozen=True)
 class JobScript:
-    """A training run: its plan, its pace, and any unusual behaviour."""
+    """A training run, with its plan, its pace, and any unusual behaviour."""
 
     name: str
     dataset: bytes
@@ -114,7 +114,7 @@ class JobScript:
 
 @dataclass(frozen=True)
 class Faults:
-    """Probabilities of faults per request, sample or report; and periods of faults of the store."""
+    """Probabilities of faults per request, sample or report, and periods in which the store fails."""
 
     crash: float = 0.0
     hang: float = 0.0
@@ -132,7 +132,7 @@ class Faults:
 
 @dataclass(frozen=True)
 class WorldModel:
-    """One simulation. ``until_s`` may end it early; readers wait at most ``read_timeout_s``."""
+    """One simulation. ``until_s`` may end it early. Readers wait at most ``read_timeout_s``."""
 
     seed: int
     settings: CoreSettings

@@ -1,4 +1,4 @@
-"""Parts that a simulated world shares: clock and events, random numbers, cache, store, and the core."""
+"""The shared parts of a simulated world: clock and events, random numbers, cache, store, and core."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ HEADROOM = 1.2  # the server's memory relative to the coordinator's budget
 
 
 class InvariantError(AssertionError):
-    """The core broke a promise; the message names the seed that replays it."""
+    """The core broke a promise. The message contains the seed that reproduces it."""
 
 
 class Delivery(NamedTuple):
-    """A batch of the pass ``number`` at its position, its samples, and which are padding."""
+    """A batch of the pass ``number`` at its position, with its samples and which of them are padding."""
 
     number: int
     position: int
@@ -41,10 +41,10 @@ class Delivery(NamedTuple):
 
 
 class Watch:
-    """Base of observers of a world's events. It ignores them; subclasses check invariants."""
+    """Base class of observers of a world's events. It ignores them; subclasses check invariants."""
 
     def __init__(self, world: WorldState) -> None:
-        """Watch a world from before its first event."""
+        """Watch a world, starting before its first event."""
 
     def restarted(self) -> None:
         """Handle a restart of the coordinator."""
@@ -56,7 +56,7 @@ class Watch:
         """Handle an action before the world executes it."""
 
     def settled(self) -> None:
-        """Handle the end of all actions of one step of the core."""
+        """Handle the end of all actions in one step of the core."""
 
     def ticked(self) -> None:
         """Handle a tick at the time requested by the core."""
@@ -93,12 +93,12 @@ class WorldState(ABC):
         self._numbers = itertools.count()
 
     def after(self, delay_s: float, happens: Callable[[], object]) -> None:
-        """Schedule a call; calls due at the same time run in the order of scheduling."""
+        """Schedule a call. Calls due at the same time run in the order in which they were scheduled."""
         # The number breaks ties, and keeps the heap from comparing functions.
         heapq.heappush(self._heap, (self.now_s + delay_s, next(self._numbers), happens))
 
     def step(self, until_s: float = np.inf) -> bool:
-        """Run the next call; return False if none is due by ``until_s``."""
+        """Run the next call, or return False if none is due by ``until_s``."""
         if not self._heap or self._heap[0][0] > until_s:
             return False
         self.events += 1
@@ -129,7 +129,7 @@ class WorldState(ABC):
 
 @dataclass
 class _Rows:
-    """The samples of one set; arrays have shape [size]."""
+    """The samples of one set. Arrays have shape [size]."""
 
     record_bytes: NDArray[np.int32]  # 0 for nothing, -1 for a tombstone
     taken_bytes: NDArray[np.int32]  # the memory that the record takes
@@ -139,7 +139,7 @@ class _Rows:
 
 
 class CacheModel:
-    """A model of a Redis server; a full one refuses writes or evicts at random, as the model says."""
+    """A model of a Redis server. When full, it refuses writes or evicts at random, as configured."""
 
     def __init__(self, model: WorldModel, array_rng: np.random.Generator) -> None:
         self._datasets = model.datasets
@@ -153,7 +153,7 @@ class CacheModel:
 
     @property
     def keys(self) -> list[SetKey]:
-        """The sets that ever had an entry since the last flush."""
+        """The sets that have had an entry since the last flush."""
         return list(self._sets)
 
     def look(self, key: SetKey, indices: Indices, now: float) -> Indices:
@@ -170,14 +170,14 @@ class CacheModel:
         return np.isin(indices, list(corrupt)) if corrupt else np.zeros(indices.size, dtype=np.bool_)
 
     def audit(self, key: SetKey, indices: Indices, now: float, *, whole: bool) -> tuple[Indices, Mask]:
-        """Return :meth:`look`, with ``whole`` for intact records only, and a pointer mask."""
+        """Return :meth:`look`, for intact records only if ``whole``, and a mask of pointers."""
         lengths, pointers = self.look(key, indices, now), self._rows(key).pointers
         if whole:
             lengths[self.spoilt(key, indices)] = 0
         return lengths, np.isin(indices, list(pointers)) & (lengths > 0)
 
     def read(self, key: SetKey, indices: Indices, now: float, placed: Mask) -> tuple[Mask, Mask, Mask]:
-        """Read samples; return masks of those delivered, corrupt, delivered by a pointer."""
+        """Read samples. Return masks of those delivered, those corrupt, and those delivered by a pointer."""
         lengths, pointed = self.audit(key, indices, now, whole=False)
         corrupt = self.spoilt(key, indices) & (lengths > 0)
         pointed &= ~corrupt
@@ -186,7 +186,7 @@ class CacheModel:
         return (lengths != 0) & ~corrupt, corrupt, pointed & ~corrupt
 
     def held_bytes(self, key: SetKey, held: Mask) -> int:
-        """Return the memory of the samples for which ``held`` is true."""
+        """Return the memory taken by the samples for which ``held`` is true."""
         return int(self._rows(key).taken_bytes[held].sum(dtype=np.int64))
 
     def store(
@@ -198,7 +198,7 @@ class CacheModel:
         corrupt: Sequence[int] = (),
         pointers: Sequence[int] = (),
     ) -> None:
-        """Write records, replacing any entries; some (by index) are spoilt, or pointers."""
+        """Write records, replacing any entries. Some (by index) are spoilt, or are pointers."""
         self._set(key, indices, sizes)
         self._rows(key).corrupt.update(corrupt)
         self._rows(key).pointers.update(pointers)
@@ -210,12 +210,12 @@ class CacheModel:
                 break
 
     def refused(self, sizes: Indices) -> Mask:
-        """Return a mask of new records that a server without eviction has no memory for."""
+        """Return a mask of the new records for which a server without eviction has no memory."""
         refused: Mask = np.cumsum(footprint(sizes)) > self.budget_bytes * HEADROOM - self.used_bytes
         return refused & self.refuses
 
     def write_tombstones(self, key: SetKey, indices: Indices, now: float, *, ttl_s: float = np.inf) -> None:
-        """Write tombstones; those that expire only where there is no entry (NX)."""
+        """Write tombstones. Those that expire are written only where there is no entry (NX)."""
         if ttl_s < np.inf:
             indices = indices[self.look(key, indices, now) == 0]
         self._set(key, indices, np.full(indices.size, -1))
@@ -227,12 +227,12 @@ class CacheModel:
         self._set(key, indices, np.zeros(indices.size, dtype=np.int64))
 
     def flush(self) -> None:
-        """Lose everything."""
+        """Delete everything."""
         self._sets.clear()
         self.used_bytes = 0
 
     def evict(self, share: float) -> int:
-        """Evict a share of the records, at random, and return their number."""
+        """Evict a random share of the records, and return how many."""
         self.evicted = True
         lost = 0
         for key, rows in self._sets.items():
@@ -277,7 +277,7 @@ class StoreModel:
             self._fill()
 
     def _fill(self) -> None:
-        """Write packs of some of the samples, as left by earlier coordinators."""
+        """Write packs with some of the samples, as earlier coordinators left them."""
         model, rng = self._world.model, self._world.array_rng
         for data in model.datasets.values():
             if data.random:
@@ -292,16 +292,16 @@ class StoreModel:
 
     @property
     def answers(self) -> bool:
-        """True if the store can be read now."""
+        """Whether the store can be read now."""
         return not self._is_within(self._faults.store_gone_s)
 
     @property
     def takes(self) -> bool:
-        """True if the store can be written now."""
+        """Whether the store can be written now."""
         return self.answers and not self._is_within(self._faults.store_full_s)
 
     def write(self, dataset: bytes, indices: Indices) -> int:
-        """Write a pack of these samples and return its number; 0 without samples."""
+        """Write a pack of these samples, and return its number, or 0 without samples."""
         if not indices.size:
             return 0
         pack, self._next = self._next, self._next + 1
@@ -315,11 +315,11 @@ class StoreModel:
         return good & self.answers
 
     def packs_of(self, dataset: bytes, indices: Indices) -> int:
-        """Count the packs that hold these samples."""
+        """Count the packs that contain these samples."""
         return int(np.unique(self._packs[dataset][indices]).size)
 
     def scanned(self, dataset: bytes) -> RecordsStored:
-        """Return the records that a scan of the store finds; it does not detect rot."""
+        """Return the records that a scan of the store finds. A scan does not detect rot."""
         indices = np.flatnonzero(self._packs[dataset])
         return RecordsStored(dataset, indices, self._packs[dataset][indices])
 

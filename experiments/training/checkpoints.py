@@ -1,4 +1,4 @@
-"""Checkpoints: files with all state to resume a run, written atomically."""
+"""Checkpoints: files with all the state needed to resume a run, written atomically."""
 
 from __future__ import annotations
 
@@ -45,24 +45,23 @@ class Checkpoint:
     scaler: dict[str, Any] = field(default_factory=dict)  # of float16's loss scaling
 
     def check(self, facts: Mapping[str, Any], place: str) -> None:
-        """Check that a run with ``facts`` can resume from it."""
+        """Check that a run with ``facts`` can resume from this checkpoint."""
         differ = [
-            f"{name} is {self.facts.get(name)!r} there and {value!r} here"
+            f"{name} is {self.facts.get(name)!r} there but {value!r} here"
             for name, value in facts.items()
             if self.facts.get(name) != value
         ]
         if differ:
             raise ConfigError(
-                f"training.resume: {place} is a checkpoint of another training: {'; '.join(differ)} (a "
-                "fingerprint differs when files were added, removed, changed, moved or rewritten). Set the "
-                "spec as it was, or leave training.resume out to start over (model.weights takes the weights "
-                "alone)"
+                f"training.resume: {place} is a checkpoint of a different training run: {'; '.join(differ)} "
+                "(a fingerprint changes when files are added, removed, changed, moved or rewritten). Restore "
+                "the spec, or remove training.resume to start over (model.weights loads the weights alone)"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """The checkpoints of one run, in a directory of rank 0, created with the first."""
+    """The checkpoints of one run, in a directory on rank 0 that is created with the first one."""
 
     directory: Path
     facts: dict[str, Any]
@@ -74,7 +73,7 @@ class Checkpoints:
         return self.directory / BEST
 
     def write(self, file_name: str, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint atomically, replacing the one of that name."""
+        """Write a checkpoint atomically, replacing any with that name."""
         content = {item.name: getattr(checkpoint, item.name) for item in fields(checkpoint)}
         with _in_place_of(self.directory / file_name) as file:
             try:
@@ -84,7 +83,7 @@ class Checkpoints:
                 raise cause if isinstance(cause, OSError) else error from None
 
     def take_best_of(self, resumed: Path) -> bool:
-        """Copy the best checkpoint of the resumed run; False if it has none."""
+        """Copy the best checkpoint of the resumed run. Return False if it has none."""
         theirs = resumed.with_name(BEST)
         if not theirs.is_file():
             return False
@@ -95,7 +94,7 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def _in_place_of(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a new file that replaces ``path`` once complete and on the disk."""
+    """Yield a new file that replaces ``path`` once it is complete and on disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # In the same directory: a rename across file systems is not atomic.
@@ -111,18 +110,18 @@ def _in_place_of(path: Path) -> Iterator[IO[bytes]]:
             Path(partial).unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"the checkpoint {path} cannot be written: {error.strerror or error}; make room, or set output "
-            "to another place"
+            f"the checkpoint {path} cannot be written: {error.strerror or error}; free some space, or set "
+            "output to another place"
         ) from error
 
 
 def read_checkpoint(place: str, ranks: Ranks, *, caller: str = "training.resume") -> tuple[Checkpoint, Path]:
-    """Read a checkpoint, a file or a run's last one, on rank 0 for all ranks.
+    """Read a checkpoint, given as a file or as a run whose last one is used, on rank 0 for all ranks.
 
     ``caller`` is the prefix of error messages.
 
     Raises:
-        ConfigError: there is none, or it is damaged or something else.
+        ConfigError: there is no checkpoint, or it is damaged or something else.
     """
     path = Path(place).expanduser()
     content = None
@@ -131,7 +130,7 @@ def read_checkpoint(place: str, ranks: Ranks, *, caller: str = "training.resume"
         file = next((candidate for candidate in candidates if candidate.is_file()), None)
         if file is None:
             raise ConfigError(
-                f"{caller}: there is no checkpoint at {path}: name a file, or the directory of a run "
+                f"{caller}: there is no checkpoint at {path}; use a file, or the directory of a run "
                 "that kept checkpoints (training.checkpoint_every, training.checkpoint_steps)"
             )
         path = file
@@ -148,18 +147,18 @@ def _parsed(content: bytes, place: str) -> Checkpoint:
         loaded: Any = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can raise any error
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"{place} is damaged, or no checkpoint: {reason}") from error
+        raise ConfigError(f"{place} is damaged or not a checkpoint: {reason}") from error
     if not isinstance(loaded, dict) or "format" not in loaded:
-        raise ConfigError(f"{place} is no checkpoint of a run; model.weights takes weights alone")
+        raise ConfigError(f"{place} is not a checkpoint of a run; use model.weights to load weights alone")
     if loaded.pop("format") != _FORMAT:
         raise ConfigError(
-            f"{place} has another format than this version of SUPER reads: resume with the "
+            f"{place} has a format that this version of SUPER cannot read: resume with the "
             "version that wrote it"
         )
     try:
         return Checkpoint(**loaded)
     except TypeError as error:
-        raise ConfigError(f"{place} is no whole checkpoint: {error}") from error
+        raise ConfigError(f"{place} is not a complete checkpoint: {error}") from error
 
 
 def check_best_to(training: TrainingSpec, *, validates: bool) -> None:
@@ -169,18 +168,18 @@ def check_best_to(training: TrainingSpec, *, validates: bool) -> None:
         return
     if not validates:
         raise ConfigError(
-            "training.best_to: validation tells which checkpoint is the best, and there is none "
-            "(data.val is to be set, and training.validate_every from 1 up to epochs)"
+            "training.best_to needs validation to find the best checkpoint, but there is none "
+            "(set data.val, and training.validate_every to a number from 1 to epochs)"
         )
     if "://" in place and not (place.startswith(_S3) and urlsplit(place).netloc):
-        raise ConfigError(f"training.best_to is s3://bucket/prefix or a directory, not {place!r}")
+        raise ConfigError(f"training.best_to must be s3://bucket/prefix or a directory, not {place!r}")
 
 
 def bring_best(best: Path, place: str, run_name: str) -> str:
-    """Copy ``best`` into a folder of the run's name below ``place``; return its location.
+    """Copy ``best`` into a folder below ``place`` named after the run, and return its location.
 
     Raises:
-        SourceError: it cannot be copied; the message names the local file, which stays.
+        SourceError: it cannot be copied. The message contains the path of the local file, which remains.
     """
     where = f"{place.rstrip('/')}/{run_name}/{best.name}"
     try:
@@ -198,6 +197,6 @@ def bring_best(best: Path, place: str, run_name: str) -> str:
             whole.replace(target)
     except (ObjectError, OSError) as error:
         raise SourceError(
-            f"training.best_to: the best checkpoint could not be brought to {where}: {error}. It is in {best}"
+            f"training.best_to: the best checkpoint could not be copied to {where}: {error}. It is in {best}"
         ) from error
     return where

@@ -1,4 +1,4 @@
-"""The device of training, precision, seeds, and the distribution over ranks."""
+"""The device for training, precision, seeds, and distribution over ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CPU_INSTRUCTIONS = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
 
 
 def pick_device(name: str, process: ProcessRank | None = None) -> torch.device:
-    """Return the device that a spec names; ``auto`` is CUDA if available.
+    """Return the device set in a spec, where ``auto`` means CUDA if available.
 
     Raises:
         ConfigError: CUDA is requested but not available, or a host has more ranks than GPUs.
@@ -40,8 +40,8 @@ def pick_device(name: str, process: ProcessRank | None = None) -> torch.device:
         return torch.device(name)
     if process.local_rank >= torch.cuda.device_count():
         raise ConfigError(
-            f"rank {process.rank} is number {process.local_rank} of its host, which has "
-            f"{torch.cuda.device_count()} GPU(s): start one rank for each (torchrun "
+            f"rank {process.rank} has local rank {process.local_rank}, but its host has "
+            f"{torch.cuda.device_count()} GPU(s): start one rank per GPU (torchrun "
             "--nproc-per-node), or set device=cpu"
         )
     # With several ranks, each uses the GPU with its number on its host.
@@ -51,10 +51,10 @@ def pick_device(name: str, process: ProcessRank | None = None) -> torch.device:
 
 
 def compute_type(name: str, device: torch.device) -> torch.dtype:
-    """Return the type that ``training.precision`` names for ``device``.
+    """Return the data type that ``training.precision`` selects for ``device``.
 
-    ``auto`` is bfloat16 where it is native, else float16 on GPUs that compute in it; docs/runs.md
-    has the gain.
+    ``auto`` is bfloat16 where it is native, else float16 on GPUs that compute in it. docs/runs.md
+    shows the gain.
 
     Raises:
         ConfigError: bfloat16 is requested on a GPU that only emulates it.
@@ -70,7 +70,7 @@ def compute_type(name: str, device: torch.device) -> torch.dtype:
         native = any(check is not None and check() for check in checks)
     if name == "bfloat16" and on_gpu and not native:
         raise ConfigError(
-            f"{torch.cuda.get_device_name(device)} only emulates bfloat16, slower than float32; set "
+            f"{torch.cuda.get_device_name(device)} only emulates bfloat16, which is slower than float32; set "
             "training.precision=auto"
         )
     if name != "auto":
@@ -90,9 +90,9 @@ def seed_everything(seed: int) -> None:
 
 
 def random_states(device: torch.device, ranks: Ranks) -> dict[str, Any]:
-    """Return random states as plain values, torch's by rank; a run resumed with them draws the same.
+    """Return random states as plain values, with torch's by rank, so that a resumed run draws the same.
 
-    All ranks take part.
+    All ranks must call this.
     """
     name, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002  # user code draws from it
     version, internal, following = random.getstate()
@@ -105,7 +105,7 @@ def random_states(device: torch.device, ranks: Ranks) -> dict[str, Any]:
 
 
 def restore_random_states(state: dict[str, Any], device: torch.device, ranks: Ranks) -> bool:
-    """Restore this rank's states; return False if they are of another number of ranks."""
+    """Restore this rank's states. Return False if they are for a different number of ranks."""
     try:
         if len(state["cpu"]) != ranks.process.replicas:
             return False
@@ -130,9 +130,9 @@ def synchronise(device: torch.device) -> None:
 
 
 class ComputeSpan:
-    """The duration of some work: by events on CUDA, where work is queued, else the clock.
+    """The duration of some work, measured with events on CUDA, where work is queued, else by the clock.
 
-    Use as a context manager; on CUDA read `seconds` only after `synchronise`.
+    Use as a context manager. On CUDA, read `seconds` only after `synchronise`.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -179,20 +179,20 @@ SAVE_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def strategy_name(name: str, process: ProcessRank) -> str:
-    """Return the strategy that ``training.strategy`` names for this number of ranks."""
+    """Return the strategy that ``training.strategy`` selects for this number of ranks."""
     if name == "auto":
         return "ddp" if process.replicas > 1 else "single"
     if name == "single" and process.replicas > 1:
         raise ConfigError(
             f"training.strategy is single, but there are {process.replicas} ranks (WORLD_SIZE), which would "
-            "train models of their own; set training.strategy to ddp, fsdp or auto"
+            "train separate models; set training.strategy to ddp, fsdp or auto"
         )
     return name
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A model for the loop: ``model`` trains, ``evaluated``, of the same weights, validates."""
+    """A model for the loop. ``model`` is trained; ``evaluated`` has the same weights and is validated."""
 
     model: nn.Module
     evaluated: nn.Module
@@ -214,7 +214,7 @@ class Strategy:
 
 
 def make_strategy(name: str, model: nn.Module, device: torch.device, dtype: torch.dtype) -> Strategy:
-    """Distribute ``model``, equal on all ranks, over the process group."""
+    """Distribute ``model``, which is equal on all ranks, over the process group."""
     scales = dtype == torch.float16
     if name == "fsdp":
         return Strategy(model, model, device, _shard(model, device, dtype), scales)
@@ -227,7 +227,7 @@ def make_strategy(name: str, model: nn.Module, device: torch.device, dtype: torc
 
 
 def _shard(model: nn.Module, device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """Shard the model by FSDP; return the autocast type."""
+    """Shard the model with FSDP, and return the autocast type."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -249,7 +249,7 @@ def _shard(model: nn.Module, device: torch.device, dtype: torch.dtype) -> torch.
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
-    """Return repeating parts: children of sequences with parameters and children, not nested."""
+    """Return repeating parts: children of sequences that have parameters and children, but no nested ones."""
     blocks: list[nn.Module] = []
     inside: set[nn.Module] = set()
     for module in model.modules():

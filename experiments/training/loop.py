@@ -76,14 +76,14 @@ class Trainer:
         Args:
             read_gpu: returns the last sample of the GPU, if any.
             tell_stalls: receives the steps of each pass that waited for data, after the pass.
-            checkpoints: kept at the intervals of ``spec.training``.
+            checkpoints: written at the intervals in ``spec.training``.
             stop: may end training after any step.
 
         Raises:
-            ConfigError: the training loader has no batch, or the strategy does not fit the ranks.
+            ConfigError: the training loader has no batches, or the strategy does not fit the ranks.
         """
         if len(train) == 0:
-            raise ConfigError("the training data gives no batch; lower loader.batch_size or name other data")
+            raise ConfigError("the training data yields no batch; lower loader.batch_size or use other data")
         self._training = spec.training
         self._ranks = ranks or Ranks(ProcessRank())
         self._val = val
@@ -117,7 +117,7 @@ class Trainer:
         )
 
     def fit(self) -> tuple[EpochSummary, ...]:
-        """Train the epochs that remain, and validate at the intervals of the spec."""
+        """Train the remaining epochs, and validate at the intervals set in the spec."""
         self._stop.begin()
         summaries = tuple(self._epoch(epoch) for epoch in range(self._first_epoch, self._epochs))
         self._stop.end()
@@ -144,11 +144,11 @@ class Trainer:
     # ------------------------------------------------------------------------------------- checkpoints
 
     def resume(self, checkpoint: Checkpoint) -> str:
-        """Resume from a checkpoint in the next `fit`, and return a line on the place."""
+        """Resume from a checkpoint in the next `fit`, and return a line that describes the position."""
         if checkpoint.epoch >= self._epochs:
             raise ConfigError(
-                f"training.resume: all {self._epochs} epochs were trained already, and their schedule has "
-                "an end; its weights are taken by model.weights"
+                f"training.resume: all {self._epochs} epochs are already trained, and the schedule has "
+                "ended; use model.weights to load the weights"
             )
         set_state_dict(
             self._strategy.model,
@@ -161,19 +161,19 @@ class Trainer:
         self._batches.load_state_dict(checkpoint.batches)
         self._first_epoch, self.best = checkpoint.epoch, checkpoint.best
         same = restore_random_states(checkpoint.chance, self._device, self._ranks)
-        line = f"going on from epoch {checkpoint.epoch + 1}, step {self._batches.step + 1}"
+        line = f"resuming from epoch {checkpoint.epoch + 1}, step {self._batches.step + 1}"
         if self._batches.step == self._batches.steps:
-            line = f"going on with the validation of epoch {checkpoint.epoch + 1}, whose steps are done"
+            line = f"resuming with the validation of epoch {checkpoint.epoch + 1}, whose steps are done"
         elif self._batches.step:
-            line += ": the training figures of that epoch are of the rest of it"
+            line += ": the training figures of that epoch cover only the rest of it"
         if not self._batches.repeatable and checkpoint.epoch:
-            line += "; this loader cannot begin at a later epoch, and has the orders of the first ones again"
+            line += "; this loader cannot start at a later epoch, so the orders of the first epochs repeat"
         if not same:
-            line += "; random generators start over, since there are other ranks than before"
+            line += "; random generators start over, since the number of ranks has changed"
         return line
 
     def _keep(self, epoch: int, *names: str, over: bool) -> None:
-        """Write the state on rank 0; all ranks take part. ``over``: ``epoch`` is complete."""
+        """Write the state on rank 0, with all ranks taking part. If ``over``, ``epoch`` is complete."""
         if self._checkpoints is None or not names:
             return
         # These are collectives, so that all ranks call them.
@@ -196,7 +196,7 @@ class Trainer:
             self._checkpoints.write(name, checkpoint)
 
     def _keep_epoch(self, epoch: int, validated: PassSummary | None) -> None:
-        """Keep an epoch's checkpoints as in the spec: the last, the best."""
+        """Write the last and the best checkpoint after an epoch, as set in the spec."""
         names = []
         every = self._training.checkpoint_every
         if self._training.checkpoint_steps is not None or (every > 0 and (epoch + 1) % every == 0):
@@ -207,7 +207,7 @@ class Trainer:
         self._keep(epoch, *names, over=True)
 
     def _after_step(self, epoch: int, split: str, batches: Batches) -> None:
-        """Stop if requested, and keep a checkpoint if one is due in mid-epoch."""
+        """Stop if requested, and write a checkpoint if one is due within the epoch."""
         ends = batches.step == batches.steps
         if split == "val":  # a resumed run starts validation again
             if not ends and self._stop.due():
@@ -262,7 +262,7 @@ class Trainer:
         return self._summary(split, totals, time.perf_counter() - pass_start_s)
 
     def _release(self, epoch: int, split: str, held: list[HeldStep], totals: PassTotals) -> None:
-        """Fetch the held steps' results, add them to the totals and notify listeners."""
+        """Fetch the results of held steps, add them to the totals, and notify listeners."""
         synchronise(self._device)
         records = [step.record(epoch, split) for step in held]
         held.clear()
@@ -298,7 +298,7 @@ class Trainer:
         return totals.summary(wall_s, job, stalls)
 
     def rest(self) -> LoaderCounters | None:
-        """Return the counts since the last pass; None if the coordinator did not answer."""
+        """Return the counts since the last pass, or None if the coordinator did not answer."""
         # Of an unfinished pass, and of samples produced ahead. Loaders that decode on their
         # own count this rank only.
         laps = [meter.lap() for meter in self._meters.values()]
@@ -307,7 +307,7 @@ class Trainer:
 
 
 def of_all_ranks(totals: PassTotals, ranks: Ranks) -> PassTotals:
-    """Combine totals over ranks: sums of results, means of seconds, the latest first batch."""
+    """Combine totals over ranks: sum results, average seconds, and take the latest first batch."""
     whole = PassTotals()
     # All ranks have the same number of batches, and skip the same steps.
     whole.batches, whole.skipped = totals.batches, totals.skipped

@@ -1,4 +1,4 @@
-"""The processes of one run: their identity, communication, and joint end."""
+"""The processes of one run: their identity, their communication, and how they end together."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _FAILURE = "failure"
 
 
 class OtherRankError(SuperError):
-    """Another rank failed first; the message has its reason."""
+    """Another rank failed first. The message states the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessRank:
-    """This process's place in a run; ``local_rank`` counts those of this host."""
+    """The place of this process in a run. ``local_rank`` counts the processes of this host."""
 
     rank: int = 0
     replicas: int = 1
@@ -40,10 +40,10 @@ class ProcessRank:
 
 
 def process_rank(environ: Mapping[str, str] = os.environ) -> ProcessRank:
-    """Read the variables that torchrun sets; without them, return a single process.
+    """Read the variables that torchrun sets, or return a single process without them.
 
     Raises:
-        ConfigError: the variables are not a valid place in a run.
+        ConfigError: the variables do not describe a valid place in a run.
     """
     rank, replicas = environ.get("RANK") or "0", environ.get("WORLD_SIZE") or "1"
     local_rank = environ.get("LOCAL_RANK") or rank
@@ -52,37 +52,37 @@ def process_rank(environ: Mapping[str, str] = os.environ) -> ProcessRank:
         if 0 <= process.rank < process.replicas and process.local_rank >= 0:
             return process
     raise ConfigError(
-        f"RANK={rank}, WORLD_SIZE={replicas} and LOCAL_RANK={local_rank} name no place in a run; start it "
-        "with torchrun, or unset them"
+        f"RANK={rank}, WORLD_SIZE={replicas} and LOCAL_RANK={local_rank} are not valid for a run; "
+        "start it with torchrun, or unset them"
     )
 
 
 class Ranks:
-    """Collectives among the ranks, for one of them; free for a process alone. See `join_ranks`."""
+    """Collectives for one of the ranks, which cost a single process nothing. See `join_ranks`."""
 
     def __init__(self, process: ProcessRank) -> None:
         self.process = process
 
     @property
     def leads(self) -> bool:
-        """True on rank 0, which prints and writes for all."""
+        """Whether this is rank 0, which prints and writes for all."""
         return self.process.rank == 0
 
     @property
     def several(self) -> bool:
-        """True if there are other ranks."""
+        """Whether there are other ranks."""
         return self.process.replicas > 1
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """Return each value summed over ranks; the same on all."""
+        """Return each value summed over ranks, the same on all of them."""
         return self._reduced(values, dist.ReduceOp.SUM)
 
     def largest(self, values: Sequence[float]) -> list[float]:
-        """Return the largest of each value over ranks."""
+        """Return the maximum of each value over ranks."""
         return self._reduced(values, dist.ReduceOp.MAX)
 
     def smallest(self, values: Sequence[float]) -> list[float]:
-        """Return the smallest of each value over ranks."""
+        """Return the minimum of each value over ranks."""
         return self._reduced(values, dist.ReduceOp.MIN)
 
     def _reduced(self, values: Sequence[float], how: dist.ReduceOp.RedOpType) -> list[float]:
@@ -93,11 +93,11 @@ class Ranks:
         return [float(value) for value in together]
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks have arrived."""
         self.sums([0.0])
 
     def text_of_first(self, make: Callable[[], str]) -> str:
-        """Return ``make()`` of rank 0 on every rank."""
+        """Return rank 0's result of ``make()`` on every rank."""
         return self.bytes_of_first(make().encode() if self.leads else None).decode()
 
     def bytes_of_first(self, content: bytes | None) -> bytes:
@@ -134,13 +134,13 @@ class Ranks:
 
 @contextlib.contextmanager
 def join_ranks(process: ProcessRank, device: torch.device, *, alone: bool = False) -> Iterator[Ranks]:
-    """Join the other ranks, by gloo for the CPU and NCCL for CUDA; leave them at the end.
+    """Join the other ranks, with gloo for the CPU and NCCL for CUDA, and leave them at the end.
 
     A rank whose block fails reports the reason to the others, which then raise
     :class:`OtherRankError`. ``alone`` makes a group for a single process too; FSDP needs one.
 
     Raises:
-        ConfigError: the group cannot be made.
+        ConfigError: the group cannot be created.
         OtherRankError: another rank failed first.
     """
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -173,7 +173,7 @@ def join_ranks(process: ProcessRank, device: torch.device, *, alone: bool = Fals
 
 
 def _first_failure(rank: int, reason: str) -> str | None:
-    """Store this rank's ``reason``, if it has any; return that of another rank which failed first."""
+    """Store this rank's ``reason``, if any, and return the reason of another rank that failed first."""
     mine = f"rank {rank} failed: {reason}"
     with contextlib.suppress(RuntimeError):  # the store has ended with its rank
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -193,14 +193,14 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM was received."""
 
     def __init__(self) -> None:
-        super().__init__("the process was asked to end (SIGTERM)")
+        super().__init__("the process was asked to stop (SIGTERM)")
 
 
 class StopRequest:
     """Handle SIGTERM, and agree with the other ranks on the last step.
 
-    Use as a context manager around the whole run. Outside of training the signal ends it at once,
-    and a second signal always does.
+    Use as a context manager around the whole run. Outside of training, the signal ends the run at
+    once, and a second signal always does.
     """
 
     def __init__(self, *, several: bool = False) -> None:
@@ -235,7 +235,7 @@ class StopRequest:
             self._child_before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def begin(self) -> None:
-        """Begin training: from now on SIGTERM stops after a step."""
+        """Begin training. From now on, SIGTERM stops it after a step."""
         self._training = True
 
     def end(self) -> None:
@@ -246,7 +246,7 @@ class StopRequest:
             self._pending = None
 
     def due(self) -> bool:
-        """Check after each step whether to stop now; the answer is the same on all ranks."""
+        """Check after each step whether to stop now. The answer is the same on all ranks."""
         if not self._several:
             return self._requested
         # The answer to the previous step's request, which has arrived meanwhile.

@@ -34,7 +34,7 @@ _OF_FIGURES = ("read_s", "fetch_s", "decode_s", "hits", "misses", "size_bytes")
 
 
 def learning_rate_factor(spec: OptimizerSpec, step: int, epoch_steps: int, total_steps: int) -> float:
-    """Return the factor on ``spec.lr`` at a step from 0, for schedules other than `one_cycle`."""
+    """Return the factor for ``spec.lr`` at a step (from 0), for schedules other than `one_cycle`."""
     warmup = round(spec.warmup_epochs * epoch_steps)
     if step < warmup:
         return (step + 1) / warmup
@@ -52,7 +52,7 @@ class Updater:
     def __init__(
         self, model: nn.Module, spec: OptimizerSpec, *, epoch_steps: int, epochs: int, scaled_on: str | None
     ) -> None:
-        """Make the optimiser, and its schedule over ``epochs`` of ``epoch_steps``."""
+        """Make the optimiser and its schedule, over ``epochs`` of ``epoch_steps``."""
         common: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay}
         self.optimizer: torch.optim.Optimizer = (
             torch.optim.SGD(model.parameters(), momentum=spec.momentum, nesterov=spec.nesterov, **common)
@@ -83,7 +83,7 @@ class Updater:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def update(self, loss: Tensor) -> bool:
-        """Take a step on a loss; return False if gradients were not finite, when all ranks skip it."""
+        """Take a step on a loss. Return False if gradients were not finite, so that all ranks skip it."""
         self.optimizer.zero_grad(set_to_none=True)
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._applied = False
@@ -95,11 +95,11 @@ class Updater:
         return self._applied
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of schedule and scaler; the strategy saves the optimiser's."""
+        """Return the states of the schedule and the scaler. The strategy saves that of the optimiser."""
         return {"schedule": self._schedule.state_dict(), "scaler": self._scaler.state_dict()}
 
     def load_state_dict(self, schedule: Mapping[str, Any], scaler: Mapping[str, Any]) -> None:
-        """Restore both; a run that did not scale before starts with a fresh scaler."""
+        """Restore both. A run that did not scale before starts with a fresh scaler."""
         self._schedule.load_state_dict(dict(schedule))
         if scaler and self._scaler.is_enabled():
             self._scaler.load_state_dict(dict(scaler))
@@ -123,7 +123,7 @@ def trial_step(spec: Spec, classes: int, device: torch.device) -> Callable[[Tens
 
 @dataclass(slots=True)
 class HeldStep:
-    """A step with results still on the device, some values as tensors. Padding samples are excluded."""
+    """A step whose results are still on the device, some as tensors. Padding samples are excluded."""
 
     known: dict[str, Any]
     span: ComputeSpan
@@ -145,7 +145,7 @@ def take_step(
     wait_s: float,
     gpu: GpuReading | None,
 ) -> HeldStep:
-    """Compute a batch's loss; update the model unless ``updater`` is None (validation)."""
+    """Compute the loss of a batch, and update the model unless ``updater`` is None (validation)."""
     (images, labels, figures), device = batch, strategy.device
     model = strategy.evaluated if updater is None else strategy.model
     lr, applied = None if updater is None else updater.lr, True
@@ -189,14 +189,14 @@ def take_step(
 
 
 def correct_within(top: int, logits: Tensor, labels: Tensor) -> Tensor | None:
-    """Count labels among the ``top`` likeliest classes; None without more classes."""
+    """Count labels among the ``top`` likeliest classes, or return None if there are no more classes."""
     if logits.shape[1] <= top:
         return None
     return (logits.topk(top, dim=1).indices == labels.unsqueeze(1)).sum()
 
 
 class Batches:
-    """The steps of an epoch over one loader, which restarts as needed for ``steps``, and the position."""
+    """The steps of an epoch over one loader, restarted as often as ``steps`` needs, and the position."""
 
     def __init__(
         self, loader: Loader, split: str, ranks: Ranks, steps: int | None = None, *, passes: int = 0
@@ -217,7 +217,7 @@ class Batches:
 
     @property
     def resumable(self) -> bool:
-        """True if a run can resume here without repeated or missing samples."""
+        """Whether a run can resume here without repeated or missing samples."""
         return self.step in (0, self.steps) or self.repeatable
 
     def begin(self) -> None:
@@ -228,21 +228,21 @@ class Batches:
         self._iterator = None
 
     def state_dict(self, *, over: bool = False) -> dict[str, Any]:
-        """Return the place after the last batch, or the next epoch's start if ``over``."""
+        """Return the position after the last batch, or the start of the next epoch if ``over``."""
         # An epoch is over once its validation is done.
         if over or self.step in (0, self.steps):
             return {"step": 0 if over else self.step, "pass": self._passes, "loader": None}
         return {"step": self.step, "pass": self._passes - 1, "loader": self._loader.state_dict(self._given)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume at a place; see `Loader.load_state_dict`."""
+        """Resume at a position. See `Loader.load_state_dict`."""
         self.step, self._passes = int(state["step"]), int(state["pass"])
         self._resumed = True
         if state["loader"] is not None:
             self._loader.load_state_dict(state["loader"])
 
     def next(self) -> Batch | None:
-        """Return the next batch; None after the last, which is earlier if some were left out."""
+        """Return the next batch, or None after the last, which comes earlier if some were left out."""
         if self.step == self.steps:
             return None
         batch = self._begin() if self._iterator is None else next(self._iterator, None)
@@ -253,7 +253,7 @@ class Batches:
             if any(sample.handled == "batch left out" for sample in bad):
                 return None
             raise ConfigError(
-                f"the loader of {self._split} ended after {self.step} batches, and {self.steps} were to come"
+                f"the loader of {self._split} ended after {self.step} batches, but {self.steps} were expected"
             )
         self.step += 1
         self._given += 1

@@ -23,9 +23,9 @@ def working_directory(tmp_path, monkeypatch):
     ("words", "message"),
     [
         (["digits", "--repeats", "0"], "compare.repeats must be at least 1, not 0"),
-        (["digits", "--warmup-epochs", "3"], "compare.warmup_epochs=3 leaves none to compare"),
-        (["digits", "--quick", "--warmup-epochs", "2"], "compare.warmup_epochs=2 leaves none to compare"),
-        (["--runs", "nowhere"], "nowhere holds no report.json"),
+        (["digits", "--warmup-epochs", "3"], "compare.warmup_epochs=3 leaves none"),
+        (["digits", "--quick", "--warmup-epochs", "2"], "compare.warmup_epochs=2 leaves none"),
+        (["--runs", "nowhere"], "nowhere contains no report.json"),
         (["--runs", "nowhere", "--repeats", "2"], "--runs compares existing runs"),
         (
             ["--runs", "nowhere", "--warmup-epochs", "-1"],
@@ -129,7 +129,7 @@ def test_without_matplotlib_that_is_told(killed, capsys, monkeypatch):
 
 def test_a_directory_of_no_run_is_refused(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 2
-    assert "is no directory of a run" in capsys.readouterr().err
+    assert "is not the directory of a run" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -43,8 +43,8 @@ def test_figures_and_ratios_are_written_where_a_page_asks():
     page += "<!-- figures of s -->\nold\n<!-- end -->\n"
     told = studies.regenerated(page, {"s": study | {"arms": arms}})
     assert "<!-- =s cpu_s b/a -->4.00<!-- -->, <!-- =s cpu_s a -->2.00<!-- -->" in told
-    assert "| CPU in all | s | 2.00 (1.00 to 4.00) | 8.00 |" in told
-    assert "| best accuracy of validation |  | 0.500 | - |" in told
+    assert "| total CPU | s | 2.00 (1.00 to 4.00) | 8.00 |" in told
+    assert "| best validation accuracy |  | 0.500 | - |" in told
     assert studies.regenerated(told, {"s": study | {"arms": arms}}) == told
     with pytest.raises(KeyError, match="absent"):
         studies.regenerated("<!-- =absent cpu_s a --><!-- -->", {})

@@ -34,7 +34,7 @@ def test_a_drawn_set_is_made_where_it_is_asked_for_and_taken_where_it_is(tmp_pat
     make_set(MADE_SETS["mnist-like"], tmp_path / "mine", samples=30, seed=7)
     prepared = prepare_data(DataSpec(kind="mnist-like", directory="mine"), told.append)
     assert prepared.train.url == f"file://{tmp_path}/mine/train"
-    with pytest.raises(SourceError, match="holds something else than mnist-like"):
+    with pytest.raises(SourceError, match="something other than mnist-like"):
         prepare_data(DataSpec(kind="mnist-like", directory="mine", samples=31))
     with pytest.raises(SourceError, match="name is 'mnist-like' there"):
         prepare_data(DataSpec(kind="cifar10-like", directory="mine"))
@@ -48,8 +48,8 @@ def test_where_a_published_set_is_not_a_drawn_one_stands_in_and_says_so(tmp_path
     prepared = prepare_data(data)
     place = tmp_path / (directory or "data/mnist-like-20")
     assert prepared.train.url == f"file://{place}/train"
-    assert "mnist as published is not in" in prepared.note
-    assert "the images are mnist-like, which are drawn" in prepared.note
+    assert "the published mnist is not in" in prepared.note
+    assert "drawn ones, mnist-like" in prepared.note
     assert prepare_data(data) == prepared
 
 
@@ -165,8 +165,8 @@ def test_cifar_10_becomes_png_files_once_and_damage_is_named(tmp_path):
         assert (np.asarray(image) == rows[11, 1:].reshape(3, 32, 32).transpose(1, 2, 0)).all()
     shutil.rmtree(tmp_path / "cifar10-superdl")
     (place / "test_batch.bin").write_bytes(b"x" * 3073)
-    with pytest.raises(SourceError, match="the val files of cifar10 do not fit together"):
+    with pytest.raises(SourceError, match="the val files of cifar10 do not match"):
         find_published("cifar10", tmp_path / "cifar10")
     (place / "test_batch.bin").write_bytes(b"x")
-    with pytest.raises(SourceError, match="has no whole images of CIFAR-10"):
+    with pytest.raises(SourceError, match="no whole CIFAR-10 images"):
         find_published("cifar10", tmp_path / "cifar10")

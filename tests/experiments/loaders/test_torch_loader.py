@@ -42,7 +42,7 @@ def test_what_is_missing_gone_or_broken_is_named(folders):
         opened("torch", folders / "absent", folders)
     gone = opened("torch", folders, folders, training=False, recipe=SMALL)
     (folders / "ants" / "1.png").unlink()
-    with pytest.raises(SourceNotFoundError, match=r"ants/1\.png is gone since it was listed"):
+    with pytest.raises(SourceNotFoundError, match=r"ants/1\.png was removed after it was listed"):
         next(iter(gone))
     (folders / "ants" / "0.png").write_bytes(b"no image")
     for workers in (0, 1):

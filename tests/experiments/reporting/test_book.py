@@ -103,19 +103,19 @@ def test_broken_directories_are_named_and_do_no_harm(runs, capsys):
     told = capsys.readouterr()
     assert told.out == f"{runs / 'book.html'}\n{runs / 'book.csv'}\n"
     for words in (
-        "empty: no run lies in it",
-        "link: no run lies in it",
-        "odd: it holds no run of this version (AttributeError: ",
-        "list: its files hold no run",
-        "vast: it holds no run of this version (OverflowError: ",
+        "empty: it contains no run",
+        "link: it contains no run",
+        "odd: it contains no run that this version can read (AttributeError: ",
+        "list: its files contain no run",
+        "vast: it contains no run that this version can read (OverflowError: ",
         "deep: ",
-        "cell: it holds no run of this version (TypeError: a figure is ['x']",
+        "cell: it contains no run that this version can read (TypeError: a figure is ['x']",
         "cut: report.json cannot be read",
-        "killed: steps.jsonl has 1 line(s) that are no rows",
+        "killed: steps.jsonl has 1 line(s) that this version cannot read",
     ):
         assert words in told.err
     page = read_page((runs / "book.html").read_text(encoding="utf-8"))
-    assert page.headings == ["What cannot be read, or not whole"]
+    assert page.headings == ["Unreadable or incomplete runs"]
     assert {row[0] for row in page.table("All runs").rows} == {
         "whole",
         "=failed",
@@ -127,7 +127,7 @@ def test_broken_directories_are_named_and_do_no_harm(runs, capsys):
 
 
 def test_what_holds_no_runs_is_refused(tmp_path, capsys):
-    with pytest.raises(ConfigError, match="holds no runs"):
+    with pytest.raises(ConfigError, match="contains no runs"):
         read_book(tmp_path)
     assert main(["report", "--book", str(tmp_path / "absent")]) == 2
     assert "absent cannot be read: No such file" in capsys.readouterr().err

@@ -81,7 +81,7 @@ def test_a_finished_run_has_all_sections_tables_and_plots_and_loads_nothing(fini
     for caption in ("Passes over the data", "Time of loading and computing"):
         assert first_cells(page, caption) == PASSES
     assert first_cells(page, "Processors in use") == [["start"], *PASSES]
-    assert page.table("The bill").rows[-1][0] == "what has a price here"
+    assert page.table("The bill").rows[-1][0] == "everything with a known price"
     assert page.table("Settings of loader torch").rows
     for words in ("cores usable", "loader.batch_size=8"):
         assert words in page.text
@@ -123,6 +123,6 @@ def test_a_killed_run_has_a_page_of_the_epochs_that_it_ended(finished, directory
     page = page_of(directory)
     assert page.title.endswith("running")
     assert "Running, or killed: 1 of 2 epochs in" in said(page)
-    assert "steps.jsonl has 1 line(s) that are no rows" in page.text
+    assert "steps.jsonl has 1 line(s) that this version cannot read" in page.text
     assert first_cells(page, "Passes over the data", 3) == [["1 train", "24", "3"], ["1 val", "8", "1"]]
     assert first_cells(page, "Stalls by cause", 3) == whole_stalls[:2]

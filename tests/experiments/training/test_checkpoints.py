@@ -35,13 +35,13 @@ def test_what_is_no_checkpoint_is_refused_by_name(tmp_path):
 
     damaged = tmp_path / "damaged.pt"
     damaged.write_bytes(whole.read_bytes()[:-1000])
-    assert "is damaged, or no checkpoint" in refused(damaged)
+    assert "is damaged or not a checkpoint" in refused(damaged)
     torch.save(weights, damaged)
-    assert "is no checkpoint of a run; model.weights takes weights alone" in refused(damaged)
+    assert "is not a checkpoint of a run" in refused(damaged)
     torch.save(torch.load(whole, weights_only=True) | {"format": 99}, damaged)
-    assert "has another format" in refused(damaged)
+    assert "cannot read: resume" in refused(damaged)
     torch.save({"format": 1, "epoch": 0}, damaged)
-    assert "is no whole checkpoint" in refused(damaged)
+    assert "is not a complete checkpoint" in refused(damaged)
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path):
@@ -54,7 +54,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:  # as a full disk
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-        with pytest.raises(ConfigError, match=r"last\.pt cannot be written: File too large; make room"):
+        with pytest.raises(ConfigError, match=r"last\.pt cannot be written: File too large; free some space"):
             checkpoints.write("last.pt", checkpoint(2, model={"weight": torch.zeros(10**6)}))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -62,7 +62,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path):
     assert (tmp_path / "run" / "last.pt").read_bytes() == before
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["last.pt"]
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ConfigError, match=r"last\.pt cannot be written: .*; make room, or set output"):
+    with pytest.raises(ConfigError, match=r"last\.pt cannot be written: .*; free some space, or set output"):
         Checkpoints(tmp_path / "file", {}, "").write("last.pt", checkpoint(1))
 
 
@@ -81,7 +81,7 @@ def test_it_comes_into_a_bucket_whole(object_store, best, prefix, key):
 
 
 def test_an_upload_that_fails_names_the_file_that_stays(object_store, best, monkeypatch):
-    with pytest.raises(SourceError, match=r"could not be brought to s3://absent/run-1/best\.pt: "):
+    with pytest.raises(SourceError, match=r"could not be copied to s3://absent/run-1/best\.pt: "):
         bring_best(best, "s3://absent", "run-1")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     (object_store.directory / "models").mkdir()

@@ -80,7 +80,7 @@ def test_each_rank_has_the_gpu_of_its_number(monkeypatch):
     assert taken == [torch.device("cuda", 1)]
     assert pick_device("cpu", ProcessRank(3, 4, 1)) == torch.device("cpu")
     assert pick_device("cuda", ProcessRank()) == torch.device("cuda")
-    with pytest.raises(ConfigError, match=r"rank 2 is number 2 of its host, which has 2 GPU\(s\)"):
+    with pytest.raises(ConfigError, match=r"rank 2 has local rank 2, but its host has 2 GPU\(s\)"):
         pick_device("auto", ProcessRank(2, 3, 2))
 
 
