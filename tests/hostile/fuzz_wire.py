@@ -150,6 +150,7 @@ PARSERS = {
         ValueError,
     ),
     "request": (_REQUEST.to_json().encode(), _as_json(PrefetchRequest.from_mapping), ConfigError),
+    "result": (json.dumps(_RESULT.to_mapping()).encode(), _as_json(PrefetchResult.from_mapping), ConfigError),
     "history": (_HISTORY.SerializeToString(), read_history, ValueError),
     "recipe": (Recipe.image(resize=8, crop=8).json.encode(), Recipe.from_json, ConfigError),
     "label dtype": (b'{"age":"int64","box":"float64[*,4]"}', _text(label_dtype_of), ValueError),

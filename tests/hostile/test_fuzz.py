@@ -2,15 +2,19 @@
 
 Each file ``fuzz_*.py`` here has ``FUZZERS``, by name: a callable makes one input of the chance it is given,
 tries it, and raises where the outcome is none that it may have. ``SUPER_TEST_FUZZ_S`` has seconds for each,
-and its inputs are new; ``SUPER_TEST_SEED`` has the one input to try.
+and its inputs are new; ``SUPER_TEST_SEED`` has the one input to try. Tests have the names with hyphens, such
+as ``reading-wrong-records``, which pytest's ``-k`` takes.
 """
 
 import json
+import logging
 import os
 import random
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -19,11 +23,30 @@ from tests.hostile.bombs import BOMBS
 from tests.hostile.fuzz_wire import PARSERS
 
 MODULES = (fuzz_function, fuzz_lists, fuzz_reading, fuzz_rpc, fuzz_web, fuzz_wire)
-FUZZERS = {name: fuzzer for module in MODULES for name, fuzzer in module.FUZZERS.items()}
+FUZZERS = {
+    "-".join(re.findall(r"\w+", name)): fuzzer
+    for module in MODULES
+    for name, fuzzer in module.FUZZERS.items()
+}
 SECONDS, SEED = float(os.environ.get("SUPER_TEST_FUZZ_S", "0")), os.environ.get("SUPER_TEST_SEED")
 
 
-@pytest.mark.timeout(540)
+def test_every_fuzzer_of_the_folder_is_run():
+    files = {path.stem for path in Path(__file__).parent.glob("fuzz_*.py")}
+    assert {module.__name__.rpartition(".")[2] for module in MODULES} == files
+    assert len(FUZZERS) == sum(len(module.FUZZERS) for module in MODULES), "two have one name"
+
+
+@pytest.fixture
+def unlogged():
+    """What is refused is logged, a thousand times a second."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.usefixtures("unlogged")
+@pytest.mark.timeout(540 + SECONDS)
 @pytest.mark.parametrize("name", FUZZERS)
 @pytest.mark.parametrize("seconds", [SECONDS or 0.3, pytest.param(180.0, marks=pytest.mark.soak)])
 def test_a_fuzzer_finds_nothing(name, seconds):
@@ -33,7 +56,7 @@ def test_a_fuzzer_finds_nothing(name, seconds):
         try:
             FUZZERS[name](random.Random(f"{name}/{seed}"))
         except BaseException as error:
-            error.add_note(f"alone: SUPER_TEST_SEED={seed} pytest -k '{name}' tests/hostile/test_fuzz.py")
+            error.add_note(f"alone: SUPER_TEST_SEED={seed} pytest -k {name} tests/hostile/test_fuzz.py")
             raise
         if time.monotonic() > until_s:
             break

@@ -1,7 +1,11 @@
 """All links are spoilt and processes are killed: each sample once, in order, right, or a typed error."""
 
+from dataclasses import replace
+from unittest import mock
+
 import pytest
 
+from superdl.super_dataset.reading import batch
 from tests.hostile.trial import Trial, draw
 
 
@@ -13,3 +17,14 @@ def test_an_epoch_ends_well_or_by_a_typed_error(shared, seed):
     except BaseException as error:
         error.add_note(str(trial))
         raise
+
+
+@pytest.mark.slow
+def test_a_reader_that_lets_flipped_bits_pass_is_found_out(shared):
+    flips = {"reader": {"odds": {"flip": 1}, "every": 2.0, "most": 16}}
+    drawn = replace(draw(0), loader="0", batch_size=8, source="directory", unix=False, links=flips, acts={})
+    with (
+        mock.patch.object(batch, "verify_payload"),
+        pytest.raises(AssertionError, match=r"came \[.*-1.*\] \(-1: nobody's pixels"),
+    ):
+        Trial(drawn, shared).run()

@@ -51,7 +51,7 @@ def assert_exactly_once(delivered, expected):
 
 def train(stack, images, source="", *, disturb=None, batch_size=4, workers=0, side=SIDE, figures=True):
     """An epoch, at some of whose batches something is done: every sample comes once, with its pixels, in the
-    order in which it comes again when nothing is done.
+    order in which it comes again when nothing is done; and so it does in the next epoch, in another order.
 
     ``images`` is the directory of what ``source`` has, and the source where none is named. ``figures`` are
     those of the first time; a coordinator that was just restarted may have none.
@@ -68,5 +68,9 @@ def train(stack, images, source="", *, disturb=None, batch_size=4, workers=0, si
         stats = sampler.job_stats() if figures else None
         sampler.set_epoch(0)
         assert collect(loader) == delivered
-    assert_exactly_once(delivered, expected_pixels(images, resize=side, crop=side))
+        following = collect(loader)
+    assert following != delivered
+    expected = expected_pixels(images, resize=side, crop=side)
+    for epoch in (delivered, following):
+        assert_exactly_once(epoch, expected)
     return stats

@@ -171,7 +171,7 @@ def test_collate_fn_gets_samples_as_a_dataloaders_does(here, images):
         by_loader = next(iter(loader))
     for pixels, labels in (by_loader, *(item for item, _ in by_dataset)):
         assert labels == expected[1]
-        assert all(map(torch.equal, pixels, expected[0]))
+        assert all(torch.equal(*pair) for pair in zip(pixels, expected[0], strict=True))
     assert [info.keys for _, info in by_dataset] == [plain_keys(images, 3)] * 2
 
 
@@ -252,4 +252,4 @@ def test_in_the_training_loop_it_is_what_it_is_in_the_worker(shared_stack, image
     with SuperSampler(augmented, batch_size=16, shuffle=True, coordinator=shared_stack.address) as sampler:
         loader = DataLoader(augmented, sampler=sampler, batch_size=None, num_workers=2)
         in_worker = list(map(operator.itemgetter(0), loader))
-    assert all(map(torch.equal, in_loop, in_worker))
+    assert all(torch.equal(*pair) for pair in zip(in_loop, in_worker, strict=True))

@@ -72,6 +72,16 @@ def test_the_epoch_goes_on(start, script, images, calls, workers):
         pass
 
 
+@pytest.mark.slow
+def test_too_few_functions_delay_and_lose_nothing(start, script, images):
+    """One function, which hangs twice: what waits for it longer than a request may is refused a place."""
+    for number in (1, 2):
+        script.at_call(number, "hang")
+    stack = start(1)
+    train(stack, images)
+    assert "the executor takes no more requests now" in stack.log.read_text()
+
+
 REASONS = {
     "raise": "the function raised",
     "hang": "the function did not answer in time",

@@ -135,6 +135,23 @@ def test_every_loader_resumes_in_a_mix(photos, kind):
     assert [batch for batch, _ in rest] == [batch for batch, _ in whole[5:]]
 
 
+def test_a_mix_saved_at_the_end_of_an_epoch_goes_on_with_the_next(photos):
+    mix, how = SuperMix({photos.a: 3, photos.b: 1}), {"batch_size": 16, "shuffle": True, "seed": 7}
+    with SuperSampler(mix, **how) as sampler:
+        loader = DataLoader(mix, sampler=sampler, batch_size=None)
+        first = collect(loader)
+        next_epoch, at_end = (json.dumps(sampler.state_dict(count)) for count in (None, len(sampler)))
+        second = collect(loader)
+    assert second != first
+    with SuperSampler(mix, **how) as sampler:
+        loader = DataLoader(mix, sampler=sampler, batch_size=None)
+        sampler.load_state_dict(json.loads(next_epoch))
+        assert collect(loader) == second
+        sampler.load_state_dict(json.loads(at_end))
+        assert collect(loader) == []
+        assert collect(loader) == second
+
+
 def test_a_concatenation_has_each_sample_once_shuffled_over_the_whole(photos):
     few = Subset(photos.b, [7, 90])
     both = ConcatDataset([photos.a, few])

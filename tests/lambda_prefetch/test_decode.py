@@ -314,6 +314,15 @@ def test_the_bound_on_text_in_a_png_is_a_setting():
         set_pillows_bounds()
 
 
+@pytest.mark.parametrize("form", ["PNG", "JPEG"])  # this JPEG is one that is decoded without being opened
+def test_what_has_more_pixels_than_allowed_is_refused_with_both_numbers(form):
+    data = encode(pixels(90, 100), form)
+    assert decoded(data, limit_pixels=9000).shape == (90, 100, 3)
+    failure = failure_of(data, limit_pixels=8999)
+    assert failure.reason == "too_large"
+    assert "100 x 90 pixels are over the limit of 8999" in failure.why
+
+
 def test_the_bound_on_pixels_is_a_setting(valkey, tmp_path, monkeypatch):
     (tmp_path / "a.png").write_bytes(encode(pixels(8, 8), "PNG"))
     for bound, outcome in (("63", Outcome.TOMBSTONE), ("64", Outcome.CACHED)):

@@ -39,6 +39,13 @@ def test_every_link_of_a_page_leads_to_a_file(page):
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def test_every_test_that_the_page_of_faults_names_is_there():
+    named = re.findall(r"`([\w/]*\btest_\w+\.py)`", (ROOT / "docs/faults.md").read_text(encoding="utf-8"))
+    assert named
+    folders = (ROOT, ROOT / "tests", ROOT / "tests/integration")
+    assert {name for name in named if not any((folder / name).is_file() for folder in folders)} == set()
+
+
 def test_the_reference_has_every_subcommand(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])

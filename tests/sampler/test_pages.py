@@ -155,6 +155,16 @@ def test_heartbeats_that_fail_disturb_nobody(coordinator, make_pager, caplog):
     assert caplog.text.count("heartbeat") == 1, "said once, not every two seconds"
 
 
+def test_ready_batches_go_first_and_the_head_is_not_starved(coordinator, make_pager):
+    """Which are ready the page says that brings them: where nothing more is answered, they go first too."""
+    coordinator.script.resident = {2, 3, *range(5, 50)}
+    coordinator.script.failures["NextBatches"] = [None, *[SourceForbiddenError("no")] * 1000]
+    pager = make_pager(in_order=False)
+    buffer = pager.begin(PlanPosition(0, 0))
+    ready_ones = [2, 3, *range(5, REORDER_BATCHES)]
+    assert positions(pager, buffer, 50) == [*ready_ones, 0, 8, 1, 9, 10, 11, 4, *range(12, 50)]
+
+
 def test_statuses_are_asked_again_while_the_head_is_not_ready(coordinator, make_pager):
     coordinator.script.resident = set()
     pager = make_pager(in_order=False)

@@ -20,6 +20,7 @@ from superdl.coordinator.core import (
     RequestDone,
     RequestFailed,
 )
+from superdl.coordinator.core.ledger import NOBODY
 from superdl.super_wire.request import Outcome, RequestKind
 
 _CACHED, _TOMBSTONE, _NOT_STORED = map(
@@ -228,6 +229,9 @@ class MoneyCheck:
         ledger, billed_usd = self._world.core.state.ledger, self._billed_usd()
         if not math.isclose(billed_usd, ledger.total_usd, rel_tol=1e-6, abs_tol=1e-9):
             yield f"{billed_usd} USD were billed, the core knows of {ledger.total_usd}"
+        borne_usd = math.fsum(ledger.job_costs(name).usd for name in (NOBODY, *self._world.trainers))
+        if not math.isclose(borne_usd, ledger.total_usd, rel_tol=1e-6, abs_tol=1e-9):
+            yield f"jobs bear {borne_usd} USD of {ledger.total_usd}"
         if self._beyond:
             yield "a request was made beyond the cap on money"
 

@@ -120,6 +120,34 @@ def test_draws_depend_on_seed_epoch_and_sample_alone(numbers, order, seed, epoch
         assert not any(torch.equal(one, new) for one, new in zip(together, other[0], strict=True))
 
 
+def whole_numbers(image):
+    numbers = random.getrandbits(32), np.random.randint(2**32), torch.randint(2**32, ()).item()  # noqa: NPY002
+    return torch.tensor(numbers)
+
+
+def own_whole_numbers(image, generator, rng):
+    return torch.tensor([torch.randint(2**32, (), generator=generator).item(), rng.integers(2**32)])
+
+
+class StateOfWholeNumbers(Albumentation):
+    def __call__(self, *, image):
+        return {"image": np.array([self.python.getrandbits(32), self.numbers.integers(2**32)])}
+
+
+@pytest.mark.parametrize(
+    ("transform", "numbers"),
+    [
+        (whole_numbers, [507847536, 2540688464, 294685732]),
+        (own_whole_numbers, [2779532682, 2031225790]),
+        (StateOfWholeNumbers(), [498956226, 3828496029]),
+    ],
+)
+def test_the_draws_of_a_sample_are_those_of_every_version(transform, numbers):
+    """A run that goes on with a newer version draws what the older one would have."""
+    made, _ = PerSample(transform, seed=5)(batch(1), None, info_of(1, epoch=3))
+    assert made.tolist() == [numbers]
+
+
 @given(own=st.sampled_from([0, 1, "sampler"]), seed=st.integers(-(2**63), 2**63 - 1))
 def test_the_samplers_seed_has_its_part_unless_another_is_given(own, seed):
     per_sample = PerSample(drawn) if own == "sampler" else PerSample(drawn, seed=own)
@@ -218,7 +246,8 @@ def test_a_loader_moves_bytes_and_gives_what_the_pipeline_makes(refs):
             assert (made.dtype, made.shape, made.device.type) == (torch.float32, on_cpu[0].shape, "meta")
     for made in SuperLoader(Wrapped(dataset), refs, "meta", threads=1):
         assert made.shape == on_cpu[0].shape
-    assert all(map(torch.equal, seen, on_cpu)), "who wraps a dataset sees finished batches"
+    # Who wraps a dataset sees finished batches.
+    assert all(torch.equal(*pair) for pair in zip(seen, on_cpu, strict=True))
 
 
 # ------------------------------------------------------------------------ what becomes of it
@@ -251,7 +280,8 @@ def test_what_stands_for_others_is_changed_once(valkey, sides):
     transform = PerSample(in_place, takes="tensor", seed=None)
     made, _ = bound_dataset(transform=transform, on_bad_sample="replace")[ref]
     expected = [torch.from_numpy(array + 1).movedim(-1, 0) for array in arrays]
-    assert all(map(torch.equal, made, [expected[0]] * 3 + expected[1:]))
+    standing = [expected[0]] * 3 + expected[1:]
+    assert all(torch.equal(*pair) for pair in zip(made, standing, strict=True))
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -4,6 +4,8 @@ import random
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from superdl.super_dataset.reading.batch import Batch
 from superdl.super_dataset.reading.buffer import BatchBuffer, ReplyKind
@@ -14,10 +16,13 @@ from tests.super_dataset.stored_batches import record, ref_of
 
 
 class Wire:
-    """A connection that gives a stream in pieces of the sizes in ``cuts``; the last one repeats."""
+    """A connection that gives a stream in pieces of the sizes in ``cuts``; the last one repeats.
 
-    def __init__(self, stream, cuts):
-        self.owed, self.late_errors = 0, []
+    The first ``owed`` replies in it are to what was asked before.
+    """
+
+    def __init__(self, stream, cuts, owed=0):
+        self.owed, self.late_errors = owed, []
         self._stream, self._cuts, self._size = memoryview(stream), iter(cuts), 1
 
     def send(self, data):
@@ -38,9 +43,9 @@ class Wire:
         return len(self._stream)
 
 
-def receive(buffer, stream, cuts, asking=()):
-    """Receive a whole stream, which must answer all requests."""
-    wire = Wire(stream, cuts)
+def receive(buffer, stream, cuts, asking=(), owed=0):
+    """Receive a whole stream, which must answer all requests; return the connection."""
+    wire = Wire(stream, cuts, owed)
     batch = Batch(ref_of(buffer.size, "unix:///c"), buffer, keys=[b"k"] * buffer.size, in_flight_bytes=2**40)
     receiver = Receiver(wire, batch, range(buffer.size), asking=asking)
     receiver.ask()
@@ -48,10 +53,31 @@ def receive(buffer, stream, cuts, asking=()):
         receiver.receive()
     receiver.settle()
     assert receiver.finished
+    return wire
 
 
 GOOD = record(np.full((4, 3), 7, dtype=np.uint8))
 REPLY = b"$%d\r\n%b\r\n" % (len(GOOD), GOOD)
+
+
+LATE = st.sampled_from([b"+OK\r\n", b"-MOVED 1 h:1\r\n", b"$-1\r\n", b"$2\r\nab\r\n"])
+
+
+@given(
+    late=st.lists(LATE, min_size=1, max_size=3),
+    cuts=st.lists(st.integers(1, 300), min_size=1, max_size=30),
+    redirected=st.booleans(),
+)
+def test_late_replies_are_skipped_before_the_batchs_own_and_their_errors_kept(late, cuts, redirected):
+    buffer, asking = BatchBuffer(3), {0} if redirected else ()
+    own = [*[b"+OK\r\n"] * redirected, REPLY, REPLY, b"$-1\r\n"]
+    wire = receive(buffer, b"".join([*late, *own]), cuts, asking, owed=len(late))
+    assert wire.owed == 0
+    assert wire.late_errors == [reply[1:-2].decode() for reply in late if reply[:1] == b"-"]
+    for offset in (0, 1):
+        assert bytes(buffer.raw_headers[offset]) + bytes(buffer.payload(offset)) == GOOD
+    assert buffer.replies[2] == ReplyKind.NIL
+    assert not buffer.errors
 
 
 def test_an_error_in_answer_to_asking_shifts_nothing():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from superdl.coordinator.core.capacity import Concurrency, LatencyModel, Pace, request_size
+from superdl.coordinator.core.capacity import CircuitBreaker, Concurrency, LatencyModel, Pace, request_size
 from superdl.coordinator.core.events import ExecutorResized
 from superdl.coordinator.core.fleet import Deadline, Fleet, pick
 from superdl.coordinator.core.samples import SampleState
@@ -128,6 +128,28 @@ def test_the_only_one_that_can_produce_a_dataset_is_never_set_aside_for_it():
     assert picked(only, 1.0) == "executor-0"
     assert not only.can_turn_elsewhere(fleet.executors[0])
     assert both.places_of(fleet.executors[0], 1.0) == 0
+
+
+def test_three_failures_without_a_success_between_set_an_executor_aside():
+    breaker = CircuitBreaker()
+    for now in (1.0, 2.0, 3.0, 4.0, 5.0):
+        assert not breaker.tripped
+        breaker.failed("raised", now, now)
+        if now == 2.0:
+            breaker.worked()
+    assert breaker.tripped
+    assert breaker.open_until_s() == 5.5
+
+
+def test_pauses_double_from_half_a_second_to_thirty_and_begin_again_after_a_success():
+    breaker, now = CircuitBreaker(), 0.0
+    for expected_s in (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0):
+        breaker.refused("gone", now, now)
+        assert breaker.open_until_s() - now == expected_s
+        now = breaker.open_until_s()
+    breaker.worked()
+    breaker.refused("gone", now, now)
+    assert breaker.open_until_s() - now == 0.5
 
 
 def made(capacity=100, *, backlog=0, burst=None, per_s=math.inf):

@@ -133,6 +133,14 @@ def test_a_team_that_was_away_saves_up_two_seconds_of_its_share_and_no_more():
     assert 0.0 < had_s["b"] - had_s["a"] <= 2 * 2 * 8 + 1
 
 
+def test_shares_that_change_hold_from_then_on():
+    teams = Teams([Team("a"), Team("b")])
+    serve(teams, {"a": 0.1, "b": 0.1}, 8, until_s=20.0)
+    teams.change([Team("a", share=7.0)])
+    had_s = serve(teams, {"a": 0.1, "b": 0.1}, 8, until_s=100.0)
+    assert had_s["a"] == pytest.approx(7 * had_s["b"], rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [

@@ -85,5 +85,7 @@ GOOD = pack_segment([PACK])
     ],
 )
 def test_what_is_broken_or_lies_is_refused(data):
+    honest = sealed({"metas": [META_TABLE], "packs": [[PACK.name, PACK.bytes, 1, 0]]})
+    assert shown(unpack_segment(honest)) == shown(unpack_segment(GOOD)) == shown([PACK])
     with pytest.raises(StoreFormatError):
         unpack_segment(data)
