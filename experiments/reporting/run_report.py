@@ -87,7 +87,7 @@ def _accuracy(run: RunFiles) -> str:
     end, best = validated[-1], max(validated, key=lambda epoch_pass: epoch_pass.figures["accuracy"])
     images = count(end.figures["samples"], "validation image")
     accuracy, top5 = percent(end.figures["accuracy"]), end.figures.get("top5_accuracy")
-    sentence = f"after epoch {end.epoch + 1} the model classified {accuracy} of {images} correctly."
+    sentence = f"{accuracy} of {images} after epoch {end.epoch + 1}."
     if top5 is not None:
         sentence += f" Top-5: {percent(top5)}."
     if best.epoch != end.epoch:

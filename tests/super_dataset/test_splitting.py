@@ -104,7 +104,7 @@ def test_a_random_beginning_stays_whole_and_says_what_may_be_done(tv):
         (v1.Pad(1, fill=7), "recipes pad with zeros, not with fill=7"),
         (v2.Pad(1, fill=(0, 0, 255)), r"not with fill=\(0, 0, 255\)"),
         (v2.Pad(1, fill={Image.Image: 3}), "not with fill=.*3"),
-        (v1.Pad(-1), "padding is whole pixels"),
+        (v1.Pad(-1), "padding must be a whole number"),
         (v2.ToImage(), "it makes a tensor"),
         (v1.ToTensor(), "it makes a tensor"),
         (v2.ColorJitter(0.5), "it is random"),

@@ -51,9 +51,9 @@ async def ids_of(coordinator, job="job"):
             "the function's process ended: killed by SIGSEGV",
         ),
         (ExecutorError("after 3 s", FailureKind.TIMED_OUT), "the function did not answer in time: after 3 s"),
-        (ExecutorError("KeyError: x", FailureKind.RAISED), "the function raised: KeyError: x"),
-        (ExecutorError("7 MB", FailureKind.RAISED), "the function raised: 7 MB"),
-        (ConfigError("another version"), "the function raised: another version"),
+        (ExecutorError("KeyError: x", FailureKind.RAISED), "the function raised an error: KeyError: x"),
+        (ExecutorError("7 MB", FailureKind.RAISED), "the function raised an error: 7 MB"),
+        (ConfigError("another version"), "the function raised an error: another version"),
     ],
 )
 @pytest.mark.coordinator(attempts=3, tombstone_ttl_s=3000.0, **FAST)

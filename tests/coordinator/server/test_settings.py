@@ -141,13 +141,13 @@ def test_an_ill_typed_value_of_a_file_is_named_with_the_file(toml, line):
     ],
 )
 def test_a_value_out_of_range_is_named(name, value):
-    with pytest.raises(ConfigError, match=f"{name} is .*{value}"):
+    with pytest.raises(ConfigError, match=f"{name} must be .*{value}"):
         load_settings({name: value}, {})
 
 
 @pytest.mark.parametrize("name", ["token", "tls_key"])
 def test_a_secret_of_the_wrong_type_is_not_repeated(toml, name):
-    with pytest.raises(ConfigError, match=f"{name} is of type str; not int") as caught:
+    with pytest.raises(ConfigError, match=f"{name} must be of type str, not int") as caught:
         load_settings({}, {}, toml(f"{name} = 1234567890123456\n"))
     assert "1234567890123456" not in str(caught.value)
 

@@ -111,7 +111,7 @@ def test_a_cap_that_is_near_no_more_is_told_and_a_request_says_what_it_rests_on(
     driver.ask(0, 8)
     said = driver.core.basis(driver.requests[0])
     assert said.startswith("request 1 for ")
-    assert "at lambda in flight" in said
+    assert "in flight at lambda" in said
     driver.answer_all()
     driver.state.ledger._saved_usd = -1.0
     driver.wait(0.1)
@@ -132,7 +132,7 @@ def test_a_team_that_may_spend_no_more_is_told_of_and_so_is_one_that_may_again(l
     watch.step()
     (_, line) = log()
     assert line.startswith("the requests of team a have cost ")
-    assert "raise max_usd" in line
+    assert "raise it in the coordinator's token_file" in line
     watch.step()
     assert log() == []
     driver.state.teams.change([Team("a", max_usd=100.0), Team("b")])

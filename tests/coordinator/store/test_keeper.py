@@ -338,7 +338,7 @@ async def test_a_store_whose_packs_take_long_to_list_is_listed_once(tmp_path, mo
     keeper = StoreKeeper(choice, DatasetRegistry(max_age_s=1.0), 0, read_only=False)
     for _ in range(3):
         await keeper.open()
-        assert "no answer" in keeper.told
+        assert "did not answer" in keeper.told
     may_end.set()
     monkeypatch.setattr(module, "_OPENING_S", 60.0)
     await keeper.open()

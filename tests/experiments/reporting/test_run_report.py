@@ -51,5 +51,5 @@ def test_the_table_has_the_figures_and_fits_80_columns():
     ]
     assert max(len(line) for line in text.splitlines()) <= 80
     assert "…" not in text
-    assert "Accuracy: after epoch 1 the model classified 98.1% of 359 validation images correctly." in text
+    assert "Accuracy: 98.1% of 359 validation images after epoch 1." in text
     assert "Written to runs/digits-1" in text
