@@ -97,7 +97,9 @@ def test_all_addresses_are_waited_for_once_and_the_way_is_named(nowhere):
     bucket = open_s3("photos", Patience(connect_s=0.4, address_s=0.1))
     for ask in (lambda: bucket.read("a.jpg"), lambda: bucket.begin("a.jpg", ETAG)):
         nowhere.clear()
-        with pytest.raises(ObjectError, match=r"none of the 8 addresses of s3\.nowhere\.test.*gateway") as caught:
+        with pytest.raises(
+            ObjectError, match=r"none of the 8 addresses of s3\.nowhere\.test.*gateway"
+        ) as caught:
             ask()
         assert (caught.value.fault, caught.value.unreachable) == (Fault.UNAVAILABLE, True)
         assert nowhere == ["s3.nowhere.test"]
