@@ -69,7 +69,7 @@ def test_one_that_claims_a_thousand_slots_and_answers_what_and_as_often_as_it_li
         stack.start()
         stats = train(stack, expected)
         assert stats.capacity == 1000
-    assert lines(stack, "answered for 'another'") == 1
+    assert lines(stack, "but answered 'another'") == 1
 
 
 @pytest.mark.slow
