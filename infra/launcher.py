@@ -1,5 +1,4 @@
-"""``python -m infra.launcher``: run one host's part of a training run
-(docs/deploy/clusters.md). Start it on every host.
+"""One host's part of a training run: ``python -m infra.launcher`` on every host (docs/deploy/clusters.md).
 
 The first CPU host runs cache and coordinator, and every CPU host runs a worker. Without CPU
 hosts, the first GPU host runs all three. All hosts exit with the exit code of training.
@@ -64,7 +63,7 @@ class Run:
 
 def run_of(arguments: Sequence[str], environment: Mapping[str, str], config: Path = _CONFIG) -> Run:
     """Return the run from the options, or else from SageMaker's variables or files in ``config``."""
-    named, host = ("", ""), ""
+    data, training, current = tuple[str, ...](), tuple[str, ...](), ""
     if "--" in arguments:
         at = list(arguments).index("--")
         parser = argparse.ArgumentParser(prog="python -m infra.launcher", allow_abbrev=False)
@@ -72,17 +71,16 @@ def run_of(arguments: Sequence[str], environment: Mapping[str, str], config: Pat
         parser.add_argument("--training-hosts", default="", help="hosts that train, separated by commas")
         parser.add_argument("--host", default="", help="the name of this host (its host name)")
         options, command = parser.parse_args(arguments[:at]), list(arguments[at + 1 :])
-        named, host = (options.data_hosts, options.training_hosts), options.host
+        named = options.data_hosts, options.training_hosts
+        data, training = (tuple(filter(None, text.split(","))) for text in named)
+        current = options.host or socket.gethostname()
     else:  # hyper-parameters, all of them the script's except its name
         words = list(arguments) or _words(_read(config / "hyperparameters.json"))
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         parser.add_argument("--train-script", default="")
         known, script_arguments = parser.parse_known_args(words)
         command = [known.train_script, *script_arguments]
-    if named[1]:
-        data, training = (tuple(filter(None, text.split(","))) for text in named)
-        current = host or socket.gethostname()
-    else:
+    if not training:
         data, training, current = _sagemaker_hosts(environment, config)
     if not "".join(command[:1]):
         raise ConfigError("no training script: set the hyper-parameter train-script, or pass it after --")
