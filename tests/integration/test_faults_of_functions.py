@@ -44,7 +44,7 @@ FAULTS = {
     "hang": "the function did not answer in time",
     "die": "killed by SIGKILL",
     "answer twice": "more than once",
-    "answer for another": "answered for 'another'",
+    "answer for another": "but answered 'another'",
 }
 # All of them in one epoch, so far apart that no sample meets three; and each alone, twice.
 CASES = [
