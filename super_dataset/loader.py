@@ -361,8 +361,8 @@ def _check_agreed(
         raise ConfigError(f"the second argument must be a sampler, not {sampler}: pass batch_size={sampler}")
     if isinstance(dataset, Subset) and getattr(sampler, "made_of", dataset) is not dataset:
         raise ConfigError(
-            "this sampler was created for another dataset. With a part of a dataset, create it from that "
-            f"same part, as in {type(sampler).__name__}(part, ...)"
+            "this sampler was created for another dataset. For a Subset, create the sampler from that same "
+            f"Subset, as in {type(sampler).__name__}(subset, ...)"
         )
     kind, own_size = type(sampler).__name__, getattr(sampler, "batch_size", None)
     if batch_size not in (None, own_size):

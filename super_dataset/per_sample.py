@@ -226,7 +226,9 @@ class PerSample:
 
 
 def for_batches(transform: Any) -> Callable[[Any, Any, BatchInfo], Any] | None:
-    """Return a user's ``transform`` as one for batches. Raises ``ConfigError`` if it is ambiguous."""
+    """Adapt a user's ``transform`` to whole batches. Raises ``ConfigError`` if it is not callable or is
+    ambiguous.
+    """
     if transform is None:
         return None
     if not callable(transform):

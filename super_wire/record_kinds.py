@@ -88,14 +88,14 @@ def pack_arrays(
     """Return a complete record of several named arrays, in the order of their names.
 
     Raises as :func:`pack` does, and also ``RecordError`` for 0 or more than 64 arrays, or for a name
-    that does not have 1 to 255 bytes.
+    that is not 1 to 255 bytes long.
     """
     if not 1 <= len(arrays) <= MAX_ARRAYS:
         raise RecordError(f"a record must contain 1 to {MAX_ARRAYS} named arrays, not {len(arrays)}")
     table, bodies = [_COUNT.pack(len(arrays))], []
     for name, array in sorted((name.encode(), array) for name, array in arrays.items()):
         if not 1 <= len(name) <= MAX_NAME_BYTES:
-            raise RecordError(f"an array's name must have 1 to {MAX_NAME_BYTES} bytes; got {name[:40]!r}")
+            raise RecordError(f"an array's name must be 1 to {MAX_NAME_BYTES} bytes long, not {name[:40]!r}")
         code, stored = stored_dtype(array.dtype)
         check_shape(array.shape)
         sides = (*array.shape, *(0,) * (MAX_NDIM - array.ndim))

@@ -106,7 +106,9 @@ class Field:
     members: Members | None
 
     def in_order(self, order: NDArray[np.int64]) -> Field:
-        """Return the field as a catalog stores it, with the samples at ``order``."""
+        """Return the field in a catalog's form, with its samples rearranged by ``order``, an array of
+        indices.
+        """
         if self.members is None:
             return Field(self.name, self.keys.reorder(order), self.versions.reorder(order), None)
         members = self.members.reorder(order)

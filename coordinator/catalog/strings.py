@@ -162,7 +162,7 @@ class PackedStringsBuilder:
         return self._ends.tell() // 8 - 1
 
     def extend(self, strings: PackedStrings) -> None:
-        """Add many strings, none of which is repeated."""
+        """Append strings, which must not be dictionary-encoded."""
         joined, ends = strings.parts()
         self._ends.write((ends[1:] + np.uint64(self._joined.tell())).tobytes())
         self._joined.write(joined)

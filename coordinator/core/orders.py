@@ -350,7 +350,7 @@ class Mixing:
         if min(counts) < 1 or self.slots > SLOTS_MAX:
             raise PlanError(
                 f"an epoch of a mix must have at least 1 sample of each dataset and at most {SLOTS_MAX:,} in "
-                f"all, not {', '.join(f'{count:,}' for count in counts)}"
+                f"total; the counts are {', '.join(f'{count:,}' for count in counts)}"
             )
         if run < 1 or any(count % run for count in counts):
             raise PlanError(f"the counts of a mix must be multiples of its run length, {run:,}")
