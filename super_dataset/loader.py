@@ -64,8 +64,9 @@ class Sampling(Protocol[_Ref_co]):
 class SuperLoader(Generic[_Ref]):
     """The batches of a sampler, read ahead. Each iteration is the sampler's next epoch.
 
-    Batches are read by threads, or by worker processes if your code may use global random generators. The
-    batches are the same. The choice and its reason are logged at level INFO and shown by ``repr(loader)``.
+    Batches are read by threads, or by worker processes if your code may use global random number
+    generators. The batches are the same. The choice and its reason are logged at level INFO and shown by
+    ``repr(loader)``.
 
     It accepts a sampler, or creates one from ``batch_size`` and closes it when it is closed or garbage
     collected. So you can replace a ``DataLoader`` by changing only the name.
@@ -151,7 +152,7 @@ class SuperLoader(Generic[_Ref]):
             _whole("threads", threads, 0, _MAX_THREADS)
         whole = SuperMix(dataset) if type(dataset) is ConcatDataset else whole_of(dataset)
         # Receiving holds no Python lock and hardly any CPU, so threads do as well as processes,
-        # without a hand-over. Processes are for code that uses global random generators.
+        # without a hand-over. Processes are for code that uses global random number generators.
         processes, why = by_processes(whole, collate_fn, threads, of_workers)
         mover = mover_to(device)
         # The sampler that is closed with the loader.

@@ -157,8 +157,8 @@ class PerSample:
         set_global = bool(self.may_draw)
         if set_global and threading.current_thread() is not threading.main_thread():
             raise UsageError(
-                f"{name_of(self._transform)} may draw from the global generators, so this thread would race "
-                "with others: read the dataset in the main thread or in worker processes"
+                f"{name_of(self._transform)} may draw from the global random number generators, so this "
+                "thread would race with others: read the dataset in the main thread or in worker processes"
             )
         with _global_generators_kept() if set_global else nullcontext():
             yield (
@@ -171,7 +171,7 @@ class PerSample:
 
     @property
     def may_draw(self) -> str:
-        """Return the transform's name if it may draw from the global generators, else ""."""
+        """Return the transform's name if it may use a global random number generator, or an empty string."""
         is_safe = self._seed is None or self._generators
         return name_of(self._transform) if not is_safe and may_draw(self._transform) else ""
 

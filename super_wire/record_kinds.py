@@ -59,8 +59,8 @@ class Pointer:
     def __post_init__(self) -> None:
         if not _PACK_NAME.fullmatch(self.pack):
             raise RecordError(
-                "a pack name must have 1 to 255 of the characters A-Z a-z 0-9 . _ - and not begin with . or "
-                f"-; got {self.pack!r}"
+                "a pack name must consist of 1 to 255 of the characters A-Z a-z 0-9 . _ - and not begin with "
+                f". or -; got {self.pack!r}"
             )
         end = self.offset + self.length
         if self.offset < 0 or self.length < HEADER_BYTES or end > _MAX_U64:
@@ -77,7 +77,9 @@ def read_pointer(record: Bytes, *, sample_id: bytes | None = None) -> Pointer:
     """Parse a pointer record. Raises :class:`RecordError` if it is invalid."""
     _, payload = checked_payload(record, RecordKind.POINTER, sample_id=sample_id)
     if len(payload) <= _PLACE.size:
-        raise RecordError(f"a pointer's payload must have more than {_PLACE.size} bytes, not {len(payload)}")
+        raise RecordError(
+            f"a pointer's payload must be longer than {_PLACE.size} bytes, not {len(payload)} bytes"
+        )
     offset, length = _PLACE.unpack_from(payload)
     return Pointer(bytes(payload[_PLACE.size :]).decode(errors="replace"), offset, length)
 

@@ -264,7 +264,7 @@ class Drawing:
         """Return the order positions of samples, as the inverse of :meth:`at`.
 
         There is an entry for each draw, or for `PLACES_MAX` evenly spread ones of very many,
-        with the sample's place in ``indices``, and the draw's first and last order position.
+        with the sample's position in ``indices``, and the draw's first and last order position.
         """
         kinds = checked_elements(indices, "indices", self._size)
         if self._is_plain:
@@ -335,7 +335,7 @@ class Mixing:
 
     Args:
         counts: number of samples of each dataset in an epoch, in the order of the mix.
-        member: the place of this dataset in the mix.
+        member: the index of this dataset in the mix.
         run: number of consecutive slots with the same dataset, which divides the counts.
 
     Raises:
