@@ -67,12 +67,12 @@ class PerSample:
 
     ``SuperDataset`` wraps a transform with one required argument automatically.
 
-    The random values for a sample depend only on (seed, epoch, sample id). The global generators of Python,
-    numpy and torch (CPU) are seeded before each sample and restored after the batch, so it works in worker
-    processes and in the main thread. A transform with an argument ``generator`` (torch) or ``rng`` (numpy),
-    or both, receives them, and the global ones are left alone, so that ``SuperLoader`` can call it in
-    threads. A transform with ``set_random_state``, as in albumentations, also gets its own generators. Any
-    other generators of a transform are not seeded.
+    The random values for a sample depend only on (seed, epoch, sample id). The global random number
+    generators of Python, numpy and torch (CPU) are seeded before each sample and restored after the batch, so
+    it works in worker processes and in the main thread. A transform with an argument ``generator`` (torch) or
+    ``rng`` (numpy), or both, receives them, and the global ones are left alone, so that ``SuperLoader`` can
+    call it in threads. A transform with ``set_random_state``, as in albumentations, also gets its own
+    generators. Any other generators of a transform are not seeded.
 
     Results are batched as by torch's ``default_collate``: tensors and arrays are stacked, and lists, tuples
     and dicts become lists and dicts of batches. Values that it refuses, such as tensors of different shapes,

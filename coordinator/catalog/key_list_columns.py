@@ -152,7 +152,7 @@ def parts_of(names: Collection[str], number: int) -> Parts:
     if MAIN_FIELD in parts or len(parts) > MAX_FIELDS:
         raise BadRowError(
             number,
-            f"the columns key, member and so on belong to {MAIN_FIELD}, and at most {MAX_FIELDS - 1} other "
+            f"columns such as key and member belong to {MAIN_FIELD}, and at most {MAX_FIELDS - 1} other "
             f"fields are allowed; got {', '.join(filter(None, parts))}",
         )
     return parts
