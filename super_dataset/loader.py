@@ -103,7 +103,8 @@ class SuperLoader(Generic[_Ref]):
         num_workers: number of worker processes, if transform, ``collate_fn`` or a wrapping dataset may use
             the global random number generators of Python, numpy or torch. The default is one per core of this
             rank, up to 16, and 0 reads in the training process itself. If nothing draws, this is the number
-            of threads, at most ``prefetch + 1`` and at least one; one thread does as much as several processes.
+            of threads, at most ``prefetch + 1`` and at least one; one thread does the work of several
+            processes.
         threads: read with this many threads even if something draws (not allowed for per-image transforms).
             0 selects processes.
         collate_fn: as in a DataLoader. With ``batch_size``, it is called with the list of a batch's samples,
