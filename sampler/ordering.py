@@ -129,7 +129,7 @@ class UserOrder:
         return states
 
     def _as_before(self, before: Mapping[str, Any]) -> AbstractContextManager[None]:
-        """Reset the sampler and, within the context, torch's global generator."""
+        """Reset the sampler and, within the context, torch's global random number generator."""
         for part in self._parts():
             if _OWN in before and callable(getattr(part, "load_state_dict", None)):
                 part.load_state_dict(before[_OWN])
