@@ -274,7 +274,7 @@ class UtilizationMonitor(Listener):
             return Utilization(tuple(self._phases))
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:  # noqa: ARG002  # as listeners are called
-        """End the previous phase. The pass starts with the same sample."""
+        """End the previous phase. The pass starts with the same resource reading."""
         self._turn((epoch, split))
 
     def on_epoch_end(self, summary: EpochSummary) -> None:  # noqa: ARG002  # the same

@@ -1,4 +1,4 @@
-"""Measurements of a run as plain values, without torch, and what caused its stalls."""
+"""Measurements of a run and the causes of its stalls, as plain values. Does not need torch."""
 
 from __future__ import annotations
 

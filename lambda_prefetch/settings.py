@@ -100,7 +100,7 @@ def _whole(variables: Mapping[str, str], name: str, low: int, high: int, default
 
 
 def _one_of(variables: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:
-    """Return the variable's value as spelled in ``known``. The default is the first of them."""
+    """Return the variable's value, spelled as in ``known``. The default is the first entry."""
     value = variables.get(name, "") or known[0]
     chosen = next((choice for choice in known if choice.lower() == value.lower()), None)
     if chosen is None:

@@ -200,5 +200,5 @@ def _kept(path: Path, place: slice) -> bytes | None:
 
 @functools.lru_cache(maxsize=1)
 def open_shard_cache(directory: str, max_bytes: int) -> ShardCache | None:
-    """Return this process's shard cache, or ``None`` without a directory or room for a block."""
+    """Return this process's shard cache, or ``None`` if there is no directory or no room for a block."""
     return ShardCache(directory, max_bytes) if directory and max_bytes >= BLOCK_BYTES else None

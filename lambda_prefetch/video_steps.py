@@ -92,7 +92,7 @@ def _shown(data: bytes) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], 
 def _frames(
     data: bytes, ticks: NDArray[np.int64] | None, wanted: set[int], size: int
 ) -> dict[int, NDArray[Any]]:
-    """Return the frames at the ``wanted`` places in display order, by place."""
+    """Return the frames at the ``wanted`` indices in display order, by index."""
     taken = {}
     with av.open(io.BytesIO(data), "r", options=_OPTIONS) as file:
         stream = file.streams.video[0]

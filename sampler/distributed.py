@@ -86,7 +86,7 @@ def _place_in_environment(*, alone: bool, rank_given: bool) -> tuple[int, int]:
     place = _number_from_environment("RANK", 0), _number_from_environment("WORLD_SIZE", 1)
     if place[1] > 1 and not (alone or rank_given or os.environ.get("RANK")):
         raise ConfigError(
-            f"the environment variable WORLD_SIZE is set to {place[1]} ranks, but RANK is not set and "
+            f"the environment variable WORLD_SIZE is {place[1]}, but RANK is not set and "
             "torch.distributed has no process group yet, so the rank of this process is unknown: create the "
             "SuperSampler after init_process_group (with Lightning, in the train_dataloader() hook), or pass "
             "rank= and num_replicas="

@@ -39,7 +39,7 @@ class UserOrder:
         sampler: an iterable that yields an epoch's indices, or lists of them if ``batch_size`` is ``None``.
         batch_size: samples per batch, or ``None`` if the sampler yields batches.
         drop_last: whether to leave out a short last batch.
-        places: the places in the dataset that can be drawn, int64, or ``None`` for all of them.
+        places: the dataset indices that can be drawn, int64, or ``None`` for all of them.
 
     Raises:
         ConfigError: ``sampler`` is not iterable.
@@ -129,7 +129,7 @@ class UserOrder:
         return states
 
     def _as_before(self, before: Mapping[str, Any]) -> AbstractContextManager[None]:
-        """Reset the sampler and, within the context, torch's global generator."""
+        """Reset the sampler and, within the context, torch's global random number generator."""
         for part in self._parts():
             if _OWN in before and callable(getattr(part, "load_state_dict", None)):
                 part.load_state_dict(before[_OWN])
@@ -158,7 +158,7 @@ class UserOrder:
         return Draws.in_order(indices, lengths)
 
     def _indices(self, yielded: Any) -> torch.Tensor:
-        """Return the indices from a sampler as places in the whole dataset, int64."""
+        """Return the indices from a sampler as indices into the whole dataset, int64."""
         # In chunks, and bounded: a sampler may be endless.
         chunks, remaining = [torch.empty(0, dtype=torch.int64)], iter(islice(yielded, NUMBERS_MAX + 1))
         while chunk := list(islice(remaining, _CHUNK)):

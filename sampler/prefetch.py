@@ -160,7 +160,9 @@ class Cursor:
             return taken
 
     def pass_over(self, epoch: int) -> None:
-        """Record that an iteration of ``epoch`` begins, so that the next epoch is a later one."""
+        """Record that an iteration of ``epoch`` is starting, so that the next iteration uses a later
+        epoch.
+        """
         with self._lock:
             self.named = None
             if self._next.epoch <= epoch:

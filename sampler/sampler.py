@@ -76,8 +76,8 @@ class SuperSampler(DistributedSampler[BatchRef]):
             reach. Other coordinators choose for themselves.
         job: replaces the run id in the job's identity, so that several launches can share one job.
         in_order: ``False`` lets a batch that is ready overtake up to seven earlier ones that are not.
-        indices: restrict an epoch to these samples, given as places in ``dataset.samples``. Repeated places
-            are delivered repeatedly. Without ``shuffle``, the samples keep this order. A
+        indices: restrict an epoch to these samples, given as indices into ``dataset.samples``. Repeated
+            indices are delivered repeatedly. Without ``shuffle``, the samples keep this order. A
             ``SubsetRandomSampler``, or a ``Subset`` instead of the dataset, works too.
         weights: draw samples in proportion to these, one per sample (or per index); needs ``shuffle``. Each
             sample is drawn as often as expected, randomly rounded up or down. A ``WeightedRandomSampler``

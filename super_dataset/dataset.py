@@ -197,7 +197,9 @@ class SuperDataset(ListedSource, Dataset[Any]):
 
     @property
     def may_draw(self) -> str:
-        """Return the name of code that may use global random generators, or an empty string."""
+        """Return the name of a user callable that may use a global random number generator, or an empty
+        string.
+        """
         transform = self._transform
         drawing = transform.may_draw if isinstance(transform, PerSample) else unknown(transform)
         return drawing or unknown(self._collate_fn)

@@ -147,7 +147,7 @@ _THREE_LINES = """\
 
 
 def place_of(index: Any, dataset: Sized) -> int:
-    """Return the place in ``dataset.samples`` for an index, which may be negative.
+    """Return the non-negative index into ``dataset.samples`` for an index that may be negative.
 
     Raises ``IndexError`` if it is out of range, or ``UsageError`` if it is not an index or a DataLoader asks.
     """
@@ -170,7 +170,7 @@ def place_of(index: Any, dataset: Sized) -> int:
 
 
 def sampler_of_one(dataset: Bindable, place: int) -> SuperSampler:
-    """Return a sampler of the single sample at ``place``, as in the first epoch with seed 0."""
+    """Return a sampler of the single sample at index ``place``, as in the first epoch with seed 0."""
     from superdl.sampler import SuperSampler
 
     return SuperSampler(

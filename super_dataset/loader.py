@@ -64,8 +64,9 @@ class Sampling(Protocol[_Ref_co]):
 class SuperLoader(Generic[_Ref]):
     """The batches of a sampler, read ahead. Each iteration is the sampler's next epoch.
 
-    Batches are read by threads, or by worker processes if your code may use global random generators. The
-    batches are the same. The choice and its reason are logged at level INFO and shown by ``repr(loader)``.
+    Batches are read by threads, or by worker processes if your code may use global random number
+    generators. The batches are the same. The choice and its reason are logged at level INFO and shown by
+    ``repr(loader)``.
 
     It accepts a sampler, or creates one from ``batch_size`` and closes it when it is closed or garbage
     collected. So you can replace a ``DataLoader`` by changing only the name.
@@ -100,9 +101,10 @@ class SuperLoader(Generic[_Ref]):
             DataLoader, is ``False``.
         drop_last: leave out the short last global batch. With a sampler, it must match the sampler's.
         num_workers: number of worker processes, if transform, ``collate_fn`` or a wrapping dataset may use
-            the global generators of Python, numpy or torch. The default is one per core of this rank, up to
-            16, and 0 reads in the training process itself. If nothing draws, this is the number of threads,
-            at most ``prefetch + 1`` and at least one; one thread does the work of several processes.
+            the global random number generators of Python, numpy or torch. The default is one per core of this
+            rank, up to 16, and 0 reads in the training process itself. If nothing draws, this is the number
+            of threads, at most ``prefetch + 1`` and at least one; one thread does the work of several
+            processes.
         threads: read with this many threads even if something draws (not allowed for per-image transforms).
             0 selects processes.
         collate_fn: as in a DataLoader. With ``batch_size``, it is called with the list of a batch's samples,
@@ -151,7 +153,7 @@ class SuperLoader(Generic[_Ref]):
             _whole("threads", threads, 0, _MAX_THREADS)
         whole = SuperMix(dataset) if type(dataset) is ConcatDataset else whole_of(dataset)
         # Receiving holds no Python lock and hardly any CPU, so threads do as well as processes,
-        # without a hand-over. Processes are for code that uses global random generators.
+        # without a hand-over. Processes are for code that uses global random number generators.
         processes, why = by_processes(whole, collate_fn, threads, of_workers)
         mover = mover_to(device)
         # The sampler that is closed with the loader.
@@ -361,8 +363,8 @@ def _check_agreed(
         raise ConfigError(f"the second argument must be a sampler, not {sampler}: pass batch_size={sampler}")
     if isinstance(dataset, Subset) and getattr(sampler, "made_of", dataset) is not dataset:
         raise ConfigError(
-            "this sampler was created for another dataset. With a part of a dataset, create it from that "
-            f"same part, as in {type(sampler).__name__}(part, ...)"
+            "this sampler was created for another dataset. For a Subset, create the sampler from that same "
+            f"Subset, as in {type(sampler).__name__}(subset, ...)"
         )
     kind, own_size = type(sampler).__name__, getattr(sampler, "batch_size", None)
     if batch_size not in (None, own_size):

@@ -120,7 +120,9 @@ class SuperMix(ConcatDataset[Any]):
 
     @property
     def may_draw(self) -> str:
-        """Return the name of code that may use shared generators, or an empty string."""
+        """Return the name of a user callable that may use a global random number generator, or an empty
+        string.
+        """
         return next(filter(None, (whole.may_draw for whole in self._wholes)), "")
 
     def __getitem__(self, ref: Any) -> Any:

@@ -67,12 +67,12 @@ class PerSample:
 
     ``SuperDataset`` wraps a transform with one required argument automatically.
 
-    The random values for a sample depend only on (seed, epoch, sample id). The global generators of Python,
-    numpy and torch (CPU) are seeded before each sample and restored after the batch, so it works in worker
-    processes and in the main thread. A transform with an argument ``generator`` (torch) or ``rng`` (numpy),
-    or both, receives them, and the global ones are left alone, so that ``SuperLoader`` can call it in
-    threads. A transform with ``set_random_state``, as in albumentations, also gets its own generators. Any
-    other generators of a transform are not seeded.
+    The random values for a sample depend only on (seed, epoch, sample id). The global random number
+    generators of Python, numpy and torch (CPU) are seeded before each sample and restored after the batch, so
+    it works in worker processes and in the main thread. A transform with an argument ``generator`` (torch) or
+    ``rng`` (numpy), or both, receives them, and the global ones are left alone, so that ``SuperLoader`` can
+    call it in threads. A transform with ``set_random_state``, as in albumentations, also gets its own
+    generators. Any other generators of a transform are not seeded.
 
     Results are batched as by torch's ``default_collate``: tensors and arrays are stacked, and lists, tuples
     and dicts become lists and dicts of batches. Values that it refuses, such as tensors of different shapes,
@@ -157,8 +157,8 @@ class PerSample:
         set_global = bool(self.may_draw)
         if set_global and threading.current_thread() is not threading.main_thread():
             raise UsageError(
-                f"{name_of(self._transform)} may draw from the global generators, so this thread would race "
-                "with others: read the dataset in the main thread or in worker processes"
+                f"{name_of(self._transform)} may draw from the global random number generators, so this "
+                "thread would race with others: read the dataset in the main thread or in worker processes"
             )
         with _global_generators_kept() if set_global else nullcontext():
             yield (
@@ -171,7 +171,7 @@ class PerSample:
 
     @property
     def may_draw(self) -> str:
-        """Return the transform's name if it may draw from the global generators, else ""."""
+        """Return the transform's name if it may use a global random number generator, or an empty string."""
         is_safe = self._seed is None or self._generators
         return name_of(self._transform) if not is_safe and may_draw(self._transform) else ""
 
@@ -226,7 +226,9 @@ class PerSample:
 
 
 def for_batches(transform: Any) -> Callable[[Any, Any, BatchInfo], Any] | None:
-    """Return a user's ``transform`` as one for batches. Raises ``ConfigError`` if it is ambiguous."""
+    """Adapt a user's ``transform`` to whole batches. Raises ``ConfigError`` if it is not callable or is
+    ambiguous.
+    """
     if transform is None:
         return None
     if not callable(transform):

@@ -151,7 +151,7 @@ def mixing_part(transform: Any) -> str:
 
 
 def may_draw(transform: Any) -> bool:
-    """Return whether a transform may draw from global generators."""
+    """Return whether a transform may draw from global random number generators."""
     # Unknown parts may do anything.
     return any(_known_class(part) not in _DRAW_NOTHING for part in _parts_of(transform))
 

@@ -46,8 +46,8 @@ def by_processes(
         return True, "worker_init_fn requires them"
     drawing = getattr(dataset, "may_draw", type(dataset).__name__) or unknown(collate_fn)
     if drawing:
-        return True, f"{drawing} may draw from random generators that threads share"
-    return False, "nothing draws from random generators that threads share"
+        return True, f"{drawing} may draw from random number generators that threads share"
+    return False, "nothing draws from random number generators that threads share"
 
 
 def of_data_loader(given: dict[str, Any]) -> dict[str, Any]:

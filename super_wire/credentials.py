@@ -120,7 +120,9 @@ def parse_tokens(text: str, origin: str) -> tuple[Token, ...]:
 
 
 def tokens_given(text: str, origin: str) -> tuple[Token, ...]:
-    """Do the same, but also raise :class:`ConfigError` for a non-empty text without any token."""
+    """Parse tokens like :func:`parse_tokens`, but also raise :class:`ConfigError` if a non-empty text
+    contains none.
+    """
     tokens = parse_tokens(text, origin)
     if text and not tokens:
         raise ConfigError(f"{origin} is set but contains no token: set it to at least one token, or unset it")

@@ -24,7 +24,8 @@ def slots(root: Path = _ROOT) -> int:
     if configured := os.environ.get("SUPER_SLOTS"):
         if not configured.isdecimal() or not int(configured):
             raise ConfigError(
-                f"SUPER_SLOTS must be a number of concurrent requests, 1 or more, not {configured!r}"
+                "SUPER_SLOTS, the number of concurrent requests, must be an integer of at least 1, not "
+                f"{configured!r}"
             )
         return int(configured)
     cores, ranks = usable_cores(root), os.environ.get("LOCAL_WORLD_SIZE", "1")

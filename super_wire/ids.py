@@ -50,7 +50,7 @@ def checked_field(name: object) -> str:
     """Check the name of a sample's field. Raises ``ConfigError`` with a description of valid names."""
     if not isinstance(name, str) or not _FIELD.fullmatch(name) or name == "label":
         raise ConfigError(
-            "a field name must have 1 to 64 of the characters A-Z, a-z, 0-9 and '_', not begin with a "
+            "a field name must consist of 1 to 64 of the characters A-Z, a-z, 0-9 and '_', not begin with a "
             f"digit, and not be 'label'; got {str(name)[:80]!r}"
         )
     return name
@@ -60,8 +60,8 @@ def checked_naming(alias: str | None, versions: str | None, where: str = "") -> 
     """Check alias and versions. Raises ``ConfigError`` with a description of valid ones after ``where``."""
     if alias is not None and not (isinstance(alias, str) and _ALIAS.fullmatch(alias)):
         raise ConfigError(
-            f"{where}an alias must have 1 to 64 of the characters A-Z, a-z, 0-9, '.', '_' and '-', and begin "
-            f"with a letter or digit; got {str(alias)[:80]!r}"
+            f"{where}an alias must consist of 1 to 64 of the characters A-Z, a-z, 0-9, '.', '_' and '-', and "
+            f"begin with a letter or digit; got {str(alias)[:80]!r}"
         )
     if versions is not None and versions not in get_args(Versions):
         raise ConfigError(f"{where}versions must be 'times' or 'digests', not {str(versions)[:80]!r}")

@@ -232,7 +232,7 @@ def labels_text(labels: Labels) -> str:
 def label_sizes(
     labels: Labels, text: str, places: NDArray[np.int64] | slice = slice(None)
 ) -> NDArray[np.int64]:
-    """Return the size in bytes of each packed label, or of those at the given places."""
+    """Return the packed size in bytes of each label, or only of those at the given indices."""
     fields, row_bytes = label_fields_of(text), label_dtype_of(text).itemsize
     rows = labels.rows[places] if isinstance(labels, RaggedLabels) else labels[places]
     sizes = np.full(len(rows), row_bytes, dtype=np.int64)

@@ -108,7 +108,7 @@ def id_prefixes(sample_ids: bytes) -> NDArray[np.uint64]:
     """Return the prefixes that the records of concatenated ids contain, as uint64 of shape (samples,)."""
     if len(sample_ids) % ID_BYTES:
         raise ValueError(
-            f"sample ids must have {ID_BYTES} bytes each, but these have {len(sample_ids)} bytes in all"
+            f"each sample id must be {ID_BYTES} bytes long, but these take {len(sample_ids)} bytes in total"
         )
     # Each id is two such numbers, and the first is its prefix.
     return np.frombuffer(sample_ids, dtype="<u8")[::2]
@@ -165,7 +165,7 @@ def pack_header(
 def _id_prefix(sample_id: bytes) -> int:
     """Do the same as :func:`id_prefixes` for a single id, without numpy."""
     if len(sample_id) != ID_BYTES:
-        raise ValueError(f"a sample id must have {ID_BYTES} bytes, not {len(sample_id)}")
+        raise ValueError(f"a sample id must be {ID_BYTES} bytes long, not {len(sample_id)}")
     return int.from_bytes(sample_id[:8], "little")
 
 
@@ -196,7 +196,7 @@ def parse_header(record: Bytes, *, record_bytes: int | None = None, sample_id: b
             the length of the payload.
     """
     if len(record) < HEADER_BYTES:
-        raise RecordError(f"a record must have at least {HEADER_BYTES} bytes, not {len(record)}")
+        raise RecordError(f"a record must be at least {HEADER_BYTES} bytes long, not {len(record)}")
     magic, version, kind, code, ndim, payload_bytes, payload_hash, *rest = _HEADER.unpack_from(record)
     if magic != MAGIC:
         raise RecordError(f"a record must begin with {MAGIC!r}, not {magic!r}")

@@ -59,8 +59,8 @@ class Pointer:
     def __post_init__(self) -> None:
         if not _PACK_NAME.fullmatch(self.pack):
             raise RecordError(
-                "a pack name must have 1 to 255 of the characters A-Z a-z 0-9 . _ - and not begin with . or "
-                f"-; got {self.pack!r}"
+                "a pack name must consist of 1 to 255 of the characters A-Z a-z 0-9 . _ - and not begin with "
+                f". or -; got {self.pack!r}"
             )
         end = self.offset + self.length
         if self.offset < 0 or self.length < HEADER_BYTES or end > _MAX_U64:
@@ -77,7 +77,9 @@ def read_pointer(record: Bytes, *, sample_id: bytes | None = None) -> Pointer:
     """Parse a pointer record. Raises :class:`RecordError` if it is invalid."""
     _, payload = checked_payload(record, RecordKind.POINTER, sample_id=sample_id)
     if len(payload) <= _PLACE.size:
-        raise RecordError(f"a pointer's payload must have more than {_PLACE.size} bytes, not {len(payload)}")
+        raise RecordError(
+            f"a pointer's payload must be longer than {_PLACE.size} bytes, not {len(payload)} bytes"
+        )
     offset, length = _PLACE.unpack_from(payload)
     return Pointer(bytes(payload[_PLACE.size :]).decode(errors="replace"), offset, length)
 
@@ -88,14 +90,14 @@ def pack_arrays(
     """Return a complete record of several named arrays, in the order of their names.
 
     Raises as :func:`pack` does, and also ``RecordError`` for 0 or more than 64 arrays, or for a name
-    that does not have 1 to 255 bytes.
+    that is not 1 to 255 bytes long.
     """
     if not 1 <= len(arrays) <= MAX_ARRAYS:
         raise RecordError(f"a record must contain 1 to {MAX_ARRAYS} named arrays, not {len(arrays)}")
     table, bodies = [_COUNT.pack(len(arrays))], []
     for name, array in sorted((name.encode(), array) for name, array in arrays.items()):
         if not 1 <= len(name) <= MAX_NAME_BYTES:
-            raise RecordError(f"an array's name must have 1 to {MAX_NAME_BYTES} bytes; got {name[:40]!r}")
+            raise RecordError(f"an array's name must be 1 to {MAX_NAME_BYTES} bytes long, not {name[:40]!r}")
         code, stored = stored_dtype(array.dtype)
         check_shape(array.shape)
         sides = (*array.shape, *(0,) * (MAX_NDIM - array.ndim))

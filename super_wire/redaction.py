@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Limit for external text in a message: an object's name may have 1,024 bytes.
+# Limit for external text in a message: an object's name may be 1,024 bytes long.
 SHOWN_CHARACTERS = 1000
 _TALKATIVE = ("boto3", "botocore", "s3transfer", "urllib3")
 

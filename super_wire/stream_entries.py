@@ -64,8 +64,7 @@ class ReadReport:
         oversized = [name for name, limit in _FIELD_BYTES_MAX.items() if len(entry.get(name, b"")) > limit]
         if oversized:  # before parsing
             raise ValueError(
-                f"the field {oversized[0]!r} of a read report has {len(entry[oversized[0]])} bytes, which is "
-                "too long"
+                f"the field {oversized[0]!r} of a read report is too long: {len(entry[oversized[0]])} bytes"
             )
         numbers = [int(number) for number in entry[_NUMBERS_FIELD].split(b" ")]
         if len(numbers) != len(_NUMBERS):

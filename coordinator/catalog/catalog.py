@@ -149,7 +149,7 @@ class Catalog:
         return self.id_bucket.startswith("file:")
 
     def label_sizes(self, places: NDArray[np.int64] | slice = slice(None)) -> NDArray[np.int64]:
-        """Return the size in bytes of the label at each place in the catalog, in its own dtype."""
+        """Return the size in bytes of each label in its own dtype, or only of those at the given indices."""
         return label_sizes(self.labels, self.label_dtype, places)
 
     def most_label_bytes(self, count: int, *, again: bool) -> int:
@@ -168,7 +168,7 @@ class Catalog:
         return [ids.shown_name(key.decode(), name.decode()).encode() for key, name in pairs]
 
     def labels_at(self, places: NDArray[np.int64]) -> bytes:
-        """Return the labels at these places in the catalog, in their wire format."""
+        """Return the labels at the given catalog indices, in their wire format."""
         return b"".join(pack_labels(self.labels[places], self.label_dtype))
 
     def parts(self, names: Sequence[str]) -> list[Field]:
@@ -211,7 +211,7 @@ class Catalog:
         Args:
             recipe_digest: the recipe's :attr:`superdl.super_wire.recipe.Recipe.digest`.
             randomness: (augment seed, epoch) of a random recipe, else ``None``.
-            indices: places in the catalog, in the requested order, or ``None`` for all.
+            indices: catalog indices in the requested order, or ``None`` for all.
             fields: the recipe's :attr:`superdl.super_wire.recipe.Recipe.beside`.
         """
         parts = self.parts(fields)

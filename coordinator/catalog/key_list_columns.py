@@ -69,7 +69,7 @@ class BadRowError(ValueError):
 
 
 def check_rows(bad: Any, numbers: NDArray[np.int64], reason: str | Callable[[int], str]) -> None:
-    """Raise :class:`BadRowError` for the first bad row. ``reason`` may be a function of its place."""
+    """Raise :class:`BadRowError` for the first bad row. ``reason`` may be a function of its index."""
     for at in np.flatnonzero(np.asarray(bad))[:1].tolist():
         raise BadRowError(int(numbers[at]), reason if isinstance(reason, str) else reason(at))
 
@@ -152,7 +152,7 @@ def parts_of(names: Collection[str], number: int) -> Parts:
     if MAIN_FIELD in parts or len(parts) > MAX_FIELDS:
         raise BadRowError(
             number,
-            f"the columns key, member and so on belong to {MAIN_FIELD}, and at most {MAX_FIELDS - 1} other "
+            f"columns such as key and member belong to {MAIN_FIELD}, and at most {MAX_FIELDS - 1} other "
             f"fields are allowed; got {', '.join(filter(None, parts))}",
         )
     return parts

@@ -26,7 +26,9 @@ def narrowed(numbers: NDArray[Any]) -> NDArray[Any]:
 
 
 def distinct(strings: PackedStrings) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the first place of each distinct string, in byte order, and each string's place among these."""
+    """Return the index of the first occurrence of each distinct string, in byte order, and for each string
+    the index of its own in that result.
+    """
     order = strings.sort_order()
     starts = np.ones(len(strings), dtype=np.bool_)
     np.logical_not(strings.reorder(order).equals_next(), out=starts[1:])
@@ -71,7 +73,7 @@ class Members:
         return self.encodings >= len(MEMBER_ENCODINGS)
 
     def at(self, places: NDArray[np.int64]) -> tuple[list[str], list[int], list[int], list[str]]:
-        """Return the names, offsets, lengths and encodings at these places in the catalog."""
+        """Return the names, offsets, lengths and encodings at the given catalog indices."""
         known, codes = (*MEMBER_ENCODINGS, *self.row_encodings), self.encodings
         encodings = [known[code] for code in codes[places]] if codes.size else [""] * len(places)
         names = [name.decode() for name in self.names.take(places)]
@@ -84,7 +86,7 @@ class Members:
         return np.lexsort((*within, self.offsets, self.objects))
 
     def reorder(self, order: NDArray[np.int64]) -> Members:
-        """Return the members at ``order``, each column in its smallest dtype."""
+        """Return the members rearranged by ``order``, with each column in its smallest dtype."""
         return Members(
             narrowed(self.objects[order]),
             self.names.reorder(order),
@@ -106,7 +108,9 @@ class Field:
     members: Members | None
 
     def in_order(self, order: NDArray[np.int64]) -> Field:
-        """Return the field as a catalog stores it, with the samples at ``order``."""
+        """Return the field in a catalog's form, with its samples rearranged by ``order``, an array of
+        indices.
+        """
         if self.members is None:
             return Field(self.name, self.keys.reorder(order), self.versions.reorder(order), None)
         members = self.members.reorder(order)

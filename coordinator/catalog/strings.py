@@ -63,7 +63,7 @@ class PackedStrings:
         return builder.build()
 
     def repeated(self, which: NDArray[Any]) -> PackedStrings:
-        """Return the string at each place in ``which``. Each distinct string is still stored once."""
+        """Return the string at each index in ``which``. Each distinct string is still stored once."""
         import pyarrow as pa
 
         return PackedStrings(pa.DictionaryArray.from_arrays(which, self.array))
@@ -104,7 +104,7 @@ class PackedStrings:
         return memoryview(joined or b"")[int(ends[0]) : int(ends[-1])], ends - ends[0] if ends[0] else ends
 
     def reorder(self, order: NDArray[np.int64]) -> PackedStrings:
-        """Return packed strings with the strings at ``order``."""
+        """Return the strings rearranged by ``order``, an array of indices."""
         builder = PackedStringsBuilder()
         # In pieces: take() copies into memory, the builder moves them to a file.
         for start in range(0, len(order), _CHUNK):
@@ -162,7 +162,7 @@ class PackedStringsBuilder:
         return self._ends.tell() // 8 - 1
 
     def extend(self, strings: PackedStrings) -> None:
-        """Add many strings, none of which is repeated."""
+        """Append strings, which must not be dictionary-encoded."""
         joined, ends = strings.parts()
         self._ends.write((ends[1:] + np.uint64(self._joined.tell())).tobytes())
         self._joined.write(joined)

@@ -1,4 +1,4 @@
-"""Events that the core handles, and actions that it requests. Indices are int64 places in the catalog."""
+"""Events that the core handles, and actions that it requests. Indices are int64 positions in the catalog."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Costs:
 
     @property
     def usd(self) -> float:
-        """Return the sum of all kinds."""
+        """Return the sum of all kinds of cost, in US dollars."""
         return math.fsum(getattr(self, name) for name in self.__slots__)
 
 

@@ -264,7 +264,7 @@ class Drawing:
         """Return the order positions of samples, as the inverse of :meth:`at`.
 
         There is an entry for each draw, or for `PLACES_MAX` evenly spread ones of very many,
-        with the sample's place in ``indices``, and the draw's first and last order position.
+        with the sample's position in ``indices``, and the draw's first and last order position.
         """
         kinds = checked_elements(indices, "indices", self._size)
         if self._is_plain:
@@ -335,7 +335,7 @@ class Mixing:
 
     Args:
         counts: number of samples of each dataset in an epoch, in the order of the mix.
-        member: the place of this dataset in the mix.
+        member: the index of this dataset in the mix.
         run: number of consecutive slots with the same dataset, which divides the counts.
 
     Raises:
@@ -350,7 +350,7 @@ class Mixing:
         if min(counts) < 1 or self.slots > SLOTS_MAX:
             raise PlanError(
                 f"an epoch of a mix must have at least 1 sample of each dataset and at most {SLOTS_MAX:,} in "
-                f"all, not {', '.join(f'{count:,}' for count in counts)}"
+                f"total; the counts are {', '.join(f'{count:,}' for count in counts)}"
             )
         if run < 1 or any(count % run for count in counts):
             raise PlanError(f"the counts of a mix must be multiples of its run length, {run:,}")

@@ -74,7 +74,7 @@ class Plan:
         drop_last: Whether to leave out the short last global batch.
         draws: The draws of an epoch, if it is not simply each sample once.
         mix: Samples per epoch of each dataset of the mix that these batches are parts of.
-        member: This plan's place in the mix.
+        member: This plan's index in the mix.
         mix_run: Number of consecutive samples from the same dataset: 1, or a global batch.
         only_epoch: The one epoch that ``draws`` define, or ``None`` if they define all epochs.
 

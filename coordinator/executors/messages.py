@@ -48,7 +48,7 @@ def request_for(
     places: RecordPlaces | None = None,
     golden: str = "",
 ) -> PrefetchRequest:
-    """Create a request for samples of a dataset, given by their places in its catalog.
+    """Create a request for samples of a dataset, given by their indices in its catalog.
 
     A restore needs ``places``, all of them known. ``golden`` is the fingerprint of the
     decoder whose records are saved.

@@ -128,7 +128,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             raise PlanError(f"rank must be from 0 to {plan.replicas - 1}, not {request.rank}")
         check_place(plan, request.epoch, request.position)
         if request.fills and (dataset.recipe.random or plan.replicas > 1 or plan.draws is not None):
-            raise ConfigError("a job that fills needs one rank, all samples, and a recipe that is not random")
+            raise ConfigError(
+                "a job that only fills the cache or store must have one rank, all samples and a non-random "
+                "recipe"
+            )
         self._check_batch_fits(dataset, plan)
         await self._forget_closed_jobs()
         await self._reports.follow(request.job)

@@ -182,7 +182,7 @@ def load_settings(
 
     Args:
         arguments: values by field name. Other names are ignored, and ``None`` means not given.
-        environment: contains ``SUPER_LISTEN`` and so on. An empty variable counts as not given.
+        environment: contains variables such as ``SUPER_LISTEN``. An empty variable counts as not given.
         file: path of a TOML file with the same names.
 
     Raises:

@@ -83,7 +83,9 @@ class TrustSettings:
             )
 
     def lacks(self, name: str = "listen") -> str:
-        """Describe what an address lacks for use from other machines, or return an empty string."""
+        """Name the protection (TLS, a token) that an address reachable from other machines lacks, or return
+        an empty string.
+        """
         if not leaves_this_machine(getattr(self, name)):
             return ""
         has_tls, has_token = bool(self.tls_cert), bool(self.token or self.token_file)

@@ -100,7 +100,7 @@ class Watch:
             _log.info("job %s closed: %s", job.name, words, extra=self._about(job))
         for job in opened:
             source = self._engine.datasets[job.dataset].listing.source
-            size = f"{job.plan.size:,} samples, {counted(job.plan.replicas, 'rank')}"
+            size = f"{counted(job.plan.size, 'sample')}, {counted(job.plan.replicas, 'rank')}"
             _log.info("job %s opened: %s, %s", job.name, source, size, extra=self._about(job))
             self._opened_s[job.name] = time.time()
             self._note(job)

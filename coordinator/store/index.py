@@ -14,6 +14,7 @@ import numpy as np
 from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError, StoreRefusedError
 from superdl.super_wire.ids import digest128
 from superdl.super_wire.record import RecordKind
+from superdl.super_wire.redaction import counted
 from superdl.super_wire.store import (
     ENTRY_DTYPE,
     PACKS,
@@ -212,7 +213,11 @@ def _by_own_indexes(store: Store, packs: Mapping[str, int]) -> tuple[list[Indexe
             indexed.append(IndexedPack(name, packs[name], outcome))
     if unread:
         example = next(iter(unread.values()))
-        _log.warning("%d packs of the store are not used, for example: %s", len(unread), example)
+        _log.warning(
+            "ignoring %s of the store that could not be read; first error: %s",
+            counted(len(unread), "pack"),
+            example,
+        )
     # Packs of others that may not be read are not broken.
     return indexed, {name for name, why in unread.items() if isinstance(why, StoreFormatError)}
 
@@ -247,7 +252,10 @@ def _packs_in(body: bytes) -> list[IndexedPack]:
     metas, rows = [PackMeta.from_mapping(meta) for meta in table["metas"]], table["packs"]
     sizes, counts = np.array([(size, count) for _, size, count, _ in rows], np.uint64).reshape(-1, 2).T
     if int(counts.sum()) != len(entries) or (counts > len(entries)).any():
-        raise ValueError(f"there are {len(entries)} entries, but the packs list {counts[:5]} and so on")
+        raise ValueError(
+            f"the segment has {len(entries)} entries, which do not match the counts of its packs (first "
+            f"counts: {counts[:5].tolist()})"
+        )
     check_entries(entries, 0, np.repeat(sizes, counts.astype(np.int64)))
     theirs = np.split(entries, np.cumsum(counts[:-1]).astype(np.int64))
     return [

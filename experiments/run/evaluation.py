@@ -87,9 +87,9 @@ def evaluate(
         stack.callback(loader.close)
         if loaded.facts.get("digest of the classes") != digest(list(loader.classes)):
             raise ConfigError(  # labels are indices of the model's classes
-                f"the {len(loader.classes)} classes of the images do not match the "
-                f"{loaded.facts.get('classes')} of the model in number or names: use the class folders of "
-                "the training images"
+                f"the images' {len(loader.classes)} classes do not match the model's "
+                f"{loaded.facts.get('classes')} classes in number or name: use the class folders of the "
+                "training images"
             )
         model = build_model(spec.model.name, len(loader.classes), device, side=spec.recipe.crop)
         strategy = make_strategy(name, model, device, compute_type(spec.training.precision, device))

@@ -41,7 +41,7 @@ class Checkpoint:
     model: dict[str, Any]
     optimizer: dict[str, Any]
     schedule: dict[str, Any]
-    chance: dict[str, Any]  # the states of random generators
+    chance: dict[str, Any]  # the states of random number generators
     scaler: dict[str, Any] = field(default_factory=dict)  # of float16's loss scaling
 
     def check(self, facts: Mapping[str, Any], place: str) -> None:

@@ -169,7 +169,7 @@ class Trainer:
         if not self._batches.repeatable and checkpoint.epoch:
             line += "; this loader cannot start at a later epoch, so the orders of the first epochs repeat"
         if not same:
-            line += "; random generators start over, since the number of ranks has changed"
+            line += "; random number generators restart, since the number of ranks has changed"
         return line
 
     def _keep(self, epoch: int, *names: str, over: bool) -> None:

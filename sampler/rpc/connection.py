@@ -135,7 +135,8 @@ class Connection:
         if self._host and not is_loopback(self._host) and not self._warned:
             self._warned = True
             _LOG.warning(
-                "INSECURE: SUPER_INSECURE=1 lets this process talk to the coordinator at %s in plain text%s",
+                "INSECURE: SUPER_INSECURE=1 allows this process to send unencrypted traffic to the "
+                "coordinator at %s%s",
                 self.address,
                 ", including its token" if self._credentials.current_token() else "",
             )

@@ -133,7 +133,9 @@ class Batch:
         return spoilt
 
     def sort_pointed(self, came: list[int], failed: dict[int, str]) -> dict[int, str]:
-        """Check records that were read by pointers. The coordinator must produce those that fail."""
+        """Check records read through pointers. Return the reason for each that failed and must be produced
+        by the coordinator.
+        """
         for offset in self.pointers.keys() - came:
             self.buffer.take_back(offset)
         failed |= self.sort_straight(came)

@@ -69,7 +69,7 @@ def check_label_dtype(name: str) -> None:
 
 
 def label_tensor(labels: Labels, order: Sequence[int] | None) -> SampleTensors:
-    """Return a copy of labels, or of those at ``order``, as a tensor of shape (samples, ...).
+    """Return a copy of labels, or of those at the indices in ``order``, as a tensor of shape (samples, ...).
 
     Lists of varying length become a list of tensors, and named fields a dict of these.
     """
@@ -90,7 +90,7 @@ def _column_tensors(labels: RaggedLabels, name: str) -> _Tensors:
 
 
 def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> SampleTensors:
-    """Return the batch's samples, which are all good, or a copy of those at ``order``.
+    """Return the batch's samples, which are all good, or a copy of those at the indices in ``order``.
 
     Records with the same dtype and shape are stacked; others become a list of tensors. Named arrays become a
     dict of these, always a copy. Raises ``UsageError`` if samples have different names.
@@ -247,7 +247,7 @@ class BatchInfo:
 
 
 def batch_info(read: Batch, order: Sequence[int] | None) -> BatchInfo:
-    """Return the info for the samples at ``order``. ``None`` means all of them, as planned."""
+    """Return the info for the samples at the indices in ``order``. ``None`` means all, as planned."""
     ref, headers = read.ref, read.buffer.headers
     sample_ids, keys, padding = ref.sample_ids, ref.keys, ref.padding_mask() if ref.padding else None
     repetitions = np.frombuffer(ref.repetitions, dtype="<u4") if ref.repetitions else None

@@ -102,12 +102,13 @@ class BatchReader:
             link.drop()
 
     def read(self, ref: BatchRef, memory: Memory | None = None) -> Batch:
-        """Read a batch. Wait until every sample is in ``memory`` (default: new) or known to be bad.
+        """Read a batch. Wait until every sample is in ``memory`` (newly allocated by default) or known to be
+        bad.
 
         Raises:
-            BadSampleError: a sample is bad, and the settings require stopping there.
-            ReadTimeoutError: samples were still missing when the time ran out.
-            CacheUnreachableError: the same, and the cache was unreachable.
+            BadSampleError: a sample is bad, and the settings say to stop.
+            ReadTimeoutError: samples were still missing at the timeout.
+            CacheUnreachableError: samples were still missing at the timeout, and the cache was unreachable.
             CacheError: the cache refused a request.
         """
         link, settings = self.link(), self._settings

@@ -228,7 +228,7 @@ def _contents(path: str, most: int, *, dir_fd: int | None = None) -> bytes:
     try:
         size = os.fstat(descriptor).st_size
         if size > most:
-            raise StoreFormatError(f"{path} has {size} bytes, but may have at most {most}")
+            raise StoreFormatError(f"{path} is {size} bytes long, but may be at most {most} bytes long")
         return _read_at(descriptor, 0, size)
     finally:
         os.close(descriptor)

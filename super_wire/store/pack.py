@@ -223,7 +223,7 @@ def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
     ``StoreFormatError`` if it is not a pack of this version, is cut off, or has a broken index.
     """
     if size < _HEAD.size + _FOOTER.size:
-        raise StoreFormatError(f"a pack must have at least {_HEAD.size + _FOOTER.size} bytes, not {size}")
+        raise StoreFormatError(f"a pack must be at least {_HEAD.size + _FOOTER.size} bytes long, not {size}")
     tail_at = max(0, size - _TAIL)
     tail = _whole(read, tail_at, size - tail_at)
     footer = tail[-_FOOTER.size :]
@@ -271,7 +271,7 @@ def _whole(read: Callable[[int, int], bytes], offset: int, length: int) -> bytes
     data = read(offset, length)
     if len(data) != length:
         raise StoreFormatError(
-            f"the pack is cut off: of {length} bytes from offset {offset} on, it only has {len(data)}"
+            f"the pack is truncated: of {length} bytes from offset {offset} on, it contains only {len(data)}"
         )
     return data
 

@@ -88,7 +88,7 @@ def check_listing(case: Case) -> Finding:
         return _refused(case, error)
     classes = len(catalog.classes)
     classes_text = ", ".join(catalog.classes[:_SHOWN]) + (", ..." if classes > _SHOWN else "")
-    summary = f"{len(catalog.keys):,} samples" + (
+    summary = counted(len(catalog.keys), "sample") + (
         f" of {classes:,} classes ({classes_text})" if classes else ""
     )
     return good(f"{case.source} can be listed: {summary}", samples=len(catalog.keys), classes=classes)

@@ -91,7 +91,9 @@ def _planned_by(case: Case, recipe: Recipe, batch_size: int, **of_dataset: Any) 
 
 
 def _fresh(recipe: Recipe) -> Recipe:
-    """Return an equivalent recipe whose samples are in no cache, unless it has custom steps."""
+    """Return an equivalent recipe whose samples are not cached anywhere. A non-random recipe with custom
+    steps is returned unchanged.
+    """
     from superdl.super_wire.recipe import Recipe
 
     seed = int.from_bytes(os.urandom(7), "little")

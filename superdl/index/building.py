@@ -141,9 +141,9 @@ def _named(sources: Sequence[str]) -> tuple[str, list[str]]:
         return sources[0], []
     folders, _, names = zip(*(source.rpartition("/") for source in sources), strict=True)
     if len(set(folders)) > 1 or not all(names) or "{" in names[0]:
-        why = "a web server cannot list files, so pass the shards of one folder one by one"
+        why = "a web server cannot list files, so pass the URL of each shard, all from one folder"
         raise ConfigError(
-            f"{sources[0]}: {why}, such as https://host/train-{{0000..0099}}.tar, without quotes"
+            f"{sources[0]}: {why}. Without quotes, the shell expands https://host/train-{{0000..0099}}.tar"
         )
     return folders[0], [unquote(name) if of_web else name for name in dict.fromkeys(names)]
 

@@ -29,6 +29,7 @@ from superdl.super_wire.errors import (
     StoreGoneError,
     StoreRefusedError,
 )
+from superdl.super_wire.redaction import counted
 from superdl.super_wire.store import IN_USE_S, check_record, default_directory, parse_store
 
 if TYPE_CHECKING:
@@ -194,8 +195,8 @@ def clear(store: Store, now_s: float) -> Removed:
     """Drop packs, index and marks, but not the store's file; raise ``StoreRefusedError`` if it is open."""
     if users := store.others(_INSTANCE, now_s):
         raise StoreRefusedError(
-            f"{store.address} is open in {len(users)} coordinators: end their runs, or wait 10 minutes if "
-            "they were killed; superdl store prune keeps what they use"
+            f"{store.address} is open in {counted(len(users), 'coordinator')}: end their runs, or wait 10 "
+            "minutes if they were killed. To remove only packs that are not in use, run superdl store prune"
         )
     removed = _dropped(store, store.packs())
     for name in store.segments():

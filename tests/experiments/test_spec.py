@@ -40,7 +40,7 @@ def test_a_spec_survives_yaml_with_its_arms_as_they_are(tmp_path):
         (["data.val=x"], r"data\.val is set without data\.train"),
         (["data.kind=mnist", "data.train=x"], r"data\.kind mnist has its own images"),
         (["data.samples=5"], r"data\.samples applies only to drawn sets, not to data\.kind auto"),
-        (["data.train=x", "data.train_alias=my/pets"], r"data\.train_alias: an alias must have 1 to 64"),
+        (["data.train=x", "data.train_alias=my/pets"], r"data\.train_alias: an alias must"),
         (["executor=lamda"], r"executor must be (one )?of auto, local, workers, lambda, not 'lamda'"),
         (["executor=lambda"], r"cannot read files of this machine: .* data\.train=s3://bucket/prefix"),
         (

@@ -81,7 +81,7 @@ def test_a_transform_that_draws_is_read_by_processes_as_a_dataloader_reads_it(he
         loader = SuperLoader(dataset, batch_size=BATCH, shuffle=True, seed=3, num_workers=workers)
         with loader:
             assert "worker processes" in repr(loader)
-            assert "may draw from random generators" in repr(loader)
+            assert "may draw from random number" in repr(loader)
             assert loader.num_workers == workers if workers is not None else loader.num_workers >= 1
             assert_equal(epochs(loader), expected)
 

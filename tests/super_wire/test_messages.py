@@ -48,9 +48,7 @@ def test_bad_numbers(place, value):
     entry = REPORT.to_fields()
     numbers = entry[b"r"].split(b" ")
     numbers[place] = value
-    with pytest.raises(
-        ValueError, match=r"must have 12 numbers|must be from 0|invalid literal|has \d+ bytes"
-    ):
+    with pytest.raises(ValueError, match=r"must have 12 numbers|must be from 0|invalid literal|too long"):
         ReadReport.from_fields(entry | {b"r": b" ".join(numbers)})
 
 

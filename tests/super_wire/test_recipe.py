@@ -252,7 +252,7 @@ REFUSED = {
         {},
         {"image": []} | {f"f{n}": [] for n in range(16)},
     ],
-    "a field name must have 1 to 64": [{"image": [], name: []} for name in ("", "a.b", "label", "1", 5)],
+    "a field name must": [{"image": [], name: []} for name in ("", "a.b", "label", "1", 5)],
     r"step 2 \(reduced_decode\).*first step": [[FLIP, {"op": "reduced_decode", "size": 8}]],
     r"step 1 \(resize\): max_size limits the longer side": [
         [{"op": "resize", "size": size, "max_size": 8}] for size in (8, 9, [4, 4])

@@ -221,7 +221,7 @@ def test_a_record_is_bound_to_its_sample_and_kind():
             if name != kind:
                 with pytest.raises(RecordVersionError):
                     read(FORMS[kind].good)
-    with pytest.raises(ValueError, match="16 bytes, not 15"):
+    with pytest.raises(ValueError, match="16 bytes long, not 15"):
         pack(IMAGE, ID[:15])
 
 

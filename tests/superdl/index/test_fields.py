@@ -97,7 +97,7 @@ def test_loose_files(fields, images, masks, tmp_path):
         (("--fields", "mask=png"), "--fields must list image"),
         (("--fields", "image=jpg"), "image and up to 15 others"),
         (("--fields", "image=jpg,mask=*a*"), "names with one *"),
-        (("--fields", "image=jpg,a.b=png"), "a field name must have"),
+        (("--fields", "image=jpg,a.b=png"), "a field name must"),
         (("--fields", "image=jpg,mask=png,mask=gif"), "each once"),
         (
             ("--fields", "image=jpg,mask=gif"),
