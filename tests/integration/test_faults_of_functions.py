@@ -79,7 +79,7 @@ def test_too_few_functions_delay_and_lose_nothing(start, script, images):
         script.at_call(number, "hang")
     stack = start(1)
     train(stack, images)
-    assert "the executor takes no more requests now" in stack.log.read_text()
+    assert "the executor accepts no more requests for now" in stack.log.read_text()
 
 
 REASONS = {
