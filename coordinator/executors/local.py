@@ -97,10 +97,11 @@ class LocalExecutor(WorkersExecutor):
         await asyncio.to_thread(self._make_scratch)
         self._directory = _private_directory(self._context.sockets)
         await self._listen()
-        self._keeper = asyncio.create_task(self._keep(), name="local worker")
         if expected := await asyncio.to_thread(self._noted.read):
-            # Stored samples can be read while the worker starts, which takes half a second.
             self._workers.use(expected)
+        self._keeper = asyncio.create_task(self._keep(), name="local worker")
+        if expected:
+            # Stored samples can be read while the worker starts, which takes half a second.
             self._confirming = asyncio.create_task(self._confirm(), name="first slot")
         elif await self._has_first_slot():
             await asyncio.to_thread(self._noted.write, self.fingerprint)
