@@ -44,7 +44,7 @@ def test_torch_distributed_wins_over_variables(monkeypatch, process_group):
 def test_several_ranks_of_which_nobody_says_which_this_is(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")  # as Lightning leaves it to the processes that it starts
     for replicas in (None, 2):
-        with pytest.raises(ConfigError, match=r"2 ranks, but RANK is not set.*train_dataloader\(\)"):
+        with pytest.raises(ConfigError, match=r"WORLD_SIZE is 2, but RANK is not set.*train_dataloader\(\)"):
             place_in_run(None, replicas)
     assert place_in_run(1, None) == (1, 2)
     assert place_in_run(None, 1) == (0, 1)
