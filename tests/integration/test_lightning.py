@@ -149,7 +149,7 @@ def test_two_ranks_go_on_with_a_checkpoint_and_so_does_one(images, expected, tem
 @pytest.mark.slow
 def test_a_loader_made_before_the_ranks_are_there_is_refused(images, temporary, tmp_path):
     errors = run(temporary, images, tmp_path, how="early")
-    assert "2 ranks, but RANK is not set" in errors
+    assert "WORLD_SIZE is 2, but RANK is not set" in errors
     assert "with Lightning, in the train_dataloader() hook" in errors
 
 
