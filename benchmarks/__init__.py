@@ -30,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, text in BENCHMARKS.items():
         benchmark = benchmarks.add_parser(name, help=text, description=f"Measure {text}.")
         benchmark.add_argument("--json", action="store_true", help="print JSON instead of a table")
-        benchmark.add_argument("--output", metavar="FILE", help="also write the JSON to this file")
         _module(name).add_arguments(benchmark)
 
 
@@ -44,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Plain lines: a spinner would take CPU from the measured code.
     progress = Console(stderr=True, highlight=False)
     report, content = measured(_module(arguments.benchmark).measure, arguments, progress.print)
-    tell_json(content, shown=arguments.json, file=arguments.output)
+    tell_json(content, shown=arguments.json)
     if not arguments.json:
         console = Console()
         print_report(report, content, console if console.is_terminal else Console(width=_FILE_WIDTH))

@@ -10,25 +10,25 @@ import signal
 import threading
 import time
 from functools import partial
-from statistics import median, quantiles
-from typing import TYPE_CHECKING, Any, Self
+from statistics import quantiles
+from typing import TYPE_CHECKING, Self
 
 import grpc
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.coordinator_clients import PAGE_BATCHES, Clients, write_key_list
+from benchmarks.coordinator_clients import PAGE_BATCHES, Clients, SimulatedJob, write_key_list
 from benchmarks.harness.image_sets import add_option
 from benchmarks.harness.processes import Server, cache_server, coordinator, private_directory, process_cpu_s
-from benchmarks.harness.results import BenchmarkReport, Column, Run, by_conditions
+from benchmarks.harness.results import BenchmarkReport, Column, Run
 from benchmarks.listed_bucket import listed_bucket
 from superdl.super_wire.recipe import Recipe
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-CACHED, FLAT_OUT, RANDOM = "cached", "cached, flat out", "random recipe"
+CACHED, RANDOM = "cached, flat out", "random recipe"
 SOURCES = ("s3", "parquet")
 
 _METHOD = (
@@ -40,30 +40,23 @@ _METHOD = (
         "sample, then reports all samples as cached."
     ),
     (
-        f"'{CACHED}': all samples have been produced. '{RANDOM}': the samples of each epoch are requested. "
-        "Each job reads up to 100 batches per second, and all jobs together up to --rate; "
-        f"'{FLAT_OUT}' is as fast as possible. 'open ms' is the median time of OpenJob. Of several rounds, "
-        "the one with the least CPU counts."
+        f"'{CACHED}': all samples have been produced, and jobs read as fast as possible. '{RANDOM}': the "
+        "samples of each epoch are requested. Each job reads up to 100 batches per second, and all jobs "
+        "together up to --rate."
     ),
     (
         "listing: a bucket on a local server, or a key list. CPU is that of the coordinator and its listing "
         "process. 'check': 99% of health checks took less. 'peak' and 'after' are anonymous memory in excess "
         "of the idle coordinator's. 'restart': from the kill until a new coordinator has returned the first "
-        "page."
+        "page. Figures are medians over the rounds."
     ),
 )
 
 _COLUMNS = (
     Column("source", "source"),
     Column("jobs", "jobs", ",d"),
-    Column("batches", "batches", ",d"),
     Column("batches_per_cpu_s", "batches/s\nof a core", ",.0f"),
-    Column("cpu_ms_per_batch", "CPU ms\n/batch", ".3f"),
     Column("batches_per_s", "batches\n/s", ",.0f"),
-    Column("cache_cpu_ms_per_batch", "beside:\ncache", ".3f"),
-    Column("produced_per_batch", "samples\nproduced", ".0f"),
-    Column("open_ms", "open\nms", ".1f"),
-    Column("rss_mb", "MB", ",.0f"),
     Column("cpu_us_per_sample", "CPU us\n/sample", ".1f"),
     Column("wall_s", "s", ".1f"),
     Column("check_p99_ms", "check ms\n99%", ".1f"),
@@ -77,7 +70,7 @@ _WARM_UP_BATCHES = 4
 _FILL_BATCH, _FILL_RATE = 4096, 30.0
 _FILL_EPOCHS = 2  # the second epoch produces samples that were read past before they were ready
 _RATE_OF_A_JOB = 100.0
-_CHECK_S, _LOOK_S = 0.02, 0.05
+_CHECK_S = 0.02
 _PER_CENT = 100
 _MB = 1e6
 
@@ -91,29 +84,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--rate", 1500, "batches per second that all jobs together read")
     add_option(parser, "--seconds", 8, "seconds per measurement of jobs")
     add_option(parser, "--sources", list(SOURCES), "sources to list", choices=SOURCES)
-    add_option(parser, "--rounds", 2, "number of rounds, of which the best counts")
+    add_option(parser, "--rounds", 2, "number of rounds")
 
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
     """Run all measurements. ``say`` receives a line for each."""
-    runs = [run for part in arguments.only for run in PARTS[part](arguments, say)]
-    rows = [
-        {**conditions, **min(rounds, key=lambda figures: figures["cpu_s"])}
-        for conditions, rounds in by_conditions(runs)
-    ]
     return BenchmarkReport(
         method=_METHOD,
         group_by=("part", "way"),
         columns=_COLUMNS,
-        rows=rows,
-        rounds=({**run.conditions, "round": run.round, **run.result} for run in runs),
+        runs=[run for part in arguments.only for run in PARTS[part](arguments, say)],
     )
 
 
 # ----------------------------------------------------------------------------------------------- jobs
 
 
-def _jobs(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator[Run[dict[str, Any]]]:
+def _jobs(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator[Run]:
     with (
         private_directory() as directory,
         cache_server() as cache,
@@ -128,15 +115,23 @@ def _jobs(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator
             source.as_uri(),
             key_list=write_key_list(directory / "keys.parquet", arguments.samples),
         )
-        cached = register(Recipe.image(resize=256, crop=224))
-        random = register(Recipe([{"op": "random_resized_crop", "size": 224}]))
-        _fill(clients, cached, arguments.samples)
-        ways = {CACHED: cached, FLAT_OUT: cached, RANDOM: random}
+        ways = {
+            CACHED: register(Recipe.image(resize=256, crop=224)),
+            RANDOM: register(Recipe([{"op": "random_resized_crop", "size": 224}])),
+        }
+        _fill(clients, ways[CACHED], arguments.samples)
         rounds = itertools.product(range(1, arguments.rounds + 1), ways, arguments.jobs)
         for epoch, (number, way, jobs) in enumerate(rounds):
             say(f"round {number} of {arguments.rounds}: {way}, {jobs} jobs")
-            measured = _measured_jobs(clients, server, cache, arguments, ways[way], way, jobs, epoch)
-            yield Run({"part": "jobs", "way": way, "source": None, "jobs": jobs}, number, measured)
+            # Each measurement has an epoch of its own, so that a random recipe's ids are fresh.
+            opened = [
+                clients.open(
+                    ways[way], f"job-{epoch}-{seed}", batch_size=arguments.batch_size, seed=seed, epoch=epoch
+                )
+                for seed in range(jobs)
+            ]
+            figures = _measured_jobs(clients, server, arguments, opened, flat_out=way == CACHED)
+            yield Run({"part": "jobs", "way": way, "source": None, "jobs": jobs}, figures)
 
 
 def _fill(clients: Clients, dataset: bytes, samples: int) -> None:
@@ -151,60 +146,35 @@ def _fill(clients: Clients, dataset: bytes, samples: int) -> None:
 def _measured_jobs(
     clients: Clients,
     server: Server,
-    cache: Server,
     arguments: argparse.Namespace,
-    dataset: bytes,
-    way: str,
-    jobs: int,
-    epoch: int,
-) -> dict[str, Any]:
-    paced = min(arguments.rate, jobs * _RATE_OF_A_JOB)
-    rate, offered = (math.inf, arguments.rate) if way == FLAT_OUT else (paced, paced)
-    # Each measurement has an epoch of its own, so that a random recipe's ids are fresh.
+    jobs: Sequence[SimulatedJob],
+    *,
+    flat_out: bool,
+) -> dict[str, float]:
+    paced = min(arguments.rate, len(jobs) * _RATE_OF_A_JOB)
+    rate, offered = (math.inf, arguments.rate) if flat_out else (paced, paced)
     batches = int(offered * arguments.seconds)
-    opened = [
-        clients.open(
-            dataset, f"job-{epoch}-{number}", batch_size=arguments.batch_size, seed=number, epoch=epoch
-        )
-        for number in range(jobs)
-    ]
-    clients.start(opened)
-    clients.go_on(opened, jobs * _WARM_UP_BATCHES, rate)
-
-    def clocks() -> tuple[float, float, float]:
-        return time.perf_counter(), process_cpu_s(server.pid), process_cpu_s(cache.pid)
-
-    start, produced = clocks(), clients.produced(opened)
-    clients.go_on(opened, batches, rate)
-    wall_s, cpu_s, cache_cpu_s = (end - begin for end, begin in zip(clocks(), start, strict=True))
-    produced = clients.produced(opened) - produced
-    rss = psutil.Process(server.pid).memory_info().rss
-    clients.close_jobs(opened)
-    return {
-        "cpu_s": cpu_s,
-        "batches": batches,
-        "batches_per_cpu_s": batches / cpu_s,
-        "cpu_ms_per_batch": 1e3 * cpu_s / batches,
-        "batches_per_s": batches / wall_s,
-        "cache_cpu_ms_per_batch": 1e3 * cache_cpu_s / batches,
-        "produced_per_batch": produced / batches,
-        "open_ms": 1e3 * median(job.open_s for job in opened),
-        "rss_mb": rss / _MB,
-    }
+    clients.start(jobs)
+    clients.go_on(jobs, len(jobs) * _WARM_UP_BATCHES, rate)
+    began_s, cpu_s = time.perf_counter(), process_cpu_s(server.pid)
+    clients.go_on(jobs, batches, rate)
+    wall_s, cpu_s = time.perf_counter() - began_s, process_cpu_s(server.pid) - cpu_s
+    clients.close_jobs(jobs)
+    return {"batches_per_cpu_s": batches / cpu_s, "batches_per_s": batches / wall_s}
 
 
 # -------------------------------------------------------------------------------------------- listing
 
 
-def _listing(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator[Run[dict[str, Any]]]:
+def _listing(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator[Run]:
     """List each source with a new coordinator, then restart it."""
     for number, source in itertools.product(range(1, arguments.rounds + 1), arguments.sources):
         say(f"round {number} of {arguments.rounds}: listing {source}, {arguments.samples:,} samples")
         conditions = {"part": "listing", "way": f"{arguments.samples:,} samples", "source": source}
-        yield Run(conditions, number, _measured_listing(source, arguments.samples))
+        yield Run(conditions, _measured_listing(source, arguments.samples))
 
 
-def _measured_listing(source: str, samples: int) -> dict[str, Any]:
+def _measured_listing(source: str, samples: int) -> dict[str, float]:
     with private_directory() as directory, cache_server() as cache, listed_bucket(samples) as bucket:
         key_list = write_key_list(directory / "keys.parquet", samples) if source == "parquet" else ""
         words = ("--store", "none", "--state", str(directory / "state"), "--slots", "1", "--owner", "bench")
@@ -227,7 +197,6 @@ def _measured_listing(source: str, samples: int) -> dict[str, Any]:
             first_page(clients, list_it(clients))
             restart_s = time.perf_counter() - began_s
     return {
-        "cpu_s": watch.cpu_s,
         "cpu_us_per_sample": 1e6 * watch.cpu_s / samples,
         "wall_s": watch.wall_s,
         "check_p99_ms": 1e3 * quantiles(watch.answers_s, n=_PER_CENT)[-1],
@@ -248,35 +217,28 @@ class _Watch:
         self._process = psutil.Process(server.pid)
         self._ended = threading.Event()
         self._address = server.address
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._check, self._look)]
+        self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Self:
         self._idle_bytes, self._idle_cpu_s = self._anonymous(), self._cpu_s()
         self._began_s = time.perf_counter()
-        for thread in self._threads:
-            thread.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        for thread in self._threads:
-            thread.join()
+        self._thread.join()
         self.wall_s, self.cpu_s = time.perf_counter() - self._began_s, self._cpu_s() - self._idle_cpu_s
         self.after_bytes = self._anonymous() - self._idle_bytes
 
-    def _check(self) -> None:
+    def _watch(self) -> None:
         with grpc.insecure_channel(self._address) as channel:
             check = health_pb2_grpc.HealthStub(channel).Check
-            while True:
+            while not self._ended.wait(_CHECK_S):
                 began_s = time.perf_counter()
                 check(health_pb2.HealthCheckRequest(), timeout=60)
                 self.answers_s.append(time.perf_counter() - began_s)
-                if self._ended.wait(_CHECK_S):
-                    return
-
-    def _look(self) -> None:
-        while not self._ended.wait(_LOOK_S):
-            self.peak_bytes = max(self.peak_bytes, self._anonymous() - self._idle_bytes)
+                self.peak_bytes = max(self.peak_bytes, self._anonymous() - self._idle_bytes)
 
     def _cpu_s(self) -> float:
         spent = self._process.cpu_times()  # includes processes that have ended

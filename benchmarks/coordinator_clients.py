@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 PAGE_BATCHES = 32
 
 _TIMEOUT_S = 120.0
-_THREADS = 4
 _POLL_S = 0.1
 _CLASSES = 1000
 _NAME_DIGITS, _ETAG_DIGITS = 9, 32
@@ -64,7 +62,6 @@ class SimulatedJob:
     name: str
     batches_per_epoch: int
     epoch: int
-    open_s: float
     # Batches before asked are known, those before read were read; batches counts all read.
     samples: int = 0
     asked: int = 0
@@ -73,22 +70,18 @@ class SimulatedJob:
 
 
 class Clients:
-    """A client that opens jobs and advances them page by page, in a few threads."""
+    """A client that opens jobs and advances them page by page."""
 
     def __init__(self, coordinator: str, cache: str) -> None:
         self._channel = grpc.insecure_channel(
             coordinator, options=[("grpc.max_receive_message_length", 8 * 2**20)]
         )
         self._coordinator = CoordinatorStub(self._channel)
-        self._pool = ThreadPoolExecutor(_THREADS)
-        address = CacheAddress.parse(cache)
-        self._connections = [CacheConnection(address, Credentials()) for _ in range(_THREADS)]
+        self._cache = CacheConnection(CacheAddress.parse(cache), Credentials())
 
     def close(self) -> None:
-        """Stop the threads and close the connections."""
-        self._pool.shutdown(cancel_futures=True)
-        for connection in self._connections:
-            connection.close()
+        """Close the connections."""
+        self._cache.close()
         self._channel.close()
 
     def register(self, source: str, recipe: Recipe, *, key_list: str = "") -> bytes:
@@ -107,7 +100,7 @@ class Clients:
         return bytes(dataset.dataset_id)
 
     def open(self, dataset_id: bytes, name: str, *, batch_size: int, seed: int, epoch: int) -> SimulatedJob:
-        """Open a shuffled job at the start of ``epoch``, and record the time taken in ``open_s``."""
+        """Open a shuffled job at the start of ``epoch``."""
         request = pb.OpenJobRequest(
             dataset_id=dataset_id,
             job=name,
@@ -117,9 +110,8 @@ class Clients:
             shuffle=True,
             epoch=epoch,
         )
-        began_s = time.perf_counter()
         job = self._coordinator.OpenJob(request, timeout=_TIMEOUT_S)
-        return SimulatedJob(name, job.batches_per_epoch, epoch, time.perf_counter() - began_s)
+        return SimulatedJob(name, job.batches_per_epoch, epoch)
 
     def start(self, jobs: Sequence[SimulatedJob]) -> None:
         """Request each job's first page."""
@@ -129,18 +121,12 @@ class Clients:
 
     def go_on(self, jobs: Sequence[SimulatedJob], batches: int, rate: float = math.inf) -> None:
         """Read ``batches`` batches from all jobs in turn, ``rate`` per second, and wait for all of them."""
-        threads = min(_THREADS, len(jobs))
         began_s = time.perf_counter()
-
-        def work(number: int) -> None:
-            turns = itertools.cycle(jobs[number::threads])
-            for count in range(number, batches, threads):
-                ahead_s = began_s + count / rate - time.perf_counter()
-                if ahead_s > 0:
-                    time.sleep(ahead_s)
-                self._read_one(next(turns), self._connections[number])
-
-        list(self._pool.map(work, range(threads)))
+        for count, job in zip(range(batches), itertools.cycle(jobs), strict=False):
+            ahead_s = began_s + count / rate - time.perf_counter()
+            if ahead_s > 0:
+                time.sleep(ahead_s)
+            self._read_one(job)
         self._wait_until_read(jobs)
 
     def close_jobs(self, jobs: Sequence[SimulatedJob]) -> None:
@@ -148,11 +134,7 @@ class Clients:
         for job in jobs:
             self._coordinator.CloseJob(pb.CloseJobRequest(job=job.name, rank=0), timeout=_TIMEOUT_S)
 
-    def produced(self, jobs: Sequence[SimulatedJob]) -> int:
-        """Return the number of samples that functions produced for these jobs."""
-        return sum(stats.samples_produced for stats in self._stats(jobs))
-
-    def _read_one(self, job: SimulatedJob, connection: CacheConnection) -> None:
+    def _read_one(self, job: SimulatedJob) -> None:
         """Report one batch as read, and request the next page if there is room."""
         report = ReadReport(
             rank=0,
@@ -167,7 +149,7 @@ class Clients:
             attempt=1,
             done=1,
         )
-        connection.ask(*report.command(job.name))
+        self._cache.ask(*report.command(job.name))
         job.read += 1
         job.batches += 1
         if job.read == job.batches_per_epoch:
@@ -194,10 +176,11 @@ class Clients:
         job.asked += len(page.batches)
 
     def _wait_until_read(self, jobs: Sequence[SimulatedJob]) -> None:
-        expected = sum(job.batches for job in jobs)
+        names, expected = {job.name for job in jobs}, sum(job.batches for job in jobs)
         until_s = time.monotonic() + _TIMEOUT_S
         while True:
-            stats = self._stats(jobs)
+            reply = self._coordinator.GetJobStats(pb.GetJobStatsRequest(), timeout=_TIMEOUT_S)
+            stats = [job for job in reply.jobs if job.job in names]
             read = sum(job.batches_read for job in stats)
             under_way = sum(job.requests_in_flight for job in stats)
             if read >= expected and not under_way:
@@ -207,8 +190,3 @@ class Clients:
                     f"only {read} of {expected} reports were read, with {under_way} requests in flight"
                 )
             time.sleep(_POLL_S)
-
-    def _stats(self, jobs: Sequence[SimulatedJob]) -> Sequence[pb.JobStats]:
-        names = {job.name for job in jobs}
-        reply = self._coordinator.GetJobStats(pb.GetJobStatsRequest(), timeout=_TIMEOUT_S)
-        return [stats for stats in reply.jobs if stats.job in names]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from superdl.coordinator.executors.price_table import load_prices
-from superdl.cost.model import PARTS, bills, cache_samples, left_out
+from superdl.cost.model import PARTS, bills, left_out
 from superdl.cost.scenario import load_scenario
 from superdl.options import add_overrides
 
@@ -93,13 +92,10 @@ def _print(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill], *, ever
     paid = [name for name in PARTS if any(getattr(bill.month, name) for bill in rows)]
     items = [(bill.tag, *(_usd(getattr(bill.month, name)) for name in paid)) for bill in rows]
     print_rows(console, ("US dollars", *(name.removesuffix("_usd") for name in paid)), items)
-    fit = min(cache_samples(scenario, prices), scenario.samples)
-    held = f"{scenario.cache_nodes} x {scenario.cache_node} for {fit / scenario.samples:.0%} of the images"
-    at_once = math.ceil(max(bill.functions_at_once for bill in rows))
-    say(console, f"With Lambda: {held}, {at_once} functions at once in the first epoch")
     say(console, "\nAssumptions (change them with --set NAME=VALUE):")
     for entry in scenario.inputs():
-        value = f"{_shown(entry['value'])} {entry['unit']}".rstrip()
+        amount = entry["value"] if isinstance(entry["value"], str) else f"{entry['value']:,}"
+        value = f"{amount} {entry['unit']}".rstrip()
         say(console, f"  {entry['name']} = {value}: {entry['about']} ({entry['basis']})")
     verified = f"looked up: {', '.join(prices.verified)}" if prices.verified else "looked up: none"
     say(console, f"Prices {verified}; the others are from memory.")
@@ -114,16 +110,9 @@ def _mapping(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill]) -> di
     return {
         "inputs": scenario.inputs(),
         "prices": {name: getattr(prices, name) for name in ("region", "date", "source", "verified")},
-        "cache_samples": cache_samples(scenario, prices),
         "loaders": loaders,
     }
 
 
 def _usd(value: float) -> str:
     return "0" if value == 0 else f"{value:,.3f}" if value < 1 else f"{value:,.2f}"
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int | float) else str(value)

@@ -31,7 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size.add_argument("--samples", type=int, metavar="N", help="number of training images (default: all)")
     size.add_argument("--quick", action="store_true", help="create only enough images to try things out")
     make.add_argument("--seed", type=int, default=0, help="seed of the generated images (default: 0)")
-    make.add_argument("--json", action="store_true", help="print its location as JSON")
     push = actions.add_parser(
         "push",
         help="upload a directory to S3",
@@ -108,9 +107,6 @@ def _make(arguments: argparse.Namespace) -> None:
         )
     else:
         raise ConfigError(f"NAME must be one of {', '.join(('digits', *MADE_SETS))}, not {name!r}")
-    if arguments.json:
-        sys.stdout.write(json.dumps({"name": name, "directory": str(directory)}) + "\n")
-        return
     sys.stdout.write(
         f"{name} is in {directory}\n"
         f"to train on it: superdl run digits --set data.kind={name} --set 'data.directory={directory}'\n"

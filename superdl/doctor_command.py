@@ -11,11 +11,9 @@ import re
 import sys
 from collections import Counter
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superdl.options import above_zero, add_recipe_options, recipe_of
-from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     import argparse
@@ -33,17 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe_options(parser)
     parser.epilog = "Without options for the recipe, images are resized to 256 and cropped to 224."
     add("--key-list", default="", help="URL of a CSV, JSONL or Parquet file with keys and labels")
-    add("--coordinator", help="the coordinator's address (default: SUPER_COORDINATOR, else the stack's)")
-    add(
-        "--cache", help="the cache's address (default: SUPER_CACHE, else the stack's, else the coordinator's)"
-    )
+    add("--coordinator", help="the coordinator's address (default: SUPER_COORDINATOR)")
+    add("--cache", help="the cache's address (default: SUPER_CACHE, else the coordinator's)")
     add(
         "--store",
         help="directory, s3://bucket/prefix or none (default: SUPER_STORE, else in your cache directory)",
     )
-    add("--stack", metavar="FILE", help="output of aws cloudformation describe-stacks for a deployed stack")
     add("--executor", help="how functions run (default: as the coordinator runs them, else local)")
-    add("--batch-size", type=int, default=256, help="samples per batch with --all (default: 256)")
     patience = "how long to wait for the first sample (default: 120)"
     add("--patience", type=float, default=120.0, metavar="SECONDS", help=patience)
     add("--all", action="store_true", help="decode every sample, and list all bad ones")
@@ -84,14 +78,10 @@ def _case_of(arguments: argparse.Namespace) -> Case:
     from superdl.super_wire.source_url import split_url
 
     keep_secrets_out_of_logs()
-    stack = read_stack(arguments.stack) if arguments.stack else {}
     # Only those settings of the coordinator that define how functions run; no other variables are read.
     names = [field.name for field in fields(Settings) if _OF_FUNCTIONS.match(field.name)]
     named = {name: os.environ.get(f"SUPER_{name.upper()}") or None for name in names}
     named["executor"] = arguments.executor or named["executor"]
-    function = stack.get("FunctionArn")
-    if function and not (named["executor"] or named["lambda_function"]):
-        named |= {"executor": "lambda", "lambda_function": function, "lambda_region": stack.get("Region", "")}
     if arguments.key_list:
         split_url(arguments.key_list, "key list")
     return Case(
@@ -99,43 +89,8 @@ def _case_of(arguments: argparse.Namespace) -> Case:
         recipe=recipe_of(arguments) or Recipe.image(resize=256, crop=224),
         source=parse_source(arguments.source).url if arguments.source else "",
         key_list=arguments.key_list,
-        coordinator=(
-            arguments.coordinator
-            or os.environ.get("SUPER_COORDINATOR")
-            or stack.get("CoordinatorAddress", "")
-        ),
-        named_cache=arguments.cache or os.environ.get("SUPER_CACHE") or stack.get("CacheAddress", ""),
+        coordinator=arguments.coordinator or os.environ.get("SUPER_COORDINATOR", ""),
+        named_cache=arguments.cache or os.environ.get("SUPER_CACHE", ""),
         named_store=arguments.store or os.environ.get("SUPER_STORE", ""),
-        batch_size=above_zero("--batch-size", arguments.batch_size),
         patience_s=above_zero("--patience", arguments.patience),
     )
-
-
-def read_stack(file: str) -> dict[str, str]:
-    """Return a deployed stack's outputs, by their keys in ``infra/template.yaml``.
-
-    ``file`` contains the output of ``aws cloudformation describe-stacks``, or a mapping of names. Raise
-    ``ConfigError`` if it cannot be read or contains no outputs.
-    """
-    from superdl.super_wire.redaction import without_credentials
-    from superdl.super_wire.user_text import load_json
-
-    shown = without_credentials(file)
-    try:
-        content = load_json(Path(file).read_text(encoding="utf-8"), shown)
-        if "Stacks" in content:
-            content = {
-                output["OutputKey"]: output["OutputValue"] for output in content["Stacks"][0]["Outputs"]
-            }
-        outputs = {name: value for name, value in content.items() if isinstance(value, str)}
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"cannot read the stack's outputs from {shown}: {why}") from error
-    except (AttributeError, LookupError, TypeError):
-        outputs = {}
-    if not outputs:
-        raise ConfigError(
-            f"{shown} contains no stack outputs: save the output of aws cloudformation "
-            "describe-stacks --stack-name NAME to a file and pass that file"
-        )
-    return outputs

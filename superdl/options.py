@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from superdl.super_wire.errors import ConfigError, SuperError
-from superdl.super_wire.redaction import shown
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     import argparse
@@ -47,25 +46,12 @@ def coordinator_of(arguments: argparse.Namespace, command: str) -> str:
     if len(runs) == 1:
         return runs[0]
     if runs:
-        lines = "".join(
-            f"\n  superdl {command} --coordinator {address}  # {_sources(address)}" for address in runs
-        )
+        lines = "".join(f"\n  superdl {command} --coordinator {address}" for address in runs)
         raise ConfigError(f"you have {len(runs)} embedded runs on this host; choose one:{lines}")
     raise ConfigError(
         "no coordinator is set, and you have no embedded run on this host: use --coordinator host:port, "
         "or set the variable SUPER_COORDINATOR"
     )
-
-
-def _sources(address: str) -> str:
-    from superdl.sampler.rpc import Client, Patience
-    from superdl.super_wire import coordinator_pb2 as pb
-
-    try:
-        answer = Client(address).call("GetJobStats", pb.GetJobStatsRequest(), Patience(1, 1.0, 1.0))
-    except SuperError as error:
-        return f"does not answer: {type(error).__name__}"
-    return shown(", ".join(sorted({job.source for job in answer.jobs})) or "no open jobs")
 
 
 def above_zero(option: str, value: Number) -> Number:

@@ -14,13 +14,17 @@ from superdl.super_wire.redaction import counted, shown, sized
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from google.protobuf.message import Message
 
     from superdl.experiments.console import Console
 
 _TIME = "%Y-%m-%d %H:%M:%S"
+_SPENDING = {
+    "slowed": "; near a cap: producing only what readers wait for",
+    "stopped": "; stopped at the cap",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,7 +127,8 @@ def _print_jobs(answer: dict[str, Any], console: Console) -> None:
                 else ""
             )
         )
-    _print_cache(answer["cache"], console)
+    for line in cache_lines(answer["cache"]):
+        console.print(line)
     _print_executors(answer["executors"], console)
     for team in answer["teams"]:
         cap = f" of at most {team['max_usd']:g}" if team["max_usd"] else ""
@@ -136,46 +141,44 @@ def _print_jobs(answer: dict[str, Any], console: Console) -> None:
 
 
 def _print_executors(executors: list[dict[str, Any]], console: Console) -> None:
-    for executor in executors:  # a single one is shown with the cache already, except its trouble
-        if len(executors) > 1 or executor["trouble"]:
-            trouble = f"; problem: {executor['trouble']}" if executor["trouble"] else ""
-            console.print(
-                f"  {executor['name']}: {executor['in_flight']:,} in flight, {executor['concurrency']:,} of "
-                f"{executor['capacity']:,} at once; {executor['requests']:,} calls, "
-                f"{executor['samples']:,} samples, {executor['usd']:.4f} USD so far{trouble}"
-            )
+    for executor in executors:
+        trouble = f"; problem: {executor['trouble']}" if executor["trouble"] else ""
+        console.print(
+            f"functions {executor['name']}: {executor['in_flight']:,} requests in flight, "
+            f"{executor['concurrency']:,} of {executor['capacity']:,} at once; "
+            f"{executor['requests']:,} calls, {executor['samples']:,} samples, "
+            f"{executor['usd']:.4f} USD so far{trouble}"
+        )
 
 
-def _print_cache(cache: dict[str, Any], console: Console) -> None:
-    console.print(
-        f"cache: {cache['resident_samples']:,} samples, {sized(cache['resident_bytes'])} of "
+def cache_lines(cache: Mapping[str, Any]) -> list[str]:
+    """Describe cache, store and spending, from ``CacheStats`` as a mapping, with problems indented."""
+    samples = (
+        f"{cache['resident_samples']:,} samples, {sized(cache['resident_bytes'])} of "
         f"{sized(cache['budget_bytes'])}; {cache['in_flight_samples']:,} in flight, "
         f"{cache['dropped_samples']:,} dropped, {cache['reproduced_samples']:,} of them produced again"
     )
+    lines = [f"cache: {samples}"]
     if cache["cache_trouble"]:
-        console.print(f"  problem: {cache['cache_trouble']}")
+        lines.append(f"  problem: {cache['cache_trouble']}")
     if cache["thrashing"]:
         from superdl.coordinator.core import maxmemory_for
 
-        console.print(
+        lines.append(
             f"  thrashing: samples are dropped and produced again; {sized(cache['needed_bytes'])} for "
             f"records, or a maxmemory of {sized(maxmemory_for(cache['needed_bytes']))}, would stop it"
         )
     if cache["store"]:
         room = f" of {sized(cache['store_room_bytes'])}" if cache["store_room_bytes"] else ""
-        trouble = f"; problem: {cache['store_trouble']}" if cache["store_trouble"] else ""
-        stored = f"{counted(cache['store_packs'], 'pack')}, {sized(cache['store_used_bytes'])}{room}{trouble}"
-        console.print(f"store {cache['store']}: {stored}")
-    spending = {
-        "slowed": "; near a cap: producing only what readers wait for",
-        "stopped": "; stopped at the cap",
-    }
-    console.print(
-        f"functions: {cache['total_requests_in_flight']:,} requests in flight, {cache['concurrency']:,} of "
-        f"{cache['capacity']:,} at once\n"
+        stored = f"{counted(cache['store_packs'], 'pack')}, {sized(cache['store_used_bytes'])}{room}"
+        lines.append(f"store {cache['store']}: {stored}")
+    if cache["store_trouble"]:
+        lines.append(f"  problem: {cache['store_trouble']}")
+    lines.append(
         f"spent: {cache['total_usd']:.4f} USD, recently {cache['usd_per_hour']:.2f} USD an hour"
-        f"{spending.get(cache['spending'], '')}"
+        f"{_SPENDING.get(cache['spending'], '')}"
     )
+    return lines
 
 
 def _print_batches(answer: dict[str, Any], console: Console) -> None:

@@ -40,7 +40,6 @@ _ENDS = {
     "max_usd": "stopped at --max-usd",
     "spending_cap": "the coordinator's own spending cap was reached",
     "stalled": "given up",
-    "timeout": "stopped at --timeout",
 }
 
 
@@ -65,7 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="give up if no sample of a batch arrives for this long (default: 120)",
     )
-    add("--timeout", type=float, default=math.inf, metavar="SECONDS", help="stop after this time")
     add("--json", action="store_true", help="print the report as JSON on standard output")
 
 
@@ -83,7 +81,6 @@ def run(arguments: argparse.Namespace) -> int:
         max_usd=0.0 if max_usd == math.inf else max_usd,
     )
     patience_s = above_zero("--patience", arguments.patience)
-    timeout_s = above_zero("--timeout", arguments.timeout)
     client = Client(checked_address(_address(arguments), "--coordinator"))
     naming = {"alias": arguments.alias, "versions": arguments.versions}
     dataset = SuperDataset(arguments.source, recipe, key_list=arguments.key_list, **naming)
@@ -114,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
         fills=True,
     )
     report = _Report(facts.size, to_store=bounds.to_store)
-    _Warming(client, dataset, job, bounds, patience_s, timeout_s, report, stats.cache).run(console)
+    _Warming(client, dataset, job, bounds, patience_s, report).run(console)
     _print_report(report, target, console)
     tell_json(asdict(report), shown=arguments.json)
     if report.ended == "interrupted":
@@ -161,8 +158,6 @@ class _Report:
     hits: int = 0
     produced: int = 0
     failed: int = 0
-    # Samples of any job that left the cache meanwhile.
-    dropped: int = 0
     record_bytes: int = 0
     usd: float = 0.0
     invocations: int = 0
@@ -185,9 +180,7 @@ class _Warming:
     job: pb.OpenJobRequest
     bounds: pb.FillUpRequest
     patience_s: float
-    timeout_s: float
     report: _Report
-    cache_before: pb.CacheStats
     job_before: pb.JobStats = field(default_factory=pb.JobStats)
     is_open: bool = False
     moved_s: float = 0.0
@@ -238,15 +231,11 @@ class _Warming:
         for name, counter in _COUNTED.items():
             grown = getattr(job, counter) - getattr(self.job_before, counter)
             setattr(report, name, getattr(report, name) + grown)
-        dropped = cache.dropped_samples - self.cache_before.dropped_samples
-        report.dropped += dropped if dropped >= 0 else cache.dropped_samples
         report.hits = max(0, report.warm - report.produced)
-        self.job_before, self.cache_before = job, cache
+        self.job_before = job
         if before != (report.warm, report.failed, report.produced):
             self.moved_s = seconds
-        if not report.ended and seconds > self.timeout_s:
-            report.ended, report.why = "timeout", f"{self.timeout_s:g} s have passed"
-        elif not report.ended and seconds - self.moved_s > self.patience_s:
+        if not report.ended and seconds - self.moved_s > self.patience_s:
             trouble = cache.store_trouble if report.to_store else ""
             because = trouble or "are the coordinator's functions running (superdl stats, its log)?"
             remaining = report.samples - report.warm - report.failed
@@ -262,14 +251,7 @@ def _print_report(report: _Report, target: str, console: Console) -> None:
         f"{sized(report.record_bytes)}: {report.hits:,} were already there, {report.produced:,} were "
         f"produced; {report.failed:,} failed"
     )
-    console.print(
-        f"{report.usd:.4f} USD, {report.invocations:,} invocations, {report.source_requests:,} GETs in "
-        f"{report.seconds:.1f} s"
-    )
-    if report.dropped:
-        console.print(
-            f"{report.dropped:,} samples were dropped meanwhile: other jobs use this cache beyond its budget"
-        )
+    console.print(f"{report.usd:.4f} USD, {report.source_requests:,} GETs in {report.seconds:.1f} s")
     for failure in report.failures:
         console.print(f"  {shown(failure['key'])}: {shown(failure['reason'])}")
     if report.failed > len(report.failures):

@@ -6,10 +6,8 @@ import os
 import time
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import psutil
 import torch
 
 from benchmarks.harness.processes import BenchmarkError, Pids, children_cpu_s, process_cpu_s, run_child
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
     from superdl.sampler import SuperSampler
 
 _SETTLED_S, _POLL_S = 30.0, 0.05
+_PARTS = ("main", "workers", "cache", "coordinator", "functions", "s3")
 
 
 class Trainer(Protocol):
@@ -32,7 +31,7 @@ class Trainer(Protocol):
         """Train on one batch."""
 
     def figures(self, wall_s: float) -> dict[str, Any]:
-        """Return the steps, waiting time and losses since the last call, ``wall_s`` seconds ago."""
+        """Return the steps and the waiting time since the last call, ``wall_s`` seconds ago."""
 
 
 class Contender:
@@ -45,7 +44,6 @@ class Contender:
         batches: the iterable, which is closed if possible, or else ends with its last reference.
         pair: converts its items to images and labels, if they have another form.
         sampler: SUPER's sampler, which is closed as well.
-        gets: returns the GETs sent so far by a loader without a sampler, if it counts them.
     """
 
     def __init__(
@@ -53,27 +51,23 @@ class Contender:
         batches: Iterable[Any],
         pair: Callable[[Any], tuple[Tensor, Tensor]] | None = None,
         sampler: SuperSampler | None = None,
-        gets: Callable[[], int] = int,
     ) -> None:
         self._batches: Iterable[Any] | None = batches
         self._pair = pair
         self._sampler = sampler
-        self._gets = gets
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         batches = () if self._batches is None else self._batches
         return iter(batches) if self._pair is None else map(self._pair, batches)
 
     def counts(self) -> dict[str, int]:
-        """Return the samples decoded so far, and the requests to a store in S3 and to the source."""
+        """Return the samples that functions decoded so far, and the GETs that they sent."""
         if self._sampler is None:
-            # A loader that decodes itself has no functions.
-            return {"produced": 0, "store_requests": 0, "source_requests": self._gets()}
+            return {"decoded": 0, "gets": 0}
         stats = self._sampler.job_stats()
         return {
-            "produced": int(stats.samples_produced),
-            "store_requests": int(stats.store_requests),
-            "source_requests": int(stats.source_requests),
+            "decoded": int(stats.samples_produced),
+            "gets": int(stats.source_requests + stats.store_requests),
         }
 
     def settle(self) -> None:
@@ -104,9 +98,8 @@ class ArmSpec:
     laps: Sequence[int]  # epochs of each lap
     pids: Pids = field(default_factory=Pids)  # further processes whose CPU is measured
     imports: Sequence[str] = ()  # modules to import first
-    settle: bool = False  # a lap includes the functions' work after its last batch
+    from_cold: bool = False  # the first lap includes opening, and each the work of functions after it
     checked: bool = False  # one more epoch after the laps is read for its checksum
-    cold_store: str = ""  # its packs are dropped from memory before each lap
     trainer: Callable[[], Trainer] | None = None  # None: batches are dropped
 
 
@@ -122,28 +115,29 @@ class Lap:
     cache_cpu_s: float
     coordinator_cpu_s: float
     functions_cpu_s: float
-    store_cpu_s: float
-    # Produced and sent by functions; source_requests may be the loader's own.
-    produced: int
-    store_requests: int
-    source_requests: int
-    opening_s: float = 0.0  # of the loader, before the first lap
-    disk_bytes: int = 0  # read from disks for this process
-    # Of a trainer: its steps, the time in which none was under way, and the steps' losses.
+    s3_cpu_s: float
+    # By functions.
+    decoded: int
+    gets: int
+    # Of a trainer: its steps, and the time in which none was under way.
     steps: int = 0
     wait_s: float = 0.0
-    losses: Sequence[float] = ()
     checksum: int = 0  # of one epoch's images and labels
 
-    @property
-    def trainer_cpu_s(self) -> float:
-        """Return the CPU seconds of the reading process and its workers."""
-        return self.main_cpu_s + self.workers_cpu_s
-
-    @property
-    def cpu_of_all_s(self) -> float:
-        """Return the CPU seconds of everything except the S3 server."""
-        return self.trainer_cpu_s + self.cache_cpu_s + self.coordinator_cpu_s + self.functions_cpu_s
+    def figures(self) -> dict[str, float]:
+        """Return the figures of a table: CPU in ms per image, and rates. ``reader`` is main and workers."""
+        cpu_s = {part: getattr(self, f"{part}_cpu_s") for part in _PARTS}
+        cpu_s["reader"] = cpu_s["main"] + cpu_s["workers"]
+        cpu_s["all"] = cpu_s["reader"] + cpu_s["cache"] + cpu_s["coordinator"] + cpu_s["functions"]
+        # A loader without a coordinator has no functions.
+        of_functions = {"decodes": self.decoded / self.images, "gets": self.gets / self.images}
+        return {
+            **{f"{part}_cpu_ms": 1e3 * seconds / self.images for part, seconds in cpu_s.items()},
+            "images_per_s": self.images / self.wall_s,
+            "first_batch_ms": 1e3 * self.first_s,
+            **(of_functions if self.coordinator_cpu_s else {}),
+            "checksum": self.checksum,
+        }
 
 
 class _Spent:
@@ -162,20 +156,18 @@ class _Spent:
 
 
 def run_checked(spec: ArmSpec, name: str, environment: Mapping[str, str] | None = None) -> list[Lap]:
-    """Measure an arm in a fresh process. Check that all images arrive and later laps decode nothing.
+    """Measure an arm in a fresh process. Check its images, and that later laps decode nothing.
 
     Raises:
         BenchmarkError: the arm failed, or does not match its description in the table.
     """
-    laps = run_child(measure_arm, spec, name=name, environment=environment)
+    laps = run_child(measure_arm, replace(spec, checked=True), name=name, environment=environment)
     for count, lap in zip(spec.laps, laps, strict=True):
         if lap.images != count * spec.loading.images:
             raise BenchmarkError(f"{name}: {lap.images} images arrived in {count} epochs")
     for lap in laps[1:]:
-        if lap.produced:
-            raise BenchmarkError(
-                f"{name}: functions decoded {lap.produced} samples after everything was read"
-            )
+        if lap.decoded:
+            raise BenchmarkError(f"{name}: functions decoded {lap.decoded} samples after everything was read")
     return laps
 
 
@@ -194,15 +186,14 @@ def measure_arm(spec: ArmSpec) -> list[Lap]:
         )
     finally:
         contender.close()
-    laps[0] = replace(laps[0], opening_s=opening_s)
+    if spec.from_cold:
+        first = laps[0]
+        laps[0] = replace(first, first_s=first.first_s + opening_s, wall_s=first.wall_s + opening_s)
     return [replace(lap, checksum=epoch_checksum) for lap in laps]
 
 
 def _lap(spec: ArmSpec, contender: Contender, trainer: Trainer | None, spent: _Spent, epochs: int) -> Lap:
     """Read every batch of ``epochs`` epochs, as a trainer would."""
-    if spec.cold_store:
-        drop_pages(spec.cold_store)
-    disk_bytes = _disk_bytes()
     # Reading other processes' clocks takes milliseconds of this one's time: so its own is read last, and
     # at the end first.
     main_s, began_s = process_cpu_s(os.getpid()), time.perf_counter()
@@ -215,29 +206,16 @@ def _lap(spec: ArmSpec, contender: Contender, trainer: Trainer | None, spent: _S
             if trainer is not None:
                 trainer.step(batch)
     wall_s, main_s = time.perf_counter() - began_s, process_cpu_s(os.getpid()) - main_s
-    if spec.settle:
+    if spec.from_cold:
         contender.settle()
     return Lap(
         images=images,
         first_s=first_s,
         wall_s=wall_s,
         main_cpu_s=main_s,
-        disk_bytes=_disk_bytes() - disk_bytes,
         **({} if trainer is None else trainer.figures(wall_s)),
         **spent.read(contender),
     )
-
-
-def _disk_bytes() -> int:
-    return int(psutil.Process().io_counters().read_bytes)
-
-
-def drop_pages(store: str) -> None:
-    """Have the kernel drop a store's packs from its page cache."""
-    for pack in Path(store, "packs").iterdir():
-        with pack.open("rb") as file:
-            os.fsync(file)  # data not on disk yet cannot be dropped
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def checksum(images: Tensor, labels: Tensor) -> int:

@@ -11,19 +11,12 @@ from superdl.experiments.data import MADE_SETS, make_digits, make_set
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 
-def positive(text: str) -> int:
-    """Parse an option's integer. Raises ``ValueError`` if it is less than 1."""
-    if (number := int(text)) < 1:
-        raise ValueError(text)
-    return number
-
-
-def not_negative(text: str) -> int:
-    """Parse an option's integer. Raises ``ValueError`` if it is negative."""
-    if (number := int(text)) < 0:
+def whole(text: str, least: int = 1) -> int:
+    """Parse an option's integer. Raises ``ValueError`` if it is less than ``least``."""
+    if (number := int(text)) < least:
         raise ValueError(text)
     return number
 
@@ -51,15 +44,10 @@ class Loading:
     key_list: str = ""  # of the samples in the shards, for SUPER
     seed: int = 0  # of the shuffle
 
-    def format_directory(self, name: str) -> Path:
-        """Return the folder for the images in another format, next to the set."""
+    def converted(self, name: str) -> Path:
+        """Return the folder for the images in another loader's format, next to the set."""
         parent = Path(self.directory).parent
         return parent.with_name(f"{parent.name}-{self.resize}-{self.crop}-converted") / name
-
-
-def described(sets: Iterable[Loading]) -> dict[str, Any]:
-    """Return the description of these sets for a report's settings, by name."""
-    return {loading.name: {"about": IMAGE_SETS[loading.name], "images": loading.images} for loading in sets}
 
 
 def add_option(parser: argparse.ArgumentParser, name: str, default: Any, text: str, **options: Any) -> None:
@@ -67,7 +55,7 @@ def add_option(parser: argparse.ArgumentParser, name: str, default: Any, text: s
     several = isinstance(default, list)
     shown = " ".join(map(str, default)) if several else default
     if "choices" not in options:
-        options = {"type": positive, "metavar": "N", **options}
+        options = {"type": whole, "metavar": "N", **options}
     parser.add_argument(
         name, default=default, nargs="+" if several else None, help=f"{text} (default: {shown})", **options
     )

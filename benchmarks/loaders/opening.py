@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -16,17 +15,16 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from benchmarks.harness.arm import Contender
 from benchmarks.harness.processes import BenchmarkError
-from superdl.coordinator.core import Plan
 from superdl.experiments.data import Source
 from superdl.experiments.data.whole_directory import written_once
 from superdl.experiments.loaders import LoaderRequest, open_loader
 from superdl.experiments.loaders.decoding import stack
 from superdl.experiments.loaders.samples import decode_image, list_samples
-from superdl.experiments.loaders.shard_loaders import shuffled, write_chunks, write_shards
+from superdl.experiments.loaders.shard_loaders import shuffled, write_chunks
 from superdl.experiments.models import declare_operators
 from superdl.experiments.spec import LoaderSpec, RecipeSpec
 
@@ -90,7 +88,7 @@ def open_super_loader(loading: Loading) -> Contender:
 
 def open_named(kind: str, loading: Loading) -> Contender:
     """Open a loader of this kind over the files, and convert them if necessary."""
-    return _opened(kind, loading, loading.format_directory(kind))
+    return _opened(kind, loading, loading.converted(kind))
 
 
 def convert_webdataset(loading: Loading, target: Path) -> None:
@@ -137,75 +135,20 @@ class Pairs(Dataset[Pair]):
         return decode_image(content, resize=self._resize, crop=self._crop), self._samples.labels[index]
 
 
-class PlannedOrder(Sampler[list[int]]):
-    """SUPER's plan as a batch sampler for other loaders: the same batches in the same order.
-
-    Each iteration is the next epoch. Indices refer to the images sorted by key, as in the catalog.
-    """
-
-    def __init__(self, size: int, batch_size: int, seed: int) -> None:
-        self._plan = Plan(size=size, batch_size=batch_size, seed=seed, shuffle=True)
-        self._epoch = 0
-
-    def __len__(self) -> int:
-        return self._plan.batches_per_epoch
-
-    def __iter__(self) -> Iterator[list[int]]:
-        # A generator: a DataLoader that makes two iterators but uses one begins one epoch.
-        epoch, self._epoch = self._epoch, self._epoch + 1
-        for position in range(len(self)):
-            yield self._plan.batch(epoch, position, 0).indices.tolist()
-
-
-def open_in_planned_order(loading: Loading) -> Contender:
-    """Open Pillow in a DataLoader, in the order of SUPER's plan."""
-    pairs = Pairs(loading)
-    order = PlannedOrder(len(pairs), loading.batch_size, loading.seed)
-    return Contender(data_loader(pairs, loading, batch_sampler=order, collate_fn=collate))
-
-
 def collate(pairs: list[Pair]) -> tuple[Tensor, Tensor]:
     """Stack pairs with a single copy, into shared memory if in a worker."""
     return stack([pixels for pixels, _ in pairs], [label for _, label in pairs])
 
 
-def _items(loading: Loading) -> Iterator[dict[str, Any]]:
-    pairs = Pairs(loading)
-    for index in range(len(pairs)):
-        pixels, label = pairs[index]
-        yield {"image": pixels.copy(), "label": label}
-
-
-def _image_and_label(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    return batch["image"].permute(0, 3, 1, 2), batch["label"].to(torch.int64)
-
-
-def write_mds(loading: Loading, target: Path) -> None:
-    """Write MDS shards of pixels that all have the same shape."""
-    declare_operators()
-    columns = {"image": f"ndarray:uint8:{loading.crop},{loading.crop},3", "label": "int"}
-    write_shards(_items(loading), columns, target)
-
-
-def open_mds(loading: Loading) -> Contender:
-    """Open MosaicML Streaming with torch's default collate function."""
-    declare_operators()
-    from streaming import StreamingDataset
-
-    dataset = StreamingDataset(
-        local=str(loading.format_directory("mds-raw")),
-        batch_size=loading.batch_size,
-        shuffle=True,
-        shuffle_seed=loading.seed,
-    )
-    batches = data_loader(dataset, loading, batch_size=loading.batch_size)
-    return Contender(batches, pair=_image_and_label)
-
-
 def write_litdata(loading: Loading, target: Path) -> None:
     """Write LitData chunks of pixels."""
     declare_operators()
-    write_chunks(_items(loading), _CHUNK_BYTES, target)
+    pairs = Pairs(loading)
+    items = (
+        {"image": pixels.copy(), "label": label}
+        for pixels, label in map(pairs.__getitem__, range(len(pairs)))
+    )
+    write_chunks(items, _CHUNK_BYTES, target)
 
 
 def open_litdata(loading: Loading) -> Contender:
@@ -213,11 +156,14 @@ def open_litdata(loading: Loading) -> Contender:
     declare_operators()
     from litdata import StreamingDataLoader, StreamingDataset
 
-    directory = str(loading.format_directory("litdata-raw"))
+    def pair(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return batch["image"].permute(0, 3, 1, 2), batch["label"].to(torch.int64)
+
     # Without decoding, batches of chunks cost more.
+    directory = str(loading.converted("litdata-raw"))
     dataset = StreamingDataset(directory, shuffle=True, seed=loading.seed, batch_decode=False)
     batches = data_loader(dataset, loading, StreamingDataLoader, batch_size=loading.batch_size)
-    return Contender(batches, pair=_image_and_label)
+    return Contender(batches, pair=pair)
 
 
 def write_array(loading: Loading, target: Path) -> None:
@@ -235,7 +181,7 @@ def write_array(loading: Loading, target: Path) -> None:
 def open_array(loading: Loading) -> Contender:
     """Open an array in memory, from which numpy gathers each batch by its indices."""
     # A bound: only the copy of a batch and, with workers, its transfer to the main process.
-    batches = _ArrayBatches(loading.format_directory("array"))
+    batches = _ArrayBatches(loading.converted("ram"))
     order = RandomSampler(batches, generator=torch.Generator().manual_seed(loading.seed))
     indices = BatchSampler(order, loading.batch_size, drop_last=False)
     return Contender(data_loader(batches, loading, sampler=indices, batch_size=None))
@@ -268,7 +214,7 @@ _BUFFER_BYTES = 2**20
 def in_shards(loading: Loading, environment: Mapping[str, str], say: Callable[[str], None]) -> Loading:
     """Return the set as shards on an S3 server. Write them unless they exist, and always index them."""
     say(f"writing and indexing shards: {loading.name}")
-    directory = loading.format_directory(_FORMAT)
+    directory = loading.converted(_FORMAT)
     manifest = {"format": _FORMAT, "per_shard": PER_SHARD}
     written_once(directory, manifest, "tar shards", partial(_write, loading))
     source, key_list = f"s3://{directory.parent.name}/{directory.name}", str(directory.with_suffix(".jsonl"))
@@ -303,23 +249,19 @@ def open_webdataset_of_shards(loading: Loading) -> Contender:
     """Open WebDataset in a DataLoader whose workers divide the shards."""
     import webdataset
 
-    opened = multiprocessing.Value("q")
     # As documented, but boto3 opens s3:// instead of a program per shard.
-    webdataset.gopen_schemes["s3"] = partial(_get, opened)
+    webdataset.gopen_schemes["s3"] = _get
     dataset = webdataset.DataPipeline(
         shuffled([f"{loading.shards}/{name}" for name in _names(loading)], loading.seed),
         partial(_decoded, loading),
         webdataset.filters.batched(loading.batch_size, collation_fn=collate),
     )
-    context = "fork" if loading.num_workers else None  # with the opener, and its count
-    batches = data_loader(dataset, loading, batch_size=None, multiprocessing_context=context)
-    return Contender(batches, gets=lambda: int(opened.value))
+    context = "fork" if loading.num_workers else None  # with the opener
+    return Contender(data_loader(dataset, loading, batch_size=None, multiprocessing_context=context))
 
 
-def _get(opened: Any, url: str, *_: object, **__: object) -> io.BufferedReader:
+def _get(url: str, *_: object, **__: object) -> io.BufferedReader:
     """Open an object for WebDataset, which passes its URL followed by file modes."""
-    with opened.get_lock():
-        opened.value += 1
     place = urlsplit(url)
     answer = _client(os.getpid()).get_object(Bucket=place.netloc, Key=place.path.lstrip("/"))
     return io.BufferedReader(answer["Body"], _BUFFER_BYTES)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.price_table import Machine, PriceTable
     from superdl.cost.scenario import Scenario
 
-MONTH_HOURS = 730.0
+_MONTH_HOURS = 730.0
 
 _STORED = "SUPER embedded, store on NVMe"
 _CONVERTED = "LitData raw"
@@ -74,8 +74,6 @@ class Bill:
     month: Period
     # Share of samples that need not be produced after the first epoch.
     reuse: float = 0.0
-    # Lambda functions that run in the first epoch.
-    functions_at_once: float = 0.0
 
 
 class _Epoch(NamedTuple):
@@ -93,18 +91,12 @@ def bills(scenario: Scenario, prices: PriceTable) -> list[Bill]:
     if _STORED not in absent:
         rows.append(_embedded(scenario, prices, store_share=_store_share(scenario, prices)))
     rows.append(_decoding(scenario, prices))
-    if _CONVERTED not in absent:
-        rows.append(_converted(scenario, prices))
+    rows.append(_converted(scenario, prices))
     return rows
 
 
 def left_out(scenario: Scenario, prices: PriceTable) -> dict[str, str]:
     """Return why some ways of loading have no bill, by their tags."""
-    if scenario.random:
-        return {
-            _STORED: "a random recipe produces different samples in each epoch",
-            _CONVERTED: "a random recipe needs whole images, not pixels that are already cropped",
-        }
     if not prices.machine(scenario.machine).nvme_gb:
         return {_STORED: f"{scenario.machine} has no NVMe"}
     if _store_share(scenario, prices) <= _embedded_reuse(scenario, prices):
@@ -116,16 +108,6 @@ def cache_samples(scenario: Scenario, prices: PriceTable) -> int:
     """Return how many samples fit in the cache, without reserved memory and buffers."""
     node_gib = prices.cache_node(scenario.cache_node).memory_gib * (1 - scenario.reserved_share)
     return _fitting(scenario, node_gib, scenario.cache_nodes)
-
-
-def produced(scenario: Scenario, share: float) -> tuple[float, float]:
-    """Return how many samples a first and a later epoch produce if the cache can contain this ``share``."""
-    size = float(scenario.samples)
-    # Jobs in step use a sample once together.
-    uses = size if scenario.in_step else size * scenario.jobs
-    # The first use of a sample produces it; of other uses, the share that the cache does not hold.
-    first = size + (uses - size) * (1 - share)
-    return (first, first) if scenario.random else (first, uses * (1 - share))
 
 
 def _fitting(scenario: Scenario, node_gib: float, nodes: int) -> int:
@@ -142,7 +124,7 @@ def _fitting(scenario: Scenario, node_gib: float, nodes: int) -> int:
 
 def _embedded_reuse(scenario: Scenario, prices: PriceTable) -> float:
     fits = _fitting(scenario, prices.machine(scenario.machine).memory_gib * _EMBEDDED_SHARE, 1)
-    return 0.0 if scenario.random else min(1.0, fits / scenario.samples)
+    return min(1.0, fits / scenario.samples)
 
 
 def _store_share(scenario: Scenario, prices: PriceTable) -> float:
@@ -176,7 +158,7 @@ def _epoch(scenario: Scenario, prices: PriceTable, cpu_ms: float, gets: float, *
     return _Epoch(period, bound, rate)
 
 
-def _bill(scenario: Scenario, tag: str, first: _Epoch, later: _Epoch, **facts: float) -> Bill:
+def _bill(scenario: Scenario, tag: str, first: _Epoch, later: _Epoch, reuse: float = 0.0) -> Bill:
     return Bill(
         tag=tag,
         images_per_s=later.images_per_s,
@@ -184,19 +166,17 @@ def _bill(scenario: Scenario, tag: str, first: _Epoch, later: _Epoch, **facts: f
         first=first.period,
         later=later.period,
         month=first.period.plus(later.period, times=scenario.epochs - 1),
-        **facts,
+        reuse=reuse,
     )
 
 
 def _with_lambda(scenario: Scenario, prices: PriceTable) -> Bill:
-    # Functions and cache are outside the trainers, and shared by them.
+    # Functions and cache are outside the trainers, and shared by jobs in step, which use a sample together.
     share = min(1.0, cache_samples(scenario, prices) / scenario.samples)
-    first, later = (_lambda_epoch(scenario, prices, count) for count in produced(scenario, share))
-    at_once = first.period.produced / (first.period.hours * 3600) * _function_s(scenario)
-    reuse = 0.0 if scenario.random else share
-    bill = _bill(scenario, "SUPER with Lambda", first, later, reuse=reuse, functions_at_once=at_once)
-    idle_hours = max(MONTH_HOURS - bill.month.hours, 0.0) if scenario.always_up else 0.0
-    return replace(bill, month=bill.month.plus(_standing(scenario, prices, idle_hours)))
+    first, later = (
+        _lambda_epoch(scenario, prices, decoded * scenario.samples) for decoded in (1.0, 1.0 - share)
+    )
+    return _bill(scenario, "SUPER with Lambda", first, later, reuse=share)
 
 
 def _lambda_epoch(scenario: Scenario, prices: PriceTable, count: float) -> _Epoch:
@@ -206,14 +186,13 @@ def _lambda_epoch(scenario: Scenario, prices: PriceTable, count: float) -> _Epoc
     network = bandwidth / scenario.record_bytes * scenario.samples / (read + count)
     epoch = _epoch(scenario, prices, scenario.read_cpu_ms, 0.0, **{"cache's network": network})
     gb_s = count * _function_s(scenario) * scenario.function_mb / _MIB_PER_GIB
-    crossing = 0.0 if scenario.one_zone else (read + count) * scenario.record_bytes
     priced_bytes = done * scenario.source_bytes * units.source_gb
     priced_bytes += (done + read) * scenario.record_bytes * units.record_gb
     paid = Period(
         produced=count,
         functions_usd=gb_s * units.gb_s + done / scenario.request_samples * units.invocation,
         gets_usd=done * units.source_request,
-        transfer_usd=(crossing * prices.transfer["between_zones_gb"] + priced_bytes) / _GB,
+        transfer_usd=priced_bytes / _GB,
     )
     standing = _standing(scenario, prices, epoch.period.hours)
     return epoch._replace(period=epoch.period.plus(paid).plus(standing))
@@ -270,5 +249,5 @@ def _converted(scenario: Scenario, prices: PriceTable) -> Bill:
     first = later._replace(period=replace(later.period, conversion_usd=usd))
     bill = _bill(scenario, _CONVERTED, first, later)
     # Storage is paid for a month, or for the duration of the jobs.
-    stored = set_bytes / _GB * prices.storage["s3_gb_month"] * max(1.0, bill.month.hours / MONTH_HOURS)
+    stored = set_bytes / _GB * prices.storage["s3_gb_month"] * max(1.0, bill.month.hours / _MONTH_HOURS)
     return replace(bill, month=replace(bill.month, store_usd=stored))

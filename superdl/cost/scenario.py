@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, field, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, StrictBool
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from superdl.experiments.schema import (
@@ -47,19 +47,13 @@ class Scenario:
     record_bytes: AtLeastOne = _given(
         "size of a decoded sample in the cache, with its header", "bytes", 150_592
     )
-    random: StrictBool = _given(
-        "whether the recipe is random, so that later epochs cannot reuse samples", default=False
+    jobs: AtLeastOne = _given(
+        "simultaneous jobs in step (one seed), each on its own training machine", default=1
     )
-    jobs: AtLeastOne = _given("simultaneous jobs, each on its own training machine", default=1)
-    in_step: StrictBool = _given("jobs read in the same order (one seed) and keep pace", default=True)
     epochs: AtLeastOne = _given("epochs of each job per month", default=90)
     machine: Text = _given("training machine", default="g4dn.xlarge")
     cache_node: Text = _given("node type of the cache", default="cache.r7g.large")
     cache_nodes: AtLeastOne = _given("number of cache nodes", default=1)
-    always_up: StrictBool = _given(
-        "cache and coordinator run all month, not only while jobs train", default=False
-    )
-    one_zone: StrictBool = _given("trainers, functions and cache are in one availability zone", default=True)
     nvme_mb_per_s: PositiveNumber = _assumed(
         "read speed of a training machine's NVMe", "MB/s", 500.0, "not measured; set your own"
     )

@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from superdl.doctor.checking import Case, Check, CheckStatus, Finding, OutOfTimeError, run_checks, within
-from superdl.doctor.places import check_credentials, check_listing, check_store
-from superdl.doctor.sample import check_all_samples, check_dataset_fits, check_sample, check_shared_memory
-from superdl.doctor.service import check_cache, check_coordinator, check_function, check_memory
+from superdl.doctor.places import check_listing, check_store
+from superdl.doctor.sample import check_all_samples, check_sample, check_shared_memory
+from superdl.doctor.service import check_cache, check_coordinator, check_function
 from superdl.super_wire.errors import BadSampleError, CacheError, CacheUnreachableError, ReadTimeoutError
 
 if TYPE_CHECKING:
@@ -25,15 +25,12 @@ _FOR_A_SAMPLE = ("listing", "coordinator", "cache", "function")
 
 # Each check follows those that it depends on.
 CHECKS = (
-    Check("credentials", check_credentials, by_role=True),
-    Check("listing", check_listing, needs=("credentials",), by_role=True),
-    Check("coordinator", check_coordinator, of_a_run=True),
-    Check("cache", check_cache, of_a_run=True),
-    Check("cache memory", check_memory, needs=("cache",)),
+    Check("listing", check_listing),
+    Check("coordinator", check_coordinator),
+    Check("cache", check_cache),
     Check("store", check_store, needs=("coordinator",)),
-    Check("function", check_function, needs=("coordinator",), limit_s=210.0, by_role=True),
-    Check("sample", check_sample, needs=_FOR_A_SAMPLE, limit_s=0.0, of_a_run=True),
-    Check("dataset fits", check_dataset_fits, needs=("sample",)),
+    Check("function", check_function, needs=("coordinator",), limit_s=210.0),
+    Check("sample", check_sample, needs=_FOR_A_SAMPLE, limit_s=0.0),
     Check("shared memory", check_shared_memory),
 )
 
@@ -61,36 +58,34 @@ def preflight(
     """
     from superdl.coordinator.server.settings import load_settings
 
-    began_s = time.monotonic()
+    end_s = time.monotonic() + _LIMIT_S
     patience_s = _LIMIT_S - 2 * _ANSWER_S
     case = Case(
         load_settings({}, {}), recipe, source, key_list or "", coordinator=coordinator, patience_s=patience_s
     )
-    try:
-        for check in CHECKS:
-            if not check.of_a_run or (check.look is check_sample and not sample):
-                continue
-            left_s = max(_ANSWER_S, _LIMIT_S - (time.monotonic() - began_s))
-            try:
-                finding = within(left_s, partial(check.look, case))
-            except BadSampleError:
-                # A bad sample proves that everything works.
-                if not bad_may_come:
-                    raise
-                continue
-            except (OutOfTimeError, ReadTimeoutError) as error:
-                # A cold function may be slow; coordinator and cache should answer.
-                if check.look is not check_sample:
-                    raise CacheUnreachableError(
-                        f"the {check.name} did not answer within {left_s:.0f} s: {error}"
-                    ) from error
-                tell(
-                    f"no sample arrived within {left_s:.0f} s, for an unknown reason: functions may be "
-                    "starting, or unable to reach source or cache. superdl doctor waits longer, and superdl "
-                    "stats shows the progress"
-                )
-                continue
-            if finding.verdict is CheckStatus.BAD:
-                raise CacheError(f"{finding.reason}; {finding.remedy}")
-    finally:
-        case.closing.close()
+
+    def look(check: Callable[[Case], Finding]) -> None:
+        finding = within(max(_ANSWER_S, end_s - time.monotonic()), partial(check, case))
+        if finding.verdict is CheckStatus.BAD:
+            raise CacheError(f"{finding.reason}; {finding.remedy}")
+
+    with case.closing:
+        try:
+            look(check_coordinator)
+            look(check_cache)
+        except (OutOfTimeError, ReadTimeoutError) as error:
+            raise CacheUnreachableError(f"coordinator or cache did not answer in time: {error}") from error
+        try:
+            if sample:
+                look(check_sample)
+        except BadSampleError:
+            # A bad sample proves that everything works.
+            if not bad_may_come:
+                raise
+        except (OutOfTimeError, ReadTimeoutError):
+            # A cold function may be slow.
+            tell(
+                f"no sample arrived within {_LIMIT_S:.0f} s, for an unknown reason: functions may be "
+                "starting, or unable to reach source or cache. superdl doctor waits longer, and superdl "
+                "stats shows the progress"
+            )

@@ -16,10 +16,9 @@ from superdl.super_wire.errors import CacheUnreachableError, CoordinatorUnreacha
 from superdl.super_wire.redaction import text_without_credentials
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from superdl.coordinator.server.settings import Settings
-    from superdl.super_dataset import SuperDataset
     from superdl.super_wire.coordinator_pb2 import Coordinating
     from superdl.super_wire.recipe import Recipe
 
@@ -60,12 +59,11 @@ class Finding:
     reason: str
     remedy: str = ""
     seconds: float = 0.0
-    measured: Mapping[str, float | int | str] = field(default_factory=dict)  # for programs
 
 
-def _finding(verdict: CheckStatus, reason: str, remedy: str = "", /, **measured: float | str) -> Finding:
+def _finding(verdict: CheckStatus, reason: str, remedy: str = "") -> Finding:
     """Return a finding. The remedy of a skipped check explains how to run it."""
-    return Finding(verdict=verdict, reason=reason, remedy=remedy, measured=measured)
+    return Finding(verdict=verdict, reason=reason, remedy=remedy)
 
 
 good = partial(_finding, CheckStatus.GOOD)
@@ -81,7 +79,6 @@ def combined(findings: Sequence[Finding]) -> Finding:
         verdict=min((finding.verdict for finding in findings), key=order.index),
         reason="; ".join(finding.reason for finding in findings),
         remedy="; ".join(finding.remedy for finding in findings if finding.remedy),
-        measured={name: value for finding in findings for name, value in finding.measured.items()},
     )
 
 
@@ -97,7 +94,6 @@ class Case:
     coordinator: str = ""
     named_cache: str = ""
     named_store: str = ""
-    batch_size: int = 256
     # Bounds the wait for the first sample, a listing included.
     patience_s: float = 120.0
 
@@ -105,9 +101,6 @@ class Case:
     coordinating: Coordinating | None = None
     store: str = ""
     cache: str = ""
-    budget_bytes: int = 0
-    record_bytes: int = 0
-    dataset: SuperDataset | None = None
     # Closed when all checks have ended.
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -119,11 +112,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A single check.
-
-    With ``by_role``, a coordinator elsewhere does the real work under its own role and from another place. A
-    timeout here is then only a warning, and a failure blocks only other ``by_role`` checks.
-    """
+    """A single check."""
 
     name: str
     look: Callable[[Case], Finding]
@@ -131,19 +120,14 @@ class Check:
     needs: tuple[str, ...] = ()
     # 0 means the case's own patience and a little more.
     limit_s: float = 30.0
-    by_role: bool = False
-    # Whether a run makes this check before it trains.
-    of_a_run: bool = False
 
 
 def run_checks(checks: Sequence[Check], case: Case) -> Iterator[Finding]:
     """Yield findings as they arrive; close all opened resources at the end."""
     failed: dict[str, str] = {}  # by check: the failed check that caused it
-    by_role = {check.name for check in checks if check.by_role and case.elsewhere}
     try:
         for check in checks:
-            needs = [need for need in check.needs if need not in by_role or check.by_role]
-            blamed = next((failed[need] for need in needs if need in failed), "")
+            blamed = next((failed[need] for need in check.needs if need in failed), "")
             began_s = time.monotonic()
             if blamed:
                 finding = skipped(f"not checked, because the check {blamed!r} failed")
@@ -170,8 +154,7 @@ def _looked(check: Check, case: Case) -> Finding:
     try:
         return within(limit_s, lambda: check.look(case))
     except OutOfTimeError:
-        failure = doubtful if check.by_role and case.elsewhere else bad
-        return failure(f"it did not finish within {limit_s:g} s", _SILENCE)
+        return bad(f"it did not finish within {limit_s:g} s", _SILENCE)
     except SuperError as error:
         remedy = _UNREACHED if isinstance(error, _UNREACHABLE) else ""  # other messages contain one
         return bad(f"{type(error).__name__}: {error}", remedy)

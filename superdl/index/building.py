@@ -22,7 +22,6 @@ from superdl.index.key_list import Labelling, key_list_at, rows_of
 from superdl.index.loose import LooseImages
 from superdl.index.shard import UNPACK, ShardError, Shards
 from superdl.super_wire.errors import ConfigError, SourceEmptyError
-from superdl.super_wire.request import is_row
 from superdl.super_wire.run_directory import temporary_directory
 from superdl.super_wire.source_url import is_hidden
 
@@ -65,7 +64,6 @@ class Built:
     empty: int = 0
     incomplete: int = 0
     unlabelled: int = 0  # images without a label file
-    member_bytes: int = 0
     seconds: float = 0.0
     formats: dict[str, int] = field(default_factory=dict)
     classes: dict[Any, int] = field(default_factory=dict)  # samples of each of up to 100,000 labels
@@ -78,7 +76,6 @@ class Built:
         if form:
             self.shards += 1
             self.formats[form] = self.formats.get(form, 0) + 1
-            self.member_bytes += sum(row["length"] for row in rows if not is_row(row["encoding"]))
 
 
 def build_index(

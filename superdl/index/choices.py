@@ -16,7 +16,7 @@ from superdl.super_wire.redaction import shown
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-LABELS = ("auto", "numbers", "folder", "shard", "none", "yolo")
+LABELS = ("auto", "numbers", "folder", "none", "yolo")
 EVERY_SPLIT = "all"
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
 SPLITS |= {"eval", "evaluation"}
@@ -50,7 +50,7 @@ class Choices:
     label_field: str | None = _option("column, feature, extension or .json field of the label", "NAME")
     labels: str = _option(
         "where labels come from: the shard or a file beside the image, else the first folder (auto); numbers "
-        "for ClassLabels; the folder that contains the image; the shard's name; none; YOLO's boxes",
+        "for ClassLabels; the folder that contains the image; none; YOLO's boxes",
         default="auto",
         of=LABELS,
     )

@@ -88,8 +88,7 @@ def _place(member: Member) -> Row:
 def _label(shard: Shard, member: Member, choices: Choices) -> Label | None:
     """Return a member's label, or ``None`` if its folder decides once all are known."""
     folders = folders_of(member.name)
-    shard_name = posixpath.basename(shard.key).partition(".")[0]
-    chosen: dict[str, Label] = {"none": 0, "shard": shard_name, "folder": "".join(folders[-1:])}
+    chosen: dict[str, Label] = {"none": 0, "folder": "".join(folders[-1:])}
     label = chosen.get(choices.labels, member.label)
     if label is None and folders and choices.label_field is None:
         return None

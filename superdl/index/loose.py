@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from superdl.coordinator.catalog import parse_source
 from superdl.index.choices import star_of
 from superdl.index.shard import Shards
-from superdl.super_wire.errors import ConfigError, SourceEmptyError, SourceError, SourceNotFoundError
+from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -98,8 +98,6 @@ class LooseImages:
         self, shards: Shards, versions: Mapping[str, str], chosen: Sequence[str], choices: Choices
     ) -> None:
         self._shards, self._versions, self._choices, url = shards, versions, choices, shards.place.url
-        if choices.labels == "shard":
-            raise ConfigError("--labels shard: these images are not in a shard")
         self._coco = dict[str, "Label"]()
         if choices.coco:  # a file on this machine or in S3
             folder, name = posixpath.split(choices.coco)

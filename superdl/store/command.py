@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from superdl.options import agreed
-from superdl.store.contents import Removed, choose, clear, contents_of, prune, store_address, verify
+from superdl.store.contents import Removed, choose, contents_of, prune, store_address, verify
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.redaction import counted, keep_secrets_out_of_logs, shown, sized
 from superdl.super_wire.store import is_bucket, open_store
@@ -31,7 +31,6 @@ _ACTIONS = {
     "ls": "show a store's contents (bucket, recipe, packs, records, bytes, last use) and the free space",
     "verify": "check every index, and the header and hash of a share of the records",
     "prune": "drop packs that are not worth their space, but never those that are in use",
-    "clear": "drop all packs and the whole index",
 }
 _SHOWN = 20
 _YES = "use --yes to drop without asking"
@@ -52,12 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 "--share", type=float, default=0.01, help="share of records to check, 0 to 1 (default: 0.01)"
             )
         if name == "prune":
-            group = action.add_mutually_exclusive_group(required=True)
-            group.add_argument("--bytes", metavar="SIZE", help="keep at most this much, such as 100gb")
-            group.add_argument(
-                "--older-than", type=float, metavar="DAYS", help="drop what no job has opened for this long"
-            )
-        if name in {"verify", "prune", "clear"}:
+            size = "keep at most this much, such as 100gb"
+            action.add_argument("--bytes", required=True, metavar="SIZE", help=size)
+        if name in {"verify", "prune"}:
             action.add_argument("--yes", action="store_true", help="drop without asking")
         action.add_argument("--json", action="store_true", help="print JSON")
 
@@ -68,14 +64,13 @@ def run(arguments: argparse.Namespace) -> int:
     from superdl.experiments.output import tell_json
 
     keep_secrets_out_of_logs()
-    drops = arguments.action in {"prune", "clear"} or (arguments.action == "verify" and arguments.yes)
+    drops = arguments.action == "prune" or (arguments.action == "verify" and arguments.yes)
     store = open_store(store_address(arguments.store, os.environ), create=False, read_only=not drops)
     console = Console(stderr=arguments.json, highlight=False, markup=False, soft_wrap=True)
     actions: dict[str, Callable[[argparse.Namespace, Store, Console], tuple[dict[str, Any], int]]] = {
         "ls": _ls,
         "verify": _verify,
         "prune": _prune,
-        "clear": _clear,
     }
     mapping, code = actions[arguments.action](arguments, store, console)
     tell_json({"store": store.address, "id": store.id, **mapping}, shown=arguments.json)
@@ -146,14 +141,9 @@ def _prune(arguments: argparse.Namespace, store: Store, console: Console) -> tup
     from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
     from superdl.super_wire.user_text import parse_bytes
 
-    if arguments.older_than is not None and not arguments.older_than >= 0:
-        raise ConfigError(
-            f"--older-than must be a number of days of at least 0, not {arguments.older_than:g}"
-        )
-    keep_bytes = 0 if arguments.bytes is None else parse_bytes(arguments.bytes, "--bytes")
-    now_s = time.time()
-    contents, decoder = contents_of(store, now_s), decoder_fingerprint()
-    packs = choose(contents, decoder, now_s, keep_bytes=keep_bytes, older_than_days=arguments.older_than)
+    keep_bytes, now_s = parse_bytes(arguments.bytes, "--bytes"), time.time()
+    contents = contents_of(store, now_s)
+    packs = choose(contents, decoder_fingerprint(), keep_bytes=keep_bytes)
     for collection in _by_use(contents):
         sizes = [collection.packs[pack] for pack in packs if pack in collection.packs]
         spared = "; it is in use and will be kept" if collection.in_use else ""
@@ -166,15 +156,9 @@ def _prune(arguments: argparse.Namespace, store: Store, console: Console) -> tup
         contents = contents_of(store, time.time())  # the question may have waited for long
         removed = prune(store, contents, packs)
         store.sweep(now_s)
-    return _tell_removed(store, removed, console)
-
-
-def _clear(arguments: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str, Any], int]:
-    packs = store.packs()
-    all_packs = counted(len(packs), "pack")
-    question = f"drop everything in {store.address}: {all_packs}, {sized(sum(packs.values()))}?"
-    removed = clear(store, time.time()) if agreed(question, yes=arguments.yes, otherwise=_YES) else Removed()
-    return _tell_removed(store, removed, console)
+    line = f"{store.address}: dropped {counted(len(removed.packs), 'pack')}, {sized(removed.size_bytes)}"
+    console.print(line if removed.packs else "nothing was dropped")
+    return asdict(removed), 0
 
 
 def _by_use(contents: Contents) -> list[Collection]:
@@ -208,9 +192,3 @@ def _sum_text(contents: Contents) -> str:
         f"{counted(sum(collection.records for collection in collections), 'record')}, "
         f"{sized(sum(collection.size_bytes for collection in collections))}{users}"
     )
-
-
-def _tell_removed(store: Store, removed: Removed, console: Console) -> tuple[dict[str, Any], int]:
-    line = f"{store.address}: dropped {counted(len(removed.packs), 'pack')}, {sized(removed.size_bytes)}"
-    console.print(line if removed.packs else "nothing was dropped")
-    return asdict(removed), 0

@@ -27,9 +27,7 @@ from superdl.super_wire.errors import (
     StoreError,
     StoreFormatError,
     StoreGoneError,
-    StoreRefusedError,
 )
-from superdl.super_wire.redaction import counted
 from superdl.super_wire.store import IN_USE_S, check_record, default_directory, parse_store
 
 if TYPE_CHECKING:
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
 
 # Our own name among the users of a store; it is never registered.
 _INSTANCE = "superdl-store"
-_DAY_S = 86400.0
 LEAST = 16  # records checked in each collection, however small the share
 _AT_A_TIME = 64  # records of one pack that are in memory at once
 
@@ -129,27 +126,16 @@ class Removed:
     segments: int = 0
 
 
-def choose(
-    contents: Contents,
-    decoder: str,
-    now_s: float,
-    *,
-    keep_bytes: int = 0,
-    older_than_days: float | None = None,
-) -> list[str]:
+def choose(contents: Contents, decoder: str, *, keep_bytes: int = 0) -> list[str]:
     """Return the packs to drop, in the order that a coordinator uses. An open collection keeps its packs.
 
-    ``keep_bytes`` of packs may stay. With ``older_than_days``, return instead the packs that no job has
-    opened for that long. ``decoder`` is the fingerprint of this machine's decoder; ``now_s`` is Unix time.
+    ``keep_bytes`` of packs may stay. ``decoder`` is the fingerprint of this machine's decoder.
     """
-    free = [collection for collection in contents.collections.values() if not collection.in_use]
-    if older_than_days is not None:
-        expired = [collection for collection in free if older_than_days * _DAY_S <= now_s - collection.used_s]
-        return [pack for collection in expired for pack in collection.packs]
     packs = [
         StoredPack(pack, size, _is_useless(contents, pack, decoder), collection.used_s)
-        for collection in free
+        for collection in contents.collections.values()
         for pack, size in collection.packs.items()
+        if not collection.in_use
     ]
     return to_prune(
         packs, sum(collection.size_bytes for collection in contents.collections.values()) - keep_bytes
@@ -167,20 +153,17 @@ def prune(store: Store, contents: Contents, packs: Iterable[str]) -> Removed:
     """Drop packs of unused collections, and index segments that are left without packs."""
     free = [collection for collection in contents.collections.values() if not collection.in_use]
     sizes = {pack: size for collection in free for pack, size in collection.packs.items()}
-    removed = _dropped(store, {pack: sizes[pack] for pack in packs if pack in sizes})
-    if removed.packs:
+    # Only files that the store itself names are ever removed.
+    dropped = [pack for pack in packs if pack in sizes]
+    with threads(AT_ONCE) as pool:
+        for _ in pool.map(store.remove, dropped):  # raises the error
+            pass
+    removed = Removed(dropped, sum(sizes[pack] for pack in dropped))
+    if dropped:
         for name in list(_segments_of_nothing(store)):
             store.remove_segment(name)
             removed.segments += 1
     return removed
-
-
-# Only files that the store itself names are ever removed.
-def _dropped(store: Store, packs: Mapping[str, int]) -> Removed:
-    with threads(AT_ONCE) as pool:
-        for _ in pool.map(store.remove, packs):  # raises the error
-            pass
-    return Removed(list(packs), sum(packs.values()))
 
 
 def _segments_of_nothing(store: Store) -> Iterator[str]:
@@ -189,21 +172,6 @@ def _segments_of_nothing(store: Store) -> Iterator[str]:
         for packs in read_segments(store, [name]):  # none if it is gone, broken or another user's
             if not any(pack.name in remaining for pack in packs):
                 yield name
-
-
-def clear(store: Store, now_s: float) -> Removed:
-    """Drop packs, index and marks, but not the store's file; raise ``StoreRefusedError`` if it is open."""
-    if users := store.others(_INSTANCE, now_s):
-        raise StoreRefusedError(
-            f"{store.address} is open in {counted(len(users), 'coordinator')}: end their runs, or wait 10 "
-            "minutes if they were killed. To remove only packs that are not in use, run superdl store prune"
-        )
-    removed = _dropped(store, store.packs())
-    for name in store.segments():
-        store.remove_segment(name)
-        removed.segments += 1
-    store.clear_marks()
-    return removed
 
 
 @dataclass(frozen=True, slots=True)

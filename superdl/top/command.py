@@ -13,7 +13,7 @@ from collections import deque
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from superdl.options import above_zero, add_coordinator, coordinator_of
+from superdl.options import add_coordinator, coordinator_of
 from superdl.super_wire.errors import ConfigError, SuperError
 from superdl.super_wire.redaction import shown
 
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 WINDOW_S = 5.0  # readers report batch by batch: rates over less would flicker
 _LOOK_S = 5.0
-_INTERVAL_MAX_S = 3600.0
-_LATE_SHOWN = 50
+_INTERVAL_S = 1.0  # between polls
 
 _Figures = dict[str, Any]
 
@@ -64,16 +63,6 @@ class Looks:
             outage = {**self._unreachable, "why": self._text(str(error))}
             self._view = {**self._view, "clock_s": time.time(), "unreachable": outage}
         return self._view
-
-    def late_batches(self, job: str) -> list[dict[str, Any]]:
-        """Return a job's newest batches that readers waited for. Thread-safe."""
-        from superdl.stats_command import mapping
-        from superdl.super_wire import coordinator_pb2 as pb
-
-        request = pb.GetJobStatsRequest(jobs=[job], with_stalls=True)
-        answer = self._client.call("GetJobStats", request, self._patience)
-        stalls = [stall for stats in answer.jobs for stall in stats.recent_stalls]
-        return [mapping(stall, self._text) for stall in stalls[: -_LATE_SHOWN - 1 : -1]]
 
     def _taken_down(self, patience: Patience) -> dict[str, Any]:
         from superdl.stats_command import mapping
@@ -117,12 +106,9 @@ def view_of(before: Mapping[str, Any], after: Mapping[str, Any], over_s: float) 
             identity
             | {
                 "images_per_s": grown(old, job, "cache_hits", "cache_misses", "samples_straight"),
-                "batches_per_s": grown(old, job, "batches_read"),
                 "lookahead_batches": job["lookahead_batches"],
                 "lookahead_s": job["lookahead_batches"] * job["interval_s"],
                 "waits": rates(_waited(old), _waited(job)),
-                "decoded_per_s": grown(old, job, "samples_produced"),
-                "restored_per_s": grown(old, job, "samples_restored"),
                 "failed": job["samples_failed"],
                 "usd": job["usd"],
             }
@@ -140,7 +126,6 @@ def view_of(before: Mapping[str, Any], after: Mapping[str, Any], over_s: float) 
                 "samples_per_s": grown(old, executor, "samples"),
                 "ended": _ended(executor),
                 "ended_per_s": rates(_ended(old), _ended(executor)),
-                "usd": executor["usd"],
                 "trouble": executor["trouble"],
             }
         )
@@ -158,7 +143,6 @@ def view_of(before: Mapping[str, Any], after: Mapping[str, Any], over_s: float) 
         "requests": {
             "in_flight": cache["total_requests_in_flight"],
             "had": cache["concurrency"],
-            "wanted": cache["capacity"],
         },
         "cache": cache | {"dropped_per_s": grown(cache_before, cache, "dropped_samples")},
         "store": {name: cache[f"store_{name}"] for name in ("used_bytes", "room_bytes", "packs", "trouble")}
@@ -184,8 +168,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options."""
     add = parser.add_argument
     add_coordinator(parser)
-    add("--interval", type=float, default=1.0, metavar="SECONDS", help="between polls (default: %(default)s)")
-    add("--once", action="store_true", help="show the view once, with rates over one interval")
+    add("--once", action="store_true", help="show the view once, with rates over one second")
     add("--json", action="store_true", help="print a line of JSON per poll")
     add("--web", type=int, metavar="PORT", help="serve a page on this port of 127.0.0.1 (0: a free one)")
 
@@ -194,24 +177,22 @@ def run(arguments: argparse.Namespace) -> int:
     """Poll and show until Ctrl-C."""
     from superdl.sampler.rpc import Client, checked_address
 
-    interval_s, web = above_zero("--interval", arguments.interval), arguments.web is not None
-    if interval_s > _INTERVAL_MAX_S:
-        raise ConfigError(f"--interval must be at most {_INTERVAL_MAX_S:g} seconds, not {interval_s:g}")
+    web = arguments.web is not None
     if web and (arguments.once or arguments.json):
         raise ConfigError("--web serves a page until Ctrl-C, so it excludes --once and --json")
     client = Client(checked_address(coordinator_of(arguments, "top"), "--coordinator"))
     once = arguments.once or not (arguments.json or web or sys.stdout.isatty())
     pause, interrupted = threading.Event(), False
     with client.hold():
-        looks = Looks(client, str if arguments.json else shown, max(interval_s, 0.0 if once else WINDOW_S))
+        looks = Looks(client, str if arguments.json else shown, _INTERVAL_S if once else WINDOW_S)
         try:
             if once:
-                pause.wait(interval_s)
+                pause.wait(_INTERVAL_S)
                 looks.again()
-            with _shown_as(arguments, looks, once=once) as show:
+            with _shown_as(arguments, once=once) as show:
                 show(looks.view)
                 while not once:
-                    pause.wait(interval_s)
+                    pause.wait(_INTERVAL_S)
                     show(looks.again())
         except KeyboardInterrupt:  # the usual way to end, unless it was to end by itself
             interrupted = True
@@ -221,13 +202,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _shown_as(
-    arguments: argparse.Namespace, looks: Looks, *, once: bool
-) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def _shown_as(arguments: argparse.Namespace, *, once: bool) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     if arguments.web is not None:
         from superdl.top.web import Page
 
-        with closing(Page(arguments.web, looks.late_batches)) as page:
+        with closing(Page(arguments.web)) as page:
             sys.stdout.write(f"superdl top: {page.url} (press Ctrl-C to stop)\n")
             sys.stdout.flush()
             yield page.show

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from superdl.super_wire.redaction import sized
+from superdl.stats_command import cache_lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,24 +28,15 @@ def rendered(view: Mapping[str, Any]) -> RenderableType:
     if lost := view["unreachable"]:
         since = time.strftime("%H:%M:%S", time.localtime(lost["since_s"]))
         lines.append(Text(f"not reachable since {since}: {lost['why']}", style="bold red"))
-    money, jobs = view["money"], view["jobs"]
-    limited = {
-        "slowed": "; near a cap: producing only what readers wait for",
-        "stopped": "; stopped at the cap",
-    }
-    lines.append(
-        Text(
-            f"{_rate(view['images_per_s'])} images/s; waiting: {_waits(view['waits'])}; "
-            f"{money['usd_per_hour']:.2f} USD an hour, {money['total_usd']:.4f} so far"
-            f"{limited.get(money['spending'], '')}"
-        )
-    )
+    jobs = view["jobs"]
+    lines.append(Text(f"{_rate(view['images_per_s'])} images/s; waiting: {_waits(view['waits'])}"))
     lines += [Text(), _jobs(jobs[:_JOBS_SHOWN])]
     if len(jobs) > _JOBS_SHOWN:
         lines.append(Text(f"and {len(jobs) - _JOBS_SHOWN:,} more jobs with lower throughput", style="dim"))
     if not jobs:
         lines.append(Text("no open jobs: a job is open while its sampler exists"))
-    lines += [Text(), _functions(view["functions"]), Text(), *_memory(view["cache"], view["store"])]
+    lines += [Text(), _functions(view["functions"]), Text()]
+    lines += [Text(line, style="red" if line.startswith(" ") else "") for line in cache_lines(view["cache"])]
     if view["warned"]:
         lines += [Text(), Text("warnings of the last fifteen minutes", style="bold dim")]
         lines += [_warned(warning) for warning in view["warned"]]
@@ -85,30 +76,6 @@ def _functions(functions: Sequence[Mapping[str, Any]]) -> Table:
         if function["trouble"]:
             table.add_row(Text(f"  {function['trouble']}", style="red"))
     return table
-
-
-def _memory(cache: Mapping[str, Any], store: Mapping[str, Any]) -> list[Text]:
-    lines = [
-        Text(
-            f"cache  {sized(cache['resident_bytes'])} of {sized(cache['budget_bytes'])}; "
-            f"{cache['resident_samples']:,} samples, {cache['in_flight_samples']:,} in flight; dropped "
-            f"{cache['dropped_samples']:,} ({_rate(cache['dropped_per_s'])} per second), "
-            f"{cache['reproduced_samples']:,} produced again"
-        )
-    ]
-    if cache["cache_trouble"]:
-        lines.append(Text(f"  {cache['cache_trouble']}", style="red"))
-    if cache["thrashing"]:
-        needed = sized(cache["needed_bytes"])
-        lines.append(Text(f"  thrashing: {needed} for records would stop it (superdl stats)", style="red"))
-    if store["address"]:
-        room = f" of {sized(store['room_bytes'])}" if store["room_bytes"] else ""
-        lines.append(
-            Text(f"store  {sized(store['used_bytes'])}{room}; {store['packs']:,} packs; {store['address']}")
-        )
-    if store["trouble"]:
-        lines.append(Text(f"  {store['trouble']}", style="red"))
-    return lines
 
 
 def _warned(warning: Mapping[str, Any]) -> Text:

@@ -48,12 +48,12 @@ class Watched:
 
     def cache_trouble(self):
         """As ``superdl top`` and metrics have it."""
-        told = str(self.shown("top", "--once", "--interval", "0.05")["cache"]["cache_trouble"])
+        told = str(self.shown("top", "--once")["cache"]["cache_trouble"])
         return told if self.metric("super_cache_trouble") == float(bool(told)) else "they differ"
 
     def warns(self, words, part):
         """Whether metrics and ``superdl top`` have what the log has."""
-        view = self.shown("top", "--once", "--interval", "0.05")
+        view = self.shown("top", "--once")
         return any(words in one["text"] for one in view["warned"]) and (
             self.metric("super_warnings_total", f'part="{part}"') > 0
         )

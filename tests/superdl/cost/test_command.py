@@ -43,16 +43,15 @@ def test_it_begins_with_the_users_case_and_a_row_for_each_way(capsys):
 
 
 def test_a_way_that_is_not_possible_keeps_its_row_and_says_why(capsys):
-    text = printed(capsys, "--set", "random=true")
-    assert re.search(r"LitData raw +- +- +- +- +a random recipe", text)
+    text = printed(capsys, "--machine", "p3.2xlarge")
+    assert re.search(r"store on NVMe +- +- +- +- +p3.2xlarge has no NVMe", text)
 
 
 def test_all_shows_what_is_paid_for_and_what_is_assumed(capsys):
     text = printed(capsys, "--jobs", "8", "--all")
     for words in (
         "conversion",
-        "functions at once in the first epoch",
-        "jobs = 8: simultaneous jobs, each on its own training machine (given)",
+        "jobs = 8: simultaneous jobs in step (one seed), each on its own training machine (given)",
         "s3_cpu_ms = 2.75 ms: ",
         "(assumed: its Python thread)",
         "(measured: superdl bench function)",
@@ -63,7 +62,6 @@ def test_all_shows_what_is_paid_for_and_what_is_assumed(capsys):
 
 def test_json_adds_up(capsys):
     answer = json.loads(printed(capsys, "--json", "--images", "20000", "--set", "cache_nodes=2"))
-    assert answer["cache_samples"] > 100_000
     inputs = {entry["name"]: entry["value"] for entry in answer["inputs"]}
     assert (inputs["samples"], inputs["cache_nodes"]) == (20_000, 2)
     assert len(answer["loaders"]) == 4

@@ -1,14 +1,12 @@
-"""The arithmetic of bills: sums by hand, who loses to whom, and the simulator's word on reuse."""
+"""The arithmetic of bills: sums by hand, and who loses to whom."""
 
 from dataclasses import replace
 
 import pytest
 
 from superdl.coordinator.executors.price_table import load_prices
-from superdl.cost.model import MONTH_HOURS, bills, left_out, produced
+from superdl.cost.model import bills, left_out
 from superdl.cost.scenario import Scenario
-from superdl.experiments.simulator.predict import predict
-from superdl.experiments.simulator.spec import load_points
 
 PRICES = load_prices()
 IMAGENET = Scenario()
@@ -47,7 +45,6 @@ def test_a_small_sum_by_hand():
     assert bill.first.gets_usd == pytest.approx(36_000 * GET)
     assert bill.first.cache_usd == pytest.approx(0.1752 * hours)
     assert bill.first.coordinator_usd == pytest.approx((0.03238 + 2 * 0.00356 + 5 * 0.01) * hours)
-    assert bill.functions_at_once == pytest.approx(100 * 0.02)
     assert (bill.later.functions_usd, bill.later.gets_usd, bill.reuse) == (0.0, 0.0, 1.0)
     assert bill.month.usd == pytest.approx(bill.first.usd + 2 * bill.later.usd)
 
@@ -56,7 +53,6 @@ def test_a_small_sum_by_hand():
     ("scenario", "tags"),
     [
         (IMAGENET, ALL),
-        (replace(IMAGENET, random=True), [LAMBDA, EMBEDDED, DECODING]),
         (replace(IMAGENET, machine="p3.2xlarge"), [LAMBDA, EMBEDDED, DECODING, CONVERTED]),  # has no NVMe
         (
             replace(IMAGENET, samples=20_000),
@@ -96,42 +92,3 @@ def test_a_store_on_the_machines_nvme_decodes_once_what_fits_and_costs_nothing()
     assert by_tag(FAST)[STORED].later.gets_usd == 0
     slow = by_tag(replace(FAST, nvme_mb_per_s=15.0592))[STORED]
     assert (slow.bound, slow.images_per_s) == ("NVMe", pytest.approx(100.0))
-
-
-def test_zones_and_months_cost():
-    near, far = by_tag(IMAGENET)[LAMBDA], by_tag(replace(IMAGENET, one_zone=False))[LAMBDA]
-    moved = (SAMPLES + far.first.produced) * IMAGENET.record_bytes / 1e9
-    assert far.first.transfer_usd == pytest.approx(moved * 0.02)
-    assert near.first.transfer_usd == 0.0
-    always = by_tag(replace(IMAGENET, always_up=True))[LAMBDA]
-    assert always.month.cache_usd == pytest.approx(0.1752 * MONTH_HOURS)
-    assert always.month.trainer_usd == near.month.trainer_usd
-
-
-SPEC = """
-name: reuse
-datasets: [{name: d, samples: 20000, image: 224, source_bytes: 110000}]
-jobs: [{name: train, dataset: d, JOBS, batch_size: 64, step_s: 0.15, epochs: 4, workers: 4}]
-functions: {kind: lambda, concurrency: 100, cold_start_s: 0.5, decode_s: 0.004, memory_gb: 1.769}
-cache: {budget_gb: 1.64}
-"""
-"""Half of the dataset fits."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("jobs", "count", "in_step", "share"),
-    [
-        ("count: 1", 1, True, 1.0),
-        ("count: 8, same_seed: true", 8, True, 1.0),
-        ("count: 8", 8, False, 0.5),  # how far docs/performance.md says
-    ],
-)
-def test_the_simulator_produces_as_much(tmp_path, jobs, count, in_step, share):
-    file = tmp_path / "reuse.yaml"
-    file.write_text(SPEC.replace("JOBS", jobs))
-    ((swept, spec),) = load_points(str(file))
-    scenario = Scenario(samples=20_000, jobs=count, in_step=in_step, epochs=4)
-    first, later = produced(scenario, 0.5)
-    expected = share * (first + 3 * later)
-    assert predict(spec, swept).samples_produced == pytest.approx(expected, rel=0.05 if in_step else 0.2)

@@ -1,25 +1,20 @@
 """The cache as a reader meets it: real servers, each broken in one way."""
 
 import contextlib
-from dataclasses import replace
 
 import pytest
 
-from superdl.coordinator.cache.info import CacheInfo
-from superdl.doctor import CheckStatus
-from superdl.doctor.service import judge_memory
 from tests.fixtures.ports import free_port
 from tests.fixtures.tls_front import TlsFront
 from tests.fixtures.valkey import Valkey
 from tests.superdl.doctor.conftest import judged, only
 
 SECRET = "secret-of-the-test"
-MEMORY = CacheInfo(frozenset({"a"}), 2**20, 2**30, "noeviction", 2**34, 12)
 
 
 @pytest.fixture(autouse=True)
 def _the_cache_alone(monkeypatch):
-    only(monkeypatch, "cache", "cache memory")
+    only(monkeypatch, "cache")
 
 
 @contextlib.contextmanager
@@ -32,17 +27,14 @@ def served(*commands, maxmemory="512mb", **options):
 
 
 def test_all_is_well(valkey, capsys):
-    found = judged(capsys, "--cache", valkey.url, cache=["ok"], cache_memory=["ok"])
-    assert found["cache memory"]["measured"]["policy"] == "noeviction"
+    judged(capsys, "--cache", valkey.url, cache=["ok"])
     with valkey.client() as client:
         assert client.dbsize() == 0  # nothing is left behind
 
 
 def test_a_cache_that_wants_a_password(capsys):
     with served(f"CONFIG SET requirepass {SECRET}") as server:
-        blamed = ["skip", "not checked, because the check 'cache' failed"]
-        wrong = ["fail", "SUPER_CACHE_PASSWORD"]
-        judged(capsys, "--cache", server.url, cache=wrong, cache_memory=blamed)
+        judged(capsys, "--cache", server.url, cache=["fail", "SUPER_CACHE_PASSWORD"])
 
 
 def test_nobody_there(capsys):
@@ -63,9 +55,7 @@ def test_rights_of_a_reader(capsys, monkeypatch, rules, verdict, words):
     monkeypatch.setenv("SUPER_CACHE_USERNAME", "reader")
     monkeypatch.setenv("SUPER_CACHE_PASSWORD", SECRET)
     with served(f"ACL SETUSER reader on >{SECRET} resetkeys -@all {rules} +cluster|slots +asking") as server:
-        # What a reader may not ask for says so.
-        memory = ["skip", "'cache' failed" if verdict == "fail" else "INFO"]
-        judged(capsys, "--cache", server.url, cache=[verdict, words], cache_memory=memory)
+        judged(capsys, "--cache", server.url, cache=[verdict, words])
 
 
 def test_a_certificate_of_nobody_that_is_known(valkey, certificates, monkeypatch, capsys):
@@ -74,19 +64,3 @@ def test_a_certificate_of_nobody_that_is_known(valkey, certificates, monkeypatch
         judged(capsys, "--cache", address, cache=["fail", "SUPER_CACHE_CA_FILE"])
         monkeypatch.setenv("SUPER_CACHE_CA_FILE", certificates.ca_file)
         judged(capsys, "--cache", address, cache=["ok", "over TLS"])
-
-
-@pytest.mark.parametrize(
-    ("change", "words", "remedy"),
-    [
-        ({"policy": "allkeys-lru"}, "policy allkeys-lru", "noeviction"),
-        ({"maxmemory": 0}, "maxmemory is not set", "config set maxmemory"),
-        ({"evicted_keys": 7}, "7 keys", "maxmemory is too small"),
-    ],
-)
-def test_memory_that_is_set_wrong(change, words, remedy):
-    found = judge_memory(replace(MEMORY, **change))
-    assert judge_memory(MEMORY).verdict is CheckStatus.GOOD
-    assert found.verdict is CheckStatus.DOUBTFUL
-    assert words in found.reason
-    assert remedy in found.remedy

@@ -33,15 +33,14 @@ def test_what_builds_on_a_failure_is_skipped_and_names_it():
     assert after.verdict is CheckStatus.GOOD  # a doubt holds nothing up
 
 
-def test_a_check_that_hangs_is_given_up_and_is_a_doubt_where_a_role_elsewhere_does_it():
+def test_a_check_that_hangs_is_given_up():
     release = threading.Event()
-    hangs = Check("hangs", lambda _: good(str(release.wait(60))), limit_s=0.05, by_role=True)
-    here, after = run(hangs, Check("after", lambda _: good("went on")))
-    (elsewhere,) = run(hangs, coordinator="coordinator:50051")
+    hangs = Check("hangs", lambda _: good(str(release.wait(60))), limit_s=0.05)
+    hung, after = run(hangs, Check("after", lambda _: good("went on")))
     release.set()
-    assert (here.verdict, elsewhere.verdict) == (CheckStatus.BAD, CheckStatus.DOUBTFUL)
-    assert "0.05 s" in here.reason
-    assert "firewall" in here.remedy
+    assert hung.verdict is CheckStatus.BAD
+    assert "0.05 s" in hung.reason
+    assert "firewall" in hung.remedy
     assert after.verdict is CheckStatus.GOOD
 
 

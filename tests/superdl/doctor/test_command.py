@@ -12,17 +12,9 @@ import pytest
 from superdl.doctor import CHECKS
 from superdl.doctor_command import add_arguments
 from superdl.main import main
-from tests.superdl.doctor.conftest import judged, only
+from tests.superdl.doctor.conftest import only
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "monitoring.md"
-OUTPUTS = {
-    "CoordinatorAddress": "coordinator.super.internal:50051",
-    "CacheAddress": "rediss://cache:6379",
-    "FunctionArn": "arn:aws:lambda:eu-west-1:123456789012:function:super-prefetch:3",
-    "Region": "eu-west-1",
-    "Bucket": "photos",
-    "Prefix": "train/",
-}
 
 
 @pytest.mark.parametrize(
@@ -30,10 +22,8 @@ OUTPUTS = {
     [
         (["--recipe", "/no/such/file"], "cannot read --recipe /no/such/file"),
         (["--recipe", "file", "--crop", "8"], "not with both"),
-        (["--batch-size", "-1"], "--batch-size"),
         (["--patience", "0"], "--patience"),
         (["--executor", "carrier-pigeon"], "executor must be one of"),
-        (["--stack", "no/such.json"], "cannot read"),
         (["ftp://bucket"], "unknown scheme ftp://"),
         ([".", "--key-list", "ftp://bucket/k.csv"], "key list 'ftp://bucket/k.csv' has the unknown scheme"),
     ],
@@ -49,7 +39,6 @@ def test_wrong_use(capsys, words, reason):
         ["s3://AKIA:geheim@bucket/x"],
         ["https://u:geheim@h/x"],
         [".", "--key-list", "https://h/a.csv?sig=geheim"],
-        ["--stack", "https://u:geheim@x/stack.json"],
         ["--coordinator", "user:geheim@host:1"],
         ["--cache", "redis://:geheim@h:1"],
     ],
@@ -78,14 +67,6 @@ def test_without_torch_as_beside_a_coordinator(images, valkey):
     for check in ("cache", "sample"):
         assert found[check]["verdict"] == "skip"
         assert "needs torch" in found[check]["reason"]
-
-
-def test_a_stack_names_what_is_looked_at(stack, tmp_path, capsys):
-    outputs = {**OUTPUTS, "CoordinatorAddress": stack.address, "CacheAddress": stack.valkey.unix_url}
-    (tmp_path / "stack.json").write_text(json.dumps(outputs))
-    words = ("--stack", str(tmp_path / "stack.json"), "--executor", "local")
-    # The function is the coordinator's.
-    judged(capsys, *words, coordinator=["ok"], cache=["ok"], function=["skip"])
 
 
 def test_its_page_has_every_check_in_order_and_no_other_options():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from superdl.super_wire.record import HEADER_BYTES, pack
+from superdl.super_wire.record import pack
 from superdl.super_wire.store import DirectoryStore, PackMeta
 from tests.fixtures.stack import Stack
 from tests.superdl.doctor.conftest import judged, only
@@ -18,16 +18,12 @@ def _the_store_alone(monkeypatch):
 def test_a_store_that_is_used(tmp_path, capsys, monkeypatch):
     store = DirectoryStore.open(tmp_path / "store", create=True)
     with store.begin_pack(PackMeta("0" * 16, "file:///x", "{}", "f", "1")) as writing:
-        offset = writing.add(b"i" * 16, *pack(np.ones((8, 8, 3), np.uint8), b"i" * 16))
-        name = writing.commit()
-    found = judged(capsys, "--store", store.address, store=["ok"])
-    assert found["store"]["measured"]["packs"] == 1
+        writing.add(b"i" * 16, *pack(np.ones((8, 8, 3), np.uint8), b"i" * 16))
+        writing.commit()
+    judged(capsys, "--store", store.address, store=["ok", "1 pack"])
     assert store.others("nobody", 0) == [], "it leaves no mark behind"
-    with (tmp_path / "store" / "packs" / name).open("r+b") as file:
-        file.seek(offset + HEADER_BYTES)
-        file.write(b"\0")
     monkeypatch.setenv("SUPER_STORE", store.address)
-    judged(capsys, store=["warn", "superdl store verify"])
+    judged(capsys, store=["ok", "1 pack"])
     (tmp_path / "store" / "store.json").write_text('{"super_store": 99, "id": ""}')
     judged(capsys, store=["fail", "version 99"])
 

@@ -106,7 +106,6 @@ def test_a_long_name_of_digits_is_read(source, tmp_path):
         (("--label-field", "mood"), ["glad", "sad"]),
         (("--label-field", "txt"), ["a", "b"]),
         (("--labels", "folder"), ["y", "z"]),
-        (("--labels", "shard"), ["train-0", "train-0"]),
         (("--labels", "none"), [0, 0]),
     ],
 )

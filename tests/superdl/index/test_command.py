@@ -46,7 +46,6 @@ def test_rows_come_in_order_of_keys_and_offsets_each_time(source, tmp_path, caps
         "empty": 1,
         "incomplete": 0,
         "unlabelled": 0,
-        "member_bytes": 5 + 6 + sum(range(20)),
         "formats": {"tfrecord": 1, "tar": 21},
         "classes": {"z": 1, "x": 2, "y": 19},
     }

@@ -132,7 +132,6 @@ WRONG = {
     "no field": ({"1.jpg": "", "1.json": "{}"}, (), "1.jpg: it has no label"),
     "a list": ({"1.jpg": "", "1.json": '{"label": [1]}'}, (), "1.json: the label must be a number"),
     "mixed": ({"1.jpg": "", "1.txt": "1", "2.jpg": "", "2.txt": "x"}, (), "2.jpg: its label is 'x', but"),
-    "shards": ({"1.jpg": "", "1.txt": "1"}, ("--labels", "shard"), "these images are not in a shard"),
     "in no folder": ({"1.jpg": ""}, ("--labels", "folder"), "1.jpg: it has no label"),
     "no image": ({"1.txt": "1"}, ("--labels", "yolo"), "contains no image"),
 }  # fmt: skip

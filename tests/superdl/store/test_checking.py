@@ -73,12 +73,8 @@ def test_a_store_in_s3(object_store, tmp_path, valkey, monkeypatch, capsys):
     code, seen = asked(capsys, "verify", "s3://data/kept/here", "--share", "1", "--yes")
     assert (code, seen["dropped"], list(store.packs())) == (1, [answers[0].pack], [answers[1].pack])
 
-    store.touch("a-coordinator")
-    assert main(["store", "clear", "s3://data/kept/here", "--yes"]) == 1
-    store.forget("a-coordinator")
-    store.mark_used(answers[1].pack.partition("-")[0])
-    code, seen = asked(capsys, "clear", "s3://data/kept/here", "--yes")
-    assert (code, seen["packs"], store.packs(), store.used()) == (0, [answers[1].pack], {}, {})
+    code, seen = asked(capsys, "prune", "s3://data/kept/here", "--bytes", "0", "--yes")
+    assert (code, seen["packs"], store.packs()) == (0, [answers[1].pack], {})
     left = {path.name for path in (object_store.directory / "data").rglob("*") if path.is_file()}
     assert left == {"store.json", "theirs.txt"}
     assert main(["store", "ls", "s3://data/other"]) == 1

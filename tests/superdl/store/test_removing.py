@@ -32,9 +32,8 @@ def test_others_decoders_go_first_then_the_oldest_and_never_what_is_in_use():
         decoders={"old-1": OURS, "new-1": OURS, "new-2": THEIRS, "open-1": THEIRS},
         broken={"old-2": StoreRefusedError("another user's"), "new-3": StoreFormatError("no pack")},
     )
-    assert choose(contents, OURS, NOW_S) == ["new-2", "new-3", "old-1", "old-2", "new-1"]
-    assert choose(contents, OURS, NOW_S, keep_bytes=30) == ["new-2", "new-3", "old-1"]
-    assert choose(contents, OURS, NOW_S, older_than_days=5) == ["old-1", "old-2"]
+    assert choose(contents, OURS) == ["new-2", "new-3", "old-1", "old-2", "new-1"]
+    assert choose(contents, OURS, keep_bytes=30) == ["new-2", "new-3", "old-1"]
 
 
 def collection_of_pack(pack):
@@ -66,11 +65,12 @@ def test_prune_keeps_what_is_in_use_and_leaves_no_segment_of_nothing(filled, val
     assert sum(one["size_bytes"] for one in seen["collections"]) == sum(store.packs().values())
     assert 0 < seen["disk_free_bytes"] <= shutil.disk_usage(store.address).total
 
-    assert main(["store", "prune", store.address, "--older-than", "30"]) == 2, "nobody can be asked"
+    keep = str(sum(store.packs()[pack] for pack in new))
+    assert main(["store", "prune", store.address, "--bytes", keep]) == 2, "nobody can be asked"
     assert "--yes" in capsys.readouterr().err
     assert store.packs().keys() == {*old, *new}
     store.touch("a-coordinator")
-    code, seen = asked(capsys, "prune", store.address, "--older-than", "30", "--yes")
+    code, seen = asked(capsys, "prune", store.address, "--bytes", keep, "--yes")
     assert (code, set(seen["packs"]), seen["segments"]) == (0, set(old), 1)
     assert store.packs().keys() == set(new)
     assert store.segments() == [segments["new"]]
@@ -87,10 +87,9 @@ def snapshot(folder):
     }
 
 
-def test_clear_touches_nothing_that_the_store_did_not_name(filled, tmp_path, capsys):
+def test_prune_touches_nothing_that_the_store_did_not_name(filled, tmp_path, capsys):
     store, place = filled.store, Path(filled.address)
     write_segment(store, filled.packs)
-    store.mark_used(collection_of_pack(filled.packs[0]))
     outside = tmp_path / "outside"
     shutil.copytree(place / "packs", outside)
     (outside / "index").write_text("mine")
@@ -100,14 +99,9 @@ def test_clear_touches_nothing_that_the_store_did_not_name(filled, tmp_path, cap
     (place / "more").symlink_to(outside)
     before, mark = snapshot(outside), (place / "store.json").read_bytes()
 
-    store.touch("a-coordinator")
-    assert main(["store", "clear", store.address, "--yes"]) == 1
-    assert "open" in capsys.readouterr().err
-    assert store.packs().keys() >= set(filled.packs)
-    store.forget("a-coordinator")
-    code, seen = asked(capsys, "clear", store.address, "--yes")
+    code, seen = asked(capsys, "prune", store.address, "--bytes", "0", "--yes")
     assert (code, set(filled.packs) <= set(seen["packs"]), store.packs()) == (0, True, {})
-    assert (store.segments(), store.used()) == ([], {})
+    assert store.segments() == []
     assert (place / "store.json").read_bytes() == mark
     assert (place / "packs" / "notes.txt").read_text() == "mine"
     assert snapshot(outside) == before
@@ -115,14 +109,13 @@ def test_clear_touches_nothing_that_the_store_did_not_name(filled, tmp_path, cap
     (place / "packs" / "notes.txt").unlink()
     shutil.rmtree(place / "packs")
     (place / "packs").symlink_to(outside)
-    main(["store", "clear", store.address, "--yes"])
     main(["store", "prune", store.address, "--bytes", "0", "--yes"])
     assert snapshot(outside) == before, "a folder of the store that leads elsewhere is not followed"
 
 
-@pytest.mark.parametrize("action", ["ls", "verify", "prune", "clear"])
+@pytest.mark.parametrize("action", ["ls", "verify", "prune"])
 def test_what_is_no_store_is_refused(tmp_path, action, capsys):
-    words = ["--yes"] if action == "clear" else ["--bytes", "0", "--yes"] if action == "prune" else []
+    words = ["--bytes", "0", "--yes"] if action == "prune" else []
     pictures = tmp_path / "pictures"
     (pictures / "packs").mkdir(parents=True)
     (pictures / "packs" / f"{'0' * 16}-{'0' * 24}.pack").write_bytes(b"x")

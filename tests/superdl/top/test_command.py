@@ -86,10 +86,10 @@ def test_the_only_embedded_run_is_found_and_of_several_one_must_be_named(
         with SuperSampler(dataset, batch_size=16, shuffle=True) as sampler:
             assert "; run superdl top " in capsys.readouterr().err
             dataset[next(iter(sampler))]
-            assert main(["top", "--once", "--json", "--interval", "0.01"]) == 0
+            assert main(["top", "--once", "--json"]) == 0
             view = json.loads(capsys.readouterr().out)
             assert view["jobs"][0]["job"] == sampler.job
-            assert view["over_s"] >= 0.01
+            assert view["over_s"] >= 1
             assert view["store"]["address"].endswith("/store")
             assert main(["stats", "--json"]) == 0
             assert json.loads(capsys.readouterr().out)["jobs"][0]["job"] == sampler.job
@@ -105,8 +105,6 @@ def test_the_only_embedded_run_is_found_and_of_several_one_must_be_named(
             told = capsys.readouterr().err
             assert "2 embedded runs" in told
             assert "superdl stats --coordinator unix:" in told
-            assert f"# {images.as_uri()}\n" in told
-            assert "silent/coordinator.sock  # does not answer" in told
     finally:
         release_all()
 
