@@ -27,17 +27,19 @@ LOADERS: Mapping[str, Callable[[LoaderRequest], Loader]] = {
     "mds": open_mds,
     "litdata": open_litdata,
 }
-_OF_ONE_RANK = ("webdataset", "mds", "litdata")
+_OF_SHARDS = ("webdataset", "mds", "litdata")
 
 
 def open_loader(request: LoaderRequest) -> Loader:
-    """Open one split with the requested loader.
+    """Open one split with the requested loader. Loaders of shards leave validation images to ``torch``.
 
     Raises:
         ConfigError: the loader does not support this source, or several ranks.
         SourceError: the source cannot be listed or read.
     """
     kind = request.loader.kind
-    if request.replicas > 1 and kind in _OF_ONE_RANK:
+    if request.replicas > 1 and kind in _OF_SHARDS:
         raise ConfigError(f"loader.kind {kind} supports only one rank; use super, super-threads or torch")
+    if not request.training and kind in _OF_SHARDS:
+        kind = "torch"
     return LOADERS[kind](request)

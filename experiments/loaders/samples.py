@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from PIL import Image, ImageOps
 
-from superdl.super_wire.errors import BadSampleError, ConfigError, SourceNotFoundError
+from superdl.super_wire.errors import ConfigError, SourceNotFoundError
 from superdl.super_wire.ids import checked_naming
 from superdl.super_wire.objects import open_bucket, source_failures
 
@@ -74,8 +74,7 @@ class LoaderRequest:
         }
 
 
-_CHANNELS = 3
-_SIZED = 64  # objects whose sizes are requested, if the listing has none
+Pixels: TypeAlias = "npt.NDArray[np.uint8]"  # of shape (height, width, 3)
 
 
 @dataclass
@@ -113,23 +112,13 @@ class Samples:
         except FileNotFoundError as error:
             raise SourceNotFoundError(f"{path} was removed after it was listed; restart the run") from error
 
-    def size_bytes(self) -> int:
-        """Return the total size of all objects. For a bucket, estimate it from a few of them."""
-        if not self.bucket.startswith("s3://"):
-            root = Path(self.bucket.removeprefix("file://"))
-            return sum((root / key).stat().st_size for key in self.keys)
-        some = range(0, len(self), max(len(self) // _SIZED, 1))
-        with source_failures(self.bucket):
-            bucket = open_bucket(self.bucket)
-            return sum(bucket.head(self.keys[index])[1] for index in some) * len(self) // len(some)
-
 
 def list_samples(source: Source, kind: str) -> Samples:
     """List a source by its class folders or its key list, for loader ``kind``.
 
     Raises:
         SourceError: the source cannot be listed; see `coordinator.catalog.lister.list_source`.
-        ConfigError: the labels of its key list are not class names.
+        ConfigError: the labels of its key list are not class names, or it lists members of objects.
     """
     from superdl.coordinator.catalog.lister import list_source
 
@@ -138,95 +127,25 @@ def list_samples(source: Source, kind: str) -> Samples:
         key_list = str(Path(key_list).expanduser())
     naming = checked_naming(source.alias, source.versions)
     catalog = list_source(source.url, key_list, naming=naming, classes=source.classes)
-    if not catalog.classes or not isinstance(catalog.labels, np.ndarray) or catalog.label_dtype != "int64":
+    named = catalog.classes and isinstance(catalog.labels, np.ndarray) and catalog.label_dtype == "int64"
+    if not named or catalog.members is not None:
         raise ConfigError(
-            f"the labels in {source.key_list} are not class names, which loader.kind {kind} needs; "
-            "set loader.kind=super"
-        )
-    if catalog.members is not None:
-        raise ConfigError(
-            f"{source.key_list} lists members of objects, but loader.kind {kind} reads only whole objects; "
-            "set loader.kind=super"
+            f"loader.kind {kind} needs a key list of whole objects whose labels are class names, which "
+            f"{source.key_list} is not: set loader.kind=super"
         )
     keys = [key.decode() for key in catalog.keys]
-    labels, named = catalog.labels.tolist(), (catalog.id_bucket, catalog.prefix)
-    return Samples(catalog.bucket, keys, labels, catalog.classes, catalog.fingerprint, *named)
+    return Samples(
+        catalog.bucket,
+        keys,
+        catalog.labels.tolist(),
+        catalog.classes,
+        catalog.fingerprint,
+        catalog.id_bucket,
+        catalog.prefix,
+    )
 
 
-class ImageMaker:
-    """A picklable maker of images by one recipe. The ids of ``samples`` seed random steps.
-
-    Raises:
-        RecipeError: ``recipe.steps`` is invalid.
-        ConfigError: a custom step may not be imported here.
-    """
-
-    def __init__(self, recipe: RecipeSpec, samples: Samples) -> None:
-        from superdl.lambda_prefetch.settings import FunctionSettings
-
-        self._recipe = recipe
-        self._bucket, self._id_bucket, self._prefix = samples.bucket, samples.id_bucket, samples.prefix
-        self._modules: frozenset[str] = frozenset()
-        self._epoch = -1
-        self._program: Any = None
-        if recipe.steps is not None:
-            self._modules = FunctionSettings.from_environment().step_modules
-            self._program_of(0)  # rejects an impossible recipe now, not in a worker
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the program, which a worker rebuilds."""
-        return {**self.__dict__, "_epoch": -1, "_program": None}
-
-    def __call__(self, content: bytes | memoryview, key: str, epoch: int) -> npt.NDArray[np.uint8]:
-        """Return the pixels of one file: uint8 of shape (height, width, 3)."""
-        if self._recipe.steps is not None:
-            # The functions' own code: the same pixels for the same CPU time.
-            return self._by_steps(content, key, epoch)
-        try:
-            return decode_image(content, resize=self._recipe.resize, crop=self._recipe.crop)
-        except MemoryError:  # not the image's fault
-            raise
-        except Exception as error:  # Pillow raises anything on broken bytes
-            raise BadSampleError(
-                f"{self._bucket}/{key}: Pillow cannot decode it ({type(error).__name__}: {error})"
-            ) from error
-
-    def _by_steps(self, content: bytes | memoryview, key: str, epoch: int) -> npt.NDArray[np.uint8]:
-        from superdl.lambda_prefetch.sources import SampleFailedError
-
-        try:
-            pixels: Any = self._program_of(epoch).make(bytes(content), key)
-        except SampleFailedError as failure:
-            raise BadSampleError(f"{self._bucket}/{key}: {failure.why}") from failure
-        if isinstance(pixels, dict):
-            raise ConfigError("recipe.steps produce several arrays, but models here take a single image")
-        if pixels.dtype != np.uint8 or pixels.ndim != _CHANNELS or pixels.shape[2] != _CHANNELS:
-            raise ConfigError(
-                f"recipe.steps produce {pixels.dtype} of shape {pixels.shape}, but models here take uint8 "
-                "of shape (height, width, 3)"
-            )
-        image: npt.NDArray[np.uint8] = pixels
-        return image
-
-    def _program_of(self, epoch: int) -> Any:
-        if self._epoch != epoch:
-            from superdl.lambda_prefetch.transforms import Program
-            from superdl.super_wire.recipe import Recipe
-            from superdl.super_wire.request import Limits
-
-            self._program = Program(
-                Recipe(self._recipe.steps or (), augment_seed=self._recipe.augment_seed),
-                bucket=self._id_bucket,
-                prefix=self._prefix,
-                epoch=epoch,
-                limit_pixels=Limits().image_pixels,
-                step_modules=self._modules,
-            )
-            self._epoch = epoch
-        return self._program
-
-
-def decode_image(content: bytes | memoryview, *, resize: int, crop: int) -> npt.NDArray[np.uint8]:
+def decode_image(content: bytes | memoryview, *, resize: int, crop: int) -> Pixels:
     """Decode a file to upright RGB of shape (crop, crop, 3), after resizing its shorter side."""
     # As a torch user would, without the functions' code, so that a bug there shows.
     with Image.open(io.BytesIO(content)) as opened:

@@ -99,24 +99,16 @@ class SuperReader:
         self._sampler = sampler
         self._batches: Iterable[Any] | None = batches
         self.settings = settings
+        self.classes: Sequence[str] = dataset.classes
+        self.sample_count = len(dataset)
         self.set_epoch = sampler.set_epoch
         self.load_state_dict = sampler.load_state_dict
         self.job_stats = sampler.job_stats
 
     @property
-    def classes(self) -> Sequence[str]:
-        """The names of the classes. A label is an index into them."""
-        return self._dataset.classes
-
-    @property
     def bad_samples(self) -> Sequence[Any]:
         """The samples that were skipped or replaced."""
         return self._dataset.bad_samples
-
-    @property
-    def sample_count(self) -> int:
-        """The number of samples in the split."""
-        return len(self._dataset)
 
     @property
     def fingerprint(self) -> str:

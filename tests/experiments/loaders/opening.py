@@ -1,4 +1,4 @@
-"""Opens loaders over a directory of good and of dirty files, and tells what an epoch of one gave."""
+"""Open loaders over a directory of clean and dirty files, and compare what an epoch delivers."""
 
 import hashlib
 import importlib.util
