@@ -53,7 +53,7 @@ def handler(event: object, context: Any) -> dict[str, Any]:
 
     Returns:
         A :class:`superdl.super_wire.request.PrefetchResult` as JSON values, or for a warm event
-            ``super_warm``, ``function_version``, ``golden``, ``cold_start`` and ``clock_s``.
+            ``super_warm``, ``function_version``, ``golden`` and ``cold_start``.
 
     Raises:
         ConfigError: the request as a whole is invalid, or the function's settings forbid it.
@@ -107,7 +107,6 @@ def _warm(event: dict[str, Any], settings: FunctionSettings, *, cold_start: bool
         "function_version": installed_version(),
         "golden": golden,
         "cold_start": cold_start,
-        "clock_s": time.time(),
     }
 
 
@@ -120,8 +119,8 @@ def _prefetch(
     _check_ids(request, recipe)
     remaining_s = context.get_remaining_time_in_millis() / 1000
     # Leave time to answer before the platform ends the function.
-    expires_at = min(request.expires_at, time.time() + remaining_s - _ANSWER_MARGIN_S)
-    invocation = Invocation(request, settings, expires_at)
+    expires_at_s = time.monotonic() + min(request.expires_in_s, remaining_s - _ANSWER_MARGIN_S)
+    invocation = Invocation(request, settings, expires_at_s)
     if request.kind is RequestKind.RESTORE:
         restore(invocation)
     elif request.kind is RequestKind.SAVE:
@@ -149,7 +148,6 @@ def _prefetch(
         **invocation.fields(),
         duration_us=(time.perf_counter_ns() - begun_ns) // 1000,
         memory_mb=_memory_mb(context),
-        clock_s=time.time(),
     )
     telemetry(settings.log_level).finished(result, context)
     return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +23,7 @@ from superdl.coordinator.core import BatchRead, CoreSettings
 from superdl.coordinator.executors.base import Executor, Scaling
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.manager import ExecutorManager
+from superdl.coordinator.executors.messages import read_result
 from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.server.listening import Health, listen, listen_for_health
 from superdl.coordinator.server.service import CoordinatorService
@@ -112,16 +114,17 @@ class ScriptedExecutor(Executor):
             ) as client:  # not asyncio's: cancelled, it leaks a connection
                 client.mset(records)
         count = len(request.keys)
-        return self.edit(
+        result = self.edit(
             PrefetchResult(
                 request_id=request.request_id,
                 function_version="scripted",
                 cold_start=False,
                 outcomes=tuple(outcomes),
-                fetch_us=(10,) * count,
-                decode_us=(20,) * count,
-                push_us=(30,) * count,
-                source_bytes=(100,) * count,
+                fetch_us=10 * count,
+                decode_us=20 * count,
+                push_us=30 * count,
+                source_requests=count,
+                source_bytes=100 * count,
                 record_bytes=tuple(RECORD_BYTES * (outcome is Outcome.CACHED) for outcome in outcomes),
                 messages={
                     str(place): f"{key} is no image"
@@ -130,6 +133,7 @@ class ScriptedExecutor(Executor):
                 },
             )
         )
+        return read_result(json.dumps(result.to_mapping()), request, "a function")
 
     async def close(self):
         """Nothing to end."""

@@ -72,7 +72,9 @@ _REQUEST = PrefetchRequest(
     fields=("mask",),
 )
 _RESULT = PrefetchResult(
-    *("r", "1", True, ("cached",), (1,), (2,), (3,), (4,), (5,), {"0": "x"}),
+    *("r", "1", True, ("cached",), (5,), {"0": "x"}),
+    fetch_us=1,
+    source_bytes=4,
     pack="p",
     offsets=(64,),
     lengths=(70,),

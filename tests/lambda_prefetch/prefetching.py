@@ -72,7 +72,7 @@ def request_for(
         recipe=recipe.json,
         epoch=epoch,
         cache=cache,
-        expires_at=time.time() + expires_in_s,
+        expires_in_s=expires_in_s,
         keys=tuple(versions),
         versions=tuple(versions.values()),
         ids=tuple(one.hex() for one in ids),
@@ -181,7 +181,7 @@ class _Pusher:
 
 def fetched(request_, source):
     """What arrives of a request: content or failure by place; the ranges that were read."""
-    invocation, found = Invocation(request_, FunctionSettings.from_environment(), time.time() + 60), {}
+    invocation, found = Invocation(request_, FunctionSettings.from_environment(), time.monotonic() + 60), {}
     with Fetchers(invocation, source, _Pusher()) as fetchers:
         while (arrived := fetchers.next()) is not None:
             assert arrived.index not in found

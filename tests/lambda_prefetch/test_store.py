@@ -203,7 +203,7 @@ def test_what_is_never_wanted_again_is_not_kept(root, valkey, directory_store, m
 
 def test_a_pack_that_would_come_late_is_left(root, valkey, directory_store):
     request = saving(root, valkey, directory_store, GOOD)
-    invocation = Invocation(request, FunctionSettings.from_environment(), expires_at=0)
+    invocation = Invocation(request, FunctionSettings.from_environment(), expires_at_s=0)
     invocation.outcomes[0] = Outcome.CACHED
     meta = PackMeta("0" * 16, request.bucket, request.recipe, "", "")
     run(request)
@@ -244,7 +244,7 @@ def test_a_disk_that_is_slower_than_the_function_is_spared(
     record, pace, troubles = raw_record(valkey, request, 0), Pace(), []
     meta = PackMeta("0" * 16, request.bucket, request.recipe, "", "")
     for _ in range(40):
-        invocation = Invocation(request, FunctionSettings.from_environment(), expires_at=1e12)
+        invocation = Invocation(request, FunctionSettings.from_environment(), expires_at_s=1e12)
         invocation.outcomes[:] = [Outcome.CACHED] * len(GOOD)
         clock = Clock(between / 2, between / 2, waiting)  # begun or checked; before a write; after it
         with PackSaver(invocation, meta, pace=pace, clock=clock) as saver:

@@ -1,7 +1,5 @@
 """Makes prefetch requests whose id tells a misbehaving function of the tests what to do."""
 
-import time
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -26,7 +24,7 @@ def ask(request_id="plain", bucket="file:///nowhere", keys=("k",), versions=("1-
         recipe=recipe.json,
         epoch=0,
         cache=cache,
-        expires_at=time.time() + TIMEOUT_S,
+        expires_in_s=TIMEOUT_S,
         keys=tuple(keys),
         versions=tuple(versions),
         ids=tuple(one.hex() for one in ids),
