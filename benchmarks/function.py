@@ -29,7 +29,6 @@ from benchmarks.harness.results import BenchmarkReport, Column, Run, by_conditio
 from superdl.coordinator.catalog import list_source
 from superdl.lambda_prefetch.handler import handler
 from superdl.lambda_prefetch.transforms import Program
-from superdl.super_wire.ids import split_ids
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Limits, PrefetchRequest
 
@@ -244,7 +243,7 @@ def _calls(arm: FunctionArm) -> Callable[[], None]:
         epoch=0,
         cache=arm.cache,
         expires_in_s=_TIME_LEFT_MS / 1000,
-        ids=tuple(sample.hex() for sample in split_ids(catalog.sample_ids(recipe.digest))),
+        ids=catalog.sample_ids(recipe.digest),
         **catalog.part_columns(np.arange(len(catalog))),
     )
     event: dict[str, Any] = json.loads(request.to_json())

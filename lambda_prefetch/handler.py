@@ -20,7 +20,7 @@ from superdl.lambda_prefetch.telemetry import telemetry
 from superdl.lambda_prefetch.transfers import restore, save
 from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.errors import ConfigError, SuperError
-from superdl.super_wire.ids import FieldColumns, sample_ids
+from superdl.super_wire.ids import FieldColumns, sample_ids, split_ids
 from superdl.super_wire.objects import ObjectError, open_bucket
 from superdl.super_wire.protocol import installed_version
 from superdl.super_wire.recipe import Recipe
@@ -198,7 +198,7 @@ def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
             f"the request has the fields {request.fields}, but its recipe has {recipe.beside}: deploy the "
             "same version of SUPER everywhere"
         )
-    count, parts = len(request.ids), []
+    count, parts = request.count, []
     keys, versions, members = (
         [text.encode() for text in texts] for texts in (request.id_keys, request.versions, request.members)
     )
@@ -210,14 +210,13 @@ def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
     own_keys, own_versions, own_members = parts[0]
     derived = sample_ids(
         request.id_bucket, own_keys, own_versions, recipe.digest, randomness, own_members, fields
-    ).hex()
+    )
     # All ids in one comparison: much faster than one by one.
-    if derived != "".join(request.ids):
-        # Name the first sample that differs.
-        width = len(request.ids[0])
-        derived_ids = [derived[at : at + width] for at in range(0, len(derived), width)]
-        at = next(at for at, listed in enumerate(request.ids) if listed != derived_ids[at])
+    if derived != request.ids:
+        derived_ids = split_ids(derived)
+        at = next(at for at in range(count) if request.sample_id(at) != derived_ids[at])
         raise ConfigError(
-            f"{request.bucket}/{request.name_of(at)} has the id {request.ids[at]} in the request, but "
-            f"{derived_ids[at]} in this function: deploy the same version of SUPER everywhere"
+            f"{request.bucket}/{request.name_of(at)} has the id {request.sample_id(at).hex()} in the "
+            f"request, but {derived_ids[at].hex()} in this function: deploy the same version of SUPER "
+            "everywhere"
         )

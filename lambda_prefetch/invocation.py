@@ -31,7 +31,7 @@ class Invocation:
     """
 
     def __init__(self, request: PrefetchRequest, settings: FunctionSettings, expires_at_s: float) -> None:
-        count = len(request.ids)
+        count = request.count
         self.request, self.settings, self.expires_at_s = request, settings, expires_at_s
         # A thread of this process still decodes a sample that was given up.
         self.stuck = False
@@ -51,7 +51,7 @@ class Invocation:
 
     def sample_id(self, index: int) -> bytes:
         """Return the id of a sample."""
-        return bytes.fromhex(self.request.ids[index])
+        return self.request.sample_id(index)
 
     def expired(self, margin_s: float = 0.0) -> bool:
         """Return whether the request expires within ``margin_s`` seconds."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import reprlib
 from dataclasses import asdict, fields, is_dataclass
 from enum import Enum
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
 _COUNT_MAX = 2**63 - 1
+_HEX = re.compile(r"(?:[0-9a-f]{2})*")
 
 _Message = TypeVar("_Message")
 
@@ -22,13 +24,8 @@ _Message = TypeVar("_Message")
 def mapping_of(message: Any, optional: Collection[str] = ()) -> dict[str, Any]:
     """Return a message's fields as JSON values, without ``optional`` ones that are empty."""
     values = {entry.name: getattr(message, entry.name) for entry in fields(message)}
-    # asdict() of the whole message would copy every item of every column.
-    return {
-        name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-        for name, value in values.items()
-        # Messages without optional fields look the same as before those existed.
-        if value or name not in optional
-    }
+    # Messages without optional fields look the same as before those existed.
+    return {name: _json_of(value) for name, value in values.items() if value or name not in optional}
 
 
 def message_in(
@@ -71,8 +68,17 @@ def message_in(
             value = inner(value)
         elif inner is not None:
             value = inner(**{bound.name: value[bound.name] for bound in fields(inner)})
+        elif annotation == "bytes":
+            value = bytes.fromhex(value)
         values[entry.name] = tuple(value) if annotation.startswith("tuple") else value
     return cls(**values)
+
+
+def _json_of(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    # asdict() of the whole message would copy every item of every column.
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def _is_count(value: object, count_max: int = _COUNT_MAX) -> bool:
@@ -100,6 +106,7 @@ def _fits(value: object, cls: Any) -> bool:
 # annotation of a field -> check of its JSON value, in which no integer may exceed the second argument
 _CHECKS: dict[str, Callable[[Any, int], bool]] = {
     "str": lambda value, _: isinstance(value, str),
+    "bytes": lambda value, _: isinstance(value, str) and _HEX.fullmatch(value) is not None,
     "int": _is_count,
     "float": lambda value, most: _is_count(value, most) or (type(value) is float and 0 <= value < math.inf),
     "bool": lambda value, _: isinstance(value, bool),

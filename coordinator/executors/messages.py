@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.catalog.dataset import Dataset
 
-_HEX_DIGITS = 32
 _SHOWN = 120
 
 
@@ -48,7 +47,7 @@ def request_for(
     A restore needs ``places``, all of them known. ``golden`` is the fingerprint of the
     decoder whose records are saved.
     """
-    catalog, ids = dataset.catalog, dataset.ids(indices, epoch).hex()
+    catalog = dataset.catalog
     return PrefetchRequest(
         request_id=request_id,
         bucket=catalog.bucket,
@@ -56,7 +55,7 @@ def request_for(
         epoch=epoch,
         cache=cache,
         expires_in_s=expires_in_s,
-        ids=tuple(ids[at : at + _HEX_DIGITS] for at in range(0, len(ids), _HEX_DIGITS)),
+        ids=dataset.ids(indices, epoch),
         kind=kind,
         store=store,
         packs=places.packs if places else (),
@@ -92,8 +91,8 @@ def read_result(text: str | bytes, request: PrefetchRequest, who: str) -> Prefet
     if result.request_id != request.request_id:
         words = f"{who} was sent request {request.request_id}, but answered {result.request_id[:80]!r}"
         raise _unreadable(words)
-    if len(result.outcomes) != len(request.ids):
-        samples = counted(len(request.ids), "sample")
+    if len(result.outcomes) != request.count:
+        samples = counted(request.count, "sample")
         raise _unreadable(f"{who} answered for {len(result.outcomes)} of {samples}")
     return result
 

@@ -32,6 +32,7 @@ from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.cancelling import HeldTasks, cancel_and_wait
 from superdl.super_wire.errors import SuperError, error_from_name
+from superdl.super_wire.ids import split_ids
 from superdl.super_wire.keys import cache_key
 from superdl.super_wire.protocol import ERROR_METADATA_KEY, PROTOCOL_VERSION
 from superdl.super_wire.recipe import Recipe
@@ -100,8 +101,7 @@ class ScriptedExecutor(Executor):
             await self.before(request)
         outcomes = [self.outcomes.get(key, Outcome.CACHED) for key in request.keys]
         records = {}
-        for key, hex_id, outcome in zip(request.keys, request.ids, outcomes, strict=True):
-            sample_id = bytes.fromhex(hex_id)
+        for key, sample_id, outcome in zip(request.keys, split_ids(request.ids), outcomes, strict=True):
             if outcome is Outcome.CACHED:
                 records[cache_key(sample_id)] = record_of(key, sample_id)
             elif outcome is Outcome.TOMBSTONE:

@@ -11,7 +11,8 @@ import pytest
 
 from superdl.lambda_prefetch import transfers
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.keys import cache_key
+from superdl.super_wire.ids import split_ids
+from superdl.super_wire.keys import cache_keys
 from superdl.super_wire.record import RecordKind, Tombstone, pack_header, pack_tombstone
 from superdl.super_wire.request import RequestKind
 from superdl.super_wire.store import PackMeta, collection_of
@@ -261,7 +262,7 @@ def test_a_record_longer_than_an_answer_comes_in_slices(directory_store, cached,
 
 def test_what_the_cache_has_no_good_data_of_is_told_and_left_out(valkey, directory_store, cached):
     request, records = save_of(cached[0], directory_store), cached[1]
-    keys, ids = ([of(bytes.fromhex(one)) for one in request.ids] for of in (cache_key, bytes))
+    keys, ids = cache_keys(request.ids), split_ids(request.ids)
     stone = pack_tombstone(Tombstone("a", "undecodable", "why", permanent=True), ids[0])
     pointer = pack_header(RecordKind.POINTER, b"somewhere", ids[0]) + b"somewhere"
     flipped = records[0][:-1] + bytes([records[0][-1] ^ 1])
