@@ -267,7 +267,8 @@ class PrefetchResult:
         unknown = set(result.outcomes) - frozenset(Outcome)
         if unknown:
             raise ConfigError(f"unknown outcomes in a prefetch result: {reprlib.repr(sorted(unknown))}")
-        if not all(index.isdecimal() and len(index) < _DIGITS_MAX for index in result.messages):
+        numbered = all(index.isdecimal() and len(index) < _DIGITS_MAX for index in result.messages)
+        if not numbered or len(result.messages) > len(result.outcomes):
             raise ConfigError("the messages of a prefetch result are not numbered by sample")
         texts = (result.function_version, result.pack, result.store_trouble)
         # Most results need no cleaning, so do not copy them.

@@ -6,14 +6,13 @@ import asyncio
 import json
 import logging
 import math
-import re
 import time
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from superdl.coordinator.core import FailureKind
-from superdl.coordinator.executors.base import Executor, ExecutorError, Scaling, setting
+from superdl.coordinator.executors.base import DIGEST, Executor, ExecutorError, Scaling, setting
 from superdl.coordinator.executors.messages import read_object, read_result, shown_start
 from superdl.super_wire.cancelling import CallingThreads
 from superdl.super_wire.errors import ConfigError
@@ -36,7 +35,6 @@ _WARM_TIMEOUT_S = 60.0
 _WARM_ATTEMPTS = 30
 _THROTTLED_PAUSE_S = 1.0
 _READ_MARGIN_S = 30.0  # the engine gives up on an answer before its connection does
-_DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -171,7 +169,7 @@ def read_warmed(reply: Reply, target: Target) -> str:
     """
     answer = read_object(reply.payload, str(target))
     version, digest = map(answer.get, ("function_version", "golden"))
-    if not isinstance(version, str) or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+    if not isinstance(version, str) or not isinstance(digest, str) or not DIGEST.fullmatch(digest):
         shown = shown_start(json.dumps(answer))
         raise ExecutorError(f"{target} answered a warm event with {shown}: deploy SUPER's function there")
     if words := _mismatch(version, target):

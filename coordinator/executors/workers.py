@@ -6,18 +6,16 @@ import asyncio
 import contextlib
 import logging
 import math
-import re
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from superdl.coordinator.core import FailureKind
 from superdl.coordinator.executors.base import (
+    DIGEST,
     MAX_KIND,
     Executor,
-    ExecutorError,
     Scaling,
     one_line,
     setting,
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _MAX_SLOTS = 1024
-DIGEST = re.compile(r"[0-9a-f]{32}")
 _STUCK_S, _SILENCE_S = 1.0, 15.0
 _NO_DECODERS = (
     "this coordinator does not use workers: add workers to its executors (SUPER_EXECUTOR=workers), or start "
@@ -117,11 +114,8 @@ class WorkersExecutor(Executor):
 
         answer = await self._workers.run(made, timeout_s, of_store=of_store)
         result = read_result(answer, request, "a worker")
-        messages, samples = result.messages, len(result.outcomes)
-        if len(messages) > samples:
-            words = f"a worker returned {len(messages)} messages for {samples} samples"
-            raise ExecutorError(words, FailureKind.RAISED)
-        return replace(result, messages={place: one_line(words) for place, words in messages.items()})
+        messages = {place: one_line(words) for place, words in result.messages.items()}
+        return replace(result, messages=messages)
 
     async def close(self) -> None:
         """End the workers' streams. They wait for the next coordinator, or exit."""

@@ -108,7 +108,7 @@ BAD = [
         RESULT,
         {"offsets": [[64, 0]], "lengths": [[64, 0]], "duration_us": [10**30]},
     ),
-    (RESULT, {"messages": [{"first": "?"}, {"-1": "?"}, {"1" * 10: "?"}]}),
+    (RESULT, {"messages": [{"first": "?"}, {"-1": "?"}, {"1" * 10: "?"}, dict.fromkeys("012", "?")]}),
     *(
         (form, {field.name: OF_TYPE[field.type]})
         for form in (RESTORE, OF_FIELDS, PACKED)
