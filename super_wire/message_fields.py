@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import reprlib
 from dataclasses import asdict, fields, is_dataclass
 from enum import Enum
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
 _COUNT_MAX = 2**63 - 1
-_HEX = re.compile(r"(?:[0-9a-f]{2})*")
 
 _Message = TypeVar("_Message")
 
@@ -97,6 +95,14 @@ def _are_texts(items: object) -> bool:
     return isinstance(items, (list, tuple)) and all(issubclass(kind, str) for kind in set(map(type, items)))
 
 
+def _is_hex(value: object) -> bool:
+    try:
+        # Without capitals and spaces, so that equal bytes have equal texts.
+        return isinstance(value, str) and bytes.fromhex(value).hex() == value
+    except ValueError:
+        return False
+
+
 def _fits(value: object, cls: Any) -> bool:
     if issubclass(cls, Enum):
         return isinstance(value, str) and value in set(cls)
@@ -106,7 +112,7 @@ def _fits(value: object, cls: Any) -> bool:
 # annotation of a field -> check of its JSON value, in which no integer may exceed the second argument
 _CHECKS: dict[str, Callable[[Any, int], bool]] = {
     "str": lambda value, _: isinstance(value, str),
-    "bytes": lambda value, _: isinstance(value, str) and _HEX.fullmatch(value) is not None,
+    "bytes": lambda value, _: _is_hex(value),
     "int": _is_count,
     "float": lambda value, most: _is_count(value, most) or (type(value) is float and 0 <= value < math.inf),
     "bool": lambda value, _: isinstance(value, bool),
