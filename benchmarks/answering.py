@@ -44,12 +44,12 @@ class AnswersAlone(Executor):
             function_version="bench",
             cold_start=False,
             outcomes=(Outcome.CACHED,) * count,
-            fetch_us=(10_000,) * count,
-            decode_us=(2000,) * count,
-            push_us=(100,) * count,
-            source_bytes=(110_000,) * count,
             record_bytes=(_RECORD_BYTES,) * count,
-            messages={},
+            fetch_us=10_000 * count,
+            decode_us=2000 * count,
+            push_us=100 * count,
+            source_requests=count,
+            source_bytes=110_000 * count,
             duration_us=int(1e6 * duration_s),
         )
 

@@ -26,7 +26,6 @@ from benchmarks.harness.results import BenchmarkReport, Column, Run
 from superdl.coordinator.catalog import list_source
 from superdl.lambda_prefetch.handler import handler
 from superdl.lambda_prefetch.transforms import Program
-from superdl.super_wire.ids import split_ids
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Limits, PrefetchRequest
 
@@ -152,14 +151,14 @@ def _calls(arm: FunctionArm) -> Callable[[], None]:
         recipe=recipe.json,
         epoch=0,
         cache=arm.cache,
-        expires_at=0.0,
-        ids=tuple(sample.hex() for sample in split_ids(catalog.sample_ids(recipe.digest))),
+        expires_in_s=_TIME_LEFT_MS / 1000,
+        ids=catalog.sample_ids(recipe.digest),
         **catalog.part_columns(np.arange(len(catalog))),
     )
     event: dict[str, Any] = json.loads(request.to_json())
 
     def one_pass() -> None:
-        result = handler({**event, "expires_at": time.time() + _TIME_LEFT_MS / 1000}, _Context())
+        result = handler(event, _Context())
         if set(result["outcomes"]) != {"cached"}:
             raise BenchmarkError(f"not all samples were cached: {list(result['messages'].values())[:3]}")
 

@@ -89,7 +89,7 @@ class Fetchers:
             count = len(pieces)
             self._enough_arrived = sys.maxsize  # the budget bounds ranges instead
         if request.fields:  # a sample's parts together: decoded parts wait for the others
-            pieces = sorted(pieces, key=lambda piece: piece[0] % len(request.ids))
+            pieces = sorted(pieces, key=lambda piece: piece[0] % request.count)
         self._pieces = iter(pieces)
         # Ranges and Parquet footers; with fields, whole objects too.
         self.ranges_read = 0

@@ -20,7 +20,7 @@ from superdl.lambda_prefetch.telemetry import telemetry
 from superdl.lambda_prefetch.transfers import restore, save
 from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.errors import ConfigError, SuperError
-from superdl.super_wire.ids import FieldColumns, sample_ids
+from superdl.super_wire.ids import FieldColumns, sample_ids, split_ids
 from superdl.super_wire.objects import ObjectError, open_bucket
 from superdl.super_wire.protocol import installed_version
 from superdl.super_wire.recipe import Recipe
@@ -53,7 +53,7 @@ def handler(event: object, context: Any) -> dict[str, Any]:
 
     Returns:
         A :class:`superdl.super_wire.request.PrefetchResult` as JSON values, or for a warm event
-            ``super_warm``, ``function_version``, ``golden``, ``cold_start`` and ``clock_s``.
+            ``super_warm``, ``function_version``, ``golden`` and ``cold_start``.
 
     Raises:
         ConfigError: the request as a whole is invalid, or the function's settings forbid it.
@@ -107,7 +107,6 @@ def _warm(event: dict[str, Any], settings: FunctionSettings, *, cold_start: bool
         "function_version": installed_version(),
         "golden": golden,
         "cold_start": cold_start,
-        "clock_s": time.time(),
     }
 
 
@@ -120,8 +119,8 @@ def _prefetch(
     _check_ids(request, recipe)
     remaining_s = context.get_remaining_time_in_millis() / 1000
     # Leave time to answer before the platform ends the function.
-    expires_at = min(request.expires_at, time.time() + remaining_s - _ANSWER_MARGIN_S)
-    invocation = Invocation(request, settings, expires_at)
+    expires_at_s = time.monotonic() + min(request.expires_in_s, remaining_s - _ANSWER_MARGIN_S)
+    invocation = Invocation(request, settings, expires_at_s)
     if request.kind is RequestKind.RESTORE:
         restore(invocation)
     elif request.kind is RequestKind.SAVE:
@@ -149,7 +148,6 @@ def _prefetch(
         **invocation.fields(),
         duration_us=(time.perf_counter_ns() - begun_ns) // 1000,
         memory_mb=_memory_mb(context),
-        clock_s=time.time(),
     )
     telemetry(settings.log_level).finished(result, context)
     return result
@@ -200,7 +198,7 @@ def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
             f"the request has the fields {request.fields}, but its recipe has {recipe.beside}: deploy the "
             "same version of SUPER everywhere"
         )
-    count, parts = len(request.ids), []
+    count, parts = request.count, []
     keys, versions, members = (
         [text.encode() for text in texts] for texts in (request.id_keys, request.versions, request.members)
     )
@@ -212,14 +210,13 @@ def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
     own_keys, own_versions, own_members = parts[0]
     derived = sample_ids(
         request.id_bucket, own_keys, own_versions, recipe.digest, randomness, own_members, fields
-    ).hex()
+    )
     # All ids in one comparison: much faster than one by one.
-    if derived != "".join(request.ids):
-        # Name the first sample that differs.
-        width = len(request.ids[0])
-        derived_ids = [derived[at : at + width] for at in range(0, len(derived), width)]
-        at = next(at for at, listed in enumerate(request.ids) if listed != derived_ids[at])
+    if derived != request.ids:
+        derived_ids = split_ids(derived)
+        at = next(at for at in range(count) if request.sample_id(at) != derived_ids[at])
         raise ConfigError(
-            f"{request.bucket}/{request.name_of(at)} has the id {request.ids[at]} in the request, but "
-            f"{derived_ids[at]} in this function: deploy the same version of SUPER everywhere"
+            f"{request.bucket}/{request.name_of(at)} has the id {request.sample_id(at).hex()} in the "
+            f"request, but {derived_ids[at].hex()} in this function: deploy the same version of SUPER "
+            "everywhere"
         )

@@ -19,22 +19,20 @@ if TYPE_CHECKING:
 _MAX_MESSAGE = 2000  # characters; an error may quote input of any length
 _IN_CACHE = frozenset({Outcome.CACHED, Outcome.TOMBSTONE})
 
-
-_COLUMNS = (
-    *("outcomes", "fetch_us", "decode_us", "push_us", "source_bytes", "record_bytes", "offsets", "lengths"),
-)
-_VALUES = ("messages", "pack", "store_trouble", "store_requests", "store_bytes", "source_requests")
+_COLUMNS = ("outcomes", "record_bytes", "offsets", "lengths")
+_TOTALS = ("fetch_us", "decode_us", "push_us", "source_bytes")
+_VALUES = ("messages", "pack", "store_trouble", "store_requests", "store_bytes")
 
 
 class Invocation:
     """A request in progress, with its results in columns.
 
-    ``expires_at`` is a Unix time in seconds. No work is started after it.
+    ``expires_at_s`` is a time on the monotonic clock. No work is started after it.
     """
 
-    def __init__(self, request: PrefetchRequest, settings: FunctionSettings, expires_at: float) -> None:
-        count = len(request.ids)
-        self.request, self.settings, self.expires_at = request, settings, expires_at
+    def __init__(self, request: PrefetchRequest, settings: FunctionSettings, expires_at_s: float) -> None:
+        count = request.count
+        self.request, self.settings, self.expires_at_s = request, settings, expires_at_s
         # A thread of this process still decodes a sample that was given up.
         self.stuck = False
         self.outcomes = [Outcome.EXPIRED] * count
@@ -44,7 +42,7 @@ class Invocation:
         self.source_bytes = [0] * count
         self.record_bytes = [0] * count
         self.messages: dict[str, str] = {}
-        self.source_requests = 0
+        self.source_requests = 0  # that each fetch many members; if 0, each sample took one
         self.pack = ""
         self.offsets: list[int] = []
         self.lengths: list[int] = []
@@ -53,11 +51,11 @@ class Invocation:
 
     def sample_id(self, index: int) -> bytes:
         """Return the id of a sample."""
-        return bytes.fromhex(self.request.ids[index])
+        return self.request.sample_id(index)
 
     def expired(self, margin_s: float = 0.0) -> bool:
         """Return whether the request expires within ``margin_s`` seconds."""
-        return time.time() >= self.expires_at - margin_s
+        return time.monotonic() >= self.expires_at_s - margin_s
 
     def fail(self, index: int, outcome: Outcome, why: str) -> str:
         """Record the outcome of a sample that is not cached, and return its message."""
@@ -92,4 +90,7 @@ class Invocation:
     def fields(self) -> dict[str, Any]:
         """Return the fields of a ``PrefetchResult`` that are known here."""
         columns = {name: tuple(getattr(self, name)) for name in _COLUMNS}
-        return columns | {name: getattr(self, name) for name in _VALUES}
+        values = {name: getattr(self, name) for name in _VALUES}
+        values |= {name: sum(getattr(self, name)) for name in _TOTALS}
+        requests = self.source_requests or sum(size > 0 for size in self.source_bytes)
+        return columns | values | {"source_requests": requests}

@@ -67,7 +67,7 @@ def ranges_of(request: PrefetchRequest, most_bytes: int) -> list[MemberRange]:
                 continue
         # A member may be larger than most_bytes.
         ranges.append(MemberRange([index], Span(begin, end)))
-    count = len(request.ids)
+    count = request.count
     return sorted(
         [*ranges, *groups.values()], key=lambda members: min(index % count for index in members.indices)
     )

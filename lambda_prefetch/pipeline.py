@@ -52,7 +52,7 @@ _WORTH_A_THREAD_US = 500
 def produce(invocation: Invocation, program: Program, bucket: Bucket, meta: PackMeta | None = None) -> None:
     """Fetch, decode and push a request's samples. With ``meta``, also write the cached ones to a pack."""
     request, settings = invocation.request, invocation.settings
-    count = min(decoding_threads(settings.decoders), len(request.ids))
+    count = min(decoding_threads(settings.decoders), request.count)
     with PackSaver(invocation, meta) as saver:
         with (
             Pusher(request.cache, settings, saver.add) as pusher,
@@ -155,7 +155,7 @@ class _Decoders:
 
     def _finish(self, arrived: Arrived) -> int:
         """Decode and push a sample, or record its failure. Return the time taken in microseconds."""
-        index = arrived.index % len(self._request.ids)
+        index = arrived.index % self._request.count
         begun_ns = time.perf_counter_ns()
         with self._claiming:
             self._invocation.fetch_us[index] += arrived.fetch_us
@@ -215,7 +215,7 @@ class _Decoders:
         data = arrived.data
         if isinstance(data, memoryview):
             data = content_of(self._request, arrived.index, data)
-        part, index = divmod(arrived.index, len(self._request.ids))
+        part, index = divmod(arrived.index, self._request.count)
         sizes = self._parts.sizes[index] if self._parts else None
         return self._program.make(data, self._request.seeding_name(index), part, sizes)
 
@@ -245,13 +245,13 @@ class _Parts:
         self._waiting: dict[int, dict[int, Made | SampleFailedError]] = {}
         self._decode_us: Counter[int] = Counter()
         # For each sample, the image sizes that its parts' crops must share; see Program.
-        self.sizes: list[dict[str, tuple[int, int]]] = [{} for _ in request.ids]
+        self.sizes: list[dict[str, tuple[int, int]]] = [{} for _ in range(request.count)]
 
     def join(
         self, place: int, made: Made | SampleFailedError, decode_us: int
     ) -> tuple[Made | SampleFailedError, int] | None:
         """Add the part at ``place``. After a sample's last part, return it and its decoding time."""
-        part, index = divmod(place, len(self._request.ids))
+        part, index = divmod(place, self._request.count)
         parts = self._waiting.setdefault(index, {})
         parts[part] = made
         self._decode_us[index] += decode_us
@@ -263,7 +263,7 @@ class _Parts:
         for number, name in enumerate(self._names):
             made = parts[number]
             if isinstance(made, SampleFailedError):
-                named = self._request.named_field(index + number * len(self._request.ids))
+                named = self._request.named_field(index + number * self._request.count)
                 # The first failed part fails the sample.
                 return SampleFailedError(made.outcome, f"{named}: {made.why}", reason=made.reason), decode_us
             arrays[name] = made

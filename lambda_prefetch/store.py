@@ -109,8 +109,8 @@ class PackSaver:
         self._store: Store | None = None
         self._requests_before = 0
         self._pack: PackInProgress | None = None
-        self._offsets = [0] * len(self._request.ids)
-        self._lengths = [0] * len(self._request.ids)
+        self._offsets = [0] * self._request.count
+        self._lengths = [0] * self._request.count
         self._kept: dict[int, tuple[bytes, memoryview]] = {}
         self._kept_bytes = 0
         self._writing = threading.Lock()

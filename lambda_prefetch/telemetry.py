@@ -56,13 +56,13 @@ class Telemetry:
             ("ColdStart", MetricUnit.Count, int(result.cold_start)),
             ("SamplesCached", MetricUnit.Count, cached),
             ("SamplesFailed", MetricUnit.Count, samples - cached),
-            ("SourceBytes", MetricUnit.Bytes, sum(result.source_bytes)),
+            ("SourceBytes", MetricUnit.Bytes, result.source_bytes),
             ("RecordBytes", MetricUnit.Bytes, sum(result.record_bytes)),
             ("StoreBytes", MetricUnit.Bytes, result.store_bytes),
             ("StoreTroubles", MetricUnit.Count, int(bool(result.store_trouble))),
-            ("FetchTime", MetricUnit.Microseconds, sum(result.fetch_us)),
-            ("DecodeTime", MetricUnit.Microseconds, sum(result.decode_us)),
-            ("PushTime", MetricUnit.Microseconds, sum(result.push_us)),
+            ("FetchTime", MetricUnit.Microseconds, result.fetch_us),
+            ("DecodeTime", MetricUnit.Microseconds, result.decode_us),
+            ("PushTime", MetricUnit.Microseconds, result.push_us),
         ):
             self._metrics.add_metric(name=name, unit=unit, value=value)
         self._metrics.flush_metrics()

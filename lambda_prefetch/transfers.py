@@ -46,7 +46,7 @@ def restore(invocation: Invocation) -> None:
         store = own_store(invocation, writing=False)
     except Exception as error:  # noqa: BLE001  # in the result: the coordinator decodes meanwhile
         invocation.store_trouble = trouble_in_words(error)
-        invocation.fail_all(range(len(request.ids)), Outcome.STORE_ERROR, invocation.store_trouble)
+        invocation.fail_all(range(request.count), Outcome.STORE_ERROR, invocation.store_trouble)
         return
     # Invocations of one process may share the store and its count of requests.
     pieces, requests_before = list(_pieces(request)), store.requests
@@ -60,9 +60,7 @@ def restore(invocation: Invocation) -> None:
 
 def _pieces(request: PrefetchRequest) -> Iterator[tuple[str, list[int]]]:
     """Yield each pack with the samples that are read from it together."""
-    order = sorted(
-        range(len(request.ids)), key=lambda index: (request.pack_of[index], request.offsets[index])
-    )
+    order = sorted(range(request.count), key=lambda index: (request.pack_of[index], request.offsets[index]))
     # Rising offsets: a disk reads ahead, and S3 gets one request for neighbours.
     piece: list[int] = []
     last, size_bytes = "", 0
@@ -167,8 +165,8 @@ def save(invocation: Invocation, meta: PackMeta | None) -> None:
         PackSaver(invocation, meta, pace=None) as saver,
     ):
         at, count = 0, _FIRST_RECORDS
-        while at < len(request.ids) and not invocation.store_trouble and not invocation.expired():
-            indices = range(at, min(at + count, len(request.ids)))
+        while at < request.count and not invocation.store_trouble and not invocation.expired():
+            indices = range(at, min(at + count, request.count))
             longest = _save_some(indices, invocation, nodes, saver)
             # As many as fit if all are as long as the longest so far.
             at, count = indices.stop, max(1, min(_MOST_RECORDS, _SAVED_BYTES // max(longest, 1)))

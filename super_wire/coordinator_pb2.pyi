@@ -28,14 +28,13 @@ class FromWorker(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., answer: _Optional[_Union[WorkerAnswer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("protocol_version", "version", "name", "fingerprint", "slots", "trouble", "clock_s", "store_only", "store", "store_id")
+    __slots__ = ("protocol_version", "version", "name", "fingerprint", "slots", "trouble", "store_only", "store", "store_id")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
-    CLOCK_S_FIELD_NUMBER: _ClassVar[int]
     STORE_ONLY_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -45,11 +44,10 @@ class WorkerHello(_message.Message):
     fingerprint: str
     slots: int
     trouble: str
-    clock_s: float
     store_only: bool
     store: str
     store_id: str
-    def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., slots: _Optional[int] = ..., trouble: _Optional[str] = ..., clock_s: _Optional[float] = ..., store_only: bool = ..., store: _Optional[str] = ..., store_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., slots: _Optional[int] = ..., trouble: _Optional[str] = ..., store_only: bool = ..., store: _Optional[str] = ..., store_id: _Optional[str] = ...) -> None: ...
 
 class WorkerAnswer(_message.Message):
     __slots__ = ("call", "result", "failure")

@@ -14,19 +14,16 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
+_COUNT_MAX = 2**63 - 1
+
 _Message = TypeVar("_Message")
 
 
 def mapping_of(message: Any, optional: Collection[str] = ()) -> dict[str, Any]:
     """Return a message's fields as JSON values, without ``optional`` ones that are empty."""
     values = {entry.name: getattr(message, entry.name) for entry in fields(message)}
-    # asdict() of the whole message would copy every item of every column.
-    return {
-        name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-        for name, value in values.items()
-        # Messages without optional fields look the same as before those existed.
-        if value or name not in optional
-    }
+    # Messages without optional fields look the same as before those existed.
+    return {name: _json_of(value) for name, value in values.items() if value or name not in optional}
 
 
 def message_in(
@@ -38,11 +35,13 @@ def message_in(
     version: int,
     optional: Collection[str] = (),
     types: Mapping[str, Any] = MappingProxyType({}),
+    count_max: int = _COUNT_MAX,
 ) -> _Message:
     """Build a message from JSON values, each checked against its field's annotation, or raise ConfigError.
 
     ``super_{kind}`` in the mapping is its ``version``. ``reader`` is the program that reads it, for
     errors. ``types`` maps annotations of fields to their string enumerations and dataclasses of counts.
+    No integer may exceed ``count_max``.
     """
     sent_version = mapping.get(f"super_{kind}") if isinstance(mapping, dict) else None
     if not isinstance(mapping, dict) or type(sent_version) is not int or sent_version != version:
@@ -58,45 +57,66 @@ def message_in(
             raise ConfigError(f"the prefetch {kind} lacks the field {entry.name!r}")
         value, annotation = mapping[entry.name], str(entry.type)
         inner = types.get(annotation)
-        if not (_CHECKS[annotation](value) if inner is None else _fits(value, inner)):
+        if not (_CHECKS[annotation](value, count_max) if inner is None else _fits(value, inner)):
             raise ConfigError(
-                f"in a prefetch {kind}, {entry.name} must be {annotation} without negative numbers, not "
-                f"{reprlib.repr(value)}"
+                f"in a prefetch {kind}, {entry.name} must be {annotation} without numbers below 0 or "
+                f"above {count_max}, not {reprlib.repr(value)}"
             )
         if inner is not None and issubclass(inner, Enum):
             value = inner(value)
         elif inner is not None:
             value = inner(**{bound.name: value[bound.name] for bound in fields(inner)})
+        elif annotation == "bytes":
+            value = bytes.fromhex(value)
         values[entry.name] = tuple(value) if annotation.startswith("tuple") else value
     return cls(**values)
 
 
-def _is_count(value: object) -> bool:
+def _json_of(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    # asdict() of the whole message would copy every item of every column.
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _is_count(value: object, count_max: int = _COUNT_MAX) -> bool:
     # Not isinstance(): True and False are ints too.
-    return type(value) is int and 0 <= value < 2**63
+    return type(value) is int and 0 <= value <= count_max
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+def _are_counts(items: object, count_max: int) -> bool:
+    # A call for each of the thousands of items would cost more than parsing their JSON.
+    if not isinstance(items, (list, tuple)) or not set(map(type, items)) <= {int}:
+        return False
+    return not items or 0 <= min(items) <= max(items) <= count_max
 
 
-def _are(items: object, good: Callable[[object], bool]) -> bool:
-    return isinstance(items, (list, tuple)) and all(map(good, items))
+def _are_texts(items: object) -> bool:
+    return isinstance(items, (list, tuple)) and all(issubclass(kind, str) for kind in set(map(type, items)))
+
+
+def _is_hex(value: object) -> bool:
+    try:
+        # Without capitals and spaces, so that equal bytes have equal texts.
+        return isinstance(value, str) and bytes.fromhex(value).hex() == value
+    except ValueError:
+        return False
 
 
 def _fits(value: object, cls: Any) -> bool:
     if issubclass(cls, Enum):
-        return _is_text(value) and value in set(cls)
+        return isinstance(value, str) and value in set(cls)
     return isinstance(value, dict) and all(_is_count(value.get(entry.name)) for entry in fields(cls))
 
 
-# annotation of a field -> check of its JSON value
-_CHECKS: dict[str, Callable[[Any], bool]] = {
-    "str": _is_text,
+# annotation of a field -> check of its JSON value, in which no integer may exceed the second argument
+_CHECKS: dict[str, Callable[[Any, int], bool]] = {
+    "str": lambda value, _: isinstance(value, str),
+    "bytes": lambda value, _: _is_hex(value),
     "int": _is_count,
-    "float": lambda value: _is_count(value) or (type(value) is float and 0 <= value < math.inf),
-    "bool": lambda value: isinstance(value, bool),
-    "tuple[str, ...]": lambda value: _are(value, _is_text),
-    "tuple[int, ...]": lambda value: _are(value, _is_count),
-    "dict[str, str]": lambda value: isinstance(value, dict) and _are([*value, *value.values()], _is_text),
+    "float": lambda value, most: _is_count(value, most) or (type(value) is float and 0 <= value < math.inf),
+    "bool": lambda value, _: isinstance(value, bool),
+    "tuple[str, ...]": lambda value, _: _are_texts(value),
+    "tuple[int, ...]": _are_counts,
+    "dict[str, str]": lambda value, _: isinstance(value, dict) and _are_texts([*value, *value.values()]),
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import json
-import re
 import reprlib
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,7 +22,7 @@ from superdl.super_wire.message_fields import mapping_of, message_in
 from superdl.super_wire.redaction import clean_text
 
 # JSON, column by column, because this is what the Invoke API of AWS Lambda transfers.
-REQUEST_VERSION = 5
+REQUEST_VERSION = 6
 MAX_SAMPLES_PER_REQUEST = 4096
 
 # Encodings of a member: stored as is, or a raw deflate stream, as in zip archives.
@@ -32,10 +31,10 @@ MEMBER_ENCODINGS = ("", "deflate")
 # number of its row group, and its length the number of its row in that, both from 0 on.
 ROW_ENCODING = "parquet:"
 
-_HEX_ID = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
-_WHERE_USED = frozenset(
-    {"fields", "members", "member_offsets", "member_lengths", "encodings", "source_requests"}
-)
+# Upper limit of numbers in a result, whose sums the coordinator computes.
+_RESULT_NUMBER_MAX = 2**40
+_DIGITS_MAX = 10
+_WHERE_USED = frozenset({"fields", "members", "member_offsets", "member_lengths", "encodings"})
 
 
 def is_row(encoding: str) -> bool:
@@ -109,11 +108,12 @@ class PrefetchRequest:
     epoch: int
     # Only an address: credentials come from the function's own settings.
     cache: str
-    expires_at: float  # Unix time in seconds, after which no sample is started
+    # From its arrival; no sample is started after that. Clocks of different machines are never compared.
+    expires_in_s: float
     keys: tuple[str, ...]
     versions: tuple[str, ...]
-    # 32 hex digits. The function derives each id again, so both sides mean the same sample.
-    ids: tuple[str, ...]
+    # 16 bytes each. The function derives them again, so both sides mean the same samples.
+    ids: bytes
     kind: RequestKind = RequestKind.DECODE
     limits: Limits = field(default_factory=Limits)
     # The decoder's required fingerprint, empty if the caller has checked it; of a save, its records'.
@@ -132,6 +132,15 @@ class PrefetchRequest:
     # Of MEMBER_ENCODINGS or ROW_ENCODING; empty if all bytes are stored as is.
     encodings: tuple[str, ...] = ()
     fields: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """The number of samples."""
+        return len(self.ids) // ID_BYTES
+
+    def sample_id(self, index: int) -> bytes:
+        """Return the id of a sample."""
+        return self.ids[index * ID_BYTES : (index + 1) * ID_BYTES]
 
     @property
     def id_bucket(self) -> str:
@@ -155,7 +164,7 @@ class PrefetchRequest:
 
     def named_field(self, index: int) -> str:
         """Return the name, for messages, of one part of a sample with fields."""
-        part = index // len(self.ids)
+        part = index // self.count
         return f"its field {(MAIN_FIELD, *self.fields)[part]!r}, {self.name_of(index)}"
 
     def to_mapping(self) -> dict[str, Any]:
@@ -178,18 +187,19 @@ class PrefetchRequest:
             optional=_WHERE_USED,
             types={"RequestKind": RequestKind, "Limits": Limits},
         )
-        count = len(request.ids)
+        count = request.count
         if not 1 <= count <= MAX_SAMPLES_PER_REQUEST:
             raise ConfigError(
                 f"a prefetch request must contain 1 to {MAX_SAMPLES_PER_REQUEST} samples, not {count}"
             )
-        if not all(map(_HEX_ID.fullmatch, request.ids)):
-            raise ConfigError(f"a sample id must have {2 * ID_BYTES} lower-case hex digits")
+        if len(request.ids) % ID_BYTES:
+            raise ConfigError(f"a sample id must have {ID_BYTES} bytes")
         _check_places(request)
         _check_parts(request)
         checked_naming(request.alias or None, None, "in a prefetch request, ")
-        below = all(key.startswith(request.prefix) for key in request.keys)
-        if request.prefix and not (request.alias and below):
+        if request.prefix and not (
+            request.alias and all(key.startswith(request.prefix) for key in request.keys)
+        ):
             raise ConfigError(
                 "a prefetch request with a prefix needs an alias, and keys that begin with the prefix"
             )
@@ -204,50 +214,49 @@ class PrefetchRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchResult:
-    """The outcome of every sample of a request, in the same order. Times are microseconds of work per sample.
+    """The outcome of every sample of a request, in the same order, and totals of the work.
 
-    ``source_requests`` counts GETs that each fetch many members. ``source_bytes`` then includes the
-    bytes between them. If it is 0, each sample with such bytes took one GET. ``offsets`` and
-    ``lengths`` locate the record of each sample in ``pack``. The length is 0 for samples that are not
-    in it, and without a pack all are empty.
+    Times are microseconds of work, so those of parallel threads add up. ``source_bytes`` includes what
+    was fetched between members. ``offsets`` and ``lengths`` locate the record of each sample in
+    ``pack``. The length is 0 for samples that are not in it, and without a pack all are empty.
     """
 
     request_id: str
     function_version: str
     cold_start: bool
     outcomes: tuple[str, ...]
-    fetch_us: tuple[int, ...]
-    decode_us: tuple[int, ...]  # with the other steps
-    push_us: tuple[int, ...]  # shared by the samples of one pipeline
-    source_bytes: tuple[int, ...]  # fetched
     record_bytes: tuple[int, ...]  # now in the cache: of a record, or of a pointer
     # For outcomes other than cached, by the sample's index in the request.
     messages: dict[str, str] = field(default_factory=dict)
+    fetch_us: int = 0
+    decode_us: int = 0  # with the other steps
+    push_us: int = 0
+    source_requests: int = 0  # GETs
+    source_bytes: int = 0  # fetched
     duration_us: int = 0  # the function's own measurement
     billed_us: int = 0  # 0 if unknown, as is memory_mb
     memory_mb: int = 0
-    clock_s: float = 0.0  # the function's clock when it answered, Unix time in seconds
     pack: str = ""
     offsets: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
     store_trouble: str = ""  # the reason why the store was not written or read
     store_requests: int = 0  # to S3
     store_bytes: int = 0  # read or written
-    source_requests: int = 0
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the result as a mapping of JSON values, which a handler returns."""
-        values = mapping_of(self, _WHERE_USED)
+        values = mapping_of(self)
         return {"super_result": REQUEST_VERSION, **values, "messages": dict(self.messages)}
 
     @classmethod
     def from_mapping(cls, answer: dict[str, Any]) -> PrefetchResult:
         """Check and convert parsed JSON. Raises ``ConfigError`` with a description of the problem."""
         result = message_in(
-            cls, answer, "result", "the coordinator", version=REQUEST_VERSION, optional=_WHERE_USED
+            *(cls, answer, "result", "the coordinator"),
+            version=REQUEST_VERSION,
+            count_max=_RESULT_NUMBER_MAX,
         )
-        columns = (result.fetch_us, result.decode_us, result.push_us, result.source_bytes)
-        if {len(column) for column in (*columns, result.record_bytes)} != {len(result.outcomes)}:
+        if len(result.record_bytes) != len(result.outcomes):
             raise ConfigError("the columns of a prefetch result differ in length")
         placed = len(result.outcomes) if result.pack else 0
         if not placed == len(result.offsets) == len(result.lengths):
@@ -258,6 +267,9 @@ class PrefetchResult:
         unknown = set(result.outcomes) - frozenset(Outcome)
         if unknown:
             raise ConfigError(f"unknown outcomes in a prefetch result: {reprlib.repr(sorted(unknown))}")
+        numbered = all(index.isdecimal() and len(index) < _DIGITS_MAX for index in result.messages)
+        if not numbered or len(result.messages) > len(result.outcomes):
+            raise ConfigError("the messages of a prefetch result are not numbered by sample")
         texts = (result.function_version, result.pack, result.store_trouble)
         # Most results need no cleaning, so do not copy them.
         if result.messages or not "".join(texts).isascii():
@@ -271,7 +283,7 @@ class PrefetchResult:
 
 def _check_places(request: PrefetchRequest) -> None:
     is_restore = request.kind is RequestKind.RESTORE
-    count = len(request.ids) if is_restore else 0
+    count = request.count if is_restore else 0
     if not count == len(request.pack_of) == len(request.offsets) == len(request.lengths):
         raise ConfigError(
             "a restore needs pack_of, offsets and lengths for each key; other requests must have none"
@@ -294,7 +306,7 @@ def _check_places(request: PrefetchRequest) -> None:
 
 def _check_parts(request: PrefetchRequest) -> None:
     """Check that the columns of a request match."""
-    parts = len(request.ids) * (1 + len(request.fields))
+    parts = request.count * (1 + len(request.fields))
     if not parts == len(request.versions) == len(request.keys):
         raise ConfigError(
             "a prefetch request must have as many keys and versions as ids, and as many again for each field"

@@ -37,8 +37,8 @@ _UNCOUNTED = np.isin(OUTCOME_ORDER, [Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Ou
 _NOT_RESTORED = np.isin(OUTCOME_ORDER, [Outcome.NOT_STORED, Outcome.STORE_ERROR])
 
 _EXPIRED_EARLY = (
-    "; it gave this answer {:.1f} s into the {:.0f} s that a request may take: the clocks of the function "
-    "and the coordinator differ, or the function's own time limit is too short for any work"
+    "; it gave this answer {:.1f} s into the {:.0f} s that a request may take: the function's own time limit "
+    "is too short for any work"
 )
 _OUTAGES_PER_WARNING = 8
 _GOLDEN = (5**0.5 - 1) / 2  # fractions of its multiples are spread evenly

@@ -6,14 +6,13 @@ import asyncio
 import json
 import logging
 import math
-import re
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from superdl.coordinator.core import FailureKind
-from superdl.coordinator.executors.base import Executor, ExecutorError, Scaling, setting
+from superdl.coordinator.executors.base import DIGEST, Executor, ExecutorError, Scaling, setting
 from superdl.coordinator.executors.messages import read_object, read_result, shown_start
 from superdl.super_wire.cancelling import CallingThreads
 from superdl.super_wire.errors import ConfigError
@@ -36,9 +35,6 @@ _WARM_TIMEOUT_S = 60.0
 _WARM_ATTEMPTS = 30
 _THROTTLED_PAUSE_S = 1.0
 _READ_MARGIN_S = 30.0  # the engine gives up on an answer before its connection does
-_DIGEST = re.compile(r"[0-9a-f]{32}")
-# Smaller differences of clocks may be an answer's travel time; a request lasts far longer.
-_SAME_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,6 @@ class LambdaExecutor(Executor):
         self._warm_event = json.dumps({"super_warm": _WARM_VERSION, "cache": context.cache}).encode()
         self._warm = min(max(1, settings.lambda_warm), self._calls)
         self.fingerprint = ""
-        self._clock = FunctionClock()
         self._was_throttled = False
         self._client = LambdaClient(
             Target(settings.lambda_function, settings.lambda_region, settings.lambda_endpoint_url),
@@ -100,7 +95,7 @@ class LambdaExecutor(Executor):
             if isinstance(error, ExecutorError) and error.wrong_settings:
                 raise ConfigError(str(error)) from error
             raise error
-        digests = sorted({answer.fingerprint for answer in warmed})
+        digests = sorted(set(warmed))
         if len(digests) > 1:
             raise ConfigError(
                 f"the environments of {self.target} decode images differently ({', '.join(digests)}): "
@@ -113,38 +108,28 @@ class LambdaExecutor(Executor):
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
         """Run one request; see :class:`superdl.coordinator.executors.base.Executor`."""
-        # On the functions' clock, and only for the warmed functions: others refuse it.
-        request = replace(
-            request,
-            expires_at=max(0.0, request.expires_at + self._clock.ahead_s),
-            golden=self.fingerprint,
-            function_version=installed_version(),
-        )
-        read = partial(read_reply, target=self.target, request_id=request.request_id)
-        result = await self._call(request.to_json().encode(), timeout_s, read)
-        self._clock.told(result.clock_s)
-        return result
+        # Only for the warmed functions: others refuse it.
+        request = replace(request, golden=self.fingerprint, function_version=installed_version())
+        read = partial(read_reply, target=self.target, request=request)
+        return await self._call(request.to_json().encode(), timeout_s, read)
 
     async def close(self) -> None:
         """Close without waiting for threads. AWS ends the invocations in progress."""
         self._threads.close(ExecutorError("the executor is closed"))
         self._client.close()
 
-    async def _warm_one(self) -> Warmed:
+    async def _warm_one(self) -> str:
         attempts = 1
         while True:
             try:
-                read = partial(Warmed.of, target=self.target)
-                warmed = await self._call(self._warm_event, _WARM_TIMEOUT_S, read)
+                read = partial(read_warmed, target=self.target)
+                return await self._call(self._warm_event, _WARM_TIMEOUT_S, read)
             except ExecutorError as error:
                 if not _is_throttled(error) or attempts == _WARM_ATTEMPTS:
                     raise
                 if not self._was_throttled:
                     _log.warning("waiting to warm up functions: %s", error)
                 self._was_throttled = True
-            else:
-                self._clock.told(warmed.clock_s)
-                return warmed
             attempts += 1
             await asyncio.sleep(_THROTTLED_PAUSE_S)
 
@@ -176,36 +161,29 @@ def _is_throttled(error: BaseException) -> bool:
     return isinstance(error, ExecutorError) and error.kind is FailureKind.THROTTLED
 
 
-class Warmed(NamedTuple):
-    """A function's answer to a warm event. ``clock_s`` is 0 if it reported no time."""
+def read_warmed(reply: Reply, target: Target) -> str:
+    """Read the reply to a warm event, and return the decoder's fingerprint.
 
-    fingerprint: str
-    clock_s: float = 0.0
-
-    @classmethod
-    def of(cls, reply: Reply, target: Target) -> Warmed:
-        """Read the reply to a warm event.
-
-        Raises ``ExecutorError`` if it is not from SUPER's function, and ``ConfigError`` if it is
-        from another version of SUPER.
-        """
-        answer = read_object(reply.payload, str(target))
-        version, digest, clock_s = map(answer.get, ("function_version", "golden", "clock_s"))
-        if not isinstance(version, str) or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-            shown = shown_start(json.dumps(answer))
-            raise ExecutorError(f"{target} answered a warm event with {shown}: deploy SUPER's function there")
-        if words := _mismatch(version, target):
-            raise ConfigError(words)
-        return cls(digest, clock_s if isinstance(clock_s, float) and math.isfinite(clock_s) else 0.0)
+    Raises ``ExecutorError`` if it is not from SUPER's function, and ``ConfigError`` if it is
+    from another version of SUPER.
+    """
+    answer = read_object(reply.payload, str(target))
+    version, digest = map(answer.get, ("function_version", "golden"))
+    if not isinstance(version, str) or not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+        shown = shown_start(json.dumps(answer))
+        raise ExecutorError(f"{target} answered a warm event with {shown}: deploy SUPER's function there")
+    if words := _mismatch(version, target):
+        raise ConfigError(words)
+    return digest
 
 
-def read_reply(reply: Reply, target: Target, request_id: str) -> PrefetchResult:
+def read_reply(reply: Reply, target: Target, request: PrefetchRequest) -> PrefetchResult:
     """Read the answer to a prefetch request, and add the billed time.
 
     Raises ``ExecutorError`` if it is not a result of the request, or comes from another version of SUPER.
     """
     try:
-        result = read_result(reply.payload, request_id, str(target))
+        result = read_result(reply.payload, request, str(target))
     except ExecutorError as error:
         error.ran_s = reply.ran_s  # billed all the same
         raise
@@ -225,30 +203,3 @@ def _mismatch(version: str, target: Target) -> str:
         f"{target} runs SUPER {version[:80]}, but the coordinator runs SUPER {installed_version()}: deploy "
         f"version {installed_version()} of the function, or start a coordinator of version {version[:80]}"
     )
-
-
-class FunctionClock:
-    """The difference between the clock of functions on other machines and this machine's clock."""
-
-    def __init__(self) -> None:
-        # A request carries the time until which it is useful, on the functions'
-        # clock. On ours, if that is seconds off, all would have expired on arrival.
-        self.ahead_s = 0.0
-
-    def told(self, clock_s: float) -> None:
-        """Note the Unix time of the function's clock in an answer that just arrived, or 0 for none."""
-        if not clock_s:
-            return
-        ahead_s = clock_s - time.time()
-        if abs(ahead_s - self.ahead_s) < _SAME_S:
-            return
-        self.ahead_s = ahead_s if abs(ahead_s) >= _SAME_S else 0.0
-        if self.ahead_s:
-            _log.warning(
-                "this machine's clock is %.0f s %s the functions' clock. Requests are adjusted for that, but "
-                "synchronise the clock (NTP), since AWS refuses calls that are 5 minutes off",
-                abs(ahead_s),
-                "behind" if ahead_s > 0 else "ahead of",
-            )
-        else:
-            _log.info("this machine's clock agrees with the functions' clock again")

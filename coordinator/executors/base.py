@@ -7,6 +7,7 @@ individual samples are reported in the result.
 from __future__ import annotations
 
 import importlib
+import re
 import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 # Maximum characters shown of a failure's kind and of its message, whatever its source.
 MAX_KIND, MAX_WORDS = 80, 600
 _SCAN = 4
+# The fingerprint of a decoder.
+DIGEST = re.compile(r"[0-9a-f]{32}")
 SHIPPED_PRICES = Path(__file__).with_name("prices.toml")
 
 

@@ -46,7 +46,6 @@ class ConnectedWorker:
         self.number = number
         self.name, self.slots = one_line(hello.name, MAX_KIND) or "a worker", hello.slots
         self.fingerprint, self.store, self.store_id = hello.fingerprint, hello.store, hello.store_id
-        self.ahead_s = hello.clock_s - time.time()
         self.free = hello.slots
         self.outgoing: asyncio.Queue[pb.ToWorker | None] = asyncio.Queue()
         # Nothing more is sent to it.
@@ -173,13 +172,13 @@ class Workers:
         return bool(self._all) and all(map(self.sees_store, self._all))
 
     async def run(
-        self, request: Callable[[float, bool], bytes], timeout_s: float, *, of_store: bool = False
+        self, request: Callable[[bool], bytes], timeout_s: float, *, of_store: bool = False
     ) -> bytes:
         """Run a request in the next free slot. Return its result as JSON, or raise :class:`ExecutorError`.
 
         Args:
-            request: creates the request, given by how many seconds the worker's clock is
-                ahead of this machine's, and whether the worker sees the store.
+            request: creates the request once a slot is free, given whether its worker sees the
+                store.
             timeout_s: how long a function may take, and also the longest wait for a slot.
             of_store: prefer a worker that sees the store, if there is one.
         """
@@ -187,9 +186,7 @@ class Workers:
             pass  # it left at that moment
         call, answered = next(self._numbers), asyncio.get_running_loop().create_future()
         worker.calls[call] = answered
-        message = pb.WorkerRequest(
-            call=call, request=request(worker.ahead_s, self.sees_store(worker)), timeout_s=timeout_s
-        )
+        message = pb.WorkerRequest(call=call, request=request(self.sees_store(worker)), timeout_s=timeout_s)
         worker.say(request=message)
         try:
             async with asyncio.timeout(timeout_s + _MARGIN_S):

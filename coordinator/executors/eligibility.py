@@ -317,8 +317,8 @@ def _judged(result: PrefetchResult, source: str, cache: str) -> str:
         return ""
     if outcomes == {Outcome.EXPIRED}:
         reason += (
-            f"; a preflight expires after {_EXPIRES_S:.0f} s: it waited longer for a free function, the "
-            "clocks of the function and this machine differ, or the function's own time limit is too short"
+            f"; a preflight expires after {_EXPIRES_S:.0f} s: it waited longer for a free function, or the "
+            "function's own time limit is too short"
         )
     return f"functions produced nothing in a trial of {counted(len(result.outcomes), 'sample')}: {reason}"
 

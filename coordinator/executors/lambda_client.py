@@ -21,9 +21,6 @@ from superdl.super_wire.redaction import clean_text, text_without_credentials
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# Lambda's own limit.
-_MAX_REQUEST_BYTES = 6 * 2**20
-
 _CONNECT_TIMEOUT_S = 5
 _NAME = re.compile(
     r"(?:arn:aws[a-zA-Z-]*:lambda:(?P<region>[a-z0-9-]+):)?(?:\d{12}:)?(?:function:)?"
@@ -72,12 +69,6 @@ _OF_CALLS = (
         refused=True,
     ),
     _Failure(
-        "InvalidRequestContentException UnsupportedMediaTypeException",
-        "{target} was not invoked because the request was refused ({words})",
-        FailureKind.RAISED,
-        refused=True,
-    ),
-    _Failure(
         "ResourceNotFoundException",
         "{target} does not exist ({words}): deploy it, or correct lambda_function and lambda_region "
         "(SUPER_LAMBDA_FUNCTION, SUPER_LAMBDA_REGION)",
@@ -94,11 +85,6 @@ _OF_CALLS = (
         "MissingAuthenticationTokenException SignatureDoesNotMatch UnrecognizedClientException",
         "{target} cannot be invoked because AWS does not accept the coordinator's credentials ({words}): "
         "renew them, and check that lambda_region is the function's and that this machine's clock is right",
-    ),
-    _Failure(
-        "CodeArtifactUserPendingException ENINotReadyException ResourceConflictException "
-        "ResourceNotReadyException SnapStartNotReadyException",
-        "{target} is not ready yet ({words}): wait until its state is Active",
     ),
     # Raised by boto3.
     _Failure(
@@ -203,13 +189,6 @@ class LambdaClient:
 
     def invoke(self, payload: bytes) -> Reply:
         """Invoke the function and wait for its answer. Raise :class:`ExecutorError` if it failed."""
-        if len(payload) > _MAX_REQUEST_BYTES:
-            raise ExecutorError(
-                f"a request of {len(payload):,} bytes exceeds Lambda's limit of {_MAX_REQUEST_BYTES:,}: "
-                "lower request_samples",
-                FailureKind.RAISED,
-                refused=True,
-            )
         began_s = time.monotonic()
         try:
             answer = self._client.invoke(FunctionName=self.target.function, Payload=payload)

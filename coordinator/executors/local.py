@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import grpc
 
-from superdl.coordinator.executors.base import ExecutorError, setting
+from superdl.coordinator.executors.base import DIGEST, ExecutorError, setting
 from superdl.coordinator.executors.called_in import Workers
-from superdl.coordinator.executors.workers import DIGEST, WorkersExecutor, WorkServicer
+from superdl.coordinator.executors.workers import WorkersExecutor, WorkServicer
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.cancelling import cancel_and_wait
 from superdl.super_wire.errors import ConfigError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.coordinator.core import FailureKind
@@ -18,11 +17,6 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.catalog.dataset import Dataset
 
-# Upper limit of numbers in an answer.
-NUMBER_MAX = 2**40
-
-_DIGITS_MAX = 10
-_HEX_DIGITS = 32
 _SHOWN = 120
 
 
@@ -53,15 +47,15 @@ def request_for(
     A restore needs ``places``, all of them known. ``golden`` is the fingerprint of the
     decoder whose records are saved.
     """
-    catalog, ids = dataset.catalog, dataset.ids(indices, epoch).hex()
+    catalog = dataset.catalog
     return PrefetchRequest(
         request_id=request_id,
         bucket=catalog.bucket,
         recipe=dataset.recipe.json,
         epoch=epoch,
         cache=cache,
-        expires_at=time.time() + expires_in_s,
-        ids=tuple(ids[at : at + _HEX_DIGITS] for at in range(0, len(ids), _HEX_DIGITS)),
+        expires_in_s=expires_in_s,
+        ids=dataset.ids(indices, epoch),
         kind=kind,
         store=store,
         packs=places.packs if places else (),
@@ -88,37 +82,19 @@ def read_object(text: str | bytes, who: str) -> dict[str, Any]:
     return answer
 
 
-def read_result(text: str | bytes, request_id: str, who: str) -> PrefetchResult:
+def read_result(text: str | bytes, request: PrefetchRequest, who: str) -> PrefetchResult:
     """Read the answer to a prefetch request; raise ``ExecutorError`` for anything else."""
     try:
         result = PrefetchResult.from_mapping(read_object(text, who))
     except ConfigError as error:
         raise _unreadable(f"{who} sent an invalid prefetch result: {error}") from error
-    if result.request_id != request_id:
-        raise _unreadable(f"{who} was sent request {request_id}, but answered {result.request_id[:80]!r}")
+    if result.request_id != request.request_id:
+        words = f"{who} was sent request {request.request_id}, but answered {result.request_id[:80]!r}"
+        raise _unreadable(words)
+    if len(result.outcomes) != request.count:
+        samples = counted(request.count, "sample")
+        raise _unreadable(f"{who} answered for {len(result.outcomes)} of {samples}")
     return result
-
-
-def gets_of(result: PrefetchResult) -> int:
-    """Return the number of source requests: one per sample unless the function reports fewer."""
-    return result.source_requests or sum(size > 0 for size in result.source_bytes)
-
-
-def fault_of_result(result: PrefetchResult, samples: int) -> str:
-    """Return why an answer is unusable, or an empty string if it is fine."""
-    if len(result.outcomes) != samples:
-        return f"the function answered for {len(result.outcomes)} of {counted(samples, 'sample')}"
-    if not all(offset.isdecimal() and len(offset) < _DIGITS_MAX for offset in result.messages):
-        return "the function's messages are not numbered by sample"
-    numbers = (
-        *(result.record_bytes, result.source_bytes, result.fetch_us, result.decode_us, result.push_us),
-        (result.duration_us, result.billed_us, result.memory_mb, result.store_requests, result.store_bytes),
-        (result.source_requests,),
-        *(result.offsets, result.lengths),
-    )
-    if any(column and not 0 <= min(column) <= max(column) <= NUMBER_MAX for column in numbers):
-        return f"the function's answer contains a number that is not from 0 to {NUMBER_MAX}"
-    return ""
 
 
 def _unreadable(words: str) -> ExecutorError:

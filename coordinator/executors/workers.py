@@ -6,17 +6,16 @@ import asyncio
 import contextlib
 import logging
 import math
-import re
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from superdl.coordinator.core import FailureKind
 from superdl.coordinator.executors.base import (
+    DIGEST,
     MAX_KIND,
     Executor,
-    ExecutorError,
     Scaling,
     one_line,
     setting,
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _MAX_SLOTS = 1024
-DIGEST = re.compile(r"[0-9a-f]{32}")
 _STUCK_S, _SILENCE_S = 1.0, 15.0
 _NO_DECODERS = (
     "this coordinator does not use workers: add workers to its executors (SUPER_EXECUTOR=workers), or start "
@@ -105,22 +103,19 @@ class WorkersExecutor(Executor):
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
         """Run one request in a free slot; see :class:`.base.Executor`."""
-        of_store = not request.kind.decodes
+        of_store, expires_at_s = not request.kind.decodes, time.monotonic() + request.expires_in_s
 
-        def made(ahead_s: float, sees_store: bool) -> bytes:  # noqa: FBT001  # as it is called
-            theirs = replace(request, expires_at=request.expires_at + ahead_s)
+        def made(sees_store: bool) -> bytes:  # noqa: FBT001  # as it is called
+            theirs = replace(request, expires_in_s=max(0.0, expires_at_s - time.monotonic()))
             # Without the store, a worker can only decode.
             if not (sees_store or of_store):
                 theirs = replace(theirs, kind=RequestKind.DECODE, store="")
             return theirs.to_json().encode()
 
         answer = await self._workers.run(made, timeout_s, of_store=of_store)
-        result = read_result(answer, request.request_id, "a worker")
-        messages, samples = result.messages, len(result.outcomes)
-        if len(messages) > samples:
-            words = f"a worker returned {len(messages)} messages for {samples} samples"
-            raise ExecutorError(words, FailureKind.RAISED)
-        return replace(result, messages={place: one_line(words) for place, words in messages.items()})
+        result = read_result(answer, request, "a worker")
+        messages = {place: one_line(words) for place, words in result.messages.items()}
+        return replace(result, messages=messages)
 
     async def close(self) -> None:
         """End the workers' streams. They wait for the next coordinator, or exit."""
@@ -190,8 +185,8 @@ def _home(message: pb.FromWorker, workers: Mapping[bool, Workers]) -> Workers:
         raise ConfigError(f"this worker cannot run functions: {one_line(hello.trouble)}")
     if not 1 <= hello.slots <= _MAX_SLOTS:
         raise ConfigError(f"a worker must have 1 to {_MAX_SLOTS} slots, not {hello.slots}")
-    if not DIGEST.fullmatch(hello.fingerprint) or not math.isfinite(hello.clock_s):
-        raise ConfigError("a worker's hello needs its clock and a decoder fingerprint of 32 hex digits")
+    if not DIGEST.fullmatch(hello.fingerprint):
+        raise ConfigError("a worker's hello needs a decoder fingerprint of 32 hex digits")
     home = workers.get(not hello.store_only)
     if home is None:
         raise ConfigError(_NO_SAVERS if hello.store_only else _NO_DECODERS)

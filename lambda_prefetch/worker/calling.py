@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -182,7 +181,6 @@ class _Call:
             fingerprint=self.slots.fingerprint,
             slots=self.slots.count,
             trouble=self.trouble[:_MAX_WORDS],
-            clock_s=time.time(),
             store_only=settings.store_only,
             store=settings.store,
             store_id=await _store_id(settings.store),

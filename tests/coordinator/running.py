@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +23,7 @@ from superdl.coordinator.core import BatchRead, CoreSettings
 from superdl.coordinator.executors.base import Executor, Scaling
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.manager import ExecutorManager
+from superdl.coordinator.executors.messages import read_result
 from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.server.listening import Health, listen, listen_for_health
 from superdl.coordinator.server.service import CoordinatorService
@@ -30,6 +32,7 @@ from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.cancelling import HeldTasks, cancel_and_wait
 from superdl.super_wire.errors import SuperError, error_from_name
+from superdl.super_wire.ids import split_ids
 from superdl.super_wire.keys import cache_key
 from superdl.super_wire.protocol import ERROR_METADATA_KEY, PROTOCOL_VERSION
 from superdl.super_wire.recipe import Recipe
@@ -98,8 +101,7 @@ class ScriptedExecutor(Executor):
             await self.before(request)
         outcomes = [self.outcomes.get(key, Outcome.CACHED) for key in request.keys]
         records = {}
-        for key, hex_id, outcome in zip(request.keys, request.ids, outcomes, strict=True):
-            sample_id = bytes.fromhex(hex_id)
+        for key, sample_id, outcome in zip(request.keys, split_ids(request.ids), outcomes, strict=True):
             if outcome is Outcome.CACHED:
                 records[cache_key(sample_id)] = record_of(key, sample_id)
             elif outcome is Outcome.TOMBSTONE:
@@ -112,16 +114,17 @@ class ScriptedExecutor(Executor):
             ) as client:  # not asyncio's: cancelled, it leaks a connection
                 client.mset(records)
         count = len(request.keys)
-        return self.edit(
+        result = self.edit(
             PrefetchResult(
                 request_id=request.request_id,
                 function_version="scripted",
                 cold_start=False,
                 outcomes=tuple(outcomes),
-                fetch_us=(10,) * count,
-                decode_us=(20,) * count,
-                push_us=(30,) * count,
-                source_bytes=(100,) * count,
+                fetch_us=10 * count,
+                decode_us=20 * count,
+                push_us=30 * count,
+                source_requests=count,
+                source_bytes=100 * count,
                 record_bytes=tuple(RECORD_BYTES * (outcome is Outcome.CACHED) for outcome in outcomes),
                 messages={
                     str(place): f"{key} is no image"
@@ -130,6 +133,7 @@ class ScriptedExecutor(Executor):
                 },
             )
         )
+        return read_result(json.dumps(result.to_mapping()), request, "a function")
 
     async def close(self):
         """Nothing to end."""

@@ -70,10 +70,9 @@ def _restore():
     store = DirectoryStore.open(root / "store", create=True)
     meta = PackMeta(collection_of(request.bucket, recipe.digest), request.bucket, recipe.json, "", "")
     begun = store.begin_pack(meta)
-    records = [pack(pixels(9, 12), bytes.fromhex(one)) for one in request.ids]
-    offsets = [
-        begun.add(bytes.fromhex(one), *record) for one, record in zip(request.ids, records, strict=True)
-    ]
+    ids = split_ids(request.ids)
+    records = [pack(pixels(9, 12), sample_id) for sample_id in ids]
+    offsets = [begun.add(sample_id, *record) for sample_id, record in zip(ids, records, strict=True)]
     lengths = [len(header) + payload.nbytes for header, payload in records]
     return store, replace(
         request,
@@ -118,7 +117,7 @@ def _name_anew(event):
         keys, versions = ([text.encode() for text in event[name]] for name in ("keys", "versions"))
         randomness = (recipe.augment_seed, event["epoch"]) if recipe.random else None
         ids = sample_ids(event["bucket"], keys, versions, recipe.digest, randomness)
-        event["ids"] = [one.hex() for one in split_ids(ids)]
+        event["ids"] = ids.hex()
     except (AttributeError, ConfigError, KeyError, OverflowError, RecursionError, TypeError, ValueError):
         return
 

@@ -58,7 +58,7 @@ _POINTER_PAYLOAD = pack_pointer(Pointer("pack", 0, 64), _ID)[HEADER_BYTES:]
 _ARRAYS = pack_arrays({"a": np.arange(6, dtype=np.int16).reshape(2, 3), "b": np.zeros(0)}, _ID)
 _REPORT = ReadReport(0, 1, 2, 4, 3, 5, 6, 7, 8, 1, 0, missed=(1, 3), corrupt=(3,))
 _REQUEST = PrefetchRequest(
-    *("r", "s3://b", Recipe.image().json, 0, "redis://h", 1e10, ("k", "l"), ("v", "w"), ("0" * 32,)),
+    *("r", "s3://b", Recipe.image().json, 0, "redis://h", 1e10, ("k", "l"), ("v", "w"), bytes(16)),
     kind=RequestKind.RESTORE,
     store="/s",
     packs=("p",),
@@ -72,7 +72,9 @@ _REQUEST = PrefetchRequest(
     fields=("mask",),
 )
 _RESULT = PrefetchResult(
-    *("r", "1", True, ("cached",), (1,), (2,), (3,), (4,), (5,), {"0": "x"}),
+    *("r", "1", True, ("cached",), (5,), {"0": "x"}),
+    fetch_us=1,
+    source_bytes=4,
     pack="p",
     offsets=(64,),
     lengths=(70,),

@@ -3,7 +3,6 @@
 import shutil
 import signal
 import threading
-import time
 
 import grpc
 import pytest
@@ -104,7 +103,6 @@ def goodbye_to_a_late_one(address):
         version=installed_version(),
         fingerprint=decoder_fingerprint(),
         slots=1,
-        clock_s=time.time(),
     )
     over = threading.Event()
 

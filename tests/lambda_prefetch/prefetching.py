@@ -15,7 +15,7 @@ from superdl.lambda_prefetch.members import content_of
 from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.lambda_prefetch.transforms import Program
-from superdl.super_wire.ids import id_bucket, sample_ids, split_ids
+from superdl.super_wire.ids import id_bucket, sample_ids
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import read_tombstone, unpack
 from superdl.super_wire.request import Limits, PrefetchRequest, PrefetchResult, RequestKind
@@ -65,17 +65,16 @@ def request_for(
     randomness = (recipe.augment_seed, epoch) if recipe.random else None
     keys = [key.removeprefix(prefix).encode() for key in versions]
     listed = [version.encode() for version in versions.values()]
-    ids = split_ids(sample_ids(id_bucket(bucket, alias), keys, listed, recipe.digest, randomness))
     return PrefetchRequest(
         request_id="test",
         bucket=bucket,
         recipe=recipe.json,
         epoch=epoch,
         cache=cache,
-        expires_at=time.time() + expires_in_s,
+        expires_in_s=expires_in_s,
         keys=tuple(versions),
         versions=tuple(versions.values()),
-        ids=tuple(one.hex() for one in ids),
+        ids=sample_ids(id_bucket(bucket, alias), keys, listed, recipe.digest, randomness),
         limits=limits or Limits(),
         alias=alias,
         prefix=prefix,
@@ -102,7 +101,7 @@ def member_request(bucket, rows, cache, recipe=PLAIN, **options):
         plain,
         keys=columns["key"],
         versions=columns["version"],
-        ids=tuple(one.hex() for one in split_ids(ids)),
+        ids=ids,
         members=columns["member"],
         member_offsets=columns["offset"],
         member_lengths=columns["length"],
@@ -158,7 +157,7 @@ def wait_until(condition, patience_s=20.0):
 def raw_record(valkey, request, index):
     """The record's bytes as they lie in the cache."""
     with valkey.client() as client:
-        return client.get(f"super:r1:{request.ids[index]}")
+        return client.get(f"super:r1:{request.sample_id(index).hex()}")
 
 
 def array_of(valkey, request, index):
@@ -181,7 +180,7 @@ class _Pusher:
 
 def fetched(request_, source):
     """What arrives of a request: content or failure by place; the ranges that were read."""
-    invocation, found = Invocation(request_, FunctionSettings.from_environment(), time.time() + 60), {}
+    invocation, found = Invocation(request_, FunctionSettings.from_environment(), time.monotonic() + 60), {}
     with Fetchers(invocation, source, _Pusher()) as fetchers:
         while (arrived := fetchers.next()) is not None:
             assert arrived.index not in found

@@ -58,14 +58,15 @@ def test_every_sample_has_its_own_outcome(tmp_path, valkey, monkeypatch, decoder
     request = file_request(tmp_path, keys, valkey.unix_url)
     result = run(request)
     assert list(result.outcomes) == expected
+    assert result.source_bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert result.source_requests == len(list(tmp_path.iterdir()))
     for n, outcome in enumerate(expected):
         if outcome == "cached":
             assert np.array_equal(array_of(valkey, request, n), pixels(20 + n, 30, seed=n))
             header = parse_header(raw_record(valkey, request, n))
-            assert (header.fetch_us, header.decode_us) == (result.fetch_us[n], result.decode_us[n])
-            assert min(header.fetch_us, header.decode_us, result.duration_us) > 0
+            assert 0 < header.fetch_us <= result.fetch_us
+            assert 0 < header.decode_us <= result.decode_us
             assert result.record_bytes[n] == 64 + (20 + n) * 30 * 3
-            assert result.source_bytes[n] == (tmp_path / keys[n]).stat().st_size
         elif outcome == "tombstone":
             assert tombstone_of(valkey, request, n).key == keys[n]
             assert result.messages[str(n)].startswith(f"{request.bucket}/{keys[n]}: ")

@@ -91,9 +91,7 @@ def test_a_pack_holds_exactly_what_the_cache_acknowledged(root, valkey, store, a
         decoder_fingerprint(),
         installed_version(),
     )
-    assert sorted(bytes(entry["id"]).hex() for entry in index.entries) == sorted(
-        request.ids[n] for n in cached
-    )
+    assert sorted(bytes(entry["id"]) for entry in index.entries) == sorted(map(request.sample_id, cached))
     for n, offset in enumerate(result.offsets):
         if n in cached:
             record = raw_record(valkey, request, n)
@@ -114,14 +112,14 @@ def test_what_the_cache_refuses_is_in_no_pack(root, valkey, directory_store):
     with valkey.client() as client:
         client.config_set("maxmemory", client.info("memory")["used_memory"] + 2**21)
     result = run(request)
-    cached = {request.ids[n] for n, outcome in enumerate(result.outcomes) if outcome == "cached"}
+    cached = {request.sample_id(n) for n, outcome in enumerate(result.outcomes) if outcome == "cached"}
     assert set(result.outcomes) == {"cached", "cache_full"}
-    assert cached == {sample for n, sample in enumerate(request.ids) if raw_record(valkey, request, n)}
+    assert cached == {request.sample_id(n) for n in range(request.count) if raw_record(valkey, request, n)}
     refused = result.outcomes.index("cache_full")
     assert ("OOM" in result.messages[str(refused)], result.record_bytes[refused]) == (True, 0)
     index = assert_whole(directory_store, result.pack)
-    assert {bytes(entry["id"]).hex() for entry in index.entries} == cached
-    assert {request.ids[n] for n, offset in enumerate(result.offsets) if offset} == cached
+    assert {bytes(entry["id"]) for entry in index.entries} == cached
+    assert {request.sample_id(n) for n, offset in enumerate(result.offsets) if offset} == cached
 
 
 def test_the_cache_gets_pointers_that_lead_to_the_records(root, valkey, directory_store):
@@ -139,10 +137,10 @@ def test_the_cache_gets_pointers_that_lead_to_the_records(root, valkey, director
         assert (result.offsets[n] > 0) == (outcome == "cached")
         assert result.lengths[n] == (len(whole[n]) if outcome == "cached" else 0)
         if n in LARGE:
-            place = read_pointer(record, sample_id=bytes.fromhex(request.ids[n]))
+            place = read_pointer(record, sample_id=request.sample_id(n))
             assert place == Pointer(result.pack, result.offsets[n], result.lengths[n])
             record = directory_store.read(place.pack, place.offset, place.length)
-            check_record(record, bytes.fromhex(request.ids[n]))
+            check_record(record, request.sample_id(n))
         if outcome == "cached":
             assert unpack(record)[1].tobytes() == unpack(whole[n])[1].tobytes()
         elif outcome == "tombstone":
@@ -203,7 +201,7 @@ def test_what_is_never_wanted_again_is_not_kept(root, valkey, directory_store, m
 
 def test_a_pack_that_would_come_late_is_left(root, valkey, directory_store):
     request = saving(root, valkey, directory_store, GOOD)
-    invocation = Invocation(request, FunctionSettings.from_environment(), expires_at=0)
+    invocation = Invocation(request, FunctionSettings.from_environment(), expires_at_s=0)
     invocation.outcomes[0] = Outcome.CACHED
     meta = PackMeta("0" * 16, request.bucket, request.recipe, "", "")
     run(request)
@@ -244,7 +242,7 @@ def test_a_disk_that_is_slower_than_the_function_is_spared(
     record, pace, troubles = raw_record(valkey, request, 0), Pace(), []
     meta = PackMeta("0" * 16, request.bucket, request.recipe, "", "")
     for _ in range(40):
-        invocation = Invocation(request, FunctionSettings.from_environment(), expires_at=1e12)
+        invocation = Invocation(request, FunctionSettings.from_environment(), expires_at_s=1e12)
         invocation.outcomes[:] = [Outcome.CACHED] * len(GOOD)
         clock = Clock(between / 2, between / 2, waiting)  # begun or checked; before a write; after it
         with PackSaver(invocation, meta, pace=pace, clock=clock) as saver:

@@ -14,8 +14,8 @@ from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.super_wire.request import PrefetchResult
 from tests.lambda_prefetch.prefetching import Context
 result = PrefetchResult(
-    request_id="r1", function_version="0", cold_start=True, outcomes=("cached", "missing"), fetch_us=(10, 5),
-    decode_us=(20, 0), push_us=(30, 0), source_bytes=(100, 0), record_bytes=(200, 0),
+    request_id="r1", function_version="0", cold_start=True, outcomes=("cached", "missing"), fetch_us=15,
+    decode_us=20, push_us=30, source_bytes=100, record_bytes=(200, 0),
     messages={"1": "file:///a/b.jpg: there is no such file"}, duration_us=7000,
     store_trouble="/store: No space left on device", store_bytes=300,
 )

@@ -1,7 +1,5 @@
 """Makes prefetch requests whose id tells a misbehaving function of the tests what to do."""
 
-import time
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -17,19 +15,17 @@ TIMEOUT_S = 30.0
 
 def ask(request_id="plain", bucket="file:///nowhere", keys=("k",), versions=("1-1",), cache="unix:///none"):
     recipe = Recipe([])
-    ids = split_ids(
-        sample_ids(bucket, [k.encode() for k in keys], [v.encode() for v in versions], recipe.digest)
-    )
+    names = [[text.encode() for text in texts] for texts in (keys, versions)]
     return PrefetchRequest(
         request_id=request_id,
         bucket=bucket,
         recipe=recipe.json,
         epoch=0,
         cache=cache,
-        expires_at=time.time() + TIMEOUT_S,
+        expires_in_s=TIMEOUT_S,
         keys=tuple(keys),
         versions=tuple(versions),
-        ids=tuple(one.hex() for one in ids),
+        ids=sample_ids(bucket, *names, recipe.digest),
     )
 
 
@@ -47,8 +43,8 @@ def ask_for_images(directory, cache):
 def assert_cached(valkey, request, pixels):
     """The cache holds the pixels of all images of :func:`ask_for_images`."""
     with valkey.client() as client:
-        for n, one in enumerate(request.ids):
-            assert np.array_equal(unpack(client.get(f"super:r1:{one}"))[1], pixels + n)
+        for n, one in enumerate(split_ids(request.ids)):
+            assert np.array_equal(unpack(client.get(f"super:r1:{one.hex()}"))[1], pixels + n)
 
 
 def failing(kind, match=None):

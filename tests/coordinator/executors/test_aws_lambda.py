@@ -11,7 +11,7 @@ from superdl.coordinator.core import FailureKind
 from superdl.coordinator.executors import aws_lambda
 from superdl.coordinator.executors.base import ExecutorError
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.keys import cache_key
+from superdl.super_wire.keys import cache_keys
 from superdl.super_wire.protocol import installed_version
 from tests.coordinator.executors.asking import TIMEOUT_S, ask, failing
 from tests.coordinator.executors.lambda_running import (
@@ -42,7 +42,7 @@ async def test_a_request_is_carried_out_and_its_bill_is_told(lambda_service, obj
         assert result.billed_us >= result.duration_us
     assert cold.billed_us > cold.duration_us + 50_000  # the start of a process is billed
     with valkey.client() as client:
-        assert client.exists(*(cache_key(bytes.fromhex(one)) for one in request.ids)) == 6
+        assert client.exists(*cache_keys(request.ids)) == 6
 
 
 async def test_environments_and_their_connections_are_open_before_the_first_request(

@@ -1,23 +1,19 @@
 """Whatever functions and AWS answer is a result of the request, or an error with reason, remedy and bill."""
 
 import json
-import logging
 import re
-import time
-from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from superdl.coordinator.core import FailureKind
-from superdl.coordinator.executors.aws_lambda import FunctionClock, Warmed, read_reply
+from superdl.coordinator.executors.aws_lambda import read_reply, read_warmed
 from superdl.coordinator.executors.base import ExecutorError
 from superdl.coordinator.executors.lambda_client import Reply, Target, from_function
 from superdl.super_wire.protocol import installed_version
-from superdl.super_wire.request import Outcome
 from tests.coordinator.executors.asking import TIMEOUT_S, ask, failing
-from tests.coordinator.executors.lambda_running import executor_for, handler_of, request_for_objects, using
+from tests.coordinator.executors.lambda_running import executor_for, handler_of, using
 from tests.fixtures.lambda_answers import Answer
 
 MAX_MESSAGE = 1500
@@ -97,7 +93,6 @@ CODES = [
     ),
     (502, "EC2ThrottledException", {}, FailureKind.THROTTLED, "EC2ThrottledException"),
     (413, "RequestTooLargeException", {}, FailureKind.RAISED, "lower request_samples"),
-    (400, "InvalidRequestContentException", {}, FailureKind.RAISED, "the request was refused"),
     (
         404,
         "ResourceNotFoundException",
@@ -125,13 +120,6 @@ CODES = [
         {},
         FailureKind.UNAVAILABLE,
         "could not be invoked .KMSAccessDeniedException",
-    ),
-    (
-        409,
-        "ResourceConflictException",
-        {},
-        FailureKind.UNAVAILABLE,
-        "is not ready yet .*: wait until its state is Active",
     ),
     (
         500,
@@ -189,17 +177,6 @@ async def test_a_connection_that_breaks(service):
         await executor.invoke(ask(), timeout_s=TIMEOUT_S)
 
 
-async def test_a_request_that_is_too_large_is_not_sent(service):
-    keys = tuple(f"{number}-{'k' * 1000}" for number in range(4000))
-
-    async with using(executor_for(service)) as executor:
-        begun = len(service.invocations)
-        request = ask("large", keys=keys, versions=("é" * 200,) * 4000)
-        with failing(FailureKind.RAISED, match=r"a request of 8,[0-9,]+ bytes exceeds Lambda's limit"):
-            await executor.invoke(request, timeout_s=TIMEOUT_S)
-        assert len(service.invocations) == begun
-
-
 TARGET = Target("super-prefetch", "us-east-1")
 MAX_CHARACTERS = 5000  # an escape takes up to ten
 JSON = st.recursive(
@@ -244,8 +221,8 @@ def test_errors_of_functions(payload, kind):
 def test_any_answer_is_an_error_of_ours_or_a_result(payload):
     reply = Reply(payload, 0.25)
     for read, ran_s in (
-        (lambda: read_reply(reply, TARGET, "r"), 0.25),
-        (lambda: Warmed.of(reply, TARGET), 0.0),
+        (lambda: read_reply(reply, TARGET, ask("r")), 0.25),
+        (lambda: read_warmed(reply, TARGET), 0.0),
     ):
         with pytest.raises(ExecutorError) as told:
             read()
@@ -257,48 +234,15 @@ def test_a_function_is_named_without_a_password():
     assert str(Target("f", "us-east-1", "http://u:hunter2@host:1")) == "the function f (http://***@host:1)"
 
 
-WARM = {"function_version": installed_version(), "golden": "a" * 32, "clock_s": 12.5}
+WARM = {"function_version": installed_version(), "golden": "a" * 32}
 
 
 def warmed(**changes):
-    return Warmed.of(Reply(json.dumps({**WARM, **changes}).encode(), 0.0), TARGET)
+    return read_warmed(Reply(json.dumps({**WARM, **changes}).encode(), 0.0), TARGET)
 
 
-def test_a_warm_answer_tells_version_fingerprint_and_clock():
-    assert warmed() == (WARM["golden"], WARM["clock_s"])
-    for clock_s in (float("nan"), float("inf"), "12", None):
-        assert warmed(clock_s=clock_s).clock_s == 0.0
+def test_a_warm_answer_tells_version_and_fingerprint():
+    assert warmed() == WARM["golden"]
     for wrong in ({"golden": "x"}, {"golden": None}, {"function_version": 1}):
         with pytest.raises(ExecutorError, match="answered a warm event with .*: deploy SUPER's function"):
             warmed(**wrong)
-
-
-@pytest.mark.parametrize(("ahead_s", "side"), [(100.0, "behind"), (-100.0, "ahead of")])
-async def test_a_function_with_another_clock_makes_the_samples(
-    lambda_service, object_store, valkey, caplog, ahead_s, side
-):
-    lambda_service.deploy(handler=handler_of("with_a_clock_ahead"), environment={"AHEAD_S": str(ahead_s)})
-    request = replace(request_for_objects(object_store, valkey.url, 2), expires_at=time.time() + 20.0)
-    expired = replace(request, request_id="late", expires_at=time.time() - 20.0)
-
-    async with using(executor_for(lambda_service, valkey.url)) as executor:
-        made, late = [await executor.invoke(one, timeout_s=TIMEOUT_S) for one in (request, expired)]
-    assert made.outcomes == (Outcome.CACHED,) * 2
-    assert late.outcomes == (Outcome.EXPIRED,) * 2
-    told = [record for record in caplog.records if "clock is 100 s" in record.getMessage()]
-    assert [record.levelno for record in told] == [logging.WARNING]
-    assert f"this machine's clock is 100 s {side} the functions' clock" in told[0].getMessage()
-
-
-def test_small_differences_are_none_and_what_is_set_right_is_forgotten(caplog):
-    clock = FunctionClock()
-    for clock_s in (0.0, time.time() + 2.0, time.time() - 2.0):
-        clock.told(clock_s)
-        assert clock.ahead_s == 0.0
-    assert not caplog.records
-    clock.told(time.time() + 60.0)
-    clock.told(time.time() + 62.0)
-    assert 59.0 < clock.ahead_s < 61.0
-    clock.told(time.time())
-    assert clock.ahead_s == 0.0
-    assert len(caplog.records) == 1

@@ -162,7 +162,7 @@ async def test_one_that_is_refused_is_no_reason_nor_is_what_passes(executor):
     ("outcome", "words"),
     [
         (Outcome.SOURCE_ERROR, "in a trial of 3 samples: the weather"),
-        (Outcome.EXPIRED, "clocks of the function and this machine differ"),
+        (Outcome.EXPIRED, "the function's own time limit is too short"),
         (ExecutorError("busy", FailureKind.THROTTLED), "no function accepted the request (busy)"),
         (
             ExecutorError("30 s", FailureKind.TIMED_OUT),

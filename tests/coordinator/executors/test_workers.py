@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 from functools import partial
 
 import grpc
@@ -35,16 +34,14 @@ async def coordinator(tmp_path, **options):
         await server.stop(None)
 
 
-def plain(request, _ahead_s, _sees_store):
+def plain(request, _sees_store):
     return request
 
 
 async def call_in(stub, **hello):
     """A worker's stream after its welcome."""
     stream = stub.Work()
-    await stream.write(
-        pb.FromWorker(hello=pb.WorkerHello(**{**SAME, "slots": 1, "clock_s": time.time(), **hello}))
-    )
+    await stream.write(pb.FromWorker(hello=pb.WorkerHello(**{**SAME, "slots": 1, **hello})))
     assert (await stream.read()).HasField("welcome")
     return stream
 
@@ -126,7 +123,7 @@ async def test_the_decoder_of_the_cache_s_records_has_a_while_to_come_back(tmp_p
 async def test_requests_of_the_store_go_to_workers_that_see_it(tmp_path, caplog):
     """A directory is known by what lies in it; another worker gets what needs no store, if any is there."""
 
-    def seen(name, _ahead_s, sees_store):
+    def seen(name, sees_store):
         return f"{name} {sees_store}".encode()
 
     async with coordinator(tmp_path) as (workers, stub):

@@ -85,7 +85,7 @@ NONSENSE = {
     "a negative length": lambda result: dataclasses.replace(
         result, record_bytes=(-5,) * len(result.outcomes)
     ),
-    "an endless time": lambda result: dataclasses.replace(result, fetch_us=(10**30,) * len(result.outcomes)),
+    "an endless time": lambda result: dataclasses.replace(result, fetch_us=10**30),
 }
 
 
