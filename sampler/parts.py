@@ -100,7 +100,7 @@ class Part:
 
     def job_stats(self) -> SamplerStats:
         """Return the coordinator's counters for the job."""
-        return self.session.stats(self.pager.checks)
+        return self.session.stats()
 
     def close(self) -> None:
         """Close the job on this rank and stop the thread."""

@@ -272,7 +272,7 @@ class _Reading:
             at_once = 0
             _announce(self._store, placed, packs)
         came: list[int] = []
-        digests: dict[int, int] = {}
+        digests: list[int] = []
         headers = np.empty((buffer.size, HEADER_BYTES), dtype=np.uint8)
         rows, row = headers.reshape(-1).data, 0
         slots, slot_bytes = buffer.slots, buffer.item_bytes
@@ -299,12 +299,12 @@ class _Reading:
                     at_once = 0
             if size == length:
                 # Now, while it is in the processor's cache.
-                digests[offset] = payload_hash(slot)
+                digests.append(payload_hash(slot))
                 came.append(offset)
                 row += HEADER_BYTES
             else:
                 self._later(place, pack)
-        buffer.note_records(came, headers[: len(came)], digests)
+        buffer.note_records(came, headers[: len(came)], digests, hashed=True)
         self.came += came
         packs.waits_for_disks = bool(self._waiting)
         self._read_waiting()
