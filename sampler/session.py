@@ -266,7 +266,9 @@ class Session:
         begun_s, begun_cpu_s = time.perf_counter(), time.thread_time()
         try:
             return self._answered(
-                lambda end_s: self._client.call("NextBatches", request, patience.until(end_s), stopped=stopped),
+                lambda end_s: self._client.call(
+                    "NextBatches", request, patience.until(end_s), stopped=stopped
+                ),
                 *(epoch, yielded, stopped),
             )
         finally:

@@ -143,17 +143,18 @@ class BatchBuffer:
         offsets: Sequence[int],
         headers: NDArray[np.uint8],
         digests: Sequence[int],
-        hashed: NDArray[np.bool_] | bool,
+        hashed: NDArray[np.bool_] | None = None,
     ) -> None:
         """Store records that have filled their slots.
 
-        ``headers`` is uint8 (offsets, 64). ``digests`` are valid where ``hashed``.
+        ``headers`` is uint8 (offsets, 64). ``digests`` are valid where ``hashed``, by default everywhere.
         """
         self.raw_headers[offsets] = headers
         self.record_bytes[offsets] = HEADER_BYTES + self.item_bytes
         for offset in offsets if self.own else ():
             self.own.pop(offset, None)
-        self.digests[offsets], self.hashed[offsets] = np.array(digests, dtype=np.uint64), hashed
+        self.digests[offsets] = np.array(digests, dtype=np.uint64)
+        self.hashed[offsets] = True if hashed is None else hashed
         self.replies[offsets] = _RECORD
 
     def take_back(self, offset: int) -> None:
@@ -201,7 +202,8 @@ class SeenRecords:
     ) -> NDArray[np.intp]:
         """Return the ``offsets`` whose record differs from the one that was hashed before."""
         slots, entries = _entries(sample_ids, buffer, offsets)
-        return offsets[self._entries[slots] != entries]
+        changed: NDArray[np.intp] = offsets[self._entries[slots] != entries]
+        return changed
 
     def remember(self, sample_ids: bytes, buffer: BatchBuffer, offsets: NDArray[np.intp]) -> None:
         """Remember the records at ``offsets`` as hashed and correct."""

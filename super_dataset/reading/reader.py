@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from superdl.super_dataset.reading.batch import Batch, bad_sample_error
-from superdl.super_dataset.reading.buffer import BatchBuffer, ReplyKind, SeenRecords
+from superdl.super_dataset.reading.buffer import BatchBuffer, SeenRecords
 from superdl.super_dataset.reading.cache_link import REPORT_TIMEOUT_S, CacheLink
 from superdl.super_dataset.reading.packs import OPEN_PACKS, StoreTroubleLog, read_placed, read_pointed
 from superdl.super_wire.cache import CacheAddress, Command, NodeConnections, exchange
@@ -21,7 +21,7 @@ from superdl.super_wire.keys import cache_key, cache_keys
 from superdl.super_wire.record import HEADER_BYTES, LISTING, read_tombstone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from superdl.super_dataset.memory.batch_memory import Memory
     from superdl.super_wire.batch_ref import BatchRef

@@ -136,17 +136,17 @@ class CacheConnection:
 
         If ``once``, wait for the socket only once: encrypted data may not yield a byte yet.
         """
-        count = 0
         try:
-            while not count:
-                if self._tls is not None:
+            if self._tls is None:
+                count = self._socket.recvmsg_into(buffers)[0]
+            else:
+                count = self._tls.receive_some(buffers)
+                while not (count or once):
                     count = self._tls.receive_some(buffers)
-                elif not (count := self._socket.recvmsg_into(buffers)[0]):
-                    raise EOFError
-                if once:
-                    break
         except (OSError, EOFError) as error:
             raise self._failure(error) from error
+        if not count and self._tls is None:
+            raise self._failure(EOFError())
         self._heard = True
         return count
 
