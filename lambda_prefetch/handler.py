@@ -97,7 +97,7 @@ def _warm(event: dict[str, Any], settings: FunctionSettings, *, cold_start: bool
         raise ConfigError(f"a warm event's cache must be an address or empty, not {reprlib.repr(cache)}")
     if cache:
         with cache_connections(cache, settings) as nodes:
-            if not nodes.connected:
+            if not nodes.opened:
                 nodes.connect()
     golden = _own_fingerprint()
     gc.freeze()  # keeps full collections from scanning everything loaded so far

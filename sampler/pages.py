@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from superdl.sampler.prefetch import PrefetchBuffer
 from superdl.sampler.rpc.client import CallStoppedError, Patience
-from superdl.sampler.stats import StatusChecks
 from superdl.super_wire.batch_ref import BatchRef, Places
 from superdl.super_wire.errors import CoordinatorError, SuperError, UsageError
 from superdl.super_wire.ids import ID_BYTES
@@ -69,7 +68,6 @@ class Pager:
         self._delivered: Delivered | None = None  # of the latest iteration
         self._prepared: tuple[PlanPosition, PrefetchBuffer] | None = None  # for a future iteration
         self._silent = False
-        self.checks = StatusChecks()
         self.pid = os.getpid()
 
     def prepare(self, place: PlanPosition) -> None:
@@ -123,8 +121,6 @@ class Pager:
         with self._wake:
             while True:
                 self._refuse_if_stopped()
-                if buffer.exhausted:
-                    return None
                 batch = buffer.take()
                 if batch is not None:
                     self._progress = (buffer.epoch, buffer.head)
@@ -134,6 +130,8 @@ class Pager:
                     elif buffer.wants_page():
                         self._wake.notify_all()
                     return batch
+                if buffer.exhausted:
+                    return None
                 error, buffer.error = buffer.error, None
                 if error is not None:
                     self._wake.notify_all()
@@ -144,7 +142,7 @@ class Pager:
                     raise CoordinatorError(
                         "the sampler's background thread has died; its traceback was printed earlier"
                     )
-                self.checks.wait_s += time.perf_counter() - begun_s
+                self._session.checks.wait_s += time.perf_counter() - begun_s
 
     def stop(self) -> None:
         """Stop the thread and any call that it is making. Idempotent."""
@@ -217,7 +215,9 @@ class Pager:
         error: Exception | None = None
         # Without the lock: meanwhile the trainer takes batches.
         try:
-            page = self._ask(buffer.epoch, position, count, yielded=head, with_keys=True)
+            page = self._session.pages_from(
+                buffer.epoch, position, count, yielded=head, with_keys=True, stopped=self._stopped
+            )
         except Exception as failure:  # noqa: BLE001  # raised where the trainer asks
             error = failure
         with self._wake:
@@ -249,8 +249,7 @@ class Pager:
         with self._wake:
             head, count = buffer.head, len(buffer.reorderable())
         try:
-            options = {"yielded": head, "with_keys": False, "patience": _ONE_TRY}
-            batches = self._ask(buffer.epoch, head, count, **options).batches
+            batches = self._statuses(buffer.epoch, head, count)
         except SuperError as error:  # statuses are hints; the next page will report the error
             _LOG.debug("could not get statuses for epoch %d from position %d: %s", buffer.epoch, head, error)
             batches = ()
@@ -265,22 +264,20 @@ class Pager:
         if self._session.has_begun_another(epoch):
             return
         try:
-            self._ask(epoch, head, 1, yielded=head, with_keys=False, patience=_ONE_TRY)
+            self._statuses(epoch, head, 1)
             self._silent = False
         except SuperError as error:
             if not self._silent:
                 _LOG.warning("the coordinator does not answer the sampler's heartbeat: %s", error)
             self._silent = True
 
-    def _ask(self, epoch: int, position: int, count: int, **how: Any) -> Any:
-        begun_s, begun_cpu_s = time.perf_counter(), time.thread_time()
-        try:
-            return self._session.pages_from(epoch, position, count, stopped=self._stopped, **how)
-        finally:
-            checks = self.checks
-            checks.calls += 1
-            checks.call_s += time.perf_counter() - begun_s
-            checks.cpu_s += time.thread_time() - begun_cpu_s
+    def _statuses(self, epoch: int, head: int, count: int) -> Sequence[Any]:
+        """Return the batches (messages) from the first undelivered one on, without keys. Try once."""
+        page = self._session.pages_from(
+            *(epoch, head, count, _ONE_TRY), yielded=head, with_keys=False, stopped=self._stopped
+        )
+        batches: Sequence[Any] = page.batches
+        return batches
 
 
 def planned_batch(

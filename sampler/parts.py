@@ -100,7 +100,7 @@ class Part:
 
     def job_stats(self) -> SamplerStats:
         """Return the coordinator's counters for the job."""
-        return self.session.stats(self.pager.checks)
+        return self.session.stats()
 
     def close(self) -> None:
         """Close the job on this rank and stop the thread."""
@@ -221,8 +221,9 @@ class PlanIterator(Iterator[BatchRef]):
                 raise StopIteration
             self._taken.append(batch)
         taken, self._taken = self._taken, []
-        if not self._warned:
-            self._warn_of_another_epoch(taken[0].epoch)
+        named, epoch = self._cursor.named, taken[0].epoch
+        if named not in (None, epoch) and not self._warned:
+            self._warn_of_another_epoch(named, epoch)
         return self._parts.joined(taken)  # type: ignore[no-any-return]  # a mix gives MixedRef
 
     def _begin(self) -> None:
@@ -237,11 +238,8 @@ class PlanIterator(Iterator[BatchRef]):
                 self._cursor.move(place)  # the next attempt begins the same epoch
             raise
 
-    def _warn_of_another_epoch(self, epoch: int) -> None:
-        """Warn once if the epoch was set after an iteration had begun."""
-        named = self._cursor.named
-        if named is None or named == epoch:
-            return
+    def _warn_of_another_epoch(self, named: int | None, epoch: int) -> None:
+        """Warn once that an epoch was set after an iteration of another had begun."""
         self._warned = True
         _LOG.warning(
             "set_epoch(%d) was called during an iteration of epoch %d, which stays in that epoch. A "

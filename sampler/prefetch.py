@@ -111,7 +111,9 @@ class PrefetchBuffer:
         """Return the next batch to deliver, or ``None`` if there is none."""
         if not self._waiting:
             return None
-        position = next((place for place in self.reorderable() if place in self._ready), self.head)
+        position = self.head
+        if self._reorder > 1:
+            position = next((place for place in self.reorderable() if place in self._ready), position)
         self._ready.discard(position)
         batch = self._waiting.pop(position)
         self._pass_delivered()

@@ -125,6 +125,7 @@ class Session:
         self._listing_silence_s = listing_silence_s
         self._reopening_s = reopening_s
         self._lock = threading.Lock()
+        self.checks = StatusChecks()
         with client.hold():
             facts, _ = client.register(dataset, run, renew=is_own(run), silence_s=listing_silence_s)
             warn_of(dataset, facts.warnings, rank)
@@ -239,10 +240,10 @@ class Session:
         epoch: int,
         position: int,
         count: int,
+        patience: Patience = RUNNING,
         *,
         yielded: int,
         with_keys: bool,
-        patience: Patience = RUNNING,
         stopped: threading.Event | None = None,
     ) -> Any:
         """Return a page (message) of up to ``count`` batches from ``position`` on. Reopen a forgotten job.
@@ -262,10 +263,18 @@ class Session:
             with_keys=with_keys,
             sees_store=bool(self.binding.store),
         )
-        return self._answered(
-            lambda end_s: self._client.call("NextBatches", request, patience.until(end_s), stopped=stopped),
-            *(epoch, yielded, stopped),
-        )
+        begun_s, begun_cpu_s = time.perf_counter(), time.thread_time()
+        try:
+            return self._answered(
+                lambda end_s: self._client.call(
+                    "NextBatches", request, patience.until(end_s), stopped=stopped
+                ),
+                *(epoch, yielded, stopped),
+            )
+        finally:
+            self.checks.calls += 1
+            self.checks.call_s += time.perf_counter() - begun_s
+            self.checks.cpu_s += time.thread_time() - begun_cpu_s
 
     def _answered(
         self,
@@ -296,15 +305,15 @@ class Session:
             f"times and {self._reopening_s:g} s)"
         )
 
-    def stats(self, checks: StatusChecks) -> SamplerStats:
-        """Return the coordinator's counters for the job, with the cost of status checks."""
+    def stats(self) -> SamplerStats:
+        """Return the coordinator's counters for the job, with the cost of this sampler's calls for pages."""
         from superdl.super_wire import coordinator_pb2 as pb
 
         request = pb.GetJobStatsRequest(jobs=[self.job], with_stalls=True)
         reply = self._client.call("GetJobStats", request, FIRST_CONTACT)
         if not reply.jobs:
             raise UnknownJobError(f"the coordinator at {self._client.address} does not know job {self.job}")
-        return SamplerStats.from_messages(reply.jobs[0], reply.cache, checks, reply.workers)
+        return SamplerStats.from_messages(reply.jobs[0], reply.cache, self.checks, reply.workers)
 
     def close(self) -> None:
         """Tell the coordinator that this rank has finished the job."""

@@ -293,7 +293,8 @@ class SuperDataset(ListedSource, Dataset[Any]):
 
     def _read(self, ref: BatchRef, on_bad_sample: OnBadSample) -> tuple[Any, Any, Any]:
         """Return images and labels before the transform, and the info if it is needed."""
-        self._check_ours(ref)
+        if self._binding is None or self._binding.dataset_id != ref.dataset_id:
+            raise self._not_ours(ref)
         memory = memory_here()
         read = self._reader.read(ref, memory)
         order = delivered_order(ref, read.bad, on_bad_sample, self._padding)
@@ -339,12 +340,9 @@ class SuperDataset(ListedSource, Dataset[Any]):
         """Raise ``UsageError``, since a DataLoader calls this only without ``batch_size=None``."""
         raise UsageError(how_to_use([refs] if isinstance(refs, BatchRef) else refs))
 
-    def _check_ours(self, ref: BatchRef) -> None:
-        binding = self._binding
-        if binding is not None and binding.dataset_id == ref.dataset_id:
-            return
-        own_id = "none yet" if binding is None else binding.dataset_id.hex()
-        raise UsageError(
+    def _not_ours(self, ref: BatchRef) -> UsageError:
+        own_id = "none yet" if self._binding is None else self._binding.dataset_id.hex()
+        return UsageError(
             f"this BatchRef belongs to dataset {ref.dataset_id.hex()}, but the SuperDataset of {self.source} "
             f"is bound to {own_id}: pass the DataLoader the dataset that its sampler was created with"
         )

@@ -235,7 +235,7 @@ def checked_array(ndim: int, sides: tuple[int, ...], code: int) -> tuple[np.dtyp
     if any(beyond):  # otherwise, a flipped bit in ndim could turn (28, 28, 1) into (28, 28)
         raise RecordError(f"an array of {ndim} dimensions cannot have further sides {beyond}")
     dtype = np.dtype(DTYPE_NAMES[code]).newbyteorder("<")
-    if math.prod(side or 1 for side in shape) * dtype.itemsize >= _MAX_ARRAY_BYTES:  # perhaps empty
+    if math.prod(filter(None, shape)) * dtype.itemsize >= _MAX_ARRAY_BYTES:  # perhaps empty
         raise RecordError(f"no array can have the shape {shape}")
     return dtype, shape, math.prod(shape) * dtype.itemsize
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -44,7 +46,7 @@ class ReadReport:
 
     def to_fields(self) -> dict[bytes, bytes]:
         """Return the report as the fields of a stream entry."""
-        entry = {_NUMBERS_FIELD: b" ".join([b"%d" % getattr(self, name) for name in _NUMBERS])}
+        entry = {_NUMBERS_FIELD: " ".join(map(str, _numbers_of(self))).encode()}
         for short, offsets in ((b"m", self.missed), (b"c", self.corrupt)):
             if offsets:
                 entry[short] = np.asarray(offsets, dtype="<u4").tobytes()
@@ -52,9 +54,8 @@ class ReadReport:
 
     def command(self, job: str) -> tuple[bytes, ...]:
         """Return the words of the XADD command that appends the report to the job's bounded stream."""
-        pairs = self.to_fields().items()
-        bound = (b"MAXLEN", b"~", b"%d" % REPORT_STREAM_MAXLEN, b"*")
-        return (b"XADD", report_stream(job), *bound, *(word for pair in pairs for word in pair))
+        words = itertools.chain.from_iterable(self.to_fields().items())
+        return (b"XADD", report_stream(job), b"MAXLEN", b"~", b"%d" % REPORT_STREAM_MAXLEN, b"*", *words)
 
     @classmethod
     def from_fields(cls, entry: Mapping[bytes, bytes]) -> ReadReport:
@@ -78,3 +79,4 @@ class ReadReport:
 
 
 _NUMBERS = tuple(entry.name for entry in fields(ReadReport) if entry.type == "int")
+_numbers_of = operator.attrgetter(*_NUMBERS)

@@ -58,7 +58,7 @@ _REMEDY = 'Repair or remove these objects, or pass on_bad_sample="skip" or "repl
 _REASON_CHARACTERS = 600  # a step's exception may repeat its whole input
 
 # The bytes of a header that samples of one layout share: magic to payload length, and shape.
-_LAYOUT = np.r_[0:16, 24:48]
+LAYOUT = np.r_[0:16, 24:48]
 
 
 @dataclass(slots=True)
@@ -121,7 +121,9 @@ class Batch:
             if isinstance(other, RecordError)
             else f"it is a {type(other).__name__.lower()}"
             # Without the seen records: each has been hashed.
-            for offset, other in check_records(buffer, self.ref.sample_ids, came, None).items()
+            for offset, other in check_records(
+                buffer, self.ref.sample_ids, np.array(came, dtype=np.intp), None
+            ).items()
         }
         for offset in spoilt:
             buffer.take_back(offset)
@@ -156,8 +158,9 @@ class Batch:
             SpendingCapError: a sample would have to be produced, which the spending cap forbids.
         """
         requested, buffer = self.missing, self.buffer
-        replies = dict(zip(requested, buffer.replies[requested].tolist(), strict=True))
-        records = [offset for offset, reply in replies.items() if reply == _RECORD]
+        offsets = np.array(requested, dtype=np.intp)
+        replies = buffer.replies[offsets]
+        records = offsets[replies == _RECORD]
         whole = len(records) == len(requested)
         self.size_bytes += int(buffer.record_bytes[records].sum())
         self.corrupt, self.pointers, self.astray = {}, {}, ""
@@ -178,10 +181,9 @@ class Batch:
         if whole and not self.corrupt and not self.pointers:
             self.missing = []
             return
-        good = set(records).difference(self.corrupt, self.pointers)
+        good = set(records.tolist()).difference(self.corrupt, self.pointers)
         self.missing = [offset for offset in requested if offset not in good]
-        self.not_hit.update(offset for offset, reply in replies.items() if reply == _NIL)
-        self.not_hit.update(self.corrupt)
+        self.not_hit.update(offsets[replies == _NIL].tolist(), self.corrupt)
 
     def _sort_error(self, offset: int, text: str) -> None:
         # No GET gets such a reply: something was corrupted or out of step.
@@ -210,7 +212,7 @@ class Batch:
             straight=self.straight,
             attempt=self.attempts,
             done=int(done),
-            missed=tuple(offset for offset in self.missing if offset in self.not_hit),
+            missed=tuple(sorted(self.not_hit.intersection(self.missing))),
             corrupt=tuple(sorted(self.corrupt)),
         )
 
@@ -268,38 +270,32 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(all_names[:_LISTED_IN_ERRORS]) + (f" and {more} more" if more > 0 else "")
 
 
-def layout_columns(raw_headers: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the bytes of headers, uint8 (n, 64), that contain dtype and shape."""
-    return raw_headers[:, _LAYOUT]
-
-
 def check_records(
-    buffer: BatchBuffer, sample_ids: bytes, offsets: Sequence[int], seen: SeenRecords | None
+    buffer: BatchBuffer, sample_ids: bytes, offsets: NDArray[np.intp], seen: SeenRecords | None
 ) -> dict[int, Other]:
     """Return what was received for ``offsets`` instead of good records, by offset. All others are good.
 
     ``sample_ids`` are those of the whole batch. Without ``seen``, all payloads are hashed.
     """
-    if not offsets:
+    if not len(offsets):
         return {}
-    places = np.array(offsets, dtype=np.intp)
-    first = _parsed(buffer, sample_ids, offsets[0])
+    first = _parsed(buffer, sample_ids, int(offsets[0]))
     unlike = offsets
     if isinstance(first, Header) and first.kind is not RecordKind.ARRAYS:  # whose layout is in the payload
         # All headers at once against the first good one; only those that differ are parsed.
-        layout = layout_columns(buffer.raw_headers[places])
-        lengths = buffer.record_bytes[places]
+        layout = buffer.raw_headers[offsets][:, LAYOUT]
+        lengths = buffer.record_bytes[offsets]
         alike = (layout == layout[0]).all(axis=1) & (lengths == lengths[0])
-        alike &= buffer.headers["id_prefix"][places] == id_prefixes(sample_ids)[places]
-        unlike = places[~alike].tolist()
+        alike &= buffer.headers["id_prefix"][offsets] == id_prefixes(sample_ids)[offsets]
+        unlike = offsets[~alike]
     others: dict[int, Other] = {}
-    for offset in unlike:
+    for offset in unlike.tolist():
         parsed = _parsed(buffer, sample_ids, offset)
         if not isinstance(parsed, Header):
             others[offset] = parsed
     if others:
-        places = np.array([offset for offset in offsets if offset not in others], np.intp)
-    return others | _spoilt_payloads(buffer, sample_ids, places, seen)
+        offsets = np.setdiff1d(offsets, [*others], assume_unique=True)
+    return others | _spoilt_payloads(buffer, sample_ids, offsets, seen)
 
 
 def _parsed(buffer: BatchBuffer, sample_ids: bytes, offset: int) -> Header | Other:
@@ -326,20 +322,19 @@ def _parsed(buffer: BatchBuffer, sample_ids: bytes, offset: int) -> Header | Oth
 def _spoilt_payloads(
     buffer: BatchBuffer, sample_ids: bytes, places: NDArray[np.intp], seen: SeenRecords | None
 ) -> dict[int, Other]:
-    digests, came = buffer.digests, places.tolist()
-    # Most payloads were hashed as they arrived.
-    hashed = [offset for offset in came if offset in digests]
-    late = [offset for offset in came if offset not in digests] if len(hashed) < len(came) else []
-    if seen is not None and late:
-        late = seen.unlike(sample_ids, buffer, np.array(late, dtype=np.intp))
-    computed = np.array([digests[offset] for offset in hashed], dtype=np.uint64)
-    differing = np.array(hashed, dtype=np.intp)[computed != buffer.headers["payload_hash"][hashed]]
+    # New payloads, and those that are due, were hashed as they arrived.
+    was_hashed = buffer.hashed[places]
+    hashed, late = places[was_hashed], places[~was_hashed]
+    if seen is not None and len(late):
+        late = seen.unlike(sample_ids, buffer, late)
+    differing = hashed[buffer.digests[hashed] != buffer.headers["payload_hash"][hashed]]
     spoilt: dict[int, Other] = {}
-    for offset in (*late, *differing.tolist()):
+    for offset in (*late.tolist(), *differing.tolist()):
         try:
             verify_payload(parse_header(bytes(buffer.raw_headers[offset])), buffer.payload(offset))
         except RecordError as error:
             spoilt[offset] = error
-    if seen is not None and (fresh := [offset for offset in (*hashed, *late) if offset not in spoilt]):
-        seen.remember(sample_ids, buffer, np.array(fresh, dtype=np.intp))
+    fresh = np.concatenate([hashed, late])
+    if seen is not None and len(fresh):
+        seen.remember(sample_ids, buffer, np.setdiff1d(fresh, [*spoilt]) if spoilt else fresh)
     return spoilt

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from superdl.super_dataset.memory.batch_memory import RecycledMemory
-from superdl.super_wire.record import HEADER_BYTES, HEADER_DTYPE, MAGIC, RecordKind, id_prefixes, payload_hash
+from superdl.super_wire.record import HEADER_BYTES, HEADER_DTYPE, MAGIC, RecordKind, payload_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import torch
     from numpy.typing import NDArray
@@ -31,6 +31,7 @@ _IN_BLOCKS = (RecordKind.DATA, RecordKind.ARRAYS)
 HASHED_SHARE = 64
 
 _SLOTS = 2**20  # of eight bytes each: 8 MiB, of which only touched pages take memory
+_SLOT = np.uint64(_SLOTS - 1)
 _UPPER = np.uint64(0xFFFFFFFF00000000)
 _LOWER = np.uint64(0x00000000FFFFFFFF)
 
@@ -94,7 +95,9 @@ class BatchBuffer:
         self.errors: dict[int, str] = {}  # error replies, by sample
         # Samples whose payloads are hashed on arrival: all, unless it is changed.
         self.to_hash: NDArray[np.bool_] = np.full(size, fill_value=True)
-        self.digests: dict[int, int] = {}  # xxh3-64 of payloads hashed on arrival, by sample
+        # xxh3-64 of payloads hashed on arrival, and which these are
+        self.digests: NDArray[np.uint64] = np.zeros(size, dtype=np.uint64)
+        self.hashed: NDArray[np.bool_] = np.zeros(size, dtype=np.bool_)
         # Payload bytes per slot of the block; -1 while there is no block.
         self.item_bytes = -1
         # Payloads of one size, later the batch's tensor without a copy: uint8 (size * item_bytes,).
@@ -130,29 +133,35 @@ class BatchBuffer:
         self.own.pop(offset, None)
         if not in_block:
             self.own[offset] = payload
-        self.digests.pop(offset, None)
+        self.hashed[offset] = self.to_hash[offset]
         if self.to_hash[offset]:
             self.digests[offset] = payload_hash(payload)
         self.replies[offset] = _RECORD
 
     def note_records(
-        self, offsets: Sequence[int], headers: NDArray[np.uint8], digests: Mapping[int, int]
+        self,
+        offsets: Sequence[int],
+        headers: NDArray[np.uint8],
+        digests: Sequence[int],
+        hashed: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Store records that have filled their slots. ``headers`` is uint8 (offsets, 64)."""
+        """Store records that have filled their slots.
+
+        ``headers`` is uint8 (offsets, 64). ``digests`` are valid where ``hashed``, by default everywhere.
+        """
         self.raw_headers[offsets] = headers
         self.record_bytes[offsets] = HEADER_BYTES + self.item_bytes
         for offset in offsets if self.own else ():
             self.own.pop(offset, None)
-        for offset in offsets if self.digests and len(digests) < len(offsets) else ():
-            self.digests.pop(offset, None)
-        self.digests.update(digests)
+        self.digests[offsets] = np.array(digests, dtype=np.uint64)
+        self.hashed[offsets] = True if hashed is None else hashed
         self.replies[offsets] = _RECORD
 
     def take_back(self, offset: int) -> None:
         """Drop the sample's bad record, so that another one is requested."""
         self.replies[offset] = _NONE
         self.own.pop(offset, None)
-        self.digests.pop(offset, None)
+        self.hashed[offset] = False
 
     def _allocate_for(self, header: bytes, payload_bytes: int) -> None:
         known = self._expected_bytes == payload_bytes
@@ -181,35 +190,33 @@ class SeenRecords:
         if self._pid != os.getpid():  # a fork has not read what its parent has
             self._entries = np.zeros(_SLOTS, dtype=np.uint64)
             self._pid = os.getpid()  # set last, because other threads check it
-        slots, upper = _slots_of(sample_ids)
-        entries = self._entries[slots]
-        turn = (id_prefixes(sample_ids) + np.uint64(epoch % HASHED_SHARE)) % np.uint64(HASHED_SHARE) == 0
-        new = (entries & _UPPER != upper) | (entries == 0)
+        prefixes, words = np.frombuffer(sample_ids, dtype="<u8").reshape(-1, 2).T
+        entries = self._entries[words & _SLOT]
+        turn = (prefixes + np.uint64(epoch % HASHED_SHARE)) % np.uint64(HASHED_SHARE) == 0
+        new = (entries & _UPPER != words & _UPPER) | (entries == 0)
         chosen: NDArray[np.bool_] = new | turn
         return chosen
 
-    def unlike(self, sample_ids: bytes, buffer: BatchBuffer, offsets: NDArray[np.intp]) -> list[int]:
+    def unlike(
+        self, sample_ids: bytes, buffer: BatchBuffer, offsets: NDArray[np.intp]
+    ) -> NDArray[np.intp]:
         """Return the ``offsets`` whose record differs from the one that was hashed before."""
-        slots, upper = _slots_of(sample_ids)
-        differs = self._entries[slots[offsets]] != upper[offsets] | _times(buffer, offsets)
-        changed: list[int] = offsets[differs].tolist()
+        slots, entries = _entries(sample_ids, buffer, offsets)
+        changed: NDArray[np.intp] = offsets[self._entries[slots] != entries]
         return changed
 
     def remember(self, sample_ids: bytes, buffer: BatchBuffer, offsets: NDArray[np.intp]) -> None:
         """Remember the records at ``offsets`` as hashed and correct."""
-        slots, upper = _slots_of(sample_ids)
+        slots, entries = _entries(sample_ids, buffer, offsets)
         # An evicted record is hashed again.
-        self._entries[slots[offsets]] = upper[offsets] | _times(buffer, offsets)
+        self._entries[slots] = entries
 
 
-def _slots_of(sample_ids: bytes) -> tuple[NDArray[np.intp], NDArray[np.uint64]]:
-    words = np.frombuffer(sample_ids, dtype="<u8")[1::2]
-    return (words & np.uint64(_SLOTS - 1)).astype(np.intp), words & _UPPER
-
-
-def _times(buffer: BatchBuffer, offsets: NDArray[np.intp]) -> NDArray[np.uint64]:
-    """Return a value that identifies one production of a sample. 0 marks an empty slot."""
+def _entries(
+    sample_ids: bytes, buffer: BatchBuffer, offsets: NDArray[np.intp]
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return the slots of samples, and values that identify their productions. 0 marks an empty slot."""
+    words = np.frombuffer(sample_ids, dtype="<u8")[1::2][offsets]
     headers = buffer.headers[offsets]
-    mixed = headers["fetch_us"].astype(np.uint64) * np.uint64(0x9E3779B1) + headers["decode_us"]
-    times: NDArray[np.uint64] = (mixed & _LOWER) | np.uint64(1)
-    return times
+    times = headers["fetch_us"].astype(np.uint64) * np.uint64(0x9E3779B1) + headers["decode_us"]
+    return words & _SLOT, words & _UPPER | times & _LOWER | np.uint64(1)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from superdl.super_dataset.reading.batch import Batch
     from superdl.super_dataset.reading.buffer import BatchBuffer
-    from superdl.super_wire.cache import CacheConnection, Node, NodeConnections
+    from superdl.super_wire.cache import CacheConnection, Node, NodeConnections, SlotMap
 
 _LOG = logging.getLogger("superdl.super_dataset")
 
@@ -61,11 +61,6 @@ class CacheLink:
         self._cache = ""
         self._shunned_until_s: dict[Node | None, float] = {}
 
-    @property
-    def connected(self) -> bool:
-        """Return whether a connection is open, as far as this side knows."""
-        return self._nodes is not None and self._nodes.connected
-
     def connect(self, cache: str, timeout_s: float) -> NodeConnections:
         """Return the nodes of the cache at this address, which is a single node or any node of a cluster.
 
@@ -95,13 +90,26 @@ class CacheLink:
             self.record_bytes = first if alike else int(np.median(sizes))
             self.uniform = alike or len(buffer.own) <= len(sizes) // 2
 
+    def request(self, batch: Batch) -> None:
+        """Request all missing samples, and set the error that kept some from arriving as ``trouble``."""
+        replies, offsets = batch.buffer.replies, batch.missing
+        replies[offsets] = ReplyKind.NONE
+        # An idle connection may be dead, because the cache closes such or was restarted: then another
+        # attempt follows at once.
+        was_open = self._nodes is not None and bool(self._nodes.opened)
+        batch.trouble = self.gather(batch, offsets)
+        if batch.trouble is not None and was_open and batch.clock() < batch.deadline_s:
+            offsets = [offset for offset in offsets if replies[offset] == ReplyKind.NONE]
+            if offsets:  # else the connection failed after all replies had come
+                batch.trouble = self.gather(batch, offsets)
+
     def gather(self, batch: Batch, offsets: Sequence[int]) -> CacheUnreachableError | None:
         """Request samples (ascending) once. Return the error that kept some of them from arriving."""
         left_s = batch.deadline_s - batch.clock()
         try:
             nodes = self.connect(batch.ref.cache, left_s)
-            nodes.renew()
-            if nodes.stale:
+            if nodes.stale:  # also after a node failed
+                nodes.renew()
                 nodes.refresh(left_s)
             return _gather(nodes, batch, offsets, left_s)
         except CacheUnreachableError as error:
@@ -114,19 +122,23 @@ class CacheLink:
     def report(self, batch: Batch, timeout_s: float, *, done: bool) -> None:
         """Send a read report without waiting for the reply. Losing it is harmless."""
         node = None
-        if not self.connected and not batch.astray:
+        connected = self._nodes is not None and bool(self._nodes.opened)
+        if not connected and not batch.astray:
             # Unless all came from packs, the gather has just failed to connect.
             if batch.straight < batch.buffer.size:
                 return
             timeout_s = min(timeout_s, REPORT_TIMEOUT_S)
         try:
-            if not self.connected and self._is_shunned(None, batch):
+            if not connected and self._is_shunned(None, batch):
                 return
             nodes = self.connect(batch.ref.cache, timeout_s)
-            node = nodes.node_of(report_stream(batch.ref.job)) or nodes.home
-            if not nodes.is_open(node) and self._is_shunned(node, batch):
+            if nodes.slots is None:
+                node = nodes.home
+            else:
+                node = nodes.node_of(report_stream(batch.ref.job)) or nodes.home
+            if node not in nodes.opened and self._is_shunned(node, batch):
                 return
-            connection = nodes.connection(node)
+            connection = nodes.opened.get(node) or nodes.connection(node)
             # Bounds the replies that wait unread.
             if connection.owed >= _MOST_OWED:
                 connection.converse()
@@ -139,6 +151,7 @@ class CacheLink:
                 self.drop()
             else:  # the other nodes are not affected
                 self._nodes.drop(node)
+                self._nodes.stale = True
             _LOG.debug("a read report was lost: %s", error)
         except BaseException:
             self.drop()
@@ -152,12 +165,16 @@ def _gather(
     nodes: NodeConnections, batch: Batch, offsets: Sequence[int], left_s: float
 ) -> CacheUnreachableError | None:
     batch.out_of_memory = False
-    groups = _by_node(nodes, batch.keys, offsets)
+    groups: Mapping[Node, Sequence[int]] = {nodes.home: offsets}
+    if nodes.slots is not None:
+        groups = _by_node(nodes, nodes.slots, batch.keys, offsets)
     asking: set[int] = set()
     trouble = None
     # Each round follows the redirections of the one before.
     for _ in range(MAX_ROUNDS):
         trouble = _ask(nodes, batch, groups, asking, left_s) or trouble
+        if not batch.buffer.errors or nodes.slots is None:
+            return trouble
         groups, asking = _redirected(nodes, batch.buffer, groups)
         if not groups:
             return trouble
@@ -169,12 +186,10 @@ def _gather(
 
 
 def _by_node(
-    nodes: NodeConnections, keys: Sequence[bytes], offsets: Sequence[int]
+    nodes: NodeConnections, slots: SlotMap, keys: Sequence[bytes], offsets: Sequence[int]
 ) -> Mapping[Node, Sequence[int]]:
-    if nodes.slots is None:
-        return {nodes.home: offsets}
-    places = [*map(nodes.place, nodes.slots.nodes), nodes.home]
-    owners = nodes.slots.owners
+    places = [*map(nodes.place, slots.nodes), nodes.home]
+    owners = slots.owners
     groups: dict[Node, list[int]] = {}
     for offset in offsets:
         # A slot without a known owner has owner -1, the last place.
@@ -193,11 +208,11 @@ def _ask(
     receivers: dict[Node, Receiver] = {}
     failed: dict[Node, CacheUnreachableError] = {}
     # Nodes with a connection are asked before waiting for any other.
-    for node in sorted(groups, key=lambda node: not nodes.is_open(node)):
+    for node in sorted(groups, key=nodes.opened.__contains__, reverse=True):
         offsets = groups[node]
         try:
             left_s = min(left_s, batch.deadline_s - batch.clock())
-            connection = nodes.connection(node, left_s)
+            connection = nodes.opened.get(node) or nodes.connection(node, left_s)
             connection.limit_wait(left_s)
             share = len(offsets) / total
             receiver = Receiver(connection, batch, offsets, part=share, asking=asking.intersection(offsets))
@@ -213,7 +228,7 @@ def _ask(
     for node in failed:
         nodes.drop(node)
     for node, receiver in receivers.items():
-        if node not in failed:
+        if receiver.connection.late_errors and node not in failed:
             _heed(nodes, receiver.connection, batch)
     nodes.stale = nodes.stale or bool(failed)
     return next(reversed(failed.values())) if failed else None
@@ -265,8 +280,6 @@ def _redirected(
     """Return redirected samples by their new node, and those that need an ``ASK``."""
     redirected: dict[Node, list[int]] = {}
     asking: set[int] = set()
-    if not buffer.errors or nodes.slots is None:
-        return {}, asking
     for node, offsets in groups.items():
         for offset in offsets:
             text = buffer.errors.get(offset, "")
@@ -285,8 +298,6 @@ def _redirected(
 def _heed(nodes: NodeConnections, connection: CacheConnection, batch: Batch) -> None:
     # Errors of earlier reports may show that slots have moved, or that memory is full.
     late_errors = connection.late_errors
-    if not late_errors:
-        return
     moved = nodes.slots is not None and any(text.startswith("MOVED") for text in late_errors)
     nodes.stale = nodes.stale or moved
     batch.out_of_memory = batch.out_of_memory or any(map(is_for_memory, late_errors))

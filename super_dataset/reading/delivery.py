@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from superdl.super_dataset.memory.batch_memory import cut_up, in_one_block
-from superdl.super_dataset.reading.batch import bad_sample_error, layout_columns
+from superdl.super_dataset.reading.batch import LAYOUT, bad_sample_error
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.labels import RaggedLabels, label_fields_of
@@ -45,8 +45,11 @@ def delivered_order(
     The list is empty if all samples are bad. ``skip`` leaves out bad samples, ``replace`` repeats the next
     good sample of the batch, cyclically, and ``raise`` raises ``BadSampleError``.
     """
+    skips_padding = padding == "skip" and bool(ref.padding)
+    if not bad and not skips_padding:
+        return None
     offsets = list(range(len(ref)))
-    if padding == "skip" and ref.padding:
+    if skips_padding:
         # One sample of a batch that is only padding stays, so that ranks take equally many steps.
         offsets = np.flatnonzero(~ref.padding_mask()).tolist() or offsets[:1]
     if not bad:
@@ -99,7 +102,7 @@ def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> SampleTe
     kinds = buffer.headers["kind"][list(chosen)]
     if (kinds == RecordKind.ARRAYS).any():
         return _field_tensors(buffer, chosen)
-    layouts = layout_columns(buffer.raw_headers[list(chosen)])
+    layouts = buffer.raw_headers[list(chosen)][:, LAYOUT]
     if not (layouts == layouts[0]).all():
         payloads = [torch.from_numpy(np.asarray(buffer.payload(offset))) for offset in chosen]
         for place, offset in enumerate(chosen):

@@ -24,7 +24,7 @@ from superdl.super_wire.redaction import counted
 from superdl.super_wire.store import DirectoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from superdl.super_dataset.reading.buffer import BatchBuffer
     from superdl.super_wire.batch_ref import BatchRef
@@ -81,14 +81,23 @@ class OpenPacks:
     def __len__(self) -> int:
         return len(self._packs)
 
+    def opened(self, store: str, packs: Iterable[str]) -> dict[str, OpenPack]:
+        """Return those of the packs that are open, by name. They stay open while referenced."""
+        cached = {}
+        with self._lock:
+            for pack in packs:
+                key = (store, pack)
+                if key in self._packs:
+                    self._packs.move_to_end(key)
+                    cached[pack] = self._packs[key]
+        return cached
+
     def get(self, store: str, pack: str) -> OpenPack:
         """Return a pack that stays open while referenced. Raises ``StoreError`` if it is unreadable."""
         key = (store, pack)
-        with self._lock:
-            cached = self._packs.get(key)
-            if cached is not None:
-                self._packs.move_to_end(key)
-                return cached
+        cached = self.opened(store, [pack])
+        if cached:
+            return cached[pack]
         opened = OpenPack(self._open(store, pack))
         with self._lock:
             self._packs[key] = opened
@@ -261,6 +270,7 @@ class _Reading:
         self._buffer = buffer
         self._packs = packs
         self._waiting: deque[tuple[_Place, OpenPack]] = deque()
+        self._opened: dict[str, OpenPack] = {}
         self._why = ""
 
     def run(self, placed: list[_Place]) -> None:
@@ -272,15 +282,16 @@ class _Reading:
             at_once = 0
             _announce(self._store, placed, packs)
         came: list[int] = []
-        digests: dict[int, int] = {}
+        digests: list[int] = []
         headers = np.empty((buffer.size, HEADER_BYTES), dtype=np.uint8)
         rows, row = headers.reshape(-1).data, 0
         slots, slot_bytes = buffer.slots, buffer.item_bytes
+        self._opened = packs.opened(self._store, dict.fromkeys(map(itemgetter(1), placed)))
         name, pack = "", None
         for place in placed:
             offset, its_name, begin, length = place
             if its_name != name:
-                name, pack = its_name, self._open(its_name)
+                name, pack = its_name, self._opened.get(its_name) or self._open(its_name)
             if pack is None:
                 self.failed[offset] = self._why
                 continue
@@ -299,7 +310,7 @@ class _Reading:
                     at_once = 0
             if size == length:
                 # Now, while it is in the processor's cache.
-                digests[offset] = payload_hash(slot)
+                digests.append(payload_hash(slot))
                 came.append(offset)
                 row += HEADER_BYTES
             else:
@@ -317,10 +328,11 @@ class _Reading:
         try:
             return self._packs.get(self._store, name)
         except StoreError as error:
-            if not self._waiting:
+            if not (self._waiting or self._opened):
                 self._why = str(error)
                 return None
         self._read_waiting()  # waiting records hold their packs open, and files may be few
+        self._opened.clear()
         return self._open(name)
 
     def _later(self, place: _Place, pack: OpenPack) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from superdl.super_dataset.reading.batch import Batch, bad_sample_error
-from superdl.super_dataset.reading.buffer import BatchBuffer, ReplyKind, SeenRecords
+from superdl.super_dataset.reading.buffer import BatchBuffer, SeenRecords
 from superdl.super_dataset.reading.cache_link import REPORT_TIMEOUT_S, CacheLink
 from superdl.super_dataset.reading.packs import OPEN_PACKS, StoreTroubleLog, read_placed, read_pointed
 from superdl.super_wire.cache import CacheAddress, Command, NodeConnections, exchange
@@ -21,7 +21,7 @@ from superdl.super_wire.keys import cache_key, cache_keys
 from superdl.super_wire.record import HEADER_BYTES, LISTING, read_tombstone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from superdl.super_dataset.memory.batch_memory import Memory
     from superdl.super_wire.batch_ref import BatchRef
@@ -192,7 +192,15 @@ class BatchReader:
         # connection and request once more. A record stored under a wrong key comes again; it is
         # then corrupt.
         for _ in range(2 if batch.missing else 0):
-            self._look(link, batch)
+            began_s = self._clock()
+            link.request(batch)
+            received_s = self._clock()
+            batch.read_s += received_s - began_s
+            batch.sort()
+            batch.check_s += self._clock() - received_s
+            if batch.pointers:
+                self._read_straight(batch)
+            link.learn(batch.buffer)
             if not batch.astray:
                 return
             if not link.warned_astray:
@@ -201,26 +209,3 @@ class BatchReader:
                     "the cache at %s sent a reply that was not requested: %s", batch.ref.cache, batch.astray
                 )
             link.drop()
-
-    def _look(self, link: CacheLink, batch: Batch) -> None:
-        """Request all missing samples once, and sort the replies."""
-        replies = batch.buffer.replies
-        replies[batch.missing] = ReplyKind.NONE
-        began_s = self._clock()
-        # An idle connection may be dead, because the cache closes such or was restarted: then another
-        # attempt follows at once.
-        requested: Sequence[int] = batch.missing
-        for _ in range(2 if link.connected else 1):
-            batch.trouble = link.gather(batch, requested)
-            if batch.trouble is None or self._clock() >= batch.deadline_s:
-                break
-            requested = [offset for offset in requested if replies[offset] == ReplyKind.NONE]
-            if not requested:  # the connection failed after all replies had come
-                break
-        received_s = self._clock()
-        batch.read_s += received_s - began_s
-        batch.sort()
-        batch.check_s += self._clock() - received_s
-        if batch.pointers:
-            self._read_straight(batch)
-        link.learn(batch.buffer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -13,7 +14,7 @@ from superdl.super_wire.keys import cache_key
 from superdl.super_wire.record import HEADER_BYTES, payload_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from superdl.super_dataset.reading.batch import Batch
     from superdl.super_dataset.reading.buffer import BatchBuffer, Incoming
@@ -84,20 +85,24 @@ class Receiver:
         self._requested += len(upcoming)
 
     def receive(self, *, once: bool = False) -> None:
-        """Receive some bytes, and request more. If ``once``, wait only once, perhaps in vain."""
-        # Encrypted bytes may yield none yet, and other nodes' would have to wait.
-        receive = self.connection.receive_some if once else self.connection.receive
-        if self._window is None:
+        """Receive some bytes, or a whole window, and request more.
+
+        If ``once``, wait only once, perhaps in vain: other nodes' bytes would have to wait.
+        """
+        if self._window is None and self._payload is not None:
             self._predict()
         window, payload = self._window, self._payload
         if window is not None:
-            unexpected = window.received(receive(window.buffers()))
+            more = self._requested < len(self._offsets)
+            until_s = -math.inf if once or more else self._batch.deadline_s
+            unexpected = window.receive(self.connection, self._batch.clock, until_s, once=once)
             if unexpected is not None:
                 self._end_window()
                 self._payload = memoryview(bytearray())  # the current bulk lacks only its line end
                 self._parse(unexpected)
         else:
-            count = receive([payload, self._scratch] if payload else [self._scratch])
+            rooms = [payload, self._scratch] if payload else [self._scratch]
+            count = self.connection.receive(rooms, once=once)
             if payload:
                 taken = min(count, len(payload))
                 self._payload = payload[taken:]
@@ -119,7 +124,7 @@ class Receiver:
             return
         following = self._offsets[self._done + 1 : self._requested]
         if following and not (self._line or self._skip or self._asking):
-            self._window = _Window(self._payload, self._buffer, following)
+            self._window = _Window(self._payload, self._buffer, following, self._scratch)
 
     def _end_window(self) -> None:
         """Store complete records, and use the general method from now on."""
@@ -128,10 +133,11 @@ class Receiver:
             return
         self._buffer.note_record(self._current)
         confirmed = window.complete - 1
-        offsets = window.offsets[:confirmed]
         if confirmed:
-            digests = {offset: window.digests[offset] for offset in offsets if offset in window.digests}
-            self._buffer.note_records(offsets, window.headers[:confirmed], digests)
+            offsets = window.offsets[:confirmed]
+            self._buffer.note_records(
+                offsets, window.headers[:confirmed], window.digests[:confirmed], self._buffer.to_hash[offsets]
+            )
         self._done += window.complete
         # The next reply's frame was right: it is the current one, but for its line end.
         header = window.headers[confirmed].tobytes()
@@ -224,12 +230,18 @@ class Receiver:
 
 
 class _Window:
-    """Predicted replies: the rest of the current payload, then a row and a payload for each."""
+    """Predicted replies: the rest of the current payload, then a row and a payload for each.
 
-    def __init__(self, rest: memoryview, buffer: BatchBuffer, offsets: Sequence[int]) -> None:
+    What follows them goes to ``scratch``.
+    """
+
+    def __init__(
+        self, rest: memoryview, buffer: BatchBuffer, offsets: Sequence[int], scratch: memoryview
+    ) -> None:
         self.offsets = offsets
         self.complete = 0  # replies received up to their line end, counting the current one first
-        self.digests: dict[int, int] = {}  # xxh3-64 by sample; some are not confirmed yet
+        # xxh3-64 of payloads to hash, of which some are not confirmed yet, and 0 for the others
+        self.digests = [0] * len(offsets)
         self._to_hash: list[bool] = buffer.to_hash[offsets].tolist()
         item_bytes = buffer.item_bytes
         # A row: the line end of the previous reply, the frame, and the record's header.
@@ -242,38 +254,44 @@ class _Window:
         for row, offset in enumerate(offsets):
             slot = buffer.slots[offset * item_bytes : (offset + 1) * item_bytes]
             self._views += (self._rows[row * stride : (row + 1) * stride], slot)
+        self._views.append(scratch)
         self._at = 0  # the view that receives next
         self._part = 0  # number of its bytes already received
         pairs = max(1, min(_VIEWS_PER_CALL // 2, _BYTES_PER_CALL // (HEADER_BYTES + item_bytes)))
         self._views_per_call = 2 * pairs
 
-    def buffers(self) -> list[memoryview]:
-        """Return the memory for the next bytes."""
-        views = self._views[self._at : self._at + self._views_per_call]
-        if self._part:
-            views[0] = views[0][self._part :]
-        return views
+    def receive(
+        self, connection: CacheConnection, clock: Callable[[], float], until_s: float, *, once: bool
+    ) -> bytes | None:
+        """Receive until the window ends, but wait no more after ``until_s`` on ``clock``.
 
-    def received(self, count: int) -> bytes | None:
-        """Count more bytes. At the window's end, return those to parse with the general method."""
-        views, at = self._views, self._at
-        count += self._part
-        while at < len(views) and count >= len(views[at]):
-            count -= len(views[at])
-            if at and not at % 2 and self._to_hash[at // 2 - 1]:
-                # On arrival, while the processor's cache holds it: four times as fast as later.
-                self.digests[self.offsets[at // 2 - 1]] = payload_hash(views[at])
-            at += 1
-        self._at, self._part = at, count
-        frame, rows, stride = self._frame, self._rows, self._stride
-        # Views alternate: payload, row, payload, row, ... Part of a frame is compared too, so that a
-        # different reply is noticed however short it is.
-        for row in range(self.complete, at // 2 + at % 2):
-            size = len(frame) if row < at // 2 else min(count, len(frame))
-            if rows[row * stride : row * stride + size] != frame[:size]:
-                return b"".join([*views[2 * row + 1 : at], *([views[at][:count]] if count else [])])
-            self.complete = min(row + 1, at // 2)
-        return b"" if at == len(views) else None
+        At its end, return the bytes to parse with the general method. Otherwise return ``None``.
+        """
+        views, frame, rows, stride = self._views, self._frame, self._rows, self._stride
+        last, at, count = len(views) - 1, self._at, self._part
+        while True:
+            rooms = views[at : at + self._views_per_call]
+            if count:
+                rooms[0] = rooms[0][count:]
+            count += connection.receive(rooms, once=once)
+            while at < last and count >= len(views[at]):
+                count -= len(views[at])
+                if at and not at % 2 and self._to_hash[at // 2 - 1]:
+                    # On arrival, while the processor's cache holds it: four times as fast as later.
+                    self.digests[at // 2 - 1] = payload_hash(views[at])
+                at += 1
+            # Views alternate: payload, row, payload, row, ... Part of a frame is compared too, so that a
+            # different reply is noticed however short it is.
+            for row in range(self.complete, min((at + 1) // 2, len(self.offsets))):
+                size = len(frame) if row < at // 2 else min(count, len(frame))
+                if rows[row * stride : row * stride + size] != frame[:size]:
+                    return b"".join([*views[2 * row + 1 : at], views[at][:count]])
+                self.complete = min(row + 1, at // 2)
+            if at == last:
+                return bytes(views[at][:count])
+            if clock() >= until_s:
+                self._at, self._part = at, count
+                return None
 
 
 def parse_line(

@@ -131,20 +131,18 @@ class CacheConnection:
         except OSError as error:
             raise self._failure(error) from error
 
-    def receive(self, buffers: Sequence[memoryview]) -> int:
-        """Receive at least one byte into ``buffers``, in order. Return the number of bytes."""
-        count = self.receive_some(buffers)
-        while not count:
-            count = self.receive_some(buffers)
-        return count
+    def receive(self, buffers: Sequence[memoryview], *, once: bool = False) -> int:
+        """Receive at least one byte into ``buffers``, in order. Return the number of bytes.
 
-    def receive_some(self, buffers: Sequence[memoryview]) -> int:
-        """Do the same, but wait for the socket only once: encrypted data may not yield a byte yet."""
+        If ``once``, wait for the socket only once: encrypted data may not yield a byte yet.
+        """
         try:
             if self._tls is None:
                 count = self._socket.recvmsg_into(buffers)[0]
             else:
                 count = self._tls.receive_some(buffers)
+                while not (count or once):
+                    count = self._tls.receive_some(buffers)
         except (OSError, EOFError) as error:
             raise self._failure(error) from error
         if not count and self._tls is None:
@@ -217,7 +215,7 @@ class CacheConnection:
         if not self.pending:
             self._wait(select.POLLIN, began_s, until_s)
         piece = memoryview(bytearray(_PIECE_BYTES))
-        return bytes(piece[: self.receive_some([piece])])
+        return bytes(piece[: self.receive([piece], once=True)])
 
     def _send_views(self, views: list[memoryview], until_s: float) -> None:
         began_s, at = time.monotonic(), 0

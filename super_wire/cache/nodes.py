@@ -168,17 +168,13 @@ class NodeConnections:
         # Nodes that are not tried again until renew(), with the reasons.
         self.broken: dict[Node, SuperError] = {}
         self._lost_once: set[Node] = set()
-        self._open: dict[Node, CacheConnection] = {}
+        # The open connections, as far as this side knows.
+        self.opened: dict[Node, CacheConnection] = {}
         self._told_by = self.home
         self._credentials = credentials
         self._renewed = renewed
         # Created once: reading the system's CA certificates takes longer than a handshake.
         self._context: ssl.SSLContext | None = credentials.tls_context() if address.tls else None
-
-    @property
-    def connected(self) -> bool:
-        """Whether a connection is open, as far as this side knows."""
-        return bool(self._open)
 
     @property
     def all_broken(self) -> str:
@@ -200,8 +196,8 @@ class NodeConnections:
         """Return a node's open connection, or a new one. A broken node is only tried again after
         :meth:`renew`.
         """
-        if node in self._open:
-            return self._open[node]
+        if node in self.opened:
+            return self.opened[node]
         if node in self.broken:
             # A new instance: an error raised repeatedly would collect tracebacks.
             raise type(self.broken[node])(str(self.broken[node]))
@@ -209,15 +205,11 @@ class NodeConnections:
         address = self.address if at_home else self.address.node(node.host, node.port)
         limit_s = timeout_s if self.slots is None else min(timeout_s, _NODE_CONNECT_S)
         try:
-            self._open[node] = self._opened(address, limit_s)
+            self.opened[node] = self._opened(address, limit_s)
         except (CacheError, ConfigError) as error:
             self.broken[node] = error
             raise
-        return self._open[node]
-
-    def is_open(self, node: Node) -> bool:
-        """Return whether there is a connection to a node."""
-        return node in self._open
+        return self.opened[node]
 
     def node_of(self, key: bytes) -> Node | None:
         """Return the node that owns a key, or ``None`` if it is unknown."""
@@ -238,7 +230,7 @@ class NodeConnections:
         until_s = time.monotonic() + timeout_s
         known = dict.fromkeys((self.home, *map(self.place, self.slots.nodes if self.slots else ())))
         # The source of the current map last: if it was cut off, its map is still outdated.
-        order = sorted(known, key=lambda node: (node not in self._open, node == self._told_by))
+        order = sorted(known, key=lambda node: (node not in self.opened, node == self._told_by))
         for node in dict.fromkeys((first, *order) if first is not None else order):
             left_s = until_s - time.monotonic()
             if node in self.broken:
@@ -285,13 +277,13 @@ class NodeConnections:
 
     def drop(self, node: Node) -> None:
         """Close the connection to a node, if there is one."""
-        connection = self._open.pop(node, None)
+        connection = self.opened.pop(node, None)
         if connection is not None:
             connection.close()
 
     def close(self) -> None:
         """Close all connections."""
-        for node in list(self._open):
+        for node in list(self.opened):
             self.drop(node)
 
     def _opened(self, address: CacheAddress, timeout_s: float) -> CacheConnection:
@@ -308,7 +300,7 @@ class NodeConnections:
         if self.slots is None:
             return
         members = set(map(self.place, self.slots.nodes)) or {self.home}
-        for node in [node for node in self._open if node not in members]:
+        for node in [node for node in self.opened if node not in members]:
             self.drop(node)
 
 

@@ -162,7 +162,7 @@ class ScriptedConnection:
     def close(self):
         """There is nothing to close."""
 
-    def receive(self, buffers):
+    def receive(self, buffers, *, once=False):
         """Give what waits, in pieces; where nothing does, the wait was in vain."""
         rng = self._cache.rng
         if not self._waiting or (self._cache.stream_faults and rng.random() < 0.02 * self._cache.wrong):
@@ -176,8 +176,6 @@ class ScriptedConnection:
             if not left:
                 break
         return count
-
-    receive_some = receive
 
 
 class ScriptedNodes(NodeConnections):

@@ -102,7 +102,7 @@ def secret(manager):
 
 def read_secret(name):
     with cache_connections("redis://127.0.0.1:1", FunctionSettings(cache_secret=name)) as nodes:
-        assert not nodes.connected
+        assert not nodes.opened
     close_idle_connections()
 
 

@@ -19,7 +19,8 @@ def read_by(seen, *records, epoch=0):
     ids = IDS[: 16 * len(records)]
     wholes = [bound_to(ids[16 * offset : 16 * offset + 16], whole) for offset, whole in enumerate(records)]
     buffer = received(wholes, to_hash=seen.to_hash(ids, epoch))
-    return sorted(buffer.digests), sorted(check_records(buffer, ids, range(len(records)), seen))
+    spoilt = check_records(buffer, ids, np.arange(len(records)), seen)
+    return np.flatnonzero(buffer.hashed).tolist(), sorted(spoilt)
 
 
 def turns(epoch, count):

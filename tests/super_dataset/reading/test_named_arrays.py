@@ -61,7 +61,7 @@ def test_any_arrays_come_back_as_tensors(data, uniform, shared):
         expected.append({name: data.draw(hnp.arrays(dtypes[name], shapes[name])) for name in NAMES})
     wholes = [pack_arrays(arrays, NO_ID) for arrays in expected]
     buffer = received(wholes, shared=shared, uniform=uniform)
-    assert not check_records(buffer, NO_ID * len(expected), range(len(expected)), None)
+    assert not check_records(buffer, NO_ID * len(expected), np.arange(len(expected)), None)
     assert_delivered(sample_tensors(buffer, None), expected)
     order = data.draw(st.lists(st.integers(0, len(expected) - 1), min_size=1))
     batch = sample_tensors(buffer, order)
