@@ -1,4 +1,4 @@
-"""One invocation: its request, its deadline, and the result of every sample."""
+"""An invocation: its request, its deadline, and the result of every sample."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _VALUES = ("messages", "pack", "store_trouble", "store_requests", "store_bytes",
 class Invocation:
     """A request in progress, with its results in columns.
 
-    ``expires_at`` is a Unix time in seconds. No work is started after it.
+    ``expires_at`` is a Unix time in seconds, after which no work is started.
     """
 
     def __init__(self, request: PrefetchRequest, settings: FunctionSettings, expires_at: float) -> None:
         count = len(request.ids)
         self.request, self.settings, self.expires_at = request, settings, expires_at
-        # A thread of this process still decodes a sample that was given up.
+        # True if a thread of this process is still decoding an abandoned sample.
         self.stuck = False
         self.outcomes = [Outcome.EXPIRED] * count
         self.fetch_us = [0] * count
@@ -59,22 +59,22 @@ class Invocation:
         """Return whether the request expires within ``margin_s`` seconds."""
         return time.time() >= self.expires_at - margin_s
 
-    def fail(self, index: int, outcome: Outcome, why: str) -> str:
+    def fail(self, index: int, outcome: Outcome, reason: str) -> str:
         """Record the outcome of a sample that is not cached, and return its message."""
         self.outcomes[index] = outcome
         if outcome is Outcome.CHANGED:
-            why = f"{CHANGED_SINCE}: {why}"
-        message = clean_text(f"{self.request.bucket}/{self.request.name_of(index)}: {why}")[:_MAX_MESSAGE]
+            reason = f"{CHANGED_SINCE}: {reason}"
+        message = clean_text(f"{self.request.bucket}/{self.request.name_of(index)}: {reason}")[:_MAX_MESSAGE]
         self.messages[str(index)] = message
         return message
 
-    def fail_all(self, indices: Iterable[int], outcome: Outcome, why: str) -> None:
+    def fail_all(self, indices: Iterable[int], outcome: Outcome, reason: str) -> None:
         """Record the same outcome for several samples."""
         for index in indices:
-            self.fail(index, outcome, why)
+            self.fail(index, outcome, reason)
 
     def settle(self, results: list[Pushed]) -> None:
-        """Record the cache's answers. A sample without an answer does not count as cached."""
+        """Record the cache's replies. A sample without a reply does not count as cached."""
         answered = {pushed.index for pushed in results}
         for index, outcome in enumerate(self.outcomes):
             if outcome in _IN_CACHE and index not in answered:
@@ -82,7 +82,7 @@ class Invocation:
         for pushed in results:
             self.push_us[pushed.index] = pushed.push_us
             if pushed.refusal:
-                # The only refusal whose remedy is the coordinator's: room.
+                # Lack of room is the only refusal that the coordinator can remedy.
                 is_full = pushed.refusal.startswith("OOM")
                 outcome = Outcome.CACHE_FULL if is_full else Outcome.CACHE_ERROR
                 self.fail(pushed.index, outcome, f"the cache refused it: {pushed.refusal}")
@@ -90,6 +90,6 @@ class Invocation:
                 self.record_bytes[pushed.index] = pushed.record_bytes
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of a ``PrefetchResult`` that are known here."""
+        """Return the fields of a ``PrefetchResult`` that this invocation has collected."""
         columns = {name: tuple(getattr(self, name)) for name in _COLUMNS}
         return columns | {name: getattr(self, name) for name in _VALUES}

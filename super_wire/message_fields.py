@@ -1,4 +1,4 @@
-"""Messages as JSON, built from a dataclass's fields and read with a check of every field."""
+"""Conversion of dataclasses to and from JSON messages, with a check of every field."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _Message = TypeVar("_Message")
 
 
 def mapping_of(message: Any, optional: Collection[str] = ()) -> dict[str, Any]:
-    """Return a message's fields as JSON values, without ``optional`` ones that are empty."""
+    """Return a message's fields as JSON values, except ``optional`` fields that are empty."""
     values = {entry.name: getattr(message, entry.name) for entry in fields(message)}
     # asdict() of the whole message would copy every item of every column.
     return {
         name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
         for name, value in values.items()
-        # Messages without optional fields look the same as before those existed.
+        # A message that uses no optional field looks the same as before that field existed.
         if value or name not in optional
     }
 
@@ -55,7 +55,7 @@ def message_in(
         if entry.name not in mapping:
             if entry.name in optional:
                 continue
-            raise ConfigError(f"the prefetch {kind} lacks the field {entry.name!r}")
+            raise ConfigError(f"the prefetch {kind} has no field {entry.name!r}")
         value, annotation = mapping[entry.name], str(entry.type)
         inner = types.get(annotation)
         if not (_CHECKS[annotation](value) if inner is None else _fits(value, inner)):
@@ -80,8 +80,8 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _are(items: object, good: Callable[[object], bool]) -> bool:
-    return isinstance(items, (list, tuple)) and all(map(good, items))
+def _are(items: object, is_valid: Callable[[object], bool]) -> bool:
+    return isinstance(items, (list, tuple)) and all(map(is_valid, items))
 
 
 def _fits(value: object, cls: Any) -> bool:

@@ -22,14 +22,14 @@ from superdl.super_wire.ids import (
 from superdl.super_wire.message_fields import mapping_of, message_in
 from superdl.super_wire.redaction import clean_text
 
-# JSON, column by column, because this is what the Invoke API of AWS Lambda transfers.
+# Requests are JSON, in columns, because the Invoke API of AWS Lambda transfers JSON.
 REQUEST_VERSION = 5
 MAX_SAMPLES_PER_REQUEST = 4096
 
 # Encodings of a member: stored as is, or a raw deflate stream, as in zip archives.
 MEMBER_ENCODINGS = ("", "deflate")
-# Followed by the path of a column, the encoding of a row of a Parquet file. The member's offset is then the
-# number of its row group, and its length the number of its row in that, both from 0 on.
+# Encoding prefix for a row of a Parquet file, followed by the path of a column. The member's offset is then
+# the index of the row group, and its length the index of the row in that group, both from 0.
 ROW_ENCODING = "parquet:"
 
 _HEX_ID = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
@@ -53,7 +53,7 @@ class RequestKind(enum.StrEnum):
     SAVE = "save"  # write a pack of cached records
 
     decodes: bool  # whether samples are fetched from their source and decoded
-    fills_cache: bool  # whether readers may wait for the records that it pushes
+    fills_cache: bool  # whether readers may be waiting for the records
     writes_pack: bool
 
     def __init__(self, name: str) -> None:
@@ -66,20 +66,20 @@ class Outcome(enum.StrEnum):
     """The result for one sample of a request."""
 
     CACHED = "cached"  # the record is in the cache: its SET was acknowledged
-    TOMBSTONE = "tombstone"  # it can never be produced: a permanent tombstone is in the cache
-    MISSING = "missing"  # the object does not exist (any more)
+    TOMBSTONE = "tombstone"  # the sample can never be produced: the cache has a permanent tombstone
+    MISSING = "missing"  # the object does not exist, or no longer exists
     CHANGED = "changed"  # the object does not have the version in the catalog
     REFUSED = "refused"  # the source forbids reading it
-    UNAVAILABLE = "unavailable"  # the source throttles or does not answer: a retry that costs no attempt
+    UNAVAILABLE = "unavailable"  # the source throttles or does not answer; not counted as an attempt
     SOURCE_ERROR = "source_error"  # the source failed in another way
     CACHE_ERROR = "cache_error"  # it was decoded, but the cache did not accept it
     CACHE_FULL = "cache_full"  # it was decoded, but the cache refused it for lack of memory
     STEP_ERROR = "step_error"  # a custom step raised
     EXPIRED = "expired"  # the request expired first; the sample was not tried
-    TIMED_OUT = "timed_out"  # decoding took too long; a faster machine may be in time
-    NOT_STORED = "not_stored"  # the store has no valid record of it there
-    STORE_ERROR = "store_error"  # the store did not answer or refused; the record may exist
-    NOT_CACHED = "not_cached"  # the cache no longer has a valid record of it to save
+    TIMED_OUT = "timed_out"  # decoding took too long; a faster machine may succeed
+    NOT_STORED = "not_stored"  # the store has no valid record at the location
+    STORE_ERROR = "store_error"  # the store failed to answer or refused; the record may exist
+    NOT_CACHED = "not_cached"  # the cache no longer has a valid record to save
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,29 +107,30 @@ class PrefetchRequest:
     bucket: str
     recipe: str
     epoch: int
-    # Only an address: credentials come from the function's own settings.
+    # Only an address: the function has credentials in its settings.
     cache: str
     expires_at: float  # Unix time in seconds, after which no sample is started
     keys: tuple[str, ...]
     versions: tuple[str, ...]
-    # 32 hex digits. The function derives each id again, so both sides mean the same sample.
+    # 32 hex digits each. The function derives each id again, to check that both sides agree.
     ids: tuple[str, ...]
     kind: RequestKind = RequestKind.DECODE
     limits: Limits = field(default_factory=Limits)
-    # The decoder's required fingerprint, empty if the caller has checked it; of a save, its records'.
+    # The decoder's required fingerprint, or empty if the caller checked it. In a save, the records'
+    # fingerprint.
     golden: str = ""
     function_version: str = ""  # required; empty if the caller has checked it
-    store: str = ""  # its address, for all kinds but decode
+    store: str = ""  # address of the store, for all kinds but decode
     packs: tuple[str, ...] = ()
     pack_of: tuple[int, ...] = ()
     offsets: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
-    alias: str = ""  # of the source: ids are derived from it and from keys without their common prefix
+    alias: str = ""  # of the source; ids are derived from it and from keys without prefix
     prefix: str = ""
-    members: tuple[str, ...] = ()  # their names
+    members: tuple[str, ...] = ()  # member names
     member_offsets: tuple[int, ...] = ()
     member_lengths: tuple[int, ...] = ()
-    # Of MEMBER_ENCODINGS or ROW_ENCODING; empty if all bytes are stored as is.
+    # From MEMBER_ENCODINGS or ROW_ENCODING. Empty if all members are stored as is.
     encodings: tuple[str, ...] = ()
     fields: tuple[str, ...] = ()
 
@@ -144,7 +145,7 @@ class PrefetchRequest:
         return [key.removeprefix(self.prefix) for key in self.keys] if self.prefix else list(self.keys)
 
     def name_of(self, index: int) -> str:
-        """Return the name of a sample or part for messages: its key, and its member if there is one."""
+        """Return the name of a sample or part for messages: the key, and the member if there is one."""
         is_member = self.members and self.members[index]
         return shown_name(self.keys[index], self.members[index]) if is_member else self.keys[index]
 
@@ -184,14 +185,14 @@ class PrefetchRequest:
                 f"a prefetch request must contain 1 to {MAX_SAMPLES_PER_REQUEST} samples, not {count}"
             )
         if not all(map(_HEX_ID.fullmatch, request.ids)):
-            raise ConfigError(f"a sample id must have {2 * ID_BYTES} lower-case hex digits")
-        _check_places(request)
+            raise ConfigError(f"a sample id must have {2 * ID_BYTES} lowercase hex digits")
+        _check_locations(request)
         _check_parts(request)
         checked_naming(request.alias or None, None, "in a prefetch request, ")
         below = all(key.startswith(request.prefix) for key in request.keys)
         if request.prefix and not (request.alias and below):
             raise ConfigError(
-                "a prefetch request with a prefix needs an alias, and keys that begin with the prefix"
+                "a prefetch request with a prefix needs an alias, and all keys must begin with the prefix"
             )
         texts = (request.request_id, request.bucket, request.recipe, request.cache, request.golden)
         lists = (*request.keys, *request.versions, *request.packs, *request.members)
@@ -217,22 +218,22 @@ class PrefetchResult:
     cold_start: bool
     outcomes: tuple[str, ...]
     fetch_us: tuple[int, ...]
-    decode_us: tuple[int, ...]  # with the other steps
-    push_us: tuple[int, ...]  # shared by the samples of one pipeline
-    source_bytes: tuple[int, ...]  # fetched
-    record_bytes: tuple[int, ...]  # now in the cache: of a record, or of a pointer
-    # For outcomes other than cached, by the sample's index in the request.
+    decode_us: tuple[int, ...]  # decoding and the other steps
+    push_us: tuple[int, ...]  # pushing, divided among the samples that were pushed together
+    source_bytes: tuple[int, ...]  # bytes fetched
+    record_bytes: tuple[int, ...]  # bytes in the cache, of a record or a pointer
+    # Reasons for outcomes other than cached, by the sample's index in the request.
     messages: dict[str, str] = field(default_factory=dict)
-    duration_us: int = 0  # the function's own measurement
+    duration_us: int = 0  # as measured by the function
     billed_us: int = 0  # 0 if unknown, as is memory_mb
     memory_mb: int = 0
     clock_s: float = 0.0  # the function's clock when it answered, Unix time in seconds
     pack: str = ""
     offsets: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
-    store_trouble: str = ""  # the reason why the store was not written or read
-    store_requests: int = 0  # to S3
-    store_bytes: int = 0  # read or written
+    store_trouble: str = ""  # why the store could not be written or read
+    store_requests: int = 0  # requests to a store in S3
+    store_bytes: int = 0  # bytes read or written
     source_requests: int = 0
 
     def to_mapping(self) -> dict[str, Any]:
@@ -261,7 +262,7 @@ class PrefetchResult:
         texts = (result.function_version, result.pack, result.store_trouble)
         # Most results need no cleaning, so do not copy them.
         if result.messages or not "".join(texts).isascii():
-            messages = {place: clean_text(message) for place, message in result.messages.items()}
+            messages = {index: clean_text(message) for index, message in result.messages.items()}
             version, pack, trouble = map(clean_text, texts)
             result = replace(
                 result, messages=messages, function_version=version, pack=pack, store_trouble=trouble
@@ -269,7 +270,7 @@ class PrefetchResult:
         return result
 
 
-def _check_places(request: PrefetchRequest) -> None:
+def _check_locations(request: PrefetchRequest) -> None:
     is_restore = request.kind is RequestKind.RESTORE
     count = len(request.ids) if is_restore else 0
     if not count == len(request.pack_of) == len(request.offsets) == len(request.lengths):
@@ -288,7 +289,7 @@ def _check_places(request: PrefetchRequest) -> None:
     used = set(request.pack_of)
     if len(set(request.packs)) != len(request.packs) or used != set(range(len(request.packs))):
         raise ConfigError(
-            "a restore must list each pack once, and pack_of must refer to every pack and to no other"
+            "a restore must list each pack once, and pack_of must refer to all of them and no others"
         )
 
 

@@ -1,7 +1,7 @@
 """The registry of datasets, their listings and ids, and the datasets that jobs have open.
 
-The ranks of one run share a listing. A new run also shares it unless it is older than
-``catalog_max_age_s``. Jobs, the core and the cache treat datasets with equal content as one.
+The ranks of a run share a listing. A new run also shares it unless it is older than ``catalog_max_age_s``.
+Jobs, the core and the cache treat datasets with equal content as identical.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ _Found = TypeVar("_Found")
 
 _PROGRESS_STEP = 1000
 _PROGRESS_S = 5.0
-_BUSY_S = 100.0  # below the 120 s for which samplers tolerate a listing without progress
+_BUSY_S = 100.0  # less than the 120 s after which samplers give up on a listing without progress
 _BUSY_PAUSE_MAX_S = 10.0
 _CLOSE_TIMEOUT_S = 5.0
 _LISTINGS_AT_ONCE = 8
 _LISTINGS_MAX = 64
-_RENEWED_AFTER = 10.0  # times a listing's duration: a growing source is listed a tenth of the time
+_RENEWED_AFTER = 10.0  # times a listing's duration, so that listing takes a tenth of the time
 
 
 class DatasetRegistry:
-    """The most recently registered datasets, the open ones, and the listings they share.
+    """The most recently registered datasets, the open datasets, and their shared listings.
 
     Args:
         max_age_s: maximum age of a listing that a new run may share.
@@ -80,7 +80,7 @@ class DatasetRegistry:
         self._clock = clock
         self._lister = lister or partial(list_source, allowed=replace(allowed, here=few_samples))
         self._datasets: OrderedDict[bytes, Dataset] = OrderedDict()
-        # Datasets that jobs read or recently read, by content.
+        # Datasets that jobs read or have recently read, by content.
         self.opened: dict[bytes, Dataset] = {}
         self._listings: list[Listing] = []
         self._deriving: dict[bytes, asyncio.Task[NDArray[np.uint8]]] = {}
@@ -99,9 +99,9 @@ class DatasetRegistry:
     ) -> Dataset:
         """Return the dataset for these arguments, and start its listing unless a suitable one exists.
 
-        With ``renew``, even the run's own listing is replaced if it is older than ten times its duration.
-        Jobs in progress keep theirs.
-        Raises ``CoordinatorError`` if too many other listings are in progress.
+        With ``renew``, even the listing of this run is replaced if it is older than ten times its
+        duration. Running jobs keep their listing. Raises ``CoordinatorError`` if too many other listings
+        are in progress.
         """
         facts = source, key_list, recipe.json, run_id, *(naming if any(naming) else ())
         if classes:
@@ -122,7 +122,7 @@ class DatasetRegistry:
         return iter([*self._datasets.values(), *self.opened.values()])
 
     def __getitem__(self, content: bytes) -> Dataset:
-        """Return the open dataset with this content digest."""
+        """Return the open dataset with a content digest."""
         return self.opened[content]
 
     def ids_of(self, content: bytes) -> bytes:
@@ -131,9 +131,9 @@ class DatasetRegistry:
         return b"".join(dataset.dataset_id for dataset in ready if dataset.content == content)
 
     def open(self, dataset: Dataset) -> None:
-        """Keep a listed dataset that a job now reads, until :meth:`close_unknown` drops it."""
+        """Keep a listed dataset that a job is about to read, until :meth:`close_unknown` drops it."""
         known = self.opened.get(dataset.content)
-        # Of two locations with one alias the last one wins: the source may have moved.
+        # If two locations share an alias, the last one wins, because the source may have moved.
         if known is None or known.catalog is not dataset.catalog:
             self.opened[dataset.content] = dataset
 
@@ -149,8 +149,8 @@ class DatasetRegistry:
         return dataset
 
     async def wait(self, dataset: Dataset, *, listed: int, wait_s: float) -> None:
-        """Wait until the listing has ended or has more than ``listed`` samples, then until
-        the ids are derived.
+        """Wait until the listing has ended or has more than ``listed`` samples, and then until the ids are
+        derived.
 
         Waits at most ``wait_s`` in total. Raises the ``SuperError`` that ended the listing, if any.
         """
@@ -164,7 +164,7 @@ class DatasetRegistry:
                 async with asyncio.timeout_at(until_s):
                     await self._derive_ids(dataset)
             if dataset.ready and listing.kept is not None and not dataset.noted:
-                # Once per dataset: after a restart, this run gets the same catalog.
+                # Record this once per dataset, so that after a restart this run gets the same catalog.
                 dataset.noted = True
                 await asyncio.to_thread(self._state.note, self._key(dataset.dataset_id), listing.kept)
 
@@ -186,7 +186,7 @@ class DatasetRegistry:
         return min(self._max_age_s, _RENEWED_AFTER * took_s) if renew else self._max_age_s
 
     def _key(self, about: bytes) -> bytes:
-        # What this coordinator may read decides what a listing holds.
+        # The contents of a listing depend on what this coordinator may read.
         allowed = self._allowed.roots, self._allowed.own_functions, self._allowed.http_hosts
         return digest128(about, json.dumps(allowed).encode())
 
@@ -198,7 +198,7 @@ class DatasetRegistry:
         *,
         renew: bool,
     ) -> Listing:
-        for listing in reversed(self._listings):  # the newest that fits
+        for listing in reversed(self._listings):  # the newest suitable one
             is_own = run_id in listing.runs and not renew
             if (
                 listing.what == what
@@ -213,7 +213,7 @@ class DatasetRegistry:
                 f"this coordinator is already listing {under_way} sources: try again later"
             )
         listing = Listing(*what, runs={run_id})
-        # The state may have the run's own listing, or a recent one.
+        # The state may contain the listing of this run, or a recent one.
         own, latest = self._state.find(self._key(dataset_id)), self._state.find(self._key(listing.key))
         for kept in filter(None, (latest, own)):
             fresh_s = self._fresh_s(kept.took_s, renew=renew)
@@ -224,14 +224,14 @@ class DatasetRegistry:
         return listing
 
     def _forget_some(self) -> None:
-        # Bound memory: clients of a dropped dataset register it again.
+        # Limit memory. Clients of a dropped dataset register it again.
         while len(self._datasets) > self._capacity:
             self._datasets.popitem(last=False)
         used = {id(dataset.listing) for dataset in self._datasets.values()}
         for listing in self._listings:
             if id(listing) not in used:
                 listing.cancelled.set()
-        # A cancelled listing stays until it ends, as it counts towards the limit.
+        # A cancelled listing is kept until it ends, because it counts towards the limit.
         self._listings = [entry for entry in self._listings if id(entry) in used or not entry.ended]
 
     async def _list(self, listing: Listing) -> None:
@@ -260,7 +260,7 @@ class DatasetRegistry:
             self._end(listing, SourceError(f"listing {listing.source} was cancelled: it is no longer needed"))
         except SuperError as error:
             self._end(listing, error)
-        except Exception as error:  # noqa: BLE001  # logged and reported: else clients would poll forever
+        except Exception as error:  # noqa: BLE001  # logged and reported, or clients would poll forever
             _log.exception("listing %s failed because of a bug", listing.source)
             reason = f"failed unexpectedly ({type(error).__name__}): see the coordinator's log"
             self._end(listing, SourceError(f"listing {listing.source} {reason}"))
@@ -280,18 +280,18 @@ class DatasetRegistry:
             listing.catalog, listing.listed = self._shared(result), len(result)
 
     def _shared(self, catalog: Catalog) -> Catalog:
-        """Return an equal catalog that is already in memory, or else this one."""
+        """Return an equal catalog that is already in memory, or otherwise this one."""
         others = (listing.catalog for listing in self._listings)
         return next((other for other in others if other and _equal_by(other) == _equal_by(catalog)), catalog)
 
     async def _listed_anew(self, listing: Listing, progress: Callable[[int | None], None]) -> Catalog:
-        """List a source and store the catalog. Long listings run in a separate process."""
+        """List a source and store the catalog. A long listing runs in a separate process."""
         listing.kept, began_s = None, self._clock()
         try:
             catalog = await self._listed(listing, progress, self._lister)
             mapped, file = await asyncio.to_thread(self._state.hold, catalog)
         except LongListingError:
-            # More than a few samples: start again in a separate process.
+            # There are many samples, so start again in a separate process.
             mapped, file = await self._listed(listing, progress, self._list_apart)
         listing.took_s = self._clock() - began_s
         if file:
@@ -349,7 +349,7 @@ class DatasetRegistry:
             task = asyncio.create_task(asyncio.to_thread(self._state.ids, content, len(catalog), derive))
             self._deriving[content] = task
             task.add_done_callback(lambda _: self._deriving.pop(content))
-        dataset.all_ids = await asyncio.shield(task)  # others wait, even if this caller goes
+        dataset.all_ids = await asyncio.shield(task)  # others may wait even if this caller is cancelled
 
 
 def _equal_by(catalog: Catalog) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Build the catalog of a source: list it, find its classes, sort and pack. Blocks, and uses threads."""
+"""Build the catalog of a source: list it, determine its classes, sort and pack. Blocks, and uses threads."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def list_source(
         source: ``s3://bucket/prefix``, another bucket's URL, ``file:///directory``
             or a plain path.
         key_list: URL of a CSV, JSONL or Parquet file, or ``None`` or empty for class folders.
-        progress: called with the number of samples so far, which never decreases,
-            from any thread but one call at a time. It is called with ``None`` once
-            all samples are found and only need to be sorted and packed.
+        progress: called with the number of samples so far, which never decreases, from any
+            thread, but one call at a time. It is called with ``None`` once all samples are
+            listed and only need to be sorted and packed.
         cancelled: set this event to end the listing.
         naming: how samples are named.
         classes: class names by label. If empty, the sorted classes in the source are used.
-        allowed: what may be read, and how much.
+        allowed: limits on what may be read, and how much.
 
     Raises:
         ConfigError: a URL is malformed.
@@ -96,12 +96,12 @@ def list_source(
 
 
 def _fields(place: Source, rows: KeyList, naming: Naming, tally: Tally) -> list[Field]:
-    """Return the samples' own objects and their fields with full keys, and look up missing versions."""
+    """Return the samples' main objects and fields with full keys, and look up missing versions."""
     parts = {"": rows.own, **rows.fields}
     every: Found | None = None
     if any(part.versions is None for part in parts.values()) and not place.is_web:
         every = list_samples(place, tally, images_only=False, digests=naming.versions == "digests")
-    elif place.is_file:  # check that it exists, or functions would be the first to notice
+    elif place.is_file:  # check that it exists, otherwise only functions would notice
         probe_directory(place.directory)
     elif not place.is_web or rows.own.versions is not None:
         probe_bucket(place, rows.own.keys[0], tally)
@@ -189,8 +189,8 @@ def _check_classes(
 
 
 def _as_image_folder(keys: PackedStrings, prefix: bytes, classes: Sequence[str]) -> PackedStrings | None:
-    """Return strings that sort like ImageFolder's files (class, folder, name), or ``None`` if keys do."""
-    # Bytewise, keys sort "hot dog/" before "hot/", and files in "a/b/" before "a/c.jpg".
+    """Return strings that sort like ImageFolder's files (class, folder, name), or ``None`` if the keys do."""
+    # In byte order, "hot dog/" sorts before "hot/", and files in "a/b/" before "a/c.jpg".
     joined, ends = keys.parts()
     has_folders = bytes(joined).count(b"/") > len(keys) * (prefix.count(b"/") + 1)
     between = any(
@@ -215,7 +215,7 @@ def _look_up_versions(place: Source, url: str, keys: PackedStrings, found: Found
     full_keys = keys.behind(prefix)
     all_keys = PackedStrings.concatenate([full_keys, found.keys])
     order = all_keys.sort_order()
-    # Both hold a key once, and the sort is stable: a listed key directly follows its row.
+    # Both contain each key once and the sort is stable, so a listed key directly follows its row.
     is_pair = all_keys.reorder(order).equals_next()
     places = np.full(len(full_keys), -1, dtype=np.int64)
     places[order[:-1][is_pair]] = order[1:][is_pair] - len(full_keys)
@@ -230,7 +230,7 @@ def _look_up_versions(place: Source, url: str, keys: PackedStrings, found: Found
 
 
 def _check_ends(url: str, rows: Part, members: Members, versions: PackedStrings) -> None:
-    """Check that members end within their files. Functions check this for objects."""
+    """Check that members end within their files. For objects, functions check this."""
     sizes = np.fromiter(map(size_in_version, versions), dtype=np.int64, count=len(versions))
     for row in np.flatnonzero(members.ends > sizes[members.objects])[:1].tolist():
         place = int(members.objects[row])

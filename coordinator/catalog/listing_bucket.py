@@ -1,4 +1,4 @@
-"""List sources of every kind: first their folders, then each folder on its own thread."""
+"""List sources of every kind: first their folders, then each folder in a separate thread."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Found(NamedTuple):
     # Full object keys.
     keys: PackedStrings
     versions: PackedStrings
-    # Names of the first-level folders, even those without a sample; empty for the source's root.
+    # Names of the first-level folders, including those without samples. Empty for the source's root.
     names: tuple[str, ...]
-    # Each sample's folder, by its place in names.
+    # Each sample's folder, as an index into names.
     folders: NDArray[np.uint32]
 
 
@@ -68,7 +68,7 @@ class _Finds:
         self._tally.add(len(samples))
 
     def take(self, page: Page, source: Source, folder: str | None = None, *, images_only: bool) -> None:
-        """Add the samples of a page, which are all in one ``folder`` or each in its own."""
+        """Add the samples of a page, which are in ``folder``, or in various folders if it is ``None``."""
         self._tally.check()
         below = len(source.prefix)
         groups: Iterable[tuple[str, Iterable[Listed]]] = [(folder or "", page.objects)]
@@ -91,7 +91,7 @@ class _Finds:
             self._tally.add(len(listed))
 
     def all(self) -> Found:
-        """Return everything that was added. Nothing may be added afterwards."""
+        """Return all added samples. Nothing may be added afterwards."""
         folders = np.concatenate(self._folders)
         return Found(self._keys.build(), self._versions.build(), tuple(self._places), folders)
 
@@ -132,7 +132,8 @@ def list_samples(source: Source, tally: Tally, *, images_only: bool, digests: bo
         def list_folder(prefix: str) -> None:
             with turns:
                 for page in bucket.pages(prefix):
-                    # One page at a time: more threads would be no faster, and starve the interpreter.
+                    # Parse one page at a time: more threads would be no faster and block the
+                    # interpreter.
                     with bucket.page_lock:
                         finds.take(page, source, prefix[len(source.prefix) : -1], images_only=images_only)
 
@@ -143,7 +144,7 @@ def list_samples(source: Source, tally: Tally, *, images_only: bool, digests: bo
         for prefix in prefixes:
             finds.add(prefix[len(source.prefix) : -1], [])
         on_threads(list_folder, prefixes, tally, threads=_THREADS)
-    # Only now are all forbidden links known. Nothing that ImageFolder would find may be left out silently.
+    # All forbidden links are known only now. Nothing that ImageFolder would find may be omitted silently.
     if forbidden := tally.noted(Noted.FORBIDDEN):
         raise SourceForbiddenError(
             f"{source.url}: {forbidden}. Replace the links with the files themselves, or have the "
@@ -168,7 +169,7 @@ def _is_utf8(name: str, tally: Tally) -> bool:
 
 
 def ask_for_versions(source: Source, keys: PackedStrings, tally: Tally) -> Found:
-    """Look up the versions of keys, one request each, in a source that cannot be listed.
+    """Look up the versions of keys, with a request each, in a source that cannot be listed.
 
     Keys are relative to the source. Raises the same errors as :func:`list_samples`.
     """
@@ -205,7 +206,7 @@ def probe_bucket(source: Source, key: bytes, tally: Tally) -> None:
 def download(
     bucket: str, key: str, what: str, check_size: Callable[[int], None], stream: BinaryIO, tally: Tally
 ) -> None:
-    """Write an object, which messages call ``what``, to a stream.
+    """Write an object to a stream. Messages refer to it as ``what``.
 
     Raises the same errors as :func:`list_samples`, and those of ``check_size``.
     """
@@ -229,7 +230,7 @@ def download(
 
 
 class _LargeError(Exception):
-    """An object is too large to be received at once."""
+    """An object is too large to receive at once."""
 
 
 def bucket_region(bucket: str) -> str:

@@ -1,4 +1,4 @@
-"""The coordinator's settings: arguments, else ``SUPER_*`` variables, else a TOML file, else defaults."""
+"""The coordinator's settings: arguments, then ``SUPER_*`` variables, a TOML file and defaults."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _FROM_TEXT: dict[str, Callable[[str], Any]] = {
 }
 _ANY_S = 1e9
 _ANY_USD = 1e12
-# For the store alone: they copy bytes, and hardly compute.
+# Slots that only serve the store copy bytes and need little CPU.
 _STORE_SLOTS = 2
 
 
@@ -53,7 +53,7 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
         "superdl.lambda_prefetch.handler:handler",
         "module:attribute that the local executor runs (superdl.lambda_prefetch.handler:handler)",
     )
-    # Of the cache server, as its maxmemory: records get what the headroom leaves.
+    # Memory of the cache server, like its maxmemory, including headroom.
     cache_bytes: int = setting(
         0,
         "memory of the cache server, such as 4gb; nine tenths of it are for records (its maxmemory)",
@@ -91,7 +91,7 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
         1769, "memory of a function in MB, for cost accounting (1769)", low=128, high=10_240
     )
     prices: str = setting("", "TOML price table that replaces built-in prices")
-    # 0 means no cap, as for the next.
+    # 0 means no cap, also for the next setting.
     max_usd: float = setting(0.0, "stop producing once this much has been spent (no cap)", high=_ANY_USD)
     max_usd_per_hour: float = setting(
         0.0, "above this hourly rate, produce only what readers are waiting for (no cap)", high=_ANY_USD
@@ -118,7 +118,7 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
 
     @property
     def store_choice(self) -> StoreChoice:
-        """Return the store's address, or why there is none; ``ConfigError`` if no functions can see it."""
+        """Return the store's address, or why there is none. ``ConfigError`` if no functions can access it."""
         choice = chosen_store(self.store, os.environ)
         if not choice.address or self._is_seen(choice.address) or _is_there(self.function):
             return choice
@@ -134,11 +134,11 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
 
     @property
     def store_only(self) -> list[tuple[type[Executor], Settings]]:
-        """Return the executors that restore and save for functions that do not see the store."""
+        """Return the executors that restore and save for functions without access to the store."""
         address = self.store_choice.address
         if not address or self._is_seen(address):
             return []
-        # A few local slots, and workers that connect for it.
+        # A few local slots, and workers that connect for this purpose.
         few = replace(self, slots=min(self.slots, _STORE_SLOTS))
         return [(LocalExecutor, few), (WorkersExecutor, self)]
 
@@ -147,7 +147,7 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
 
     @property
     def executors(self) -> tuple[str, ...]:
-        """Return the executors in order of preference, cheapest first; at least one."""
+        """Return at least one executor, in order of preference, cheapest first."""
         return executor_names(self.executor)
 
 
@@ -243,12 +243,12 @@ def _ill_typed(one: Field[Any], origin: str, value: Any) -> ConfigError:
 
 
 def allowed_to_listings(settings: Settings) -> Allowed:
-    """Return what clients are allowed to have listed."""
+    """Return the limits of listings for clients."""
     roots, hosts = parse_roots(settings.file_roots), parse_http_hosts(settings.http_hosts, "http_hosts")
-    # Clients on other machines get no files and no web servers that this one
-    # reaches, unless settings allow it.
+    # Clients on other machines have no access to files and web servers through
+    # this machine, unless settings allow it.
     anywhere = not leaves_this_machine(settings.listen)
-    # Workers may read this machine's files as another user.
+    # Workers may read this machine's files as a different user.
     own = all(EXECUTORS[name].runs_on is not RunsOn.OTHER_HOSTS for name in settings.executors)
     return Allowed(
         None if anywhere and not roots else roots,

@@ -1,4 +1,4 @@
-"""Statistics of jobs, the cache and single batches, as messages of the protocol."""
+"""Statistics of jobs, the cache and batches, as protocol messages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def stats(
     with_stalls: bool,
     history: Sequence[pb.JobStats],
 ) -> pb.JobStatsList:
-    """Return statistics of jobs and cache, recent warnings, and the settings."""
+    """Return statistics of jobs and the cache, recent warnings, and the settings."""
     core, sources = engine.core, engine.datasets
     return pb.JobStatsList(
         jobs=[
@@ -62,12 +62,12 @@ def stats(
 
 
 def job_stats(core: Core, job: Job, source: str, *, with_stalls: bool = False) -> pb.JobStats:
-    """Return the statistics of a job, with its newest stalls one by one if requested."""
+    """Return the statistics of a job, including its latest stalls if requested."""
     costs = core.state.ledger.job_costs(job.name)
     counters = asdict(job.counters) | {"usd": costs.usd}
     counters |= {name: usd for name, usd in asdict(costs).items() if name in counters}
     message = pb.JobStats(job=job.name, source=source, lapsed=job.lapsed, team=job.team, **counters)
-    if job.cursors:  # else it has closed
+    if job.cursors:  # otherwise it has closed
         furthest = max(cursor.watermark for cursor in job.cursors.values())
         message.epoch, message.position = job.epoch_and_position(furthest)
         message.lookahead_batches, message.interval_s = core.lookahead_batches(job), job.interval_s
@@ -87,7 +87,7 @@ def job_stats(core: Core, job: Job, source: str, *, with_stalls: bool = False) -
 
 
 def coordinating(settings: Settings) -> pb.Coordinating:
-    """Describe this coordinator and its settings, without its secrets."""
+    """Describe this coordinator and its settings, except secrets."""
     message = pb.Coordinating(
         version=installed_version(),
         clock_s=time.time(),
@@ -103,7 +103,7 @@ def coordinating(settings: Settings) -> pb.Coordinating:
 
 
 def cache_stats(engine: Engine) -> pb.CacheStats:
-    """Return the state of the cache and the store, and statistics that concern all jobs."""
+    """Return the state of the cache and the store, and statistics of all jobs together."""
     core, keeper = engine.core, engine.keeper
     return pb.CacheStats(
         budget_bytes=core.state.budget_bytes,
@@ -168,7 +168,7 @@ def team_stats(core: Core) -> list[pb.TeamStats]:
 
 
 def _trouble(core: Core, member: ExecutorState) -> str:
-    """Explain why an executor does less than it could."""
+    """Explain why an executor is not fully available."""
     several = len(core.state.fleet.executors) > 1
     reasons = []
     if times := member.concurrency.throttled_lately(core.now_s):
@@ -190,7 +190,7 @@ def executor_prices(core: Core) -> list[pb.ExecutorPrices]:
 
 
 def filling(core: Core, job: Job, dataset: Dataset) -> pb.Filling:
-    """Return the progress of a job that fills, with its first few failures."""
+    """Return the progress of a filling job, with its first few failures."""
     progress = core.filled(job)
     answer = pb.Filling(
         there=progress.there, failed=progress.failed, size_bytes=progress.size_bytes, ended=progress.ended

@@ -197,7 +197,7 @@ class ImageMaker:
         try:
             pixels: Any = self._program_of(epoch).make(bytes(content), key)
         except SampleFailedError as failure:
-            raise BadSampleError(f"{self._bucket}/{key}: {failure.why}") from failure
+            raise BadSampleError(f"{self._bucket}/{key}: {failure.message}") from failure
         if isinstance(pixels, dict):
             raise ConfigError("recipe.steps produce several arrays, but models here take a single image")
         if pixels.dtype != np.uint8 or pixels.ndim != _CHANNELS or pixels.shape[2] != _CHANNELS:

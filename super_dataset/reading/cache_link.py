@@ -276,7 +276,7 @@ def _redirected(
                 continue
             del buffer.errors[offset]
             buffer.replies[offset] = ReplyKind.NONE
-            redirected.setdefault(nodes.place(redirection.node), []).append(offset)
+            redirected.setdefault(nodes.connection_node(redirection.node), []).append(offset)
             if redirection.kind == "ASK":
                 asking.add(offset)
     return {node: sorted(offsets) for node, offsets in redirected.items()}, asking
