@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from superdl.lambda_prefetch.custom_steps import custom_step
-from superdl.lambda_prefetch.sources import permanent_failure
+from superdl.lambda_prefetch.sources import fatal
 
 try:
     import soundfile
@@ -45,7 +45,7 @@ def waveform(
     """
     data = array.tobytes()
     if not data:
-        raise permanent_failure("empty", "the object is empty")
+        raise fatal("empty", "the object is empty")
     frames, had_rate = _read(data, max_seconds)
     if mono:
         frames = frames.mean(axis=1, keepdims=True)
@@ -61,16 +61,12 @@ def _read(data: bytes, max_seconds: float) -> tuple[NDArray[Any], int]:
     """Return all samples, of shape (samples, channels), and their rate."""
     whole = int.from_bytes(data[4:8], "little")
     if data.startswith(b"RIFF") and whole not in _UNKNOWN_LENGTHS and len(data) < whole + _RIFF_HEAD:
-        raise permanent_failure(
-            "undecodable", f"the WAV file is truncated: {len(data)} of {whole + _RIFF_HEAD} bytes"
-        )
+        raise fatal("undecodable", f"the WAV file is truncated: {len(data)} of {whole + _RIFF_HEAD} bytes")
     # A header may lie about the length, so check the declared length first, then the actual one.
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             if file.channels > MAX_CHANNELS:
-                raise permanent_failure(
-                    "too_large", f"its {file.channels} channels exceed the limit of {MAX_CHANNELS}"
-                )
+                raise fatal("too_large", f"its {file.channels} channels exceed the limit of {MAX_CHANNELS}")
             limit = int(min(max_seconds * file.samplerate, _MAX_BYTES / (4 * file.channels)))
             promised = file.frames
             _check_length(promised, limit, max_seconds)
@@ -81,11 +77,11 @@ def _read(data: bytes, max_seconds: float) -> tuple[NDArray[Any], int]:
                 _check_length(count, limit, max_seconds)
             rate = int(file.samplerate)
     except (soundfile.SoundFileError, RuntimeError) as error:
-        raise permanent_failure("undecodable", f"libsndfile cannot read it: {error}") from error
+        raise fatal("undecodable", f"libsndfile cannot read it: {error}") from error
     if not blocks:
-        raise permanent_failure("empty", "it contains no samples")
+        raise fatal("empty", "it contains no samples")
     if count < promised:
-        raise permanent_failure(
+        raise fatal(
             "undecodable", f"only {count} of {promised} samples can be read: it is truncated or corrupt"
         )
     return np.concatenate(blocks), rate
@@ -93,7 +89,7 @@ def _read(data: bytes, max_seconds: float) -> tuple[NDArray[Any], int]:
 
 def _check_length(count: int, limit: int, max_seconds: float) -> None:
     if count > limit:
-        raise permanent_failure(
+        raise fatal(
             "too_large",
             f"{count} or more samples exceed the limit of {limit} ({max_seconds:g} s or {_MAX_BYTES} bytes)",
         )
@@ -109,7 +105,7 @@ def mel(
     Slaney's, from 0 to half the rate, with equal area. Power is clipped at 1e-10.
     """
     if array.shape[-1] <= window // 2:
-        raise permanent_failure(
+        raise fatal(
             "too_small", f"it has {array.shape[-1]} samples, but needs more than half a window of {window}"
         )
     edges = [(0, 0)] * (array.ndim - 1) + [(window // 2, window // 2)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image, ImageFile, PngImagePlugin, UnidentifiedImageError, features
 
-from superdl.lambda_prefetch.sources import SampleFailedError, permanent_failure
+from superdl.lambda_prefetch.sources import SampleFailedError, fatal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,7 +100,7 @@ def decode(
     A SampleFailedError is permanent. After a MemoryError, the image may still be valid.
     """
     if not data:
-        raise permanent_failure("empty", "the object is empty")
+        raise fatal("empty", "the object is empty")
     # The fast path needs neither draft() nor the fill switch.
     if not min_side and not of_mask and (plain := _plain_jpeg(data, limit_pixels)) is not None:
         return plain
@@ -145,14 +145,14 @@ def _open(data: bytes | bytearray) -> Image.Image:
     try:  # only the header is read
         return Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError as error:
-        raise permanent_failure("too_large", str(error)) from error
+        raise fatal("too_large", str(error)) from error
     except UnidentifiedImageError as error:
         known = ", ".join(FORMATS)
         message = (
             f"Pillow cannot open its {len(data)} bytes, which begin with {bytes(data[:8])!r}, as any of "
             f"these formats: {known}"
         )
-        raise permanent_failure("not_an_image", message) from error
+        raise fatal("not_an_image", message) from error
     except MemoryError:
         raise
     except Exception as error:  # as in _decode()
@@ -160,7 +160,7 @@ def _open(data: bytes | bytearray) -> Image.Image:
 
 
 def _undecodable(error: Exception) -> SampleFailedError:
-    return permanent_failure("undecodable", f"Pillow cannot decode it: {type(error).__name__}: {error}")
+    return fatal("undecodable", f"Pillow cannot decode it: {type(error).__name__}: {error}")
 
 
 def _scale_of(tiles: Sequence[tuple[Any, ...]]) -> int:
@@ -172,14 +172,14 @@ def _scale_of(tiles: Sequence[tuple[Any, ...]]) -> int:
     # Pillow rescales other maximum values to 255, which loses the numbers.
     if str(codec).startswith("ppm") and words[-1] not in _WHOLE:
         message = f"the mask is a PGM with values up to {words[-1]}, which Pillow rescales to 255; use PNG"
-        raise permanent_failure("undecodable", message)
+        raise fatal("undecodable", message)
     return _SCALES.get(str(words[0]), 1) if words else 1
 
 
 def _numbers_of(image: Image.Image, scale: int) -> Image.Image:
     """Return the numbers of a single-channel image, divided by Pillow's multiplier."""
     if image.mode not in _MASKS:
-        raise permanent_failure(
+        raise fatal(
             "undecodable",
             f"a mask must have one number per pixel, but this {image.format or 'image'} is {image.mode}: "
             "save class indexes as a greyscale or palette PNG",
@@ -204,7 +204,7 @@ def configure_pillow(text_bytes: int = PngImagePlugin.MAX_TEXT_CHUNK) -> None:
 def check_pixels(width: int, height: int, limit_pixels: int) -> None:
     """Raise a permanent failure for an image or step result with too many pixels."""
     if width * height > limit_pixels:
-        raise permanent_failure("too_large", f"{width} x {height} pixels exceed the limit of {limit_pixels}")
+        raise fatal("too_large", f"{width} x {height} pixels exceed the limit of {limit_pixels}")
 
 
 def _plain_jpeg(data: bytes | bytearray, limit_pixels: int) -> Image.Image | None:
@@ -214,10 +214,7 @@ def _plain_jpeg(data: bytes | bytearray, limit_pixels: int) -> Image.Image | Non
         return None
     # Baseline JPEGs have at most one scan per component. Memory is allocated for all declared pixels.
     pixels = size[0] * size[1]
-    if (
-        not 0 < pixels <= min(limit_pixels, _PIXELS_PER_BYTE * len(data))
-        or _count_scan_markers(data) > _COMPONENTS
-    ):
+    if not 0 < pixels <= min(limit_pixels, _PIXELS_PER_BYTE * len(data)) or _scan_markers(data) > _COMPONENTS:
         return None
     try:
         # This uses the decoder of the general path. Opening a file would add 50% for 64x64 pixels.
@@ -250,7 +247,7 @@ def _plain_size(data: bytes | bytearray) -> tuple[int, int] | None:
 
 def _check_scans(data: bytes | bytearray) -> None:
     """Refuse a JPEG with too many scans, which would take minutes to decode."""
-    if _count_scan_markers(data) <= MAX_SCANS:
+    if _scan_markers(data) <= MAX_SCANS:
         return
     # Markers in a thumbnail or after the image do not begin a scan, so walk the segments.
     scans, marker = 0, _MARKER.search(data)
@@ -261,10 +258,10 @@ def _check_scans(data: bytes | bytearray) -> None:
             end += int.from_bytes(data[end : end + 2], "big")
         marker = _MARKER.search(data, end)
     if scans > MAX_SCANS:
-        raise permanent_failure("too_large", f"its {scans} scans exceed the limit of {MAX_SCANS}")
+        raise fatal("too_large", f"its {scans} scans exceed the limit of {MAX_SCANS}")
 
 
-def _count_scan_markers(data: bytes | bytearray) -> int:
+def _scan_markers(data: bytes | bytearray) -> int:
     """Count the scan markers."""
     # For a few bytes, numpy would release the GIL and then wait for it.
     if len(data) <= _FEW_BYTES:

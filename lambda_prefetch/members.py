@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from superdl.lambda_prefetch.sources import SampleFailedError, permanent_failure, read_object
+from superdl.lambda_prefetch.sources import SampleFailedError, fatal, read_object
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.objects import Span
 from superdl.super_wire.parquet_pages import PagesError, check_pages
@@ -82,12 +82,12 @@ def content_of(request: PrefetchRequest, index: int, data: bytes | bytearray | m
     try:
         content = unpacking.decompress(data, limit_bytes + 1)  # one more byte shows that it is too large
     except zlib.error as error:
-        raise permanent_failure("undecodable", f"it is not a deflate stream: {error}") from error
+        raise fatal("undecodable", f"it is not a deflate stream: {error}") from error
     if len(content) > limit_bytes:
-        raise permanent_failure("too_large", f"it exceeds the limit of {limit_bytes} bytes when uncompressed")
+        raise fatal("too_large", f"it exceeds the limit of {limit_bytes} bytes when uncompressed")
     if not unpacking.eof or unpacking.unused_data:
         where = "after" if unpacking.eof else "before"
-        raise permanent_failure("undecodable", f"its {len(data)} bytes end {where} its deflate stream does")
+        raise fatal("undecodable", f"its {len(data)} bytes end {where} its deflate stream does")
     return content
 
 
@@ -142,7 +142,7 @@ def read_rows(
     try:
         check_pages(data, unpacked_bytes, limit_bytes)  # pyarrow allocates the sizes in page headers
     except PagesError as error:
-        raise permanent_failure("too_large" if error.is_large else "undecodable", str(error)) from error
+        raise fatal("too_large" if error.is_large else "undecodable", str(error)) from error
     rows = sorted((request.member_lengths[index], index) for index in indices)
     contents = _contents(_Piece(data, span), footer, group, column, rows_at_a_time, [row for row, _ in rows])
     kept_bytes = 0
@@ -185,9 +185,7 @@ def _contents(
     except MemoryError:  # ArrowMemoryError is one
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError, TypeError) as error:
-        raise permanent_failure(
-            "undecodable", f"its row group {group} is not valid Parquet: {error}"
-        ) from error
+        raise fatal("undecodable", f"its row group {group} is not valid Parquet: {error}") from error
 
 
 def _leaf(array: Any, row: int) -> bytes | SampleFailedError:
@@ -196,11 +194,11 @@ def _leaf(array: Any, row: int) -> bytes | SampleFailedError:
     while isinstance(value, dict) and len(value) == 1:
         (value,) = value.values()
     if value is None:
-        return permanent_failure("empty", "its row contains no bytes (does it refer to a file instead?)")
+        return fatal("empty", "its row contains no bytes (does it refer to a file instead?)")
     if isinstance(value, str):
         return value.encode()
     if not isinstance(value, bytes):
-        return permanent_failure("undecodable", f"its row contains a {type(value).__name__} instead of bytes")
+        return fatal("undecodable", f"its row contains a {type(value).__name__} instead of bytes")
     return value
 
 
@@ -265,9 +263,9 @@ def _read_footer(file: tuple[str, str, str], bucket: Bucket, counts: Rows) -> tu
     end = _read_end(file, _FOOTER_READ_BYTES, bucket, counts)
     size_bytes = int.from_bytes(end[-_END_BYTES : -len(_MAGIC)], "little") + _END_BYTES
     if len(end) < _END_BYTES or not end.endswith(_MAGIC):
-        raise permanent_failure("undecodable", "its object is not a Parquet file, or it was truncated")
+        raise fatal("undecodable", "its object is not a Parquet file, or it was truncated")
     if size_bytes > _MAX_FOOTER_BYTES:
-        raise permanent_failure(
+        raise fatal(
             "too_large",
             f"the footer of its file takes {size_bytes} bytes, over the limit of {_MAX_FOOTER_BYTES}",
         )
@@ -279,7 +277,7 @@ def _read_footer(file: tuple[str, str, str], bucket: Bucket, counts: Rows) -> tu
     except MemoryError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise permanent_failure("undecodable", f"the footer of its file is corrupt: {error}") from error
+        raise fatal("undecodable", f"the footer of its file is corrupt: {error}") from error
 
 
 def _read_end(file: tuple[str, str, str], size_bytes: int, bucket: Bucket, counts: Rows) -> bytes | bytearray:
@@ -305,26 +303,24 @@ def _locate(footer: Any, group: int, column: str, limit_bytes: int) -> tuple[Spa
         raise SampleFailedError(Outcome.CHANGED, f"its object has no column {column[:200]!r}: {_LIST_AGAIN}")
     leaf, chunk = schema.column(at), footer.row_group(group).column(at)
     if leaf.max_repetition_level:  # a few bytes could declare billions of items
-        raise permanent_failure("undecodable", "its row contains a list instead of bytes")
+        raise fatal("undecodable", "its row contains a list instead of bytes")
     begin = chunk.data_page_offset
     if chunk.dictionary_page_offset:  # a dictionary page precedes the data pages
         begin = min(begin, chunk.dictionary_page_offset)
     size_bytes, unpacked_bytes = chunk.total_compressed_size, chunk.total_uncompressed_size
     if begin < 0 or size_bytes < 1 or unpacked_bytes < 0:
-        raise permanent_failure(
+        raise fatal(
             "undecodable", f"the footer of its file is corrupt: row group {group} has no valid position"
         )
     if max(size_bytes, unpacked_bytes) > limit_bytes:
-        raise permanent_failure(
+        raise fatal(
             "too_large",
             f"column {column[:200]!r} of its row group {group} takes {size_bytes} bytes ({unpacked_bytes} "
             f"uncompressed), over the limit of {limit_bytes}: write smaller row groups, because each is read "
             "as a whole",
         )
     if leaf.length > limit_bytes:
-        raise permanent_failure(
-            "too_large", f"its rows take {leaf.length} bytes each, over the limit of {limit_bytes}"
-        )
+        raise fatal("too_large", f"its rows take {leaf.length} bytes each, over the limit of {limit_bytes}")
     # Null values of a fixed length occupy that length, too.
     rows_at_a_time = min(_ROWS_AT_A_TIME, limit_bytes // max(leaf.length, 1))
     return Span(begin, begin + size_bytes), unpacked_bytes, rows_at_a_time

@@ -23,7 +23,7 @@ from superdl.lambda_prefetch.fetching import Fetchers
 from superdl.lambda_prefetch.members import content_of
 from superdl.lambda_prefetch.push import Pusher
 from superdl.lambda_prefetch.settings import decoding_threads
-from superdl.lambda_prefetch.sources import SampleFailedError, permanent_failure
+from superdl.lambda_prefetch.sources import SampleFailedError, fatal
 from superdl.lambda_prefetch.store import PackSaver
 from superdl.super_wire.cache import MAX_BULK_BYTES
 from superdl.super_wire.ids import MAIN_FIELD
@@ -189,7 +189,7 @@ class _Decoders:
         header, payload = pack_sample(result, sample_id, fetch_us=fetch_us, decode_us=decode_us)
         if HEADER_BYTES + payload.nbytes > MAX_BULK_BYTES:
             message = f"its record of {payload.nbytes} bytes exceeds the cache's limit of {MAX_BULK_BYTES}"
-            raise permanent_failure("too_large", message)
+            raise fatal("too_large", message)
         return header, payload
 
     def _fail(self, index: int, failure: SampleFailedError) -> None:

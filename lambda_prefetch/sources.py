@@ -32,7 +32,7 @@ class SampleFailedError(Exception):
         self.outcome, self.message, self.reason = outcome, message, reason
 
 
-def permanent_failure(reason: str, message: str) -> SampleFailedError:
+def fatal(reason: str, message: str) -> SampleFailedError:
     """Return a permanent failure: the bytes of this version can never produce a sample.
 
     ``reason`` is ``empty``, ``not_an_image``, ``undecodable``, ``too_large``, ``too_small`` or
@@ -60,7 +60,7 @@ def read_object(
 
     def before(size_bytes: int) -> None:
         if size_bytes > limit_bytes:
-            raise permanent_failure("too_large", f"its {size_bytes} bytes exceed the limit of {limit_bytes}")
+            raise fatal("too_large", f"its {size_bytes} bytes exceed the limit of {limit_bytes}")
         reserve(size_bytes)
 
     try:

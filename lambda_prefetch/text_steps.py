@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from superdl.lambda_prefetch.custom_steps import custom_step
-from superdl.lambda_prefetch.sources import permanent_failure
+from superdl.lambda_prefetch.sources import fatal
 
 try:
     from tokenizers import Tokenizer
@@ -46,13 +46,11 @@ def tokenize(
         pad_id: token id for padding.
     """
     if array.size > MAX_TEXT_BYTES:
-        raise permanent_failure(
-            "too_large", f"its text of {array.size} bytes exceeds the limit of {MAX_TEXT_BYTES}"
-        )
+        raise fatal("too_large", f"its text of {array.size} bytes exceeds the limit of {MAX_TEXT_BYTES}")
     try:
         text = array.tobytes().decode()
     except UnicodeDecodeError as error:
-        raise permanent_failure("undecodable", f"it is not valid UTF-8: {error}") from error
+        raise fatal("undecodable", f"it is not valid UTF-8: {error}") from error
     ids = np.array(_tokenizer(file, sha256).encode(text).ids, dtype=np.int32)
     if not length:
         return ids

@@ -13,7 +13,7 @@ from PIL import Image
 
 from superdl.lambda_prefetch.custom_steps import CustomStep
 from superdl.lambda_prefetch.decode import check_pixels, decode
-from superdl.lambda_prefetch.sources import SampleFailedError, permanent_failure
+from superdl.lambda_prefetch.sources import SampleFailedError, fatal
 from superdl.super_wire.ids import digest128
 from superdl.super_wire.recipe_steps import OPS, borders_of, sides_of
 from superdl.super_wire.request import Outcome
@@ -187,7 +187,7 @@ class Program:
     def _check_size(self, number: int, size: tuple[int, int], sizes: dict[str, tuple[int, int]]) -> None:
         kind, count = self._kind(number)
         if (other := sizes.setdefault(f"{kind} {count}", size)) != size:
-            raise permanent_failure(
+            raise fatal(
                 "unequal",
                 f"step {number} ({kind}) would crop its {size[0]} x {size[1]} pixels differently from "
                 f"another field's {other[0]} x {other[1]}: resize both to the same [height, width] first",
@@ -220,7 +220,7 @@ def _resized(
     check_pixels(size[0], image.height, limit_pixels)
     check_pixels(image.width, size[1], limit_pixels)
     if 0 in size:
-        raise permanent_failure(
+        raise fatal(
             "too_small", f"{image.width} x {image.height} pixels would be resized to {size[0]} x {size[1]}"
         )
     filter_name = step.get("interpolation", "bilinear").upper()
@@ -268,7 +268,7 @@ def _random_crop(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> I
         message = (
             f"{image.width} x {image.height} pixels cannot be cropped to {width} x {height}: add a pad first"
         )
-        raise permanent_failure("too_small", message)
+        raise fatal("too_small", message)
     draws = to.draws()
     top = draws.below(image.height - height + 1)
     left = draws.below(image.width - width + 1)

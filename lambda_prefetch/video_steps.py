@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from superdl.lambda_prefetch.custom_steps import custom_step
-from superdl.lambda_prefetch.sources import permanent_failure
+from superdl.lambda_prefetch.sources import fatal
 
 try:
     import av
@@ -43,7 +43,7 @@ def clip(
     """
     data = array.tobytes()
     if not data:
-        raise permanent_failure("empty", "the object is empty")
+        raise fatal("empty", "the object is empty")
     try:
         # Read only packet headers. Nothing is decoded yet.
         ticks, times, length = _shown(data)
@@ -55,7 +55,7 @@ def clip(
     except MemoryError:
         raise  # also raised for absurd sizes, but a valid video must not become a tombstone
     except (av.error.FFmpegError, RuntimeError, ValueError) as error:
-        raise permanent_failure("undecodable", f"FFmpeg cannot read it: {error}") from error
+        raise fatal("undecodable", f"FFmpeg cannot read it: {error}") from error
     return np.stack([decoded[number] for number in numbers.tolist()])
 
 
@@ -63,14 +63,14 @@ def _shown(data: bytes) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], 
     """Return the frame times in ticks (``None`` unless all are known) and in seconds, and the end."""
     with av.open(io.BytesIO(data), "r", options=_OPTIONS) as file:
         if not file.streams.video or file.streams.video[0].codec_context is None:
-            raise permanent_failure("undecodable", "it contains no video that FFmpeg can decode")
+            raise fatal("undecodable", "it contains no video that FFmpeg can decode")
         stream = file.streams.video[0]
         stamps, count, last, all_timed = [], 0, 0, True
         for packet in file.demux(stream):
             # Some formats, such as AVI, store no presentation times.
             stamp = packet.dts if packet.pts is None else packet.pts
             if packet.is_corrupt:
-                raise permanent_failure("undecodable", "a part of it is truncated or corrupt")
+                raise fatal("undecodable", "a part of it is truncated or corrupt")
             if stamp is None:  # the end
                 continue
             count += 1
@@ -79,11 +79,9 @@ def _shown(data: bytes) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], 
                 stamps.append(stamp)
                 last = max(last, stamp + (packet.duration or 0))
         if count < stream.frames:
-            raise permanent_failure(
-                "undecodable", f"only {count} of {stream.frames} frames can be read: it is truncated"
-            )
+            raise fatal("undecodable", f"only {count} of {stream.frames} frames can be read: it is truncated")
         if not stamps or stream.time_base is None:
-            raise permanent_failure("empty", "it contains no frames")
+            raise fatal("empty", "it contains no frames")
         ticks = np.sort(np.array(stamps))
         seconds = (ticks - ticks[0]) * float(stream.time_base)
         return ticks if all_timed else None, seconds, float((last - int(ticks[0])) * stream.time_base)
@@ -102,21 +100,21 @@ def _frames(
         for number, frame in enumerate(file.decode(stream)):
             pixels += frame.width * frame.height
             if pixels > _MAX_CLIP_PIXELS:
-                raise permanent_failure("too_large", f"the clip takes more than {_MAX_CLIP_PIXELS} pixels")
+                raise fatal("too_large", f"the clip takes more than {_MAX_CLIP_PIXELS} pixels")
             # FFmpeg skips frames before the first key frame, so counting frames would be wrong.
             index = number if ticks is None or frame.pts is None else int(np.searchsorted(ticks, frame.pts))
             if index in indices:
                 taken[index] = _square(frame, size)
                 if len(taken) == len(indices):
                     return taken
-    raise permanent_failure("undecodable", f"only {len(taken)} of {len(indices)} frames can be decoded")
+    raise fatal("undecodable", f"only {len(taken)} of {len(indices)} frames can be decoded")
 
 
 def _square(frame: av.VideoFrame, size: int) -> NDArray[Any]:
     short = min(frame.width, frame.height)
     width, height = (max(size, round(side * size / short)) for side in (frame.width, frame.height))
     if width * height > _MAX_FRAME_PIXELS:
-        raise permanent_failure(
+        raise fatal(
             "too_large", f"its {frame.width}x{frame.height} frames would be resized to {width}x{height}"
         )
     resized = frame.reformat(width=width, height=height, format="rgb24", interpolation="BICUBIC")

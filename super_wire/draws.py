@@ -54,25 +54,20 @@ class Draws:
         """
         if count is not None and weights is None:
             raise ConfigError("draws sets how many samples an epoch draws by weight: pass weights too")
-        index_values = None if indices is None else _array("indices", indices, "iu", "<i8")
-        weight_values = None if weights is None else _array("weights", weights, "iuf", "<f8")
-        if weight_values is not None:
-            count = weight_values.size if count is None else count
-            if index_values is not None and weight_values.size != index_values.size:
+        drawn = None if indices is None else _array("indices", indices, "iu", "<i8")
+        shares = None if weights is None else _array("weights", weights, "iuf", "<f8")
+        if shares is not None:
+            count = shares.size if count is None else count
+            if drawn is not None and shares.size != drawn.size:
                 raise ConfigError(
-                    f"weights must have one number for each of the {index_values.size:,} indices, not "
-                    f"{weight_values.size:,} numbers"
+                    f"weights must have one number for each of the {drawn.size:,} indices, not "
+                    f"{shares.size:,} numbers"
                 )
-        if index_values is not None and shuffle:
+        if drawn is not None and shuffle:
             # Equal draws then have the same digest and a smaller packed size.
-            order = np.argsort(index_values, kind="stable")
-            index_values, weight_values = (
-                index_values[order],
-                None if weight_values is None else weight_values[order],
-            )
-        indices, weights = (
-            b"" if array is None else array.tobytes() for array in (index_values, weight_values)
-        )
+            order = np.argsort(drawn, kind="stable")
+            drawn, shares = drawn[order], None if shares is None else shares[order]
+        indices, weights = (b"" if array is None else array.tobytes() for array in (drawn, shares))
         return cls(indices, weights, count or 0, repeats)
 
     @classmethod

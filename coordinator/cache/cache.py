@@ -86,7 +86,7 @@ _Given = ParamSpec("_Given")
 _Told = TypeVar("_Told")
 
 
-def _as_asked(
+def _checked_reply(
     method: Callable[Concatenate[Cache, _Given], Awaitable[_Told]],
 ) -> Callable[Concatenate[Cache, _Given], Coroutine[Any, Any, _Told]]:
     # A reply in an unexpected form raises the error of CacheNodes.errors.
@@ -125,21 +125,21 @@ class Cache:
         self._nodes = CacheNodes(address, replace(given, insecure=given.insecure or insecure))
         self.streams = Streams(self._nodes)
 
-    @_as_asked
+    @_checked_reply
     async def info(self) -> CacheInfo:
         """Return the server's memory, policy and identity, combined over a cluster's masters."""
-        masters = await self._nodes.masters(afresh=True)  # new shards do not announce themselves
+        masters = await self._nodes.masters(refresh=True)  # new shards do not announce themselves
         calls = (self._nodes.at(master.node, ("INFO",), ("DBSIZE",)) for master in masters)
         infos = [CacheInfo.of_server(*reply) for reply in await asyncio.gather(*calls)]
         hosts = len({master.node.host for master in masters})
         return combined(infos, [master.slots for master in masters], hosts) if len(infos) > 1 else infos[0]
 
-    @_as_asked
+    @_checked_reply
     async def hold_lock(self) -> bool:
         """Take or renew the lock. Return ``True`` if taken. Raises ``LockHeldError`` if another has it."""
         # Only until the first success, because otherwise two instances of an owner would take turns.
         arguments = (self._instance, self._owner, LOCK_TTL_S * 1000, "0" if self._has_held_lock else "1")
-        reply = await self._nodes.one(LOCK_KEY, "EVAL", _HOLD_LOCK, 1, LOCK_KEY, *arguments)
+        reply = await self._nodes.call(LOCK_KEY, "EVAL", _HOLD_LOCK, 1, LOCK_KEY, *arguments)
         done, expires_in_ms = string(reply[0]), int(reply[1])
         if done == b"refused":
             raise LockHeldError(
@@ -159,9 +159,9 @@ class Cache:
         """Release the lock if this instance has it."""
         if not self._has_held_lock:
             return
-        await self._nodes.one(LOCK_KEY, "EVAL", _RELEASE_LOCK, 1, LOCK_KEY, self._instance + self._owner)
+        await self._nodes.call(LOCK_KEY, "EVAL", _RELEASE_LOCK, 1, LOCK_KEY, self._instance + self._owner)
 
-    @_as_asked
+    @_checked_reply
     async def fingerprint(self) -> str:
         """Return the decoder fingerprint of this cache's records, or an empty string if there is none."""
         agreed = await self.kept(FINGERPRINT_KEY)
@@ -169,17 +169,17 @@ class Cache:
             raise ValueError(f"{agreed!r} is not a digest")
         return agreed.decode()
 
-    @_as_asked
+    @_checked_reply
     async def agree_on_fingerprint(self, digest: str) -> tuple[str, bool]:
         """Record the decoder fingerprint unless there is one. Return it, and whether it is new."""
         agreed = await self.fingerprint()
         # NX: if two coordinators agree concurrently, the first wins and the other
         # reads its digest.
-        if not agreed and await self._nodes.one(FINGERPRINT_KEY, "SET", FINGERPRINT_KEY, digest, "NX"):
+        if not agreed and await self._nodes.call(FINGERPRINT_KEY, "SET", FINGERPRINT_KEY, digest, "NX"):
             return digest, True
         return agreed or await self.fingerprint(), False
 
-    @_as_asked
+    @_checked_reply
     async def spent_usd(self) -> tuple[float, dict[str, float]]:
         """Return earlier spending, in total and by team. Raises ``ConfigError`` if it is invalid."""
         written = await self.kept(SPENT_KEY) or b"0"
@@ -202,16 +202,16 @@ class Cache:
         """Record the spending for future coordinators."""
         await self.keep(SPENT_KEY, json.dumps({"usd": usd, "teams": dict(by_team)}).encode())
 
-    @_as_asked
+    @_checked_reply
     async def kept(self, key: bytes) -> bytes:
         """Return the last value that :meth:`keep` stored under this key, or empty bytes."""
-        return string(await self._nodes.one(key, "GET", key) or b"")
+        return string(await self._nodes.call(key, "GET", key) or b"")
 
     async def keep(self, key: bytes, value: bytes) -> None:
         """Store a small value for future coordinators."""
-        await self._nodes.one(key, "SET", key, value)
+        await self._nodes.call(key, "SET", key, value)
 
-    @_as_asked
+    @_checked_reply
     async def audit(self, ids: bytes) -> NDArray[np.int64]:
         """Return each record's length in bytes, or 0 if there is none.
 
@@ -249,7 +249,7 @@ class Cache:
         signed[(headers["kind"] == RecordKind.POINTER) & ours] += A_POINTER
         return np.where(headers["kind"] == RecordKind.TOMBSTONE, -signed, signed)
 
-    @_as_asked
+    @_checked_reply
     async def read_back(self, ids: bytes) -> NDArray[np.int64]:
         """Read and verify whole records. Return lengths like :meth:`audit`, with 0 for damaged records."""
         lengths = await self.audit(ids)
@@ -263,21 +263,21 @@ class Cache:
                 lengths[place] = 0
         return lengths
 
-    @_as_asked
+    @_checked_reply
     async def record(self, sample_id: bytes) -> bytes | None:
         """Return a whole record, or ``None`` if there is none."""
         (key,) = cache_keys(sample_id)
         parts, size = list[bytes](), 0
         while not parts or len(parts[-1]) == _PART_BYTES:
             # Read in parts, so that replies stay small however large the record is.
-            part = await self._nodes.one(key, "GETRANGE", key, size, size + _PART_BYTES - 1)
+            part = await self._nodes.call(key, "GETRANGE", key, size, size + _PART_BYTES - 1)
             parts.append(string(part))
             size += len(parts[-1])
         # A large record may have been dropped between the reads.
-        gone = len(parts) > 1 and await self._nodes.one(key, "STRLEN", key) != size
+        gone = len(parts) > 1 and await self._nodes.call(key, "STRLEN", key) != size
         return None if gone else b"".join(parts) or None
 
-    @_as_asked
+    @_checked_reply
     async def scan_records(self, cursor: int, *, count: int) -> tuple[int, bytes]:
         """Return about ``count`` ids, possibly repeated, and the next cursor, which is 0 at start and end."""
         shard, shard_cursor = divmod(cursor, _CURSORS)  # iterate over one master after the other
@@ -312,7 +312,7 @@ class Cache:
     async def note(self, ids: bytes, note: Tombstone, expires_in_s: float) -> None:
         """Write an expiring note under each of these ids, replacing earlier notes."""
         for key, sample_id in zip(cache_keys(ids), split_ids(ids), strict=True):
-            await self._nodes.one(
+            await self._nodes.call(
                 key, "SET", key, pack_tombstone(note, sample_id), "PX", int(expires_in_s * 1000)
             )
 

@@ -59,7 +59,7 @@ class CacheNodes:
         sent = [Command.of(key, *map(_as_bytes, words)) for key, words in zip(keys, commands, strict=True)]
         return await self._run(lambda nodes: exchange(nodes, sent, timeout_s=_TIMEOUT_S))
 
-    async def one(self, key: bytes, *words: bytes | str | int) -> Any:
+    async def call(self, key: bytes, *words: bytes | str | int) -> Any:
         """Send a command and return its reply. Raises the errors of :meth:`checked`."""
         (reply,) = self.checked(await self.each([key], [words]))
         return reply
@@ -98,11 +98,11 @@ class CacheNodes:
                 f"the cache at {self.address} sent an invalid reply ({type(error).__name__}: {error})"
             ) from error
 
-    async def masters(self, *, afresh: bool = False) -> list[Master]:
-        """Return the servers with records, in a stable order. If ``afresh``, query the cluster first."""
+    async def masters(self, *, refresh: bool = False) -> list[Master]:
+        """Return the servers with records, in a stable order. If ``refresh``, query the cluster first."""
 
         def look(nodes: NodeConnections) -> list[Master]:
-            if nodes.stale or (afresh and nodes.slots is not None):
+            if nodes.stale or (refresh and nodes.slots is not None):
                 nodes.refresh(_SLOTS_TIMEOUT_S)
             if nodes.slots is None:
                 return [Master(nodes.home, 1)]

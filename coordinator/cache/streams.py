@@ -77,7 +77,7 @@ class Streams:
         # be lost, or moved by a forged id. One XREAD waits for all streams.
         read = "XREAD", "COUNT", count, "BLOCK", block_ms, "STREAMS"
         try:
-            reply = await self._nodes.one(streams[0], *read, *streams, *[b"0-0"] * len(streams))
+            reply = await self._nodes.call(streams[0], *read, *streams, *[b"0-0"] * len(streams))
         except ProtocolDoubtError:
             # Entries that do not fit into a reply can only be dropped.
             for stream in streams:
@@ -103,7 +103,7 @@ class Streams:
 
     async def delete(self, stream: bytes) -> None:
         """Delete a stream."""
-        await self._nodes.one(stream, "UNLINK", stream)
+        await self._nodes.call(stream, "UNLINK", stream)
 
 
 class _Taken(NamedTuple):

@@ -39,8 +39,8 @@ class Sweep:
         self._cache = cache
         self._known = known
         self._cursor = 0
-        self._found = b""
-        self._strangers_left = False
+        self._scanned = b""
+        self._has_unknown = False
         self._resume_at_s = 0.0
 
     async def step(self, now_s: float, most: int = _DELETED_PER_STEP) -> None:
@@ -50,23 +50,23 @@ class Sweep:
         """
         if self._known() is None or now_s < self._resume_at_s:
             return
-        if not self._strangers_left:
+        if not self._has_unknown:
             self._cursor, scanned = await self._cache.scan_records(self._cursor, count=_KEYS_PER_STEP)
-            self._found += scanned
-            if self._cursor and len(self._found) < _KEYS_AT_ONCE * ID_BYTES:
+            self._scanned += scanned
+            if self._cursor and len(self._scanned) < _KEYS_AT_ONCE * ID_BYTES:
                 return
-        scanned, self._found, self._strangers_left = self._found, b"", False
+        scanned, self._scanned, self._has_unknown = self._scanned, b"", False
         known = self._known()  # get these after the scanned records were written
         if known is None:
             return
-        strangers = await asyncio.to_thread(strangers_among, scanned, known)
+        unknown = await asyncio.to_thread(unknown_among, scanned, known)
         now_known = self._known()
         # A new dataset may own some of the unknown records.
         if now_known is None or _whole(now_known) != _whole(known):
             return  # the next pass finds them again
         end = min(most, _DELETED_PER_STEP) * ID_BYTES
-        deleted, self._found = strangers[:end], strangers[end:]
-        self._strangers_left = bool(self._found)
+        deleted, self._scanned = unknown[:end], unknown[end:]
+        self._has_unknown = bool(self._scanned)
         if deleted:
             # If a dataset appears now, its deleted records are produced again.
             await self._cache.drop(deleted)
@@ -82,7 +82,7 @@ class Sweep:
 def known_ids(
     datasets: Iterable[Dataset],
     *,
-    wanted: Callable[[bytes], bool],
+    is_read: Callable[[bytes], bool],
     held: Callable[[bytes], Iterable[tuple[int, NDArray[np.int64]]]],
     now_s: float,
 ) -> list[Ids] | None:
@@ -97,7 +97,7 @@ def known_ids(
         young = now_s - dataset.listing.ended_at_s < _YOUNG_S
         # Use all ids if a job reads the dataset or its listing is recent. Otherwise use only those held,
         # because ranks audit their records long before a sweep begins.
-        if dataset.all_ids is not None and (young or wanted(dataset.content)):
+        if dataset.all_ids is not None and (young or is_read(dataset.content)):
             known[id(dataset.all_ids)] = dataset.all_ids
             continue
         for epoch, indices in held(dataset.content):
@@ -127,9 +127,9 @@ class HeldIds(NamedTuple):
 Ids: TypeAlias = "NDArray[np.uint8] | HeldIds"
 
 
-def strangers_among(found: bytes, known: Sequence[Ids]) -> bytes:
-    """Return the concatenated ids of ``found`` that are in no array of ``known``. Some may repeat."""
-    ids = np.frombuffer(found, dtype="<u8").reshape(-1, 2)
+def unknown_among(scanned: bytes, known: Sequence[Ids]) -> bytes:
+    """Return the concatenated ids of ``scanned`` that are in no array of ``known``. Some may repeat."""
+    ids = np.frombuffer(scanned, dtype="<u8").reshape(-1, 2)
     ids = ids[np.argsort(ids[:, 0])]
     # The first eight bytes are enough. A collision, however unlikely, only keeps a record.
     sought = np.ascontiguousarray(ids[:, 0])

@@ -52,14 +52,14 @@ class Listing:
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     @property
-    def what(self) -> tuple[str, str, Naming, tuple[str, ...]]:
+    def options(self) -> tuple[str, str, Naming, tuple[str, ...]]:
         """Return the source and the listing's options."""
         return self.source, self.key_list, self.naming, self.classes
 
     @property
     def key(self) -> bytes:
         """Return a 16-byte digest of the source and the listing's options."""
-        return digest128(json.dumps(self.what).encode())
+        return digest128(json.dumps(self.options).encode())
 
     @property
     def note(self) -> Tombstone:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 _PROGRESS_STEP = 1000
 _PROGRESS_S = 5.0
@@ -241,16 +241,16 @@ class DatasetRegistry:
             async with listing.changed:
                 listing.changed.notify_all()
 
-        told_s = self._clock()
+        reported_s = self._clock()
 
         def progress(listed: int | None) -> None:  # called from the listing's threads, one at a time
-            nonlocal told_s
+            nonlocal reported_s
             listing.packing = listed is None
             if listed is None:
                 return
             added = listed - listing.listed  # negative after a listing was restarted
-            if added >= _PROGRESS_STEP or (added > 0 and self._clock() - told_s >= _PROGRESS_S):
-                listing.listed, told_s = listed, self._clock()
+            if added >= _PROGRESS_STEP or (added > 0 and self._clock() - reported_s >= _PROGRESS_S):
+                listing.listed, reported_s = listed, self._clock()
                 asyncio.run_coroutine_threadsafe(tell(), loop)
 
         try:
@@ -311,8 +311,8 @@ class DatasetRegistry:
         return mapped, file
 
     async def _listed(
-        self, listing: Listing, progress: Callable[[int | None], None], lister: Callable[..., _Found]
-    ) -> _Found:
+        self, listing: Listing, progress: Callable[[int | None], None], lister: Callable[..., _Result]
+    ) -> _Result:
         """List a source. If it is throttled or does not answer, retry after increasing pauses."""
         loop, place = asyncio.get_running_loop(), (listing.source, listing.key_list or None)
         how = listing.naming, listing.classes

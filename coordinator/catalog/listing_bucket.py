@@ -35,7 +35,7 @@ _ASKED_AT_A_TIME = 200
 _CHUNK_BYTES = 2**26
 
 
-class Found(NamedTuple):
+class ListedSamples(NamedTuple):
     """The samples of a source, in any order."""
 
     # Full object keys.
@@ -47,7 +47,7 @@ class Found(NamedTuple):
     folders: NDArray[np.uint32]
 
 
-class _Finds:
+class _Collector:
     """Collects samples as they are found, on any thread."""
 
     def __init__(self, tally: Tally) -> None:
@@ -90,10 +90,10 @@ class _Finds:
                 self._tally.note(what, item.key)
             self._tally.add(len(listed))
 
-    def all(self) -> Found:
+    def all(self) -> ListedSamples:
         """Return all added samples. Nothing may be added afterwards."""
         folders = np.concatenate(self._folders)
-        return Found(self._keys.build(), self._versions.build(), tuple(self._places), folders)
+        return ListedSamples(self._keys.build(), self._versions.build(), tuple(self._places), folders)
 
 
 def pinned(source: Source) -> Source:
@@ -102,7 +102,7 @@ def pinned(source: Source) -> Source:
         return Source(pinned_bucket(source.bucket), source.prefix)
 
 
-def list_samples(source: Source, tally: Tally, *, images_only: bool, digests: bool = False) -> Found:
+def list_samples(source: Source, tally: Tally, *, images_only: bool, digests: bool = False) -> ListedSamples:
     """List the images in the class folders of a source, or all of its objects.
 
     Args:
@@ -119,7 +119,7 @@ def list_samples(source: Source, tally: Tally, *, images_only: bool, digests: bo
             no credentials, or there is no answer. The message contains what failed.
         ListingCancelledError: the listing was cancelled.
     """
-    finds = _Finds(tally)
+    collector = _Collector(tally)
     with source_failures(source.url):
         bucket: Tree | Bucket
         turns: AbstractContextManager[object] = nullcontext()
@@ -135,14 +135,14 @@ def list_samples(source: Source, tally: Tally, *, images_only: bool, digests: bo
                     # Parse one page at a time: more threads would be no faster and block the
                     # interpreter.
                     with bucket.page_lock:
-                        finds.take(page, source, prefix[len(source.prefix) : -1], images_only=images_only)
+                        collector.take(page, source, prefix[len(source.prefix) : -1], images_only=images_only)
 
         prefixes: list[str] = []
         for page in bucket.pages(source.prefix, folders=bucket.lists_folders):
-            finds.take(page, source, images_only=images_only)
+            collector.take(page, source, images_only=images_only)
             prefixes += [name for name in page.folders if _is_utf8(name, tally)]
         for prefix in prefixes:
-            finds.add(prefix[len(source.prefix) : -1], [])
+            collector.add(prefix[len(source.prefix) : -1], [])
         on_threads(list_folder, prefixes, tally, threads=_THREADS)
     # All forbidden links are known only now. Nothing that ImageFolder would find may be omitted silently.
     if forbidden := tally.noted(Noted.FORBIDDEN):
@@ -151,7 +151,7 @@ def list_samples(source: Source, tally: Tally, *, images_only: bool, digests: bo
             "operator of the coordinator and its functions set SUPER_FILE_ROOTS to the source and the "
             "directories that its links lead to"
         )
-    return finds.all()
+    return collector.all()
 
 
 def _folder_of(path: str) -> str:
@@ -168,12 +168,12 @@ def _is_utf8(name: str, tally: Tally) -> bool:
     return True
 
 
-def ask_for_versions(source: Source, keys: PackedStrings, tally: Tally) -> Found:
+def look_up_versions(source: Source, keys: PackedStrings, tally: Tally) -> ListedSamples:
     """Look up the versions of keys, with a request each, in a source that cannot be listed.
 
     Keys are relative to the source. Raises the same errors as :func:`list_samples`.
     """
-    finds = _Finds(tally)
+    collector = _Collector(tally)
     with source_failures(source.url):
         bucket = open_bucket(source.bucket, tally.allowed.http_hosts)
 
@@ -184,10 +184,10 @@ def ask_for_versions(source: Source, keys: PackedStrings, tally: Tally) -> Found
             full_key = f"{source.prefix}{key.decode()}"
             with source_failures(f"{source.bucket}/{full_key}"):
                 samples.append((full_key.encode(), bucket.head(full_key)[0].encode()))
-        finds.add("", samples)
+        collector.add("", samples)
 
     on_threads(ask, range(0, len(keys), _ASKED_AT_A_TIME), tally, threads=_THREADS)
-    return finds.all()
+    return collector.all()
 
 
 def probe_bucket(source: Source, key: bytes, tally: Tally) -> None:

@@ -58,7 +58,7 @@ class _Directory(NamedTuple):
     trail: tuple[str, ...]
 
 
-class _Found(NamedTuple):
+class _Entry(NamedTuple):
     """A directory entry. For a link, ``real`` is its target and ``linked`` the status of the target."""
 
     key: str
@@ -138,7 +138,7 @@ class Tree:
                 self.turns.release(_THREADS - 1)
             self._seen, self._since_s = 0, now_s
 
-    def _entries(self, here: _Directory, *, top: bool) -> Iterator[_Found]:
+    def _entries(self, here: _Directory, *, top: bool) -> Iterator[_Entry]:
         """Yield the entries of a directory, without links that cannot be followed."""
         try:
             descriptor = os.open(here.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -148,7 +148,7 @@ class Tree:
                 path, key = f"{here.path.rstrip('/')}/", f"{here.key}/".lstrip("/")
                 with os.scandir(descriptor) as entries:
                     for entry in entries:
-                        if resolved := self._found(entry, here, path + entry.name, key + entry.name):
+                        if resolved := self._resolve(entry, here, path + entry.name, key + entry.name):
                             yield resolved
                         self._pace()
             finally:
@@ -160,24 +160,24 @@ class Tree:
             if not isinstance(error, FileNotFoundError):
                 _raise(error, here.path)
 
-    def _listed(self, found: _Found) -> list[Listed]:
+    def _listed(self, item: _Entry) -> list[Listed]:
         """Return a file with its version, or nothing if it is not a sample or no longer exists."""
-        if self._images_only and not is_image(found.key):
+        if self._images_only and not is_image(item.key):
             return []
         try:
-            status = found.linked or found.entry.stat(follow_symlinks=False)
+            status = item.linked or item.entry.stat(follow_symlinks=False)
             if not stat.S_ISREG(status.st_mode):
-                self._note(Noted.NO_FILES, found.path)
+                self._note(Noted.NO_FILES, item.path)
                 return []
-            version = self._digest(found) if self._digests else file_version(status)
+            version = self._digest(item) if self._digests else file_version(status)
         except FileNotFoundError:
             return []
         except OSError as error:
-            _raise(error, found.path)
-        return [Listed(found.key, version, status.st_size)]
+            _raise(error, item.path)
+        return [Listed(item.key, version, status.st_size)]
 
-    def _digest(self, found: _Found) -> str:
-        with open(os.open(found.real, _FILE_FLAGS), "rb") as file:  # noqa: PTH123  # a descriptor
+    def _digest(self, item: _Entry) -> str:
+        with open(os.open(item.real, _FILE_FLAGS), "rb") as file:  # noqa: PTH123  # a descriptor
             self._tally.allowed.check_open_file(file.fileno(), f"the target of a link in {self._root}")
             digest = hashlib.blake2b(digest_size=ID_BYTES)
             while block := file.read(_BLOCK_BYTES):
@@ -190,7 +190,7 @@ class Tree:
         if self._images_only or what is Noted.NOT_UTF8:
             self._tally.note(what, path)
 
-    def _passes_over(self, entry: os.DirEntry[str], path: str) -> bool:
+    def _is_skipped(self, entry: os.DirEntry[str], path: str) -> bool:
         """Return whether to skip an entry because its name cannot be a key, or is hidden."""
         is_utf8 = entry.name.isascii() or not _SURROGATE.search(entry.name)
         if is_utf8 and not (self._images_only and is_hidden(entry.name)):
@@ -200,10 +200,10 @@ class Tree:
             self._note(Noted.HIDDEN if is_utf8 else Noted.NOT_UTF8, path)
         return True
 
-    def _found(self, entry: os.DirEntry[str], here: _Directory, path: str, key: str) -> _Found | None:
-        if self._passes_over(entry, path):
+    def _resolve(self, entry: os.DirEntry[str], here: _Directory, path: str, key: str) -> _Entry | None:
+        if self._is_skipped(entry, path):
             return None
-        resolved: _Found | None = _Found(key, path, path, entry, None)
+        resolved: _Entry | None = _Entry(key, path, path, entry, None)
         if entry.is_symlink():
             resolved = self._followed(entry, path, key)
         if resolved is None or not resolved.is_directory:
@@ -219,7 +219,7 @@ class Tree:
             )
         return resolved
 
-    def _followed(self, entry: os.DirEntry[str], path: str, key: str) -> _Found | None:
+    def _followed(self, entry: os.DirEntry[str], path: str, key: str) -> _Entry | None:
         """Return the target of a link, or ``None`` if there is none that may be read."""
         real = os.path.realpath(path)
         if not self._tally.allowed.may_lead(real, self._root):
@@ -234,7 +234,7 @@ class Tree:
         if linked is None or stat.S_ISLNK(linked.st_mode):  # realpath does not resolve a loop of links
             self._note(Noted.NOWHERE, path)
             return None
-        target = _Found(key, path, real, entry, linked)
+        target = _Entry(key, path, real, entry, linked)
         if real != self._root and not real.startswith(self._below):
             # Report directories rather than each file in them.
             self._note(Noted.LEADING_OUT, real if target.is_directory else real.rpartition("/")[0])

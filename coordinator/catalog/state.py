@@ -95,7 +95,7 @@ class CatalogState:
         try:
             return self.keep(lambda stream: write_catalog(catalog, cast("BinaryIO", stream)))
         except OSError as error:
-            self._say(f"a catalog of {len(catalog):,} samples is kept in memory: {error}")
+            self._log_trouble(f"a catalog of {len(catalog):,} samples is kept in memory: {error}")
             return catalog, ""
 
     def load(self, kept: Kept) -> Catalog | None:
@@ -108,11 +108,11 @@ class CatalogState:
             if _digest_of(path) + _CATALOG == path.name:
                 _touch(path)
                 return map_catalog(path)
-            self._say(f"{path} is damaged, so the source will be listed again")
+            self._log_trouble(f"{path} is damaged, so the source will be listed again")
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError) as error:
-            self._say(f"{path} cannot be used, so the source will be listed again: {error}")
+            self._log_trouble(f"{path} cannot be used, so the source will be listed again: {error}")
         return None
 
     def note(self, key: bytes, kept: Kept) -> None:
@@ -125,7 +125,7 @@ class CatalogState:
                 self._named(stream, key.hex() + _ENTRY)
             self._prune()
         except OSError as error:
-            self._say(f"a source will be listed again after a restart: {error}")
+            self._log_trouble(f"a source will be listed again after a restart: {error}")
 
     def find(self, key: bytes) -> Kept | None:
         """Return the entry under a key, or ``None`` if it is missing or unreadable."""
@@ -160,7 +160,7 @@ class CatalogState:
                 self._named(stream, name)
                 return mapped
         except OSError as error:
-            self._say(f"the ids of {size:,} samples are kept in memory: {error}")
+            self._log_trouble(f"the ids of {size:,} samples are kept in memory: {error}")
             return np.frombuffer(derive(np.arange(size)), dtype=np.uint8).reshape(shape)
 
     def _mapped_ids(self, path: Path, size: int) -> NDArray[np.uint8] | None:
@@ -171,7 +171,7 @@ class CatalogState:
             if _blake2b(mapped[:-1].data).digest() == mapped[-1].tobytes():
                 _touch(path)
                 return mapped[:-1]
-            self._say(f"{path} is damaged, so its ids will be derived again")
+            self._log_trouble(f"{path} is damaged, so its ids will be derived again")
         except OSError:  # the file is written again, which logs the error
             pass
         return None
@@ -193,7 +193,7 @@ class CatalogState:
             directory.mkdir(exist_ok=True)
             return _unfinished_in(directory)
         except OSError as error:
-            self._say(f"sources will be listed again at the next start: {error}")
+            self._log_trouble(f"sources will be listed again at the next start: {error}")
             return None
 
     def _named(self, stream: IO[bytes], name: str) -> str:
@@ -224,7 +224,7 @@ class CatalogState:
                 path.unlink(missing_ok=True)
                 total -= size
 
-    def _say(self, trouble: str) -> None:
+    def _log_trouble(self, trouble: str) -> None:
         if trouble != self._trouble:
             level = logging.INFO if self._by_default else logging.WARNING
             _log.log(level, "state %s: %s", self.directory or "in temporary files", trouble)

@@ -111,7 +111,7 @@ class PackedStrings:
             builder.extend(PackedStrings(self._taken(order[start : start + _CHUNK])))
         return builder.build()
 
-    def behind(self, prefix: bytes) -> PackedStrings:
+    def with_prefix(self, prefix: bytes) -> PackedStrings:
         """Return the strings, each with a prefix."""
         import pyarrow as pa
         import pyarrow.compute as pc

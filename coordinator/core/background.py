@@ -129,7 +129,7 @@ def save_again(state: State, request: Request, left: Bools, now: float) -> None:
     key = request.order.samples
     samples = state.sets.get(key)
     if samples is not None:
-        state.has_come(key, samples.among(request.order.indices[left], SampleState.RESIDENT), now)
+        state.add_resident(key, samples.among(request.order.indices[left], SampleState.RESIDENT), now)
 
 
 _ROOM_KEPT = 0.01  # share of the budget that stays free for others meanwhile
@@ -173,10 +173,10 @@ def room_to_fill(state: State, job: Job, key: SetKey, count: int) -> int:
     # Filling the cache drops nothing. Filling the store drops samples from the
     # cache once they are stored.
     if fill.to_store and missing_bytes > 0:
-        free_bytes += _let_go(state, key, max(missing_bytes, _DROPPED_SHARE * state.budget_bytes))
+        free_bytes += _drop_stored(state, key, max(missing_bytes, _DROPPED_SHARE * state.budget_bytes))
     in_flight = sum(int(np.count_nonzero(request.claim.unsettled)) for request in state.requests.values())
     under_way_bytes = in_flight * samples.sample_bytes
-    left_bytes = fill.size_bytes - _there_bytes(state, job, key) - under_way_bytes
+    left_bytes = fill.size_bytes - _present_bytes(state, job, key) - under_way_bytes
     fitting = math.floor(min(count, max(0.0, free_bytes) / samples.sample_bytes))
     allowed = math.floor(min(count, max(0.0, left_bytes) / samples.sample_bytes))
     # Include the next request, so that there is enough money for it.
@@ -190,7 +190,7 @@ def room_to_fill(state: State, job: Job, key: SetKey, count: int) -> int:
     return room
 
 
-def _let_go(state: State, key: SetKey, wanted_bytes: float) -> int:
+def _drop_stored(state: State, key: SetKey, wanted_bytes: float) -> int:
     """Drop cached samples that are stored and that no job needs. Return the number of bytes freed."""
     samples = state.set_of(key)
     resident = samples.having(SampleState.RESIDENT)
@@ -205,7 +205,7 @@ def _let_go(state: State, key: SetKey, wanted_bytes: float) -> int:
     return freed
 
 
-def _there_bytes(state: State, job: Job, key: SetKey) -> float:
+def _present_bytes(state: State, job: Job, key: SetKey) -> float:
     samples = state.set_of(key)
     in_store = job.fill is not None and job.fill.to_store
     return samples.sample_bytes * samples.stored_count if in_store else samples.resident_bytes
@@ -218,7 +218,7 @@ def filled(state: State, job: Job) -> Filled:
     present = samples.stored_count if in_store else samples.resident_count
     failed = samples.having(SampleState.FAILED)
     lost = int(np.count_nonzero(~samples.stored(failed))) if in_store else failed.size
-    return Filled(present, lost, round(_there_bytes(state, job, key)), _ended(state, job, key))
+    return Filled(present, lost, round(_present_bytes(state, job, key)), _ended(state, job, key))
 
 
 def _ended(state: State, job: Job, key: SetKey) -> str:

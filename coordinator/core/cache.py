@@ -14,7 +14,7 @@ from superdl.coordinator.core.events import Audit, Drop, ReadBack, Warn
 from superdl.coordinator.core.jobs import Ahead, CursorSpan, next_use_s
 from superdl.coordinator.core.queues import BatchPlace
 from superdl.coordinator.core.restoring import take_in, usable
-from superdl.coordinator.core.retrying import want_again
+from superdl.coordinator.core.retrying import recheck
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 from superdl.coordinator.core.state import AuditInFlight
 
@@ -39,14 +39,14 @@ _BYTES_MAX = 16 * 2**20  # larger records are not read back
 
 
 def audit(
-    state: State, key: SetKey, indices: Ints, asker: BatchPlace | CursorSpan, *, whole: bool = False
+    state: State, key: SetKey, indices: Ints, requester: BatchPlace | CursorSpan, *, whole: bool = False
 ) -> None:
     """Check which samples the cache contains. Does nothing if there are none."""
     if not indices.size:
         return
     state.set_of(key).move(indices, SampleState.CHECKING)
     number = next(state.numbers)
-    state.audits[number] = AuditInFlight(key, indices, asker, whole)
+    state.audits[number] = AuditInFlight(key, indices, requester, whole)
     state.actions.append(Audit(number, key, indices, whole))
 
 
@@ -57,21 +57,21 @@ def audited(state: State, event: Audited, now: float) -> None:
         return
     samples, before_bytes = state.set_of(pending.samples), state.resident_bytes
     present, tombstoned = usable(state, samples, event, now, whole=pending.whole), event.record_bytes < 0
-    state.has_come(pending.samples, take_in(state, samples, pending.indices, event, present), now)
+    state.add_resident(pending.samples, take_in(state, samples, pending.indices, event, present), now)
     samples.move(pending.indices[tombstoned], SampleState.FAILED)
     lost = ~(present | tombstoned)
     absent = pending.indices[lost]
     samples.move(absent, SampleState.ABSENT)
     samples.attempts[absent] = 0
-    spoilt = pending.indices[lost & ((event.record_bytes > 0) | pending.whole)]
-    if spoilt.size:  # delete it, because a tombstone does not replace a record
-        state.actions.append(Drop(pending.samples, spoilt))
+    corrupt = pending.indices[lost & ((event.record_bytes > 0) | pending.whole)]
+    if corrupt.size:  # delete it, because a tombstone does not replace a record
+        state.actions.append(Drop(pending.samples, corrupt))
     # Records from an earlier coordinator counted as foreign memory until this audit.
     found_bytes = state.resident_bytes - before_bytes
     state.foreign_bytes = max(0, state.foreign_bytes - max(0, found_bytes))
     if absent.size:
-        _see_to(state, pending, absent)
-    rank = state.cursor(*pending.asker[:2])
+        _handle_absent(state, pending, absent)
+    rank = state.cursor(*pending.requester[:2])
     if rank is not None and rank.job.fill is not None:  # filling waits for all its audits
         state.wake(rank)
     if pending.samples in state.audit_watchers and not any(
@@ -80,17 +80,19 @@ def audited(state: State, event: Audited, now: float) -> None:
         del state.audit_watchers[pending.samples]
 
 
-def _see_to(state: State, asked: AuditInFlight, absent: Ints) -> None:
-    asker = asked.asker
-    if isinstance(asker, BatchPlace):
-        state.stalls.record_lost(asker)
+def _handle_absent(state: State, finished: AuditInFlight, absent: Ints) -> None:
+    requester = finished.requester
+    if isinstance(requester, BatchPlace):
+        state.stalls.record_lost(requester)
     else:
-        cursor = state.cursor(asker.job, asker.rank)
-        if cursor is not None and cursor.watermark < asker.stop <= cursor.lookahead:
-            cursor.put(Ahead(asker.start, asker.stop, asked.samples, absent))
+        cursor = state.cursor(requester.job, requester.rank)
+        if cursor is not None and cursor.watermark < requester.stop <= cursor.lookahead:
+            cursor.put(Ahead(requester.start, requester.stop, finished.samples, absent))
             state.wake(cursor)
-    watchers = [state.cursor(*key) for key in state.audit_watchers.get(asked.samples, {}) if key != asker[:2]]
-    want_again(state, asked.samples, absent, filter(None, watchers))
+    watchers = [
+        state.cursor(*key) for key in state.audit_watchers.get(finished.samples, {}) if key != requester[:2]
+    ]
+    recheck(state, finished.samples, absent, filter(None, watchers))
 
 
 def cache_reset(state: State, event: CacheReset, now: float) -> None:
@@ -158,7 +160,7 @@ def record_read_back(state: State, event: RecordReadBack, now: float) -> None:
     """Handle the result of reading back a record."""
     executor = state.fleet.executors[event.executor]
     if not event.fault:
-        executor.breaker.reads_back()
+        executor.breaker.record_intact()
         return
     others = ", and the executor is set aside" if len(state.fleet.executors) > 1 else ""
     if not executor.breaker.corrupts:  # warn once, until it recovers
@@ -170,15 +172,15 @@ def record_read_back(state: State, event: RecordReadBack, now: float) -> None:
         state.actions.append(Warn(text))
     # If there is another executor, set this one aside until one of its records is
     # intact.
-    executor.breaker.does_not_read_back(f"its records are corrupt when read back: {event.fault}", now)
+    executor.breaker.record_corrupt(f"its records are corrupt when read back: {event.fault}", now)
     samples = state.sets.get(event.samples)
     if samples is None:
         return
-    spoilt = samples.among(np.array([event.index]), SampleState.RESIDENT)
-    if spoilt.size:
-        state.drop(samples, spoilt)
+    corrupt = samples.among(np.array([event.index]), SampleState.RESIDENT)
+    if corrupt.size:
+        state.drop(samples, corrupt)
         reading = state.reading(event.samples.dataset)
-        want_again(state, event.samples, spoilt, reading, failed_by=event.executor)
+        recheck(state, event.samples, corrupt, reading, failed_by=event.executor)
 
 
 # Share of the budget that a search frees from unneeded samples, so that searches are rare

@@ -121,11 +121,11 @@ class LatencyModel:
         return self._sorted[place] * self.expected_s(samples)
 
 
-def request_size(latency: LatencyModel, *, wanted: int, idle: int, slack_s: float, most: int) -> int:
+def request_size(latency: LatencyModel, *, requested: int, idle: int, slack_s: float, most: int) -> int:
     """Return the size of the next request, with enough samples to be worth an
     invocation, but few enough to be in time.
 
-    ``wanted`` is the number of samples of a batch, and ``slack_s`` the time until the first
+    ``requested`` is the number of samples of a batch, and ``slack_s`` the time until the first
     is needed, which is infinite if it cannot be in time.
     """
     invocation_s, sample_s = latency.invocation_s, max(latency.sample_s, _SAMPLE_LEAST_S)
@@ -134,7 +134,7 @@ def request_size(latency: LatencyModel, *, wanted: int, idle: int, slack_s: floa
         least = max(_LEAST_KNOWN, math.ceil(invocation_s / sample_s))
     # At the start, and if late, spread the batch over all idle functions, but
     # not into requests that are mostly overhead.
-    spread = min(most, max(math.ceil(wanted / max(idle, 1)), least))
+    spread = min(most, max(math.ceil(requested / max(idle, 1)), least))
     if not latency.answers or slack_s <= 0:
         return spread
     # Else let requests grow until the fixed part of an invocation is a small share,
@@ -301,12 +301,12 @@ class CircuitBreaker:
         self._pause_s = 0.0
         self.reason = ""
 
-    def does_not_read_back(self, reason: str, now: float) -> None:
+    def record_corrupt(self, reason: str, now: float) -> None:
         """Record that one of the executor's records was corrupt when read back."""
         self.corrupts = True
         self.refused(reason, now, now)
 
-    def reads_back(self) -> None:
+    def record_intact(self) -> None:
         """Record that one of the executor's records was intact when read back."""
         if self.corrupts:
             self.corrupts = False

@@ -77,23 +77,23 @@ def _produce(state: State, now: float) -> None:
         cursors, state.room_search.waiting = state.room_search.waiting, {}
         state.wake_those(cursors)
     wake_deferred(state, now)
-    passed_over: set[BatchPlace] = set()
+    skipped: set[BatchPlace] = set()
     # Make only as many requests as keep the executors busy, because later decisions are better.
-    while (first := _first(state, passed_over, now)) is not None:
+    while (first := _first(state, skipped, now)) is not None:
         if isinstance(first, BatchPlace):
-            if not _serve_reader(state, first, passed_over, now):
+            if not _serve_reader(state, first, skipped, now):
                 break
         elif (ahead := find_absent(state, first, now)) is not None:
             _look_ahead(state, first, ahead, now)
 
 
-def _first(state: State, passed_over: set[BatchPlace], now: float) -> BatchPlace | Cursor | None:
+def _first(state: State, skipped: set[BatchPlace], now: float) -> BatchPlace | Cursor | None:
     # In the team whose turn it is, a batch that a reader waits for and that was not skipped goes before
     # ranks.
     spending = watch_spending(state, now)
     if spending is Spending.STOPPED:
         return None
-    place = _first_missed(state, passed_over) if state.fleet.has_place(now) else None
+    place = _first_missed(state, skipped) if state.fleet.has_room(now) else None
     soonest = state.fleet.soonest(now, state.turn) if spending is Spending.FREELY else None
     if place is not None and (soonest is None or state.teams.turn(state.team_of(place.job)) <= soonest.turn):
         return place
@@ -101,8 +101,8 @@ def _first(state: State, passed_over: set[BatchPlace], now: float) -> BatchPlace
     return None if key is None else state.cursor(*key)
 
 
-def _first_missed(state: State, passed_over: set[BatchPlace]) -> BatchPlace | None:
-    unserved = (place for place in state.misses.unserved if place not in passed_over)
+def _first_missed(state: State, skipped: set[BatchPlace]) -> BatchPlace | None:
+    unserved = (place for place in state.misses.unserved if place not in skipped)
     if not state.teams.several:
         return next(unserved, None)
     first = dict[str, BatchPlace]()
@@ -147,7 +147,7 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
     elif not fits(state, ahead.samples, count):
         room = room_for(state, ahead.samples, count, later_than_s=_due_in_s(job, ahead), now=now)
     if room:
-        taken = _with_what_comes_along(state, executor, cursor, ahead, way, room, now)
+        taken = _complete_groups(state, executor, cursor, ahead, way, room, now)
         cursor.pending[0] = ahead._replace(indices=ahead.indices[~np.isin(ahead.indices, taken)])
         make(state, executor, ahead.samples, taken, job, now, restore=way.restore)
     if room == count:
@@ -156,7 +156,7 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
         state.room_search.waiting[cursor.key] = None
 
 
-def _with_what_comes_along(
+def _complete_groups(
     state: State, executor: ExecutorState, cursor: Cursor, ahead: Ahead, way: Way, room: int, now: float
 ) -> Ints:
     # Beyond the first `room` samples, complete packs or runs if that delays nothing that is needed sooner.
@@ -218,14 +218,14 @@ def _request_samples(
         return 1
     return request_size(
         way.executors.latency_of(executor),
-        wanted=min(way.indices.size, cursor.job.plan.batch_size),
+        requested=min(way.indices.size, cursor.job.plan.batch_size),
         idle=executor.idle(now),
         slack_s=_useful_slack_s(cursor, now),
         most=state.most_samples(ahead.samples),
     )
 
 
-def _serve_reader(state: State, place: BatchPlace, passed_over: set[BatchPlace], now: float) -> bool:
+def _serve_reader(state: State, place: BatchPlace, skipped: set[BatchPlace], now: float) -> bool:
     """Request the missing samples of a batch, or skip it. Return ``False`` if it waits for room."""
     # Nothing else may take that room, so stop serving.
     key, absent = _absent(state, place)
@@ -239,22 +239,22 @@ def _serve_reader(state: State, place: BatchPlace, passed_over: set[BatchPlace],
         return True
     way, executor, _ = _assign(state, key, absent, Deadline(), now)
     if executor is None:
-        passed_over.add(place)
+        skipped.add(place)
         return True
     count = min(state.settings.request_samples, math.ceil(way.indices.size / way.executors.places(now)))
-    suspects, count = _suspects_alone(state, key, way.indices, count)
+    ordered, count = _unsuspected_first(state, key, way.indices, count)
     room = urgent_room_for(state, key, count, now)
     if room:
-        make(state, executor, key, suspects[:room], payer, now, restore=way.restore)
+        make(state, executor, key, ordered[:room], payer, now, restore=way.restore)
     return room > 0
 
 
-def _payer_of(state: State, job: Job, key: SetKey, wanted: Ints) -> Job | None:
+def _payer_of(state: State, job: Job, key: SetKey, requested: Ints) -> Job | None:
     """Return the job to charge: ``job``, or if its team may not spend, another job that needs all samples."""
     if state.turn(job.team) is not None:
         return job
     others = (other for other in state.jobs_of(key.dataset) if state.turn(other.team) is not None)
-    return next((other for other in others if (other.next_use(key, wanted) < NEVER_SOON).all()), None)
+    return next((other for other in others if (other.next_use(key, requested) < NEVER_SOON).all()), None)
 
 
 def _absent(state: State, place: BatchPlace) -> tuple[SetKey, Ints]:
@@ -274,7 +274,7 @@ def _refuse(state: State, team: str, key: SetKey, absent: Ints, now: float) -> N
         state.actions.append(Warn(text))
 
 
-def _suspects_alone(state: State, key: SetKey, missed: Ints, count: int) -> tuple[Ints, int]:
+def _unsuspected_first(state: State, key: SetKey, missed: Ints, count: int) -> tuple[Ints, int]:
     """Put samples that never failed first. Request others alone, because they may crash the function."""
     suspect = state.set_of(key).attempts[missed] > 0
     untried = int(np.count_nonzero(~suspect))

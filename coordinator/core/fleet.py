@@ -158,7 +158,7 @@ class EligibleExecutors:
         """Return how many more requests can be made."""
         return sum(max(0, self.places_of(executor, now)) for executor in self.executors)
 
-    def has_place(self, now: float) -> bool:
+    def has_room(self, now: float) -> bool:
         """Return whether any executor accepts one more request, even if only for stored samples."""
         return self.places(now) > 0 or any(executor.places(now) > 0 for executor in self.store_only)
 
@@ -333,9 +333,9 @@ class Fleet:
         """Return how many concurrent requests all executors accept now."""
         return sum(executor.concurrency.limit(now) for executor in self.executors)
 
-    def has_place(self, now: float) -> bool:
+    def has_room(self, now: float) -> bool:
         """Return whether any request can be made."""
-        return any(eligible.has_place(now) for eligible in self._groups.values())
+        return any(eligible.has_room(now) for eligible in self._groups.values())
 
     def soonest(self, now: float, turn: Callable[[str], Turn | None]) -> Soonest | None:
         """Return the ready rank that goes first. ``turn`` returns ``None`` for teams that may not spend."""
@@ -345,6 +345,6 @@ class Fleet:
                 deadline_s = ranks.soonest_s()
                 if deadline_s is None or (team_turn := turn(team)) is None:
                     continue
-                if (best is None or (team_turn, deadline_s) < best[:2]) and eligible.has_place(now):
+                if (best is None or (team_turn, deadline_s) < best[:2]) and eligible.has_room(now):
                     best = Soonest(team_turn, deadline_s, ranks)
         return best

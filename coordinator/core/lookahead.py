@@ -15,7 +15,7 @@ import numpy as np
 from superdl.coordinator.core.cache import audit, room_for
 from superdl.coordinator.core.jobs import Ahead, CursorSpan, next_use_s
 from superdl.coordinator.core.journal import BatchNote, NoteKind
-from superdl.coordinator.core.restoring import share_in_cache, wanted_in_cache
+from superdl.coordinator.core.restoring import needed_in_cache, share_in_cache
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 
 if TYPE_CHECKING:
@@ -39,8 +39,10 @@ def _window_end(state: State, cursor: Cursor) -> int:
     job = cursor.job
     if job.fill is not None:  # no readers: one epoch, limited by unanswered audits
         state.want(cursor, 0)
-        askers = [audit.asker for audit in state.audits.values() if isinstance(audit.asker, CursorSpan)]
-        unanswered = sum(asker.job == job.name for asker in askers)
+        requesters = [
+            audit.requester for audit in state.audits.values() if isinstance(audit.requester, CursorSpan)
+        ]
+        unanswered = sum(requester.job == job.name for requester in requesters)
         return cursor.lookahead if unanswered >= _FILL_AUDITS else job.plan.batches_per_epoch
     epoch, _ = job.epoch_and_position(cursor.lookahead)
     samples = state.set_of(job.samples_of(epoch))
@@ -86,7 +88,7 @@ def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
             ahead = cursor.pending[0]
             if ahead.stop > cursor.watermark:  # otherwise it was read meanwhile
                 samples = state.set_of(ahead.samples)
-                absent = wanted_in_cache(job, samples, samples.among(ahead.indices, SampleState.ABSENT))
+                absent = needed_in_cache(job, samples, samples.among(ahead.indices, SampleState.ABSENT))
                 if absent.size:
                     cursor.pending[0] = ahead._replace(indices=absent)
                     return cursor.pending[0]
@@ -111,16 +113,16 @@ def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
             cursor.counted = cursor.lookahead + stop - position
             if key.epoch == EVERY_EPOCH:
                 state.thrash.needed(key.dataset, indices.size, now)
-        state.has_come(key, indices[states == SampleState.RESIDENT], now)  # otherwise it is never saved
+        state.add_resident(key, indices[states == SampleState.RESIDENT], now)  # otherwise it is never saved
         start, cursor.lookahead = cursor.lookahead, cursor.lookahead + stop - position
-        absent = wanted_in_cache(job, samples, indices[states == SampleState.ABSENT])
+        absent = needed_in_cache(job, samples, indices[states == SampleState.ABSENT])
         cursor.pending.append(Ahead(start, cursor.lookahead, key, absent))
         cursor.notes.append(BatchNote(now, NoteKind.LOOKED, start, cursor.lookahead, absent.size))
-        asker = CursorSpan(job.name, cursor.rank, start, cursor.lookahead)
+        requester = CursorSpan(job.name, cursor.rank, start, cursor.lookahead)
         if (states == SampleState.CHECKING).any():  # this rank needs the absent ones, too
             state.audit_watchers.setdefault(key, {})[cursor.key] = None
         # Samples in an unknown state return to the rank if they are absent.
-        audit(state, key, samples.to_check(wanted_in_cache(job, samples, indices)), asker)
+        audit(state, key, samples.to_check(needed_in_cache(job, samples, indices)), requester)
 
 
 _HEADROOM_SHARE = 0.1
@@ -271,15 +273,15 @@ def with_their_neighbours(
     executor: ExecutorState,
     cursor: Cursor,
     key: SetKey,
-    wanted: Ints,
+    requested: Ints,
     *,
     slack_s: float,
     later_than_s: float,
     now: float,
 ) -> Ints:
-    """Return the first samples together with the absent rest of their runs, or ``wanted`` unchanged.
+    """Return the first samples together with the absent rest of their runs, or ``requested`` unchanged.
 
-    ``wanted`` are absent samples, most urgent first, for which there is room. ``slack_s`` is
+    ``requested`` are absent samples, most urgent first, for which there is room. ``slack_s`` is
     the time until the first is needed, or infinity if it cannot be in time. Samples needed
     after ``later_than_s`` may be dropped to make room.
     """
@@ -287,14 +289,14 @@ def with_their_neighbours(
     # Neighbours are needed late and must not delay anything that is needed sooner,
     # so a rank's first look-ahead requests none.
     if runs is None or cursor.fresh or cursor.job.fill is not None or not executor.latency.answers:
-        return wanted
+        return requested
     samples = state.set_of(key)
     # If readers always wait, no request is in time, so request neighbours only once
     # functions will soon be done. Otherwise readers would wait for most of a large
     # dataset, because a batch has samples from very many runs.
     if slack_s == math.inf and _time_left_s(state, executor, samples) > _SOON_DONE_S:
-        return wanted
-    taken = _whole_runs(state, samples, runs, wanted)
+        return requested
+    taken = _whole_runs(state, samples, runs, requested)
     added_bytes = math.ceil(samples.sample_bytes * taken.size)
     # All neighbours must arrive in time and stay until they are needed, with no more in flight than the
     # look-ahead may fill, and none at the more expensive of several executors.
@@ -305,16 +307,16 @@ def with_their_neighbours(
         or not _keeps(state, executor, samples)
         or room_for(state, key, taken.size, later_than_s=later_than_s, now=now) < taken.size
     ):
-        return wanted
+        return requested
     return taken
 
 
-def _whole_runs(state: State, samples: SampleSet, runs: Ints, wanted: Ints) -> Ints:
+def _whole_runs(state: State, samples: SampleSet, runs: Ints, requested: Ints) -> Ints:
     """Return whole runs of the first requested samples, at least as many samples as were requested."""
     # Include a run's requested samples, and absent ones that a job will need and that have never failed.
     most = state.most_samples(samples.key)
-    taken, remaining = wanted[:0], wanted
-    while remaining.size and taken.size < wanted.size:
+    taken, remaining = requested[:0], requested
+    while remaining.size and taken.size < requested.size:
         start, stop = _piece(runs, samples.state.size, int(remaining[0]), most)
         near = np.arange(start, stop)
         others = near[

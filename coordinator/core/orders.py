@@ -300,11 +300,11 @@ class Drawing:
         return self._counted[epoch]
 
 
-def _check_weights(weights: NDArray[np.float64], wanted: int, *, shuffle: bool) -> None:
+def _check_weights(weights: NDArray[np.float64], samples: int, *, shuffle: bool) -> None:
     if not shuffle:
         raise PlanError("weights draw samples at random, so they need shuffle=True")
-    if weights.size != wanted:
-        raise PlanError(f"there must be one weight per sample, {wanted:,} in all, not {weights.size:,}")
+    if weights.size != samples:
+        raise PlanError(f"there must be one weight per sample, {samples:,} in all, not {weights.size:,}")
     if not np.isfinite(weights).all() or weights.min() < 0 or not 0 < float(weights.sum()) < np.inf:
         raise PlanError("weights must be finite and not negative, and at least one must be above 0")
 

@@ -293,7 +293,7 @@ class UnsavedQueue:
         # True if some functions cannot access the store, or a job fills it.
         self.wanted = False
         self._waiting: dict[SetKey, deque[tuple[float, Ints]]] = {}
-        # Each sample is queued at most once, so that the queue stays bounded while the store accepts
+        # Each is queued at most once, so that the queue stays bounded while the store accepts
         # nothing.
         self._is_here: dict[SetKey, Bools] = {}
 

@@ -107,7 +107,7 @@ def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
     renew(state, cursor, now)
     start, stop = job.absolute(event.epoch, event.start), job.absolute(event.epoch, event.stop)
     yielded = job.absolute(event.epoch, event.yielded)
-    if start > cursor.asked or _goes_back(cursor, yielded):
+    if start > cursor.asked or _is_rewound(cursor, yielded):
         cursor.seek(yielded, now)
     if stop > cursor.asked:
         cursor.notes.append(BatchNote(now, NoteKind.PLANNED, max(start, cursor.asked), stop))
@@ -127,7 +127,7 @@ def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
     state.wake(cursor)
 
 
-def _goes_back(cursor: Cursor, yielded: int) -> bool:
+def _is_rewound(cursor: Cursor, yielded: int) -> bool:
     # Fewer batches were yielded than before, and than were read. A report may overtake a request, but even
     # then the request yields no fewer than the previous one.
     return yielded < cursor.watermark and yielded < cursor.yielded
@@ -181,8 +181,8 @@ def _missed(state: State, job: Job, place: BatchPlace, event: BatchRead, now: fl
     if not state.admits(key, waited_for=True):  # the reader will report it again
         return
     samples = state.set_of(key)
-    spoilt = state.unique(batch[corrupt])
-    dropped = samples.among(spoilt, SampleState.ABSENT)
+    corrupt_indices = state.unique(batch[corrupt])
+    dropped = samples.among(corrupt_indices, SampleState.ABSENT)
     if dropped.size:  # a tombstone does not replace a record, so delete the record
         state.actions.append(Drop(key, dropped))
     missing = state.unique(batch[missed])
@@ -190,7 +190,7 @@ def _missed(state: State, job: Job, place: BatchPlace, event: BatchRead, now: fl
     state.misses.report(place, key, missing, now)
     # The report may be older than the sample, or forged, so check the cache before assuming that a record
     # is corrupt or lost.
-    audit(state, key, spoilt[_DOUBTFUL[samples.state[spoilt]]], place, whole=True)
+    audit(state, key, corrupt_indices[_DOUBTFUL[samples.state[corrupt_indices]]], place, whole=True)
     audit(state, key, missing[_DOUBTFUL[samples.state[missing]]], place)
 
 
@@ -240,7 +240,7 @@ def forget_empty_sets(state: State, now: float) -> None:
     state.unused_datasets = unused
 
 
-_NOT_ASKED_FOR = frozenset({SampleState.UNKNOWN, SampleState.CHECKING, SampleState.ABSENT})
+_NOT_REQUESTED = frozenset({SampleState.UNKNOWN, SampleState.CHECKING, SampleState.ABSENT})
 _WHERE = {RequestKind.RESTORE: "from the store, ", RequestKind.SAVE: "into the store, "}
 
 
@@ -286,7 +286,7 @@ def batch_missed(state: State, place: BatchPlace, samples: SampleSet, indices: I
         return
     # This is approximate: searching thousands of requests takes milliseconds per
     # stalled batch, and no decision depends on causes.
-    cause = _cause_at_once(state, cursor, samples, indices, now)
+    cause = _cause_from_states(state, cursor, samples, indices, now)
     stalls.begin(place, cause, cursor.job.dataset)
 
 
@@ -299,7 +299,7 @@ def stall_ended(state: State, place: BatchPlace, job: Job, wait_us: int, now: fl
     job.stalls.add(Stall(place.rank, place.epoch, place.position, cause, wait_us))
 
 
-def _cause_at_once(
+def _cause_from_states(
     state: State, cursor: Cursor, samples: SampleSet, indices: Ints, now: float
 ) -> Cause | None:
     """Return the cause if the states of the samples determine it, or ``None`` if it lies in the functions."""
@@ -308,7 +308,7 @@ def _cause_at_once(
     if commonest is SampleState.WAITING:
         return Cause.THROTTLE if _is_limited(state, cursor.job, now) else Cause.RETRY
     from_store = waits_for_the_store(state, samples, indices, now)
-    if commonest not in _NOT_ASKED_FOR:  # also if a record arrived after the reader's attempt
+    if commonest not in _NOT_REQUESTED:  # also if a record arrived after the reader's attempt
         return Cause.STORE if from_store else None
     if cursor.fresh:
         return Cause.COLD_START

@@ -193,7 +193,7 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
         return
     samples, indices = state.set_of(order.samples), order.indices
     records = restoring.take_in(state, samples, indices, event, cached)
-    state.has_come(order.samples, records, now)
+    state.add_resident(order.samples, records, now)
     choose_to_read_back(state, request, indices[cached], event.record_bytes[cached], now)
     samples.move(indices[ended.failed], SampleState.FAILED)
     for offset in np.flatnonzero(ended.failed):
@@ -202,7 +202,7 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
         end_outages(state, request)
     restoring.take_in_late(state, samples, indices, event, ended.late)
     if ended.left.any():
-        retry_rest(state, request, event, ended.left, now, some_came=bool(cached.any()))
+        retry_rest(state, request, event, ended.left, now, any_arrived=bool(cached.any()))
 
 
 def request_failed(state: State, event: RequestFailed, now: float) -> None:

@@ -129,7 +129,7 @@ def take_in_late(state: State, samples: SampleSet, indices: Ints, event: Request
         take_in(state, samples, indices, event, over)
 
 
-def wanted_in_cache(job: Job, samples: SampleSet, indices: Ints) -> Ints:
+def needed_in_cache(job: Job, samples: SampleSet, indices: Ints) -> Ints:
     """Return a mask of the ``indices`` that a job needs in the cache before its readers reach them."""
     to_store = job.fill is not None and job.fill.to_store
     if not (job.straight or to_store) or samples.packs is None:
@@ -177,28 +177,28 @@ def is_usable(state: State, breaker: CircuitBreaker, now: float) -> bool:
     return not breaker.tripped or (now >= breaker.open_until_s() and breaker.probe not in state.requests)
 
 
-def with_their_packs(state: State, key: SetKey, wanted: Ints) -> Ints:
-    """Return the complete first packs of ``wanted``, as many as a request and the free room allow."""
+def with_their_packs(state: State, key: SetKey, requested: Ints) -> Ints:
+    """Return the complete first packs of ``requested``, as many as a request and the free room allow."""
     # Include other absent samples of these packs that a job will need.
     samples = state.set_of(key)
     fitting = int(state.free_bytes / samples.sample_bytes)
-    if not state.settings.whole_packs or samples.packs is None or fitting <= wanted.size:
-        return wanted
+    if not state.settings.whole_packs or samples.packs is None or fitting <= requested.size:
+        return requested
     most = min(state.settings.request_samples, fitting)
-    packs = samples.packs[wanted]
+    packs = samples.packs[requested]
     parts: list[Ints] = []
     count = 0
     for pack in dict.fromkeys(packs.tolist()):
-        inside = samples.among(samples.lying_in(pack), SampleState.ABSENT)
+        inside = samples.among(samples.samples_in_pack(pack), SampleState.ABSENT)
         if parts and count + inside.size > most:
             break
-        requested = wanted[packs == pack]
+        requested = requested[packs == pack]
         parts += [requested, np.setdiff1d(inside, requested)[: most - count - requested.size]]
         count += parts[-2].size + parts[-1].size
     taken = np.concatenate(parts)
-    is_wanted = np.isin(taken, wanted)
+    is_requested = np.isin(taken, requested)
     uses_s = next_use_s(key, taken, state.jobs.values(), np.ones(taken.size, dtype=np.bool_))
-    return taken[is_wanted | np.isfinite(uses_s)]
+    return taken[is_requested | np.isfinite(uses_s)]
 
 
 def kind_for(

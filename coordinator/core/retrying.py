@@ -72,10 +72,10 @@ def release_due(state: State, now: float) -> None:
         # One job is enough. If it lapses first, readers of the others will miss the samples.
         job = min(reading, key=lambda job: (job.lapsed, job.name != retry.job), default=None)
         cursors = job.cursors.values() if job is not None else ()
-        want_again(state, retry.samples, absent, cursors, alone=retry.alone, failed_by=retry.failed_by)
+        recheck(state, retry.samples, absent, cursors, alone=retry.alone, failed_by=retry.failed_by)
 
 
-def want_again(
+def recheck(
     state: State,
     key: SetKey,
     absent: Ints,
@@ -96,7 +96,7 @@ def want_again(
 
 
 def retry_rest(
-    state: State, request: Request, event: RequestDone, left: Bools, now: float, *, some_came: bool
+    state: State, request: Request, event: RequestDone, left: Bools, now: float, *, any_arrived: bool
 ) -> None:
     """Retry the samples that are missing from a result: at once, after a wait, or when the source is back."""
     order, messages = request.order, event.messages
@@ -114,7 +114,7 @@ def retry_rest(
         for offset in np.flatnonzero(uncounted)
     }
     try_again(state, request, np.flatnonzero(uncounted), why, now, counts=False, alone=False)
-    await_source(state, request, np.flatnonzero(unavailable), now, some_came=some_came)
+    await_source(state, request, np.flatnonzero(unavailable), now, any_arrived=any_arrived)
     if expired_early:  # otherwise they would be requested, and paid for, forever
         note = _EXPIRED_EARLY.format(now - request.made_s, state.settings.request_ttl_s)
         messages = {offset: messages.get(offset, "") + note for offset in range(order.indices.size)}
@@ -183,7 +183,7 @@ def try_again(
 
 
 def await_source(
-    state: State, request: Request, offsets: NDArray[np.intp], now: float, *, some_came: bool
+    state: State, request: Request, offsets: NDArray[np.intp], now: float, *, any_arrived: bool
 ) -> None:
     """Queue samples that the source cannot provide now, without using up attempts."""
     # If it returned nothing at all, only one retry per wait tries it, so that the others do not
@@ -192,7 +192,7 @@ def await_source(
     if not offsets.size:
         return
     samples, indices = state.set_of(request.order.samples), request.order.indices[offsets]
-    if not some_came:
+    if not any_arrived:
         state.source_outages.setdefault(request.order.samples.dataset, Outage()).failed(state.settings, now)
     if not samples.unavailable:
         samples.unavailable_since_s = now

@@ -171,7 +171,7 @@ class SampleSet:
         if self._moved > max(self.state.size // 16, 1024):  # sorting is only worth it for many
             self._by_pack, self._moved = None, 0
 
-    def lying_in(self, pack: int) -> Ints:
+    def samples_in_pack(self, pack: int) -> Ints:
         """Return the samples in a pack. Some of the most recent ones may be missing."""
         if self.packs is None:
             return np.empty(0, dtype=np.int64)

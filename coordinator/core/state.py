@@ -85,7 +85,7 @@ class AuditInFlight:
 
     samples: SetKey
     indices: Ints
-    asker: BatchPlace | CursorSpan
+    requester: BatchPlace | CursorSpan
     whole: bool = False
 
 
@@ -201,7 +201,7 @@ class State:
             )
         return samples
 
-    def has_come(self, key: SetKey, indices: Ints, now: float) -> None:
+    def add_resident(self, key: SetKey, indices: Ints, now: float) -> None:
         """Record new resident samples. An executor with store access saves those in no pack."""
         if self.unsaved.wanted and key.epoch == EVERY_EPOCH:
             samples = self.set_of(key)

@@ -252,9 +252,9 @@ class Engine:
             self.post(RequestFailed(action.request_id, failure, str(error), *billed))
         else:
             self.post(done)
-            self._tell_unavailable(action, result, dataset)
+            self._report_unavailable(action, result, dataset)
 
-    def _tell_unavailable(self, action: Prefetch, result: PrefetchResult, dataset: Dataset) -> None:
+    def _report_unavailable(self, action: Prefetch, result: PrefetchResult, dataset: Dataset) -> None:
         """Warn about samples that the source cannot provide now, and write a note for readers."""
         places = [place for place, outcome in enumerate(result.outcomes) if outcome == Outcome.UNAVAILABLE]
         if not places:
@@ -288,7 +288,7 @@ class Engine:
             (first,) = dataset.catalog.names_at(action.indices[bad[:1]])
             words = f"can never be decoded: {one_line(result.messages.get(str(bad[0]), ''))}"
             warn_of_samples(dataset.listing.source, "bad sample", first.decode(), len(bad), words)
-        pack, stored = self.keeper.heard(dataset, action.indices, result)
+        pack, stored = self.keeper.process_result(dataset, action.indices, result)
         is_remote = not dataset.catalog.bucket.startswith("file://")
         return RequestDone(
             request_id=action.request_id,

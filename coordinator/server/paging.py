@@ -111,7 +111,7 @@ def check_job_id(name: str) -> None:
         )
 
 
-def check_place(plan: Plan, epoch: int, position: int) -> None:
+def check_position(plan: Plan, epoch: int, position: int) -> None:
     """Raise ``PlanError`` for a position outside the plan, and ``UnknownJobError`` for an unknown order."""
     if epoch > _EPOCH_MAX:
         raise PlanError(f"epoch must be from 0 to {_EPOCH_MAX}, not {epoch}")
@@ -155,21 +155,21 @@ class PlannedBatches:
         return list(self._occurrences.get(batch, ()))
 
 
-def places_fit(plan: Plan, dataset: Dataset) -> bool:
+def locations_fit(plan: Plan, dataset: Dataset) -> bool:
     """Return whether the locations of a batch fit into a page, even if each record is in a different pack."""
     sample_bytes = ID_BYTES + dataset.catalog.label_bytes + 1 + _PLACE_BYTES + _PACK_NAME_BYTES
     sample_bytes += _REPETITION_BYTES if plan.draws else 0
     return bool(plan.batch_size * sample_bytes + _BATCH_BYTES <= _PAGE_BYTES)
 
 
-class _PagePlaces:
+class _PageLocations:
     """The locations of a page's records. Each pack is listed once, when a batch first needs it."""
 
-    def __init__(self, page: pb.Page, found: RecordPlaces) -> None:
+    def __init__(self, page: pb.Page, locations: RecordPlaces) -> None:
         self._page = page
-        self._found = found
+        self._found = locations
         # Each pack's number in the page, by its number in ``locations``.
-        self._numbers = np.zeros(len(found.packs) + 1, dtype="<u4")
+        self._numbers = np.zeros(len(locations.packs) + 1, dtype="<u4")
 
     def new_packs(self, first: int, end: int) -> list[int]:
         """Return the numbers of the packs that a batch of these samples would add to the page."""
@@ -218,7 +218,7 @@ def page_of(
     states = core.state.states(job.samples_of(epoch), span.indices)
     page, size = pb.Page(), 0
     located = places.of(dataset.content, span.indices) if places else None
-    placing = _PagePlaces(page, located) if located else None
+    placing = _PageLocations(page, located) if located else None
     states = states if located is None else np.where(located.pack_of > 0, SampleState.RESIDENT, states)
     resident, failed = (_counts(states == state, span.offsets) for state in _TOLD)
     for number, batch in enumerate(batch_ids(ids, offsets)):

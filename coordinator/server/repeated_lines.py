@@ -67,7 +67,7 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
     """A handler that writes warnings and errors once a minute per cause, and all lower-level lines.
 
     The first line of a cause is written at once. Lines within the next minute are only counted,
-    and the line after that includes their number. If there is none, :meth:`tell_counts` logs
+    and the line after that includes their number. If there is none, :meth:`log_counts` logs
     it. Beyond fifteen warnings a minute, warnings with new causes are only counted, too.
     """
 
@@ -75,7 +75,7 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
         super().__init__(stream)
         self._clock = clock
         # By cause: when it was last written, the count since then, and the latest counted record.
-        self._told: dict[tuple[str, int, str], tuple[float, int, logging.LogRecord]] = {}
+        self._reported: dict[tuple[str, int, str], tuple[float, int, logging.LogRecord]] = {}
         self._minute_s = -_EVERY_S
         # Number of lines written in this minute, and of lines only counted.
         self._warnings = self._beyond = 0
@@ -94,9 +94,9 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
             words = getattr(record, "cause", None) or _NUMBER.sub("#", record.getMessage())
             cause, now_s = (record.name, record.levelno, words), self._clock()
             self._note(cause, record)
-            told_s, repeats, _ = self._told.pop(cause, (now_s - _EVERY_S, 0, record))
-            if now_s - told_s < _EVERY_S:
-                self._told[cause] = told_s, repeats + 1, record
+            reported_s, repeats, _ = self._reported.pop(cause, (now_s - _EVERY_S, 0, record))
+            if now_s - reported_s < _EVERY_S:
+                self._reported[cause] = reported_s, repeats + 1, record
                 return
             if now_s >= self._minute_s + _EVERY_S:
                 self._minute_s, self._warnings = now_s, 0
@@ -104,9 +104,9 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
                 self._beyond += 1 + repeats
                 return
             self._warnings += 1
-            self._told[cause] = now_s, 0, record
-            if len(self._told) > _CAUSES_MAX:
-                del self._told[next(iter(self._told))]
+            self._reported[cause] = now_s, 0, record
+            if len(self._reported) > _CAUSES_MAX:
+                del self._reported[next(iter(self._reported))]
             if repeats:
                 record = _with(record, f" (and {repeats:,} more times since it was last logged)")
         super().emit(record)
@@ -126,14 +126,14 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
             since_s = time.time() - _LATELY_S
             return self._counts.copy(), [cause for cause in self._latest.values() if cause.at_s >= since_s]
 
-    def tell_counts(self) -> None:
+    def log_counts(self) -> None:
         """Log the counts of the last minute. Call this regularly."""
         with self.lock or contextlib.nullcontext():
             now_s = self._clock()
-            for cause, (told_s, repeats, record) in list(self._told.items()):
-                if repeats and now_s - told_s >= _EVERY_S:
-                    self._told[cause] = now_s, 0, record
-                    late = _with(record, f" (the newest of {repeats:,} in {now_s - told_s:.0f} s)")
+            for cause, (reported_s, repeats, record) in list(self._reported.items()):
+                if repeats and now_s - reported_s >= _EVERY_S:
+                    self._reported[cause] = now_s, 0, record
+                    late = _with(record, f" (the newest of {repeats:,} in {now_s - reported_s:.0f} s)")
                     late.created = time.time()
                     late.msecs = late.created % 1 * 1000
                     super().emit(late)
@@ -147,10 +147,10 @@ def _with(record: logging.LogRecord, words: str) -> logging.LogRecord:
     return logging.makeLogRecord({**record.__dict__, "msg": f"{record.getMessage()}{words}", "args": None})
 
 
-def tell_counts() -> None:
+def log_counts() -> None:
     """Log the counts of this process's handler."""
     for handler in _of_this_process():
-        handler.tell_counts()
+        handler.log_counts()
 
 
 def warned_of() -> tuple[Counter[str], list[Warned]]:

@@ -104,7 +104,7 @@ async def serve(settings: Settings, holders: Holders | None = None, decoder: str
         starting = loop.create_task(_start(settings, stack, run_ended, decoder, holders), name="start")
         await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
-            _bound_the_end()
+            _limit_shutdown()
             await cancel_and_wait(starting)
             return codes[-1]
         engine, steps = starting.result()
@@ -118,14 +118,14 @@ async def serve(settings: Settings, holders: Holders | None = None, decoder: str
         stack.push_async_callback(cancel_and_wait, *loops)
         ends: list[asyncio.Future[Any]] = [stopped, engine.failed, *loops]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        _bound_the_end()
+        _limit_shutdown()
         for ended in filter(asyncio.Future.done, ends):
             ended.result()  # the loops and the engine only end with an error, which this raises
         _log.info("draining")
     return codes[-1]
 
 
-def _bound_the_end() -> None:
+def _limit_shutdown() -> None:
     # Guard against hanging threads, for which the interpreter waits after this module has returned.
     faulthandler.dump_traceback_later(_DRAIN_MAX_S, exit=True)
 
@@ -143,12 +143,12 @@ async def _start(
     tokens = Tokens(settings.token, settings.token_file) if settings.token or settings.token_file else None
     cache = Cache(settings.cache, owner=settings.owner, insecure=settings.insecure)
     stack.push_async_callback(cache.close)
-    stack.push_async_callback(_at_the_end, cache.release_lock, "the lock was not released and will expire")
+    stack.push_async_callback(_last_call, cache.release_lock, "the lock was not released and will expire")
     executors = executor_classes(settings.executors)
     state = open_state(settings.state, settings.store_choice.address, os.environ)
     scratch = state.directory / _SHARDS if state.directory is not None else None
-    # Only an embedded coordinator with a private cache may detect late that its worker decodes
-    # differently.
+    # Only an embedded coordinator with a private cache may find out late that its decoder
+    # differs.
     starts_early = holders is not None and settings.executors == (LocalExecutor.name,)
     decoder_file = state.directory / _DECODER if starts_early and state.directory is not None else None
     changed = asyncio.Event()
@@ -211,7 +211,7 @@ async def _start(
         fingerprint=manager.fingerprint,
         cache_bytes=settings.cache_bytes,
     )
-    stack.push_async_callback(_at_the_end, upkeep.keep_spent, "the amount spent was not saved")
+    stack.push_async_callback(_last_call, upkeep.keep_spent, "the amount spent was not saved")
     # Functions may take longer to start than a lock lasts, and the memory of others must count at once.
     await upkeep.once()
     metrics = Metrics(engine, manager.executors) if settings.metrics_listen else None
@@ -333,7 +333,7 @@ def _core_settings(
     )
 
 
-async def _at_the_end(step: Callable[[], Awaitable[object]], otherwise: str) -> None:
+async def _last_call(step: Callable[[], Awaitable[object]], otherwise: str) -> None:
     """Make a last call to the cache, which may no longer answer."""
     try:
         async with asyncio.timeout(_CACHE_END_S):

@@ -12,9 +12,9 @@ from superdl.coordinator.server.paging import (
     Orders,
     PlannedBatches,
     check_job_id,
-    check_place,
+    check_position,
+    locations_fit,
     page_of,
-    places_fit,
     samples_from,
 )
 from superdl.coordinator.server.statistics import batch_status, filling, stats
@@ -56,7 +56,7 @@ _MAX_BATCH_REPLY_BYTES = 4 * 2**20
 _MAX_RANKS = 100_000  # of all jobs in total
 _MAX_TEXT = 65_536
 _MAX_BATCH_IDS = 4096
-_MAX_JOBS_TOLD = 1024
+_MAX_JOB_STATS = 1024
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -126,7 +126,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             )
         if request.rank >= plan.replicas:
             raise PlanError(f"rank must be from 0 to {plan.replicas - 1}, not {request.rank}")
-        check_place(plan, request.epoch, request.position)
+        check_position(plan, request.epoch, request.position)
         if request.fills and (dataset.recipe.random or plan.replicas > 1 or plan.draws is not None):
             raise ConfigError(
                 "a job that only fills the cache or store must have one rank, all samples and a non-random "
@@ -169,7 +169,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         fills = [FillUp(request.job, size_bytes=0.0)] if request.fills else []
         self._engine.post_all([opened, *stored, *fills])
         self._watch.look()
-        store_id = keeper.store_id if places_fit(plan, dataset) else ""
+        store_id = keeper.store_id if locations_fit(plan, dataset) else ""
         return pb.Job(
             job=request.job,
             cache=self._engine.cache_address,
@@ -190,9 +190,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         job = self._job(request.job)
         if request.rank not in job.cursors:
             raise UnknownJobError(f"rank {request.rank} has not opened the job {request.job!r}")
-        check_place(job.plan, request.epoch, request.position)
+        check_position(job.plan, request.epoch, request.position)
         dataset = self._datasets[job.dataset]
-        sees_store = request.sees_store and places_fit(job.plan, dataset)
+        sees_store = request.sees_store and locations_fit(job.plan, dataset)
         page = page_of(
             self._core,
             job,
@@ -257,8 +257,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def GetJobStats(self, request: pb.GetJobStatsRequest, context: _Context) -> pb.JobStatsList:
         """Return statistics of jobs and of the cache."""
         core = self._core
-        if len(request.jobs) > _MAX_JOBS_TOLD:
-            raise ConfigError(f"one call may request at most {_MAX_JOBS_TOLD} jobs, or all if it lists none")
+        if len(request.jobs) > _MAX_JOB_STATS:
+            raise ConfigError(f"one call may request at most {_MAX_JOB_STATS} jobs, or all if it lists none")
         jobs = [self._job(name) for name in request.jobs] if request.jobs else core.jobs
         with_stalls = request.with_stalls and len(request.jobs) == 1
         history = self._watch.ended() if request.history else []

@@ -120,7 +120,7 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
     def store_choice(self) -> StoreChoice:
         """Return the store's address, or why there is none. ``ConfigError`` if no functions can access it."""
         choice = chosen_store(self.store, os.environ)
-        if not choice.address or self._is_seen(choice.address) or _is_there(self.function):
+        if not choice.address or self._is_seen(choice.address) or _is_importable(self.function):
             return choice
         words = (
             f"functions of {self.executor} cannot see the directory {choice.address}, and the coordinator's "
@@ -151,7 +151,7 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
         return executor_names(self.executor)
 
 
-def _is_there(function: str) -> bool:
+def _is_importable(function: str) -> bool:
     try:
         return importlib.util.find_spec(function.partition(":")[0]) is not None
     except (ImportError, ValueError):
@@ -217,29 +217,29 @@ def _read_file(file: str, known: Mapping[str, Any]) -> dict[str, Any]:
     return table
 
 
-def _typed(one: Field[Any], origin: str, value: Any) -> Any:
+def _typed(entry: Field[Any], origin: str, value: Any) -> Any:
     """Return a value as its field's type. Only strings are converted."""
-    if one.name == "executor" and isinstance(value, list) and all(isinstance(name, str) for name in value):
+    if entry.name == "executor" and isinstance(value, list) and all(isinstance(name, str) for name in value):
         value = ",".join(value)
-    if isinstance(value, str) and one.name.endswith("_bytes"):
+    if isinstance(value, str) and entry.name.endswith("_bytes"):
         return parse_bytes(value, origin)
     try:
         if isinstance(value, str):
-            if one.name == "log_level":
+            if entry.name == "log_level":
                 return value.upper()
-            return _FROM_TEXT[str(one.type)](value)
-        if type(value).__name__ == one.type:
+            return _FROM_TEXT[str(entry.type)](value)
+        if type(value).__name__ == entry.type:
             return value
-        if one.type == "float" and type(value) is int:
+        if entry.type == "float" and type(value) is int:
             return float(value)
     except (KeyError, ValueError, OverflowError) as error:
-        raise _ill_typed(one, origin, value) from error
-    raise _ill_typed(one, origin, value)
+        raise _ill_typed(entry, origin, value) from error
+    raise _ill_typed(entry, origin, value)
 
 
-def _ill_typed(one: Field[Any], origin: str, value: Any) -> ConfigError:
-    shown = repr(str(value)[:80]) if one.repr else type(value).__name__
-    return ConfigError(f"the setting {origin} must be of type {one.type}, not {shown}")
+def _ill_typed(entry: Field[Any], origin: str, value: Any) -> ConfigError:
+    shown = repr(str(value)[:80]) if entry.repr else type(value).__name__
+    return ConfigError(f"the setting {origin} must be of type {entry.type}, not {shown}")
 
 
 def allowed_to_listings(settings: Settings) -> Allowed:

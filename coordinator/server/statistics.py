@@ -193,7 +193,7 @@ def filling(core: Core, job: Job, dataset: Dataset) -> pb.Filling:
     """Return the progress of a filling job, with its first few failures."""
     progress = core.filled(job)
     answer = pb.Filling(
-        there=progress.there, failed=progress.failed, size_bytes=progress.size_bytes, ended=progress.ended
+        there=progress.present, failed=progress.failed, size_bytes=progress.size_bytes, ended=progress.ended
     )
     key, state = job.samples_of(0), core.state
     failed = np.flatnonzero(state.states(key, np.arange(job.plan.size)) == SampleState.FAILED)

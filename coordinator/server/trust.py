@@ -73,16 +73,16 @@ class TrustSettings:
                 raise ConfigError(
                     f"metrics_listen={self.metrics_listen}: metrics need a host:port of their own"
                 )
-        lacking = next((name for name in ("listen", "metrics_listen") if self.lacks(name)), "")
-        if lacking and not self.insecure:
+        risky = next((name for name in ("listen", "metrics_listen") if self.missing(name)), "")
+        if risky and not self.insecure:
             raise ConfigError(
-                f"{lacking}={getattr(self, lacking)}: beyond loopback a coordinator needs TLS and a token, "
-                f"but this one has {self.lacks(lacking)}. Set tls_cert and tls_key, and token or token_file; "
+                f"{risky}={getattr(self, risky)}: beyond loopback a coordinator needs TLS and a token, "
+                f"but this one has {self.missing(risky)}. Set tls_cert and tls_key, and token or token_file; "
                 "or listen on 127.0.0.1 or a unix socket, and connect from elsewhere through an SSH tunnel; "
                 "or, in a network that nobody else can reach, pass --insecure (SUPER_INSECURE=1)"
             )
 
-    def lacks(self, name: str = "listen") -> str:
+    def missing(self, name: str = "listen") -> str:
         """Return the missing protection (TLS, a token) of an address that other machines can reach, or an
         empty string.
         """
@@ -110,18 +110,18 @@ class TrustSettings:
 
 def warn_if_insecure(settings: TrustSettings) -> None:
     """Log the risks that ``insecure`` allows at this coordinator's ports, if there are any."""
-    if lacks := settings.lacks():
+    if missing := settings.missing():
         _log.warning(
             "INSECURE: listening on %s with %s: anyone who can reach this port can read what functions can "
             "read, and spend your money",
             settings.listen,
-            lacks,
+            missing,
         )
-    if lacks := settings.lacks("metrics_listen"):
+    if missing := settings.missing("metrics_listen"):
         _log.warning(
             "INSECURE: anyone who can reach %s can read all metrics: it has %s",
             settings.metrics_listen,
-            lacks,
+            missing,
         )
 
 
@@ -271,7 +271,7 @@ def _checked_context(loaded: _Loaded) -> ssl.SSLContext:
                 f"tls_cert and tls_key cannot be used: {error}; they must be the PEM of a certificate "
                 "(followed by its chain) and of that certificate's own key, without a passphrase"
             ) from None
-        _warn_of_the_end(path)
+        _warn_of_expiry(path)
     if loaded.client_ca is not None:
         try:
             context.load_verify_locations(cadata=loaded.client_ca.decode("ascii", "replace"))
@@ -285,7 +285,7 @@ def _no_password() -> str:
     raise ssl.SSLError("the key is encrypted with a passphrase")
 
 
-def _warn_of_the_end(path: str) -> None:
+def _warn_of_expiry(path: str) -> None:
     """Log a warning if the first certificate in a file has expired, or will expire within 30 days."""
     # ssl has no public function that parses a certificate, except that of a peer.
     read: Any = getattr(ssl, "_ssl", None)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import DecodeError
 
 from superdl.coordinator.core import Spending
-from superdl.coordinator.server.repeated_lines import tell_counts
+from superdl.coordinator.server.repeated_lines import log_counts
 from superdl.coordinator.server.statistics import job_stats
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.errors import CacheError
@@ -70,7 +70,7 @@ class Watch:
         elif self._capped_s is not None and self._core.now_s >= self._capped_s + _EVERY_S:
             self._capped_s = None
             _log.info("spending was near no cap for %g s: producing everything ahead again", _EVERY_S)
-        tell_counts()
+        log_counts()
 
     def _look_at_teams(self) -> None:
         state = self._core.state
@@ -127,11 +127,11 @@ class Watch:
     def _look_at_ranks(self) -> None:
         lapsed = {cursor.key for cursor in self._core.state.cursors if cursor.lapsed}
         back = {key for key in self._lapsed - lapsed if self._core.state.cursor(*key) is not None}
-        self._tell_ranks("no sign of life, so nothing is produced ahead", lapsed - self._lapsed)
-        self._tell_ranks("back", back)
+        self._log_ranks("no sign of life, so nothing is produced ahead", lapsed - self._lapsed)
+        self._log_ranks("back", back)
         self._lapsed = lapsed
 
-    def _tell_ranks(self, what: str, keys: Iterable[tuple[str, int]]) -> None:
+    def _log_ranks(self, what: str, keys: Iterable[tuple[str, int]]) -> None:
         names = [f"{job}, rank {rank}" for job, rank in sorted(keys)]
         if len(names) == 1:
             ((name, rank),) = keys

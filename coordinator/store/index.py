@@ -64,7 +64,7 @@ class IndexedPack:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoreChanges:
     """The result of :func:`look`: the sizes of all packs in the store, and the new packs."""
 
     sizes: dict[str, int]
@@ -81,7 +81,7 @@ def collection_in(dataset: Dataset | None) -> str:
     return "" if dataset is None else collection_of(dataset.catalog.id_bucket, dataset.recipe.digest)
 
 
-def look(store: Store, collection: str, fingerprint: str, known: Known) -> Found:
+def look(store: Store, collection: str, fingerprint: str, known: Known) -> StoreChanges:
     """Add the packs and segments of a collection that are not ``known`` yet. May raise ``StoreError``."""
     before = frozenset(known.packs)  # excludes packs that are added meanwhile
     sizes = store.packs()
@@ -106,7 +106,7 @@ def look(store: Store, collection: str, fingerprint: str, known: Known) -> Found
     useless = {pack.name for pack in packs if pack.name in sizes} - {pack.name for pack in usable}
     known.segments.update(names)
     known.packs = present | (known.packs - before)
-    return Found(sizes, usable, frozenset(useless | broken), gone)
+    return StoreChanges(sizes, usable, frozenset(useless | broken), gone)
 
 
 def pack_written(

@@ -110,7 +110,7 @@ class StoreKeeper:
 
     @property
     def store_id(self) -> str:
-        """Return the id that proves a reader's access to the store, or an empty string if it has none."""
+        """Return the id by which readers prove access to the store, or an empty string if none can."""
         return "" if self._store is None or is_bucket(self.address) else self._store.id
 
     async def open(self) -> None:
@@ -124,14 +124,14 @@ class StoreKeeper:
         self._opening = self._opening or asyncio.create_task(self._threads.run(self._opened))
         await asyncio.wait([self._opening], timeout=_OPENING_S)  # a long listing continues
         if not self._opening.done():
-            return self._in_trouble(f"it cannot be opened because it did not answer within {_OPENING_S:g} s")
+            return self._warn(f"it cannot be opened because it did not answer within {_OPENING_S:g} s")
         opening, self._opening = self._opening, None
         try:
             self._store = opening.result()
         except StoreError as error:
             if isinstance(error, (StoreFormatError, StoreRefusedError)) and not self._by_default:
                 raise
-            self._in_trouble(f"it cannot be opened: {error}")
+            self._warn(f"it cannot be opened: {error}")
         else:
             self.room.exhausted = self.room.excess_bytes > 0
 
@@ -153,14 +153,14 @@ class StoreKeeper:
         await asyncio.wait([task], timeout=_LOOK_S)
         if not task.done():
             # The lookup continues, and its result is posted when it is done.
-            self._in_trouble(f"its contents were not listed within {_LOOK_S:g} s, so jobs start without them")
+            self._warn(f"its contents were not listed within {_LOOK_S:g} s, so jobs start without them")
 
     def stored(self, content: bytes) -> list[Event]:
         """Return the events with the locations of an open dataset's records, for the core."""
         indices, packs = self.places.known(content)
         return [RecordsStored(content, indices, packs)] if indices.size else []
 
-    def heard(
+    def process_result(
         self, dataset: Dataset, indices: NDArray[np.int64], result: PrefetchResult
     ) -> tuple[int, NDArray[np.bool_] | None]:
         """Process a function's result. Return its pack's number, or 0, and a mask of stored samples."""
@@ -174,13 +174,13 @@ class StoreKeeper:
         try:
             written = index.pack_written(dataset, indices, result, self.fingerprint)
         except StoreFormatError as error:
-            self._in_trouble(f"a function reported an invalid pack, {result.pack[:80]!r}: {error}")
+            self._warn(f"a function reported an invalid pack, {result.pack[:80]!r}: {error}")
             return 0, None
         self._pending[written.index.meta.collection].append(written)
         stored = np.array(result.offsets) > 0
         placed = indices[stored]
         number = self.places.put_pack(dataset.content, written, placed)
-        self.room.wrote(result.pack, result.store_bytes, placed.size)
+        self.room.add(result.pack, result.store_bytes, placed.size)
         if self.room.is_overdue:
             self.step()  # immediately, because decoded records are not stored until there is room
         if dataset.content in self._known:
@@ -218,7 +218,7 @@ class StoreKeeper:
         create = same and not self._read_only  # never create it in the mount point of a missing disk
         store = open_own(self.address, self._instance, create=create, read_only=self._read_only)
         self._filesystem = filesystem_of(self.address)
-        self.room.found(store.packs(), self.room.sizes)
+        self.room.adopt(store.packs(), self.room.sizes)
         self.room.measure()
         return store
 
@@ -227,7 +227,7 @@ class StoreKeeper:
         packs_before = set(self.room.sizes)  # the lookup may miss packs that are written meanwhile
         known = self._known.setdefault(content, index.Known())
 
-        def looked() -> tuple[Joined, index.Found]:
+        def looked() -> tuple[Joined, index.StoreChanges]:
             contents = index.look(store, collection, self.fingerprint, known)
             joined = self.places.join(ids, contents.packs)
             dataset.moved = "" if joined.indices.size or known.packs else moved_line(store, dataset)
@@ -236,13 +236,13 @@ class StoreKeeper:
         try:
             joined, contents = await self._threads.run(looked)
         except StoreError as error:
-            self._in_trouble(f"its contents cannot be read: {error}")
+            self._warn(f"its contents cannot be read: {error}")
             return
         self.trouble = ""
         self.room.records.update({pack.name: len(pack.index.entries) for pack in contents.packs})
-        self.room.found(contents.sizes, packs_before)
+        self.room.adopt(contents.sizes, packs_before)
         self.room.useless |= contents.useless
-        self._lose(contents.gone | contents.useless)
+        self._mark_lost(contents.gone | contents.useless)
         self.places.put(content, joined)
         # Jobs that have it open began without the result of this lookup.
         if joined.indices.size and content in self._datasets.opened:
@@ -257,14 +257,14 @@ class StoreKeeper:
                 try:
                     await work(self._store)
                 except StoreGoneError:
-                    if not await self._let_go_if_gone():
+                    if not await self._close_if_removed():
                         raise
             except StoreError as error:
-                self._in_trouble(str(error))
+                self._warn(str(error))
 
     async def _keep_open(self, store: Store | None) -> None:
         if store is not None and self._is_due("there", _THERE_S):  # cached data would hide its removal
-            await self._let_go_if_gone()
+            await self._close_if_removed()
         elif store is None and self._is_due("open", _AGAIN_S):
             await self.open()
             if self._store is not None:
@@ -273,14 +273,14 @@ class StoreKeeper:
                 for dataset in list(self._datasets.opened.values()):  # they were opened without the store
                     await self.opened(dataset)
 
-    async def _let_go_if_gone(self) -> bool:
+    async def _close_if_removed(self) -> bool:
         """Drop the handle of a directory that was removed or replaced. Return whether it was."""
         if self._store is None or not await self._threads.run(partial(is_gone, self.address, self.store_id)):
             return False
-        self._in_trouble("its directory was removed or replaced")
+        self._warn("its directory was removed or replaced")
         self._store, self.room.exhausted = None, False
         names = list(self.room.sizes)
-        self._lose(names)
+        self._mark_lost(names)
         self.room.forget(names)
         self._known.clear()
         self._pending.clear()
@@ -329,7 +329,7 @@ class StoreKeeper:
             await self._threads.run(partial(store.mark_used, collection))
             await self._threads.run(partial(index.merge_segments, store, collection))
         except StoreError as error:
-            self._in_trouble(str(error))
+            self._warn(str(error))
 
     async def _make_room(self, store: Store) -> None:
         """Remove packs if the store exceeds its limit, and update whether it may still grow."""
@@ -338,7 +338,7 @@ class StoreKeeper:
             return
         if not is_bucket(self.address) or room.excess_bytes:  # others write, too, but S3 charges for listings
             packs_before = set(room.sizes)
-            room.found(await self._threads.run(store.packs), packs_before)
+            room.adopt(await self._threads.run(store.packs), packs_before)
         await self._threads.run(room.measure)
         if room.excess_bytes:
             used = await self._threads.run(store.used)
@@ -359,7 +359,7 @@ class StoreKeeper:
             )
 
     async def _remove(self, store: Store, names: list[str]) -> None:
-        self._lose(names)  # before removal, so that no more requests use them
+        self._mark_lost(names)  # before removal, so that no more requests use them
         for name in names:
             await self._threads.run(partial(store.remove, name))
             self.room.forget([name])
@@ -369,7 +369,7 @@ class StoreKeeper:
                 "the store %s dropped %d packs and now uses %s", self.address, len(names), self.room.told
             )
 
-    def _lose(self, names: Iterable[str]) -> None:
+    def _mark_lost(self, names: Iterable[str]) -> None:
         lost = self.places.lose(names)
         if lost.size:
             self._post(PacksLost(lost))
@@ -388,7 +388,7 @@ class StoreKeeper:
         self._due_s[what] = now + every_s
         return True
 
-    def _in_trouble(self, words: str) -> None:
+    def _warn(self, words: str) -> None:
         if words != self.trouble:
             _log.warning("the store %s: %s", self.address, words)
         self.trouble = words

@@ -110,7 +110,7 @@ class Places:
         if columns is not None:
             columns.pack[indices] |= _SPOILT * (columns.pack[indices] > 0)
 
-    def lose(self, packs: Iterable[str]) -> NDArray[np.uint32]:
+    def mark_lost(self, packs: Iterable[str]) -> NDArray[np.uint32]:
         """Mark packs as lost. Return the numbers of those that have one."""
         with self._lock:
             numbers = [self._numbers[pack] for pack in packs if pack in self._numbers]
@@ -123,7 +123,7 @@ class Places:
         columns = self._columns.get(content)
         if columns is None:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint32)
-        packs = self._good(columns.pack)
+        packs = self._valid(columns.pack)
         indices = np.flatnonzero(packs)
         return indices, packs[indices]
 
@@ -131,7 +131,7 @@ class Places:
         """Return the number of samples of open datasets in each pack that contains any."""
         counts = np.zeros(len(self._names), dtype=np.int64)
         for columns in self._columns.values():
-            counts += np.bincount(self._good(columns.pack), minlength=counts.size)[: counts.size]
+            counts += np.bincount(self._valid(columns.pack), minlength=counts.size)[: counts.size]
         # 0 means no pack.
         counts[0] = 0
         return {self._names[number]: int(counts[number]) for number in np.flatnonzero(counts).tolist()}
@@ -148,7 +148,7 @@ class Places:
         if columns is None:
             return None
         numbers = columns.pack[indices]
-        numbers = numbers & ~_SPOILT if with_gone else self._good(numbers)
+        numbers = numbers & ~_SPOILT if with_gone else self._valid(numbers)
         distinct, pack_of = np.unique(numbers, return_inverse=True)
         # In the result, pack_of is 1-based, and 0 means unknown.
         if distinct.size and distinct[0] == 0:
@@ -164,7 +164,7 @@ class Places:
             columns.length[indices],
         )
 
-    def _good(self, numbers: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    def _valid(self, numbers: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """Return the pack numbers, with 0 for lost packs and damaged records."""
         bad = (numbers >= _SPOILT) | self._gone[numbers & ~_SPOILT]
         usable: NDArray[np.uint32] = np.where(bad, np.uint32(0), numbers)

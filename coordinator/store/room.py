@@ -63,7 +63,7 @@ class Room:
         return max(1, self.used_bytes - most + most // _FREED_SHARE) if is_full else 0
 
     @property
-    def told(self) -> str:
+    def usage(self) -> str:
         """Return the used and the maximum size, for display."""
         of = f" of {self.bytes / _GIB:.1f}" if self.bounded else ""
         return f"{self.used_bytes / _GIB:.1f}{of} GiB"
@@ -74,13 +74,13 @@ class Room:
         is_full = self.excess_bytes > 0 and not self.exhausted
         return is_full or (self.bounded and self.written_bytes > self.bytes // _MARGIN_SHARE)
 
-    def found(self, packs: Mapping[str, int], before: Container[str]) -> None:
+    def adopt(self, packs: Mapping[str, int], before: Container[str]) -> None:
         """Adopt the packs of a listing. Known packs that are not in ``before`` are newer and are kept."""
         since = {pack: size for pack, size in self.sizes.items() if pack not in before}
         self.sizes = {**packs, **since}
         self.used_bytes = sum(self.sizes.values())
 
-    def wrote(self, pack: str, size: int, records: int) -> None:
+    def add(self, pack: str, size: int, records: int) -> None:
         """Add a pack written by a function."""
         self.used_bytes += size - self.sizes.get(pack, 0)
         self.sizes[pack], self.records[pack] = size, records

@@ -111,15 +111,13 @@ class Account:
                 )
             options = session.get_scoped_config().get("s3")
             options = options if isinstance(options, dict) else {}
-            url, prefix = self._server_and_path(session, bucket, region, options)
+            url, prefix = self._location(session, bucket, region, options)
             parts = urlsplit(url)
             tls = _tls(session) if parts.scheme == "https" else None
         port = parts.port or _PORTS[parts.scheme]
         return Endpoint(parts.scheme, parts.hostname or "", port, region, prefix, tls)
 
-    def _server_and_path(
-        self, session: Any, bucket: str, region: str, options: dict[str, str]
-    ) -> tuple[str, str]:
+    def _location(self, session: Any, bucket: str, region: str, options: dict[str, str]) -> tuple[str, str]:
         """Return the URL of a bucket's server, and the path of the bucket on it."""
         if bucket.endswith(_DIRECTORY_BUCKET):
             raise ObjectError(Fault.FAILED, "it is a directory bucket (S3 Express), which is not supported")

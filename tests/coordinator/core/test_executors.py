@@ -229,7 +229,7 @@ def taught_sizing(*, invocation_s, sample_s):
 
 @pytest.mark.parametrize(("idle", "size"), [(0, 64), (1, 64), (8, 32), (40, 7), (1000, 4)])
 def test_at_the_start_a_batch_is_spread_over_all_functions(idle, size):
-    assert request_size(LatencyModel(), wanted=256, idle=idle, slack_s=5.0, most=64) == size
+    assert request_size(LatencyModel(), requested=256, idle=idle, slack_s=5.0, most=64) == size
 
 
 def test_a_near_deadline_makes_requests_small():
@@ -238,7 +238,7 @@ def test_a_near_deadline_makes_requests_small():
     assert model.expected_s(100) == pytest.approx(0.05 + 0.5)
     assert model.invocation_s == pytest.approx(0.05)
     sizes = [
-        request_size(model, wanted=256, idle=64, slack_s=slack_s, most=4096)
+        request_size(model, requested=256, idle=64, slack_s=slack_s, most=4096)
         for slack_s in (60.0, 1.0, 0.5, 0.2)
     ]
     assert sizes == sorted(sizes, reverse=True)
@@ -249,8 +249,8 @@ def test_a_near_deadline_makes_requests_small():
 @pytest.mark.parametrize(("invocation_s", "size"), [(0.001, 16), (0.05, 16), (0.1, 20), (5.0, 1000)])
 def test_what_is_late_is_spread_but_not_into_requests_that_are_mere_overhead(invocation_s, size):
     model = taught_sizing(invocation_s=invocation_s, sample_s=0.005)
-    assert request_size(model, wanted=256, idle=64, slack_s=-1.0, most=4096) == pytest.approx(size, abs=1)
-    assert request_size(model, wanted=256, idle=2, slack_s=-1.0, most=64) == 64
+    assert request_size(model, requested=256, idle=64, slack_s=-1.0, most=4096) == pytest.approx(size, abs=1)
+    assert request_size(model, requested=256, idle=2, slack_s=-1.0, most=64) == 64
 
 
 def reads(begin_s, step_s, count, *, stalled=False):
