@@ -254,13 +254,13 @@ class Cache:
         """Read and verify whole records. Return lengths like :meth:`audit`, with 0 for damaged records."""
         lengths = await self.audit(ids)
         sample_ids = split_ids(ids)
-        for place in np.flatnonzero(lengths).tolist():  # one at a time, because they may be large
-            record = await self.record(sample_ids[place]) or b""
+        for index in np.flatnonzero(lengths).tolist():  # one at a time, because they may be large
+            record = await self.record(sample_ids[index]) or b""
             try:
-                header = parse_header(record, record_bytes=len(record), sample_id=sample_ids[place])
+                header = parse_header(record, record_bytes=len(record), sample_id=sample_ids[index])
                 verify_payload(header, record[HEADER_BYTES:])
             except RecordError:
-                lengths[place] = 0
+                lengths[index] = 0
         return lengths
 
     @_checked_reply

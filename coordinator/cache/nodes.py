@@ -109,7 +109,7 @@ class CacheNodes:
             # Owners below 0 are slots without a node.
             counts = Counter(owner for owner in nodes.slots.owners if owner >= 0)
             places = enumerate(nodes.slots.nodes)
-            return sorted(Master(nodes.connection_node(node), counts[place]) for place, node in places)
+            return sorted(Master(nodes.connection_node(node), counts[index]) for index, node in places)
 
         return await self._run(look)
 

@@ -140,7 +140,7 @@ def unknown_among(scanned: bytes, known: Sequence[Ids]) -> bytes:
         rows = entry.rows() if isinstance(entry, HeldIds) else entry
         for start in range(0, len(rows), _ROWS):
             held = np.ascontiguousarray(rows[start : start + _ROWS]).view("<u8")[:, 0]
-            places = np.minimum(np.searchsorted(sought, held), len(sought) - 1)
-            kept[places[sought[places] == held]] = True
+            positions = np.minimum(np.searchsorted(sought, held), len(sought) - 1)
+            kept[positions[sought[positions] == held]] = True
     kept = kept[np.searchsorted(sought, sought)]  # SCAN may return a key twice
     return ids[~kept].tobytes()

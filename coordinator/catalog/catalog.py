@@ -148,9 +148,9 @@ class Catalog:
         """Return whether no other source shares the bucket in its ids."""
         return self.id_bucket.startswith("file:")
 
-    def label_sizes(self, places: NDArray[np.int64] | slice = slice(None)) -> NDArray[np.int64]:
-        """Return the size in bytes of each label in its dtype, or only of those at ``places``."""
-        return label_sizes(self.labels, self.label_dtype, places)
+    def label_sizes(self, indices: NDArray[np.int64] | slice = slice(None)) -> NDArray[np.int64]:
+        """Return the size in bytes of each label in its dtype, or only of those at ``indices``."""
+        return label_sizes(self.labels, self.label_dtype, indices)
 
     def most_label_bytes(self, count: int, *, again: bool) -> int:
         """Return the maximum size in bytes of ``count`` labels; if ``again``, samples may repeat."""
@@ -159,17 +159,17 @@ class Catalog:
         sizes = np.sort(self.label_sizes())
         return count * int(sizes[-1]) if again else int(sizes[-count:].sum())
 
-    def names_at(self, places: NDArray[np.int64]) -> list[bytes]:
+    def names_at(self, indices: NDArray[np.int64]) -> list[bytes]:
         """Return the display names of samples: their keys, and members if they have any."""
-        keys = self.keys.take(places)
+        keys = self.keys.take(indices)
         if self.members is None:
             return keys
-        pairs = zip(keys, self.members.names.take(places), strict=True)
+        pairs = zip(keys, self.members.names.take(indices), strict=True)
         return [ids.shown_name(key.decode(), name.decode()).encode() for key, name in pairs]
 
-    def labels_at(self, places: NDArray[np.int64]) -> bytes:
+    def labels_at(self, indices: NDArray[np.int64]) -> bytes:
         """Return the labels at the given catalog indices, in their wire format."""
-        return b"".join(pack_labels(self.labels[places], self.label_dtype))
+        return b"".join(pack_labels(self.labels[indices], self.label_dtype))
 
     def parts(self, names: Sequence[str]) -> list[Field]:
         """Return the samples' own objects and the named fields. Raises ``SourceError`` if one is missing."""
@@ -195,8 +195,8 @@ class Catalog:
         # In a request with members, a whole object is a member without a name.
         nothing = [""] * len(indices), [0] * len(indices), [0] * len(indices), [""] * len(indices)
         of_parts = [part.members.at(indices) if part.members else nothing for part in parts]
-        *places, encodings = (tuple(chain.from_iterable(column)) for column in zip(*of_parts, strict=True))
-        columns |= zip(("members", "member_offsets", "member_lengths"), places, strict=True)
+        *locations, encodings = (tuple(chain.from_iterable(column)) for column in zip(*of_parts, strict=True))
+        columns |= zip(("members", "member_offsets", "member_lengths"), locations, strict=True)
         return columns | {"encodings": encodings if any(encodings) else ()}
 
     def sample_ids(
@@ -215,11 +215,11 @@ class Catalog:
             fields: the recipe's :attr:`superdl.super_wire.recipe.Recipe.beside`.
         """
         parts = self.parts(fields)
-        places = np.arange(len(self), dtype=np.int64) if indices is None else indices
+        chosen = np.arange(len(self), dtype=np.int64) if indices is None else indices
         # About half a microsecond per id.
         packed, skipped = bytearray(), len(self.prefix.encode())
-        for start in range(0, len(places), _AT_A_TIME):
-            chunk = places[start : start + _AT_A_TIME]
+        for start in range(0, len(chosen), _AT_A_TIME):
+            chunk = chosen[start : start + _AT_A_TIME]
             columns = [_id_columns(part, chunk, skipped) for part in parts]
             _, keys, versions, members = columns[0]
             theirs = recipe_digest, randomness, members, columns[1:]
@@ -267,12 +267,12 @@ def check_once(keys: PackedStrings, where: str) -> None:
         )
 
 
-def _id_columns(part: Field, places: NDArray[np.int64], skipped: int) -> ids.FieldColumns:
+def _id_columns(part: Field, indices: NDArray[np.int64], skipped: int) -> ids.FieldColumns:
     """Return the columns in the ids of a part, without the first ``skipped`` bytes of each key."""
-    keys, versions = part.keys.take(places), part.versions.take(places)
+    keys, versions = part.keys.take(indices), part.versions.take(indices)
     named = [key[skipped:] for key in keys] if skipped else keys
     return ids.FieldColumns(
-        part.name, named, versions, part.members.names.take(places) if part.members else None
+        part.name, named, versions, part.members.names.take(indices) if part.members else None
     )
 
 

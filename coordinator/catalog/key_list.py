@@ -120,15 +120,15 @@ def _columns_of(
 
 @contextmanager
 def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
-    bucket, place = split_url(url, "key_list")
+    bucket, key = split_url(url, "key_list")
     if bucket:
         with tempfile.TemporaryFile(dir=temporary_directory()) as stream:
             file = cast("BinaryIO", stream)
-            download(bucket, place, f"key_list {url}", partial(_check_size, url), file, tally)
+            download(bucket, key, f"key_list {url}", partial(_check_size, url), file, tally)
             stream.seek(0)
             yield file
         return
-    path = Path(place).absolute()
+    path = Path(key).absolute()
     # Check this before anything reveals whether the path exists.
     tally.allowed.check_path(os.path.realpath(path), f"key_list {url}")
     try:

@@ -77,13 +77,13 @@ def check_rows(bad: Any, numbers: NDArray[np.int64], reason: str | Callable[[int
 def coded(texts: Any, numbers: NDArray[np.int64], code_of: Callable[[str], int]) -> NDArray[np.int64]:
     """Return the code of each string. ``code_of`` raises ``ValueError`` for an invalid string."""
     encoded, codes = texts.dictionary_encode(), []
-    places = encoded.indices.to_numpy()
-    for place, text in enumerate(encoded.dictionary.to_pylist()):  # in the order of their first rows
+    indices = encoded.indices.to_numpy()
+    for index, text in enumerate(encoded.dictionary.to_pylist()):  # in the order of their first rows
         try:
             codes.append(code_of(text))
         except ValueError as error:
-            check_rows(places == place, numbers, str(error))
-    of_rows: NDArray[np.int64] = np.array(codes, dtype=np.int64)[places]
+            check_rows(indices == index, numbers, str(error))
+    of_rows: NDArray[np.int64] = np.array(codes, dtype=np.int64)[indices]
     return of_rows
 
 
@@ -294,8 +294,8 @@ class PartColumns:
         row_encodings = sorted(list(self._codes)[len(MEMBER_ENCODINGS) :])
         codes = {encoding: code for code, encoding in enumerate((*MEMBER_ENCODINGS, *row_encodings))}
         encodings = np.array([codes[name] for name in self._codes], dtype=np.uint8)[columns["encodings"]]
-        places, objects = (columns["offset"], columns["length"]), which[columns["objects"]]
-        members = Members(objects, self._names.build(), *places, encodings, tuple(row_encodings))
+        spans, objects = (columns["offset"], columns["length"]), which[columns["objects"]]
+        members = Members(objects, self._names.build(), *spans, encodings, tuple(row_encodings))
         if not shared:
             self._check(url, keys, members, columns["lines"])
         return Part(keys, versions, members, columns["lines"])

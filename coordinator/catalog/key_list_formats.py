@@ -289,11 +289,11 @@ class _Chunk:
     def __len__(self) -> int:
         return self._size_bytes
 
-    def __getitem__(self, place: int) -> int:
-        if not self._at <= place < self._at + len(self._piece):
-            self._stream.seek(self._begin + place)
-            self._at, self._piece = place, self._stream.read(_PIECE_BYTES)
-        return self._piece[place - self._at]
+    def __getitem__(self, index: int) -> int:
+        if not self._at <= index < self._at + len(self._piece):
+            self._stream.seek(self._begin + index)
+            self._at, self._piece = index, self._stream.read(_PIECE_BYTES)
+        return self._piece[index - self._at]
 
 
 def _check_chunks(stream: BinaryIO, footer: Any, names: Collection[str]) -> None:

@@ -115,7 +115,7 @@ class LabelColumn:
     def _columns_of(self, labels: Any, numbers: NDArray[np.int64]) -> dict[str, Any]:
         """Return the columns of objects by name. All objects must have the fields of the first object."""
         check_rows(labels.is_null(), numbers, f"{_WHAT}, not null")
-        names = [labels.type.field(place).name for place in range(labels.type.num_fields)]
+        names = [labels.type.field(index).name for index in range(labels.type.num_fields)]
         columns = dict(zip(names, labels.flatten(), strict=True))
         bare = [name.removesuffix(VARIES) for name in names]
         if not 0 < len(names) <= MAX_LABEL_FIELDS:

@@ -219,26 +219,26 @@ def _look_up_versions(place: Source, url: str, keys: PackedStrings, listed: List
     order = all_keys.sort_order()
     # Both contain each key once and the sort is stable, so a listed key directly follows its row.
     is_pair = all_keys.reorder(order).equals_next()
-    places = np.full(len(full_keys), -1, dtype=np.int64)
-    places[order[:-1][is_pair]] = order[1:][is_pair] - len(full_keys)
-    missing = np.flatnonzero(places < 0)
+    listed_at = np.full(len(full_keys), -1, dtype=np.int64)
+    listed_at[order[:-1][is_pair]] = order[1:][is_pair] - len(full_keys)
+    missing = np.flatnonzero(listed_at < 0)
     if len(missing):
         names = ", ".join(repr(key.decode()) for key in keys.take(missing[:_SHOWN]))
         raise SourceError(
             f"{len(missing)} of the {len(keys)} keys in key_list {url} are not in {place.url} "
             f"(keys are relative to it): {names}{', ...' if len(missing) > _SHOWN else ''}"
         )
-    return listed.versions.reorder(places)
+    return listed.versions.reorder(listed_at)
 
 
 def _check_ends(url: str, rows: Part, members: Members, versions: PackedStrings) -> None:
     """Check that members end within their files. For objects, functions check this."""
     sizes = np.fromiter(map(size_in_version, versions), dtype=np.int64, count=len(versions))
     for row in np.flatnonzero(members.ends > sizes[members.objects])[:1].tolist():
-        place = int(members.objects[row])
-        name, key = members.names[row].decode()[:200], rows.keys[place].decode()[:200]
+        file = int(members.objects[row])
+        name, key = members.names[row].decode()[:200], rows.keys[file].decode()[:200]
         raise SourceError(
             f"key_list {url}, line {rows.lines[row]}: the member {name!r} of {key!r} ends at "
-            f"{members.ends[row]}, but the file has only {sizes[place]} bytes. It was truncated or "
+            f"{members.ends[row]}, but the file has only {sizes[file]} bytes. It was truncated or "
             "rewritten; list its members again"
         )

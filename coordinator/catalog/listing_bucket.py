@@ -53,7 +53,7 @@ class _Collector:
     def __init__(self, tally: Tally) -> None:
         self._tally, self._lock = tally, threading.Lock()
         self._keys, self._versions = PackedStringsBuilder(), PackedStringsBuilder()
-        self._places: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}
         self._folders = [np.empty(0, dtype=np.uint32)]
 
     def add(self, folder: str, samples: list[tuple[bytes, bytes]]) -> None:
@@ -61,10 +61,10 @@ class _Collector:
         keys = PackedStrings.pack(key for key, _ in samples)
         versions = PackedStrings.pack(version for _, version in samples)
         with self._lock:
-            place = self._places.setdefault(folder, len(self._places))
+            number = self._numbers.setdefault(folder, len(self._numbers))
             self._keys.extend(keys)
             self._versions.extend(versions)
-            self._folders.append(np.full(len(samples), place, dtype=np.uint32))
+            self._folders.append(np.full(len(samples), number, dtype=np.uint32))
         self._tally.add(len(samples))
 
     def take(self, page: Page, source: Source, folder: str | None = None, *, images_only: bool) -> None:
@@ -93,7 +93,7 @@ class _Collector:
     def all(self) -> ListedSamples:
         """Return all added samples. Nothing may be added afterwards."""
         folders = np.concatenate(self._folders)
-        return ListedSamples(self._keys.build(), self._versions.build(), tuple(self._places), folders)
+        return ListedSamples(self._keys.build(), self._versions.build(), tuple(self._numbers), folders)
 
 
 def pinned(source: Source) -> Source:

@@ -72,12 +72,12 @@ class Members:
             return np.zeros(len(self), dtype=np.bool_)
         return self.encodings >= len(MEMBER_ENCODINGS)
 
-    def at(self, places: NDArray[np.int64]) -> tuple[list[str], list[int], list[int], list[str]]:
+    def at(self, indices: NDArray[np.int64]) -> tuple[list[str], list[int], list[int], list[str]]:
         """Return the names, offsets, lengths and encodings at the given catalog indices."""
         known, codes = (*MEMBER_ENCODINGS, *self.row_encodings), self.encodings
-        encodings = [known[code] for code in codes[places]] if codes.size else [""] * len(places)
-        names = [name.decode() for name in self.names.take(places)]
-        return names, self.offsets[places].tolist(), self.lengths[places].tolist(), encodings
+        encodings = [known[code] for code in codes[indices]] if codes.size else [""] * len(indices)
+        names = [name.decode() for name in self.names.take(indices)]
+        return names, self.offsets[indices].tolist(), self.lengths[indices].tolist(), encodings
 
     def sort_order(self) -> NDArray[np.int64]:
         """Return the sort order: by object, then offset, then row number within a row group."""

@@ -87,12 +87,12 @@ class PackedStrings:
         for start in range(0, len(self), _CHUNK):
             yield PackedStrings(self._taken(np.arange(start, min(start + _CHUNK, len(self)))))
 
-    def _taken(self, places: NDArray[np.int64]) -> Any:
+    def _taken(self, indices: NDArray[np.int64]) -> Any:
         import pyarrow as pa
 
         if pa.types.is_dictionary(self.array.type):
-            return self.array.dictionary.take(self.array.indices.take(pa.array(places)))
-        return self.array.take(pa.array(places))
+            return self.array.dictionary.take(self.array.indices.take(pa.array(indices)))
+        return self.array.take(pa.array(indices))
 
     def parts(self) -> tuple[bytes | memoryview, NDArray[np.uint64]]:
         """Return the joined strings, and their starts followed by the end, without a copy."""

@@ -241,7 +241,7 @@ def _serve_reader(state: State, place: BatchPlace, skipped: set[BatchPlace], now
     if executor is None:
         skipped.add(place)
         return True
-    count = min(state.settings.request_samples, math.ceil(way.indices.size / way.executors.places(now)))
+    count = min(state.settings.request_samples, math.ceil(way.indices.size / way.executors.room(now)))
     ordered, count = _unsuspected_first(state, key, way.indices, count)
     room = urgent_room_for(state, key, count, now)
     if room:

@@ -91,12 +91,12 @@ class ExecutorState:
         """Return the number of idle functions."""
         return self.concurrency.idle(self.in_flight, now)
 
-    def places(self, now: float) -> int:
+    def room(self, now: float) -> int:
         """Return how many more requests the executor has room for, even if it is set aside."""
-        places = self.concurrency.places(self.in_flight, now)
+        room = self.concurrency.room(self.in_flight, now)
         if self.most_in_flight < math.inf:
-            places = min(places, int(self.most_in_flight) - self.in_flight)
-        return places
+            room = min(room, int(self.most_in_flight) - self.in_flight)
+        return room
 
     def answered(self, event: RequestDone, kind: RequestKind, made_s: float, now: float) -> None:
         """Update from the result of a request made at ``made_s``, except for possible faults of samples."""
@@ -154,30 +154,30 @@ class EligibleExecutors:
         """Return an executor's latency model for this group's kind of request."""
         return executor.latency_of(restore=self.restores)
 
-    def places(self, now: float) -> int:
+    def room(self, now: float) -> int:
         """Return how many more requests can be made."""
-        return sum(max(0, self.places_of(executor, now)) for executor in self.executors)
+        return sum(max(0, self.room_of(executor, now)) for executor in self.executors)
 
     def has_room(self, now: float) -> bool:
         """Return whether any executor accepts one more request, even if only for stored samples."""
-        return self.places(now) > 0 or any(executor.places(now) > 0 for executor in self.store_only)
+        return self.room(now) > 0 or any(executor.room(now) > 0 for executor in self.store_only)
 
-    def places_of(self, executor: ExecutorState, now: float) -> int:
+    def room_of(self, executor: ExecutorState, now: float) -> int:
         """Return how many more requests an executor may get, or 1, for a trial, if it is set aside."""
-        places = executor.places(now)
+        room = executor.room(now)
         if not self._is_set_aside(executor):
-            return places
-        return 0 if now < self._open_until_s(executor) else min(places, 1 - executor.in_flight)
+            return room
+        return 0 if now < self._open_until_s(executor) else min(room, 1 - executor.in_flight)
 
     def idle(self, now: float) -> int:
         """Return the number of idle functions, over the executors that may get requests."""
-        return sum(executor.idle(now) for executor in self.executors if self.places_of(executor, now) > 0)
+        return sum(executor.idle(now) for executor in self.executors if self.room_of(executor, now) > 0)
 
     def has_changed(self, now: float) -> bool:
         """Return whether the inputs of :func:`pick` other than the time have changed since the last call."""
         seen = tuple(
             (
-                self.places_of(executor, now) > 0,
+                self.room_of(executor, now) > 0,
                 self.is_sound(executor),
                 executor.latency.known,
                 executor.store and (executor.store.latency.known, executor.store.reading.tripped),
@@ -216,7 +216,7 @@ class EligibleExecutors:
     def wake_times_s(self, now: float) -> Iterator[float]:
         """Yield the times at which full executors may accept more requests without an event."""
         for executor in (*self.executors, *self.store_only):
-            if self.places_of(executor, now) > 0:
+            if self.room_of(executor, now) > 0:
                 continue
             open_until_s = self._open_until_s(executor)
             more_at_s = executor.concurrency.more_at_s(now) if open_until_s <= now else open_until_s
@@ -268,7 +268,7 @@ def pick(
     able = [executor for executor in executors.executors if executor.number != failed_by]
     if not any(map(executors.is_sound, able)):
         able = list(executors.executors)
-    free = [executor for executor in able if executors.places_of(executor, now) > 0]
+    free = [executor for executor in able if executors.room_of(executor, now) > 0]
     if not free:
         return None, math.inf
     if deadline.slack_s <= 0:  # a reader waits, so do not try executors that were set aside

@@ -192,8 +192,8 @@ def with_their_packs(state: State, key: SetKey, requested: Ints) -> Ints:
         inside = samples.among(samples.samples_in_pack(pack), SampleState.ABSENT)
         if parts and count + inside.size > most:
             break
-        requested = requested[packs == pack]
-        parts += [requested, np.setdiff1d(inside, requested)[: most - count - requested.size]]
+        of_pack = requested[packs == pack]
+        parts += [of_pack, np.setdiff1d(inside, of_pack)[: most - count - of_pack.size]]
         count += parts[-2].size + parts[-1].size
     taken = np.concatenate(parts)
     is_requested = np.isin(taken, requested)

@@ -256,12 +256,12 @@ class Engine:
 
     def _report_unavailable(self, action: Prefetch, result: PrefetchResult, dataset: Dataset) -> None:
         """Warn about samples that the source cannot provide now, and write a note for readers."""
-        places = [place for place, outcome in enumerate(result.outcomes) if outcome == Outcome.UNAVAILABLE]
-        if not places:
+        offsets = [offset for offset, outcome in enumerate(result.outcomes) if outcome == Outcome.UNAVAILABLE]
+        if not offsets:
             return
         for_s = self.core.unavailable_for_s(action.samples)
-        why = f"{one_line(result.messages.get(str(places[0]), ''))} (for {for_s:.0f} s)"
-        source, count = dataset.listing.source, counted(len(places), "sample")
+        why = f"{one_line(result.messages.get(str(offsets[0]), ''))} (for {for_s:.0f} s)"
+        source, count = dataset.listing.source, counted(len(offsets), "sample")
         about = {"cause": "source unavailable", "dataset": source}
         _log.warning("%s of %s cannot be read now: %s", count, source, why, extra=about)
         self.note(self.datasets.ids_of(dataset.content), Tombstone(source, UNAVAILABLE, why, permanent=False))
@@ -283,7 +283,7 @@ class Engine:
             ran_s = took_us / 1e6 if 0 <= took_us <= NUMBER_MAX else 0.0  # billed in any case
             raise ExecutorError(fault, FailureKind.RAISED, ran_s=ran_s)
         memory_gb = result.memory_mb / 1024 or self._memory_gb
-        bad = [place for place, outcome in enumerate(result.outcomes) if outcome == Outcome.TOMBSTONE]
+        bad = [offset for offset, outcome in enumerate(result.outcomes) if outcome == Outcome.TOMBSTONE]
         if bad:
             (first,) = dataset.catalog.names_at(action.indices[bad[:1]])
             words = f"can never be decoded: {one_line(result.messages.get(str(bad[0]), ''))}"

@@ -141,11 +141,11 @@ class PlannedBatches:
 
     def add(self, batch: bytes, occurrence: Occurrence) -> None:
         """Remember an occurrence of a batch."""
-        places = self._occurrences.setdefault(batch, {})
-        places.pop(occurrence, None)
-        places[occurrence] = None
-        if len(places) > _OCCURRENCES_MAX:  # without shuffling, a batch occurs in every epoch
-            del places[next(iter(places))]
+        known = self._occurrences.setdefault(batch, {})
+        known.pop(occurrence, None)
+        known[occurrence] = None
+        if len(known) > _OCCURRENCES_MAX:  # without shuffling, a batch occurs in every epoch
+            del known[next(iter(known))]
         self._occurrences.move_to_end(batch)
         while len(self._occurrences) > self._capacity:
             self._occurrences.popitem(last=False)
@@ -261,9 +261,9 @@ def samples_from(catalog: Catalog, start: int, *, with_keys: bool) -> pb.Samples
     if start > len(catalog):
         raise PlanError(f"the dataset has {len(catalog)} samples, so index {start} does not exist")
     least_bytes = label_dtype_of(catalog.label_dtype).itemsize
-    places = np.arange(start, min(len(catalog), start + max(1, _PAGE_BYTES // least_bytes)))
-    ends = np.cumsum(catalog.label_sizes(places))
-    stop = start + min(len(places), max(1, int(np.searchsorted(ends, _PAGE_BYTES, side="right"))))
+    indices = np.arange(start, min(len(catalog), start + max(1, _PAGE_BYTES // least_bytes)))
+    ends = np.cumsum(catalog.label_sizes(indices))
+    stop = start + min(len(indices), max(1, int(np.searchsorted(ends, _PAGE_BYTES, side="right"))))
     keys = list[bytes]()
     if with_keys:
         room, end, stop = _SAMPLES_BYTES, stop, start

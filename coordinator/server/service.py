@@ -101,8 +101,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         recipe = Recipe.from_json(request.recipe)
         naming = checked_naming(request.alias or None, request.versions or None)
         classes = checked_classes(tuple(request.classes)) if request.classes else ()
-        place = request.source, recipe, request.key_list, request.run_id
-        dataset = self._datasets.register(*place, naming, classes, renew=request.renew)
+        source = request.source, recipe, request.key_list, request.run_id
+        dataset = self._datasets.register(*source, naming, classes, renew=request.renew)
         return await self._described(dataset, listed=0, wait_s=0.5)  # enough for most sources
 
     async def GetDataset(self, request: pb.GetDatasetRequest, context: _Context) -> pb.Dataset:
@@ -205,8 +205,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             places=self._engine.keeper.places if sees_store else None,
         )
         for batch in page.batches:
-            place = Occurrence(request.job, request.rank, request.epoch, batch.position)
-            self._planned.add(batch.batch_id, place)
+            occurrence = Occurrence(request.job, request.rank, request.epoch, batch.position)
+            self._planned.add(batch.batch_id, occurrence)
         stop = request.position + len(page.batches)
         yielded = min(request.yielded, stop)
         span = (request.job, request.rank, request.epoch, request.position, stop, yielded)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.server.settings import Settings
 
 _DETAIL_BYTES = 64
-_TOLD_OCCURRENCES = 4
+_SHOWN_OCCURRENCES = 4
 _TOLD_FAILURES = 20
 
 
@@ -214,32 +214,32 @@ def batch_status(
 ) -> pb.BatchStatus:
     """Return a batch's status and history, and its samples if they fit into ``room_bytes``."""
     status, core = pb.BatchStatus(batch_id=batch[:ID_BYTES]), engine.core
-    places = [place for place in occurrences if core.job(place.job)]
-    job = core.job(places[-1].job) if places else None
+    current = [occurrence for occurrence in occurrences if core.job(occurrence.job)]
+    job = core.job(current[-1].job) if current else None
     if job is None:
         return status
-    place, now = places[-1], engine.now_s()
-    indices = job.plan.batch(place.epoch, place.position, place.rank).indices
-    key = job.samples_of(place.epoch)
+    latest, now = current[-1], engine.now_s()
+    indices = job.plan.batch(latest.epoch, latest.position, latest.rank).indices
+    key = job.samples_of(latest.epoch)
     counts = np.bincount(core.state.states(key, indices), minlength=len(SampleState))
     status.known = True
     status.samples = indices.size
     status.resident = int(counts[SampleState.RESIDENT])
     status.in_flight = int(counts[SampleState.IN_FLIGHT])
     status.failed = int(counts[SampleState.FAILED])
-    for number, occurrence in enumerate(reversed(places)):
+    for number, occurrence in enumerate(reversed(current)):
         message = pb.Occurrence(
             job=occurrence.job, epoch=occurrence.epoch, position=occurrence.position, rank=occurrence.rank
         )
         status.occurrences.insert(0, message)
-        if not with_events or number >= _TOLD_OCCURRENCES or status.ByteSize() > room_bytes // 2:
+        if not with_events or number >= _SHOWN_OCCURRENCES or status.ByteSize() > room_bytes // 2:
             continue
         for at_s, text in core.history(
             occurrence.job, occurrence.rank, occurrence.epoch, occurrence.position
         ):
             status.events.add(occurrence=message, seconds_ago=now - at_s, what=text)
     if indices.size * _DETAIL_BYTES + status.ByteSize() <= room_bytes:
-        status.details.extend(_details(core, engine.datasets[job.dataset], key, place.epoch, indices))
+        status.details.extend(_details(core, engine.datasets[job.dataset], key, latest.epoch, indices))
         if status.ByteSize() > room_bytes:
             del status.details[:]
     return status

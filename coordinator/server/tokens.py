@@ -110,8 +110,8 @@ def _teams_of(tokens: Sequence[Token], origin: str) -> tuple[Team, ...]:
     """Return the limits of teams. All tokens of a team must agree."""
     rights_by_team: dict[str, dict[str, str]] = {}
     teams: dict[str, str] = {}
-    for place, (token, rights) in enumerate(tokens, 1):
-        which = f"{origin}: token {place} of {len(tokens)}"
+    for number, (token, rights) in enumerate(tokens, 1):
+        which = f"{origin}: token {number} of {len(tokens)}"
         if not rights:
             continue
         name = rights.get("team")

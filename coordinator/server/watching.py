@@ -55,8 +55,8 @@ class Watch:
         """Check everything once, and log the counts of the last minute."""
         self.look()
         jobs = list(self._jobs.values())
-        for place in range(min(len(jobs), _NOTED_PER_STEP)):  # in turn, because of their number
-            self._note(jobs[(self._turn + place) % len(jobs)])
+        for offset in range(min(len(jobs), _NOTED_PER_STEP)):  # in turn, because of their number
+            self._note(jobs[(self._turn + offset) % len(jobs)])
         self._turn += _NOTED_PER_STEP
         self._look_at_ranks()
         for member in self._core.state.fleet.executors:
