@@ -201,7 +201,7 @@ class DatasetRegistry:
         for listing in reversed(self._listings):  # the newest suitable one
             is_own = run_id in listing.runs and not renew
             if (
-                listing.what == what
+                listing.options == what
                 and listing.error is None
                 and (is_own or self._is_fresh(listing, renew=renew))
             ):

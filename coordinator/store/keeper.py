@@ -94,7 +94,7 @@ class StoreKeeper:
             return "it is not open"
         if self._store.read_only:
             return "it is read-only"
-        return f"it is full ({self.room.told})" if self.room.exhausted else ""
+        return f"it is full ({self.room.usage})" if self.room.exhausted else ""
 
     @property
     def told(self) -> str:
@@ -105,7 +105,7 @@ class StoreKeeper:
         if self._store is None:
             reason = self.trouble if self.address else self._reason
             return reason and f"decoded images are kept only in the cache: {reason}"
-        use = "read only" if self._store.read_only else f"{self.room.told} used"
+        use = "read only" if self._store.read_only else f"{self.room.usage} used"
         return f"decoded images are kept in {self.address} ({use}); set SUPER_STORE=none to turn this off"
 
     @property
@@ -355,7 +355,7 @@ class StoreKeeper:
             _log.warning(
                 "the store %s is full (%s), and all of it belongs to datasets that jobs have open. Nothing "
                 "more is written: raise store_bytes, or free space on its disk",
-                *(self.address, room.told),
+                *(self.address, room.usage),
             )
 
     async def _remove(self, store: Store, names: list[str]) -> None:
@@ -366,11 +366,11 @@ class StoreKeeper:
             await self._keep_marks(store)  # others must see that the store is in use meanwhile
         if names:
             _log.info(
-                "the store %s dropped %d packs and now uses %s", self.address, len(names), self.room.told
+                "the store %s dropped %d packs and now uses %s", self.address, len(names), self.room.usage
             )
 
     def _mark_lost(self, names: Iterable[str]) -> None:
-        lost = self.places.lose(names)
+        lost = self.places.mark_lost(names)
         if lost.size:
             self._post(PacksLost(lost))
 
