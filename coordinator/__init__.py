@@ -1,4 +1,4 @@
-"""The coordinator, which plans every job, has samples produced ahead and accounts for the cache."""
+"""The coordinator, which plans every job, requests samples ahead of time and manages the cache."""
 
 from __future__ import annotations
 

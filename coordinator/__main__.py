@@ -1,7 +1,7 @@
-"""Run one coordinator: ``python -m superdl.coordinator`` or ``superdl coordinator``.
+"""Run a coordinator: ``python -m superdl.coordinator`` or ``superdl coordinator``.
 
-The exit code is 0 after an orderly shutdown, or that of its run if it ends with one. It is 2 for
-invalid settings, and 1 for other failures. The last line on stderr gives the reason.
+The exit code is 0 after an orderly shutdown, or the exit code of the run if it ends with one. It
+is 2 for invalid settings, and 1 for other failures. The last line on stderr gives the reason.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def serve_with(arguments: argparse.Namespace, holders: Holders | None = None) ->
         except DecoderReplacedError as error:
             _log.warning("restarting: %s", error)
             if holders is not None:
-                return 1  # they start another one, as if this one had been killed
-            # Records and plans of the earlier decoder are useless, so everything starts over.
+                return 1  # the holders start another coordinator, as if this one had been killed
+            # Records and plans of the previous decoder are useless, so everything starts over.
             decoder = error.decoder
 
 

@@ -21,11 +21,11 @@ _TIMEOUT_S = 3.0
 
 
 def probe(address: str) -> str:
-    """Return an empty string if the coordinator is serving, otherwise what is wrong."""
+    """Return an empty string if the coordinator is serving, otherwise the problem."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    # A proxy of the environment cannot reach this machine's loopback.
+    # A proxy from the environment cannot reach this machine's loopback addresses.
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         ask = health_pb2_grpc.HealthStub(channel).Check
         try:
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     forms = "host:port or unix:/path (SUPER_HEALTH_LISTEN, SUPER_LISTEN)"
     parser.add_argument("address", nargs="?", help=forms)
-    # The health service's own address first, since the probe does not support TLS.
+    # Prefer the health service's address, because the probe does not support TLS.
     given = parser.parse_args(argv).address or os.environ.get("SUPER_HEALTH_LISTEN", "")
     address = given or os.environ.get("SUPER_LISTEN", "") or TrustSettings.listen
     if given.startswith(("0.0.0.0:", "[::]:")):  # all addresses of this machine, including loopback

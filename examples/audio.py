@@ -1,4 +1,4 @@
-"""Audio as spectrograms, which functions compute: learn to distinguish steady and rising tones.
+"""Audio as spectrograms, computed by functions: learn to distinguish steady from rising tones.
 
 ``pip install superdl[audio]``
 """
@@ -42,7 +42,7 @@ def main(folder: Path) -> None:
         torch.nn.Flatten(),
         torch.nn.LazyLinear(2),
     )
-    # Gives the lazy layer its shape, before the optimiser takes its parameters.
+    # Initialise the lazy layer before the optimiser gets its parameters.
     model(torch.zeros(2, 40, 51))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     with SuperLoader(dataset, batch_size=20, shuffle=True) as loader:

@@ -1,4 +1,4 @@
-"""Detection: turn YOLO's files into a key list, and train on any number of boxes per image."""
+"""Detection: convert YOLO labels into a key list, and train on any number of boxes per image."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLIP = v2.Compose([v2.RandomHorizontalFlip(), v2.RandomVerticalFlip(), v2.Saniti
 
 
 def make_data(folder: Path) -> None:
-    """Write images with zero to three squares, and their boxes, in YOLO's layout."""
+    """Write images with zero to three squares, and their boxes, in the YOLO layout."""
     draw = random.Random(0)
     for name in ("images", "labels"):
         (folder / name).mkdir()
@@ -54,7 +54,7 @@ def main(folder: Path) -> None:
     make_data(folder)
     key_list = folder / "list.jsonl"
     superdl(["index", str(folder), "-o", str(key_list), "--labels", "yolo", "--missing-label", ""])
-    # Whole images are resized, so that boxes relative to the image stay right.
+    # Whole images are resized, so that boxes relative to the image stay correct.
     dataset = SuperDataset(folder, Recipe([{"op": "resize", "size": [SIDE, SIDE]}]), key_list=key_list)
     torch.manual_seed(0)
     model = torch.nn.Sequential(

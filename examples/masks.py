@@ -13,10 +13,10 @@ from PIL import Image, ImageDraw
 from superdl import Recipe, SuperDataset, SuperLoader
 from superdl.main import main as superdl
 
-# Masks are palette PNGs, whose colour numbers are the classes.
+# Masks are palette PNGs, whose colour indices are the classes.
 CLASSES = ["background", "red", "green"]
 CROPS = [{"op": "random_crop", "size": 48}, {"op": "horizontal_flip"}, {"op": "vertical_flip"}]
-# Functions crop the same part of both.
+# Functions crop the image and its mask identically.
 RECIPE = Recipe.fields(image=Recipe(CROPS), mask=Recipe([{"op": "mask"}, *CROPS]))
 
 

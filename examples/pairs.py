@@ -18,7 +18,7 @@ PLACES = {"left": (0, 8), "right": (32, 8)}
 
 
 def make_data(folder: Path) -> None:
-    """Write images of a square, and a key list with the tokens of their captions, padded to one length."""
+    """Write images of a square, and a key list with the tokens of their captions, padded to equal length."""
     vocabulary = {word: number for number, word in enumerate(["[PAD]", "a", "square", *COLOURS, *PLACES])}
     draw = random.Random(0)
     rows = []
@@ -29,7 +29,7 @@ def make_data(folder: Path) -> None:
         image.save(folder / f"{number}.jpg")
         tokens = [vocabulary[word] for word in f"a {colour} square {place}".split()]
         padded = tokens + [vocabulary["[PAD]"]] * (6 - len(tokens))
-        # Token ids in the key list arrive as a tensor.
+        # Token ids from the key list arrive as a tensor.
         rows.append(json.dumps({"key": f"{number}.jpg", "label": padded}) + "\n")
     (folder / "list.jsonl").write_text("".join(rows))
 
@@ -48,7 +48,7 @@ def main(folder: Path) -> None:
                 logits = image_vectors @ texts_side(captions).T / 32**0.5
                 targets = (
                     (captions[:, None] == captions[None]).all(dim=2).float()
-                )  # equal captions are no contrast
+                )  # equal captions are not negatives
                 loss = torch.nn.functional.cross_entropy(logits, targets / targets.sum(dim=1, keepdim=True))
                 optimizer.zero_grad()
                 loss.backward()

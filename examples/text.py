@@ -1,4 +1,4 @@
-"""Text that functions tokenise: learn whether a number spelt out in digits is even.
+"""Text, tokenised by functions: learn whether a number spelt out in digits is even.
 
 ``pip install superdl[text]``. For a real tokenizer, use the ``tokenizer.json`` beside a model's weights.
 """
@@ -28,7 +28,7 @@ def make_data(folder: Path) -> None:
         rows.append(f"{number}.txt,{digits[-1] % 2}\n")
     (folder / "list.csv").write_text("key,label\n" + "".join(rows))
     vocabulary = {word: number for number, word in enumerate(["[PAD]", *DIGITS])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[PAD]"))  # noqa: S106  # no password
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[PAD]"))  # noqa: S106  # not a password
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
 

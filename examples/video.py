@@ -1,4 +1,4 @@
-"""Video clips, which functions decode: learn whether a square moves right or left.
+"""Video clips, decoded by functions: learn whether a square moves right or left.
 
 ``pip install superdl[video]``
 """
@@ -49,7 +49,7 @@ def main(folder: Path) -> None:
         torch.nn.Flatten(),
         torch.nn.LazyLinear(2),
     )
-    # Gives the lazy layer its shape, before the optimiser takes its parameters.
+    # Initialise the lazy layer before the optimiser gets its parameters.
     model(torch.zeros(1, 3, 8, 32, 32))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
     with SuperLoader(dataset, batch_size=16, shuffle=True) as loader:

@@ -1,4 +1,4 @@
-"""SUPER on AWS and on several hosts; not in the wheel. All AWS commands use this module."""
+"""SUPER on AWS and on several hosts. Not part of the wheel. All AWS commands use this module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["NO_REGION", "TAG", "session_in", "stack_name"]
 
 NO_REGION = "no region is set: use --region, AWS_REGION or AWS_DEFAULT_REGION"
-# The tag on everything in a stack; its value is the stack's name.
+# The tag on every resource of a stack. Its value is the stack's name.
 TAG = "super:stack"
 
 _NAME_MAX = 24
@@ -21,16 +21,16 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
 def session_in(region: str | None) -> boto3.session.Session:
-    """Return a session in the given region, or else in the AWS CLI's."""
+    """Return a session in the given region, or otherwise in that of the AWS CLI."""
     import boto3
 
-    # The CLI prefers AWS_REGION, boto3 reads only AWS_DEFAULT_REGION and its file. If
-    # they differed, half of a stack would be created elsewhere.
+    # The CLI prefers AWS_REGION, but boto3 only reads AWS_DEFAULT_REGION and its
+    # file. If they differed, half of a stack would be created in another region.
     return boto3.session.Session(region_name=region or os.environ.get("AWS_REGION") or None)
 
 
 def stack_name(text: str) -> str:
-    """Check a stack's name, and return it. For argparse's ``type``."""
+    """Check a stack's name and return it, for use as an argparse ``type``."""
     if len(text) > _NAME_MAX or not _NAME.fullmatch(text):
         msg = (
             f"{text!r} is not a valid stack name: use at most {_NAME_MAX} lower-case letters, digits and "

@@ -1,7 +1,7 @@
-"""One host's part of a training run: ``python -m infra.launcher`` on every host (docs/deploy/clusters.md).
+"""Run a host's part of a training run: ``python -m infra.launcher`` on every host (docs/deploy/clusters.md).
 
-The first CPU host runs cache and coordinator, and every CPU host runs a worker. Without CPU
-hosts, the first GPU host runs all three. All hosts exit with the exit code of training.
+The first CPU host runs the cache and the coordinator, and every CPU host runs a worker. Without CPU hosts,
+the first GPU host runs all three. All hosts exit with the exit code of training.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ _SIGNAL = 128
 class Run:
     """The hosts of a run and the training command."""
 
-    data_hosts: tuple[str, ...]  # that preprocess; may be empty
+    data_hosts: tuple[str, ...]  # hosts that preprocess; may be empty
     training_hosts: tuple[str, ...]
     current: str  # this host
-    ranks: int  # training processes on this host; 0: one per GPU, or per core without GPUs
-    name: str  # the same on all hosts
+    ranks: int  # training processes on this host; 0 means one per GPU, or per core without GPUs
+    name: str  # identical on all hosts
     command: tuple[str, ...]  # the script and its arguments; or -m, a module and its arguments
-    ports: tuple[int, ...]  # of coordinator, cache and torch's rendezvous
+    ports: tuple[int, ...]  # ports of coordinator, cache and torch's rendezvous
 
     @property
     def leader(self) -> str:
-        """The host that runs cache and coordinator."""
+        """The host that runs the cache and the coordinator."""
         return (*self.data_hosts, *self.training_hosts)[0]
 
     @property
     def coordinator(self) -> str:
-        """The coordinator's address, or an empty string for one host, whose trainers start their own."""
+        """The coordinator's address, or an empty string for one host, whose trainers start one."""
         return f"{self.leader}:{self.ports[0]}" if self.data_hosts or len(self.training_hosts) > 1 else ""
 
 
 def run_of(arguments: Sequence[str], environment: Mapping[str, str], config: Path = _CONFIG) -> Run:
-    """Return the run from the options, or else from SageMaker's variables or files in ``config``."""
+    """Return the run from the options, or otherwise from SageMaker's variables or files in ``config``."""
     data, training, current = tuple[str, ...](), tuple[str, ...](), ""
     if "--" in arguments:
         at = list(arguments).index("--")
@@ -74,7 +74,7 @@ def run_of(arguments: Sequence[str], environment: Mapping[str, str], config: Pat
         named = options.data_hosts, options.training_hosts
         data, training = (tuple(filter(None, text.split(","))) for text in named)
         current = options.host or socket.gethostname()
-    else:  # hyper-parameters, all of them the script's except its name
+    else:  # hyper-parameters, which are all passed to the script except its name
         words = list(arguments) or _words(_read(config / "hyperparameters.json"))
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         parser.add_argument("--train-script", default="")
@@ -117,7 +117,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _words(parameters: Mapping[str, str]) -> list[str]:
     """Turn hyper-parameters into a command line."""
-    # SageMaker's SDK writes strings as JSON, and adds its own parameters.
+    # SageMaker's SDK writes strings as JSON, and adds internal parameters.
     words = []
     for name, value in sorted(parameters.items()):
         if not name.startswith("sagemaker_"):
@@ -126,7 +126,7 @@ def _words(parameters: Mapping[str, str]) -> list[str]:
 
 
 def _preprocess(run: Run) -> int:
-    """Run a CPU host's part; return the exit code that the coordinator reports at the end of the run."""
+    """Run a CPU host's part. Return the exit code that the coordinator reports at the end of the run."""
     with contextlib.ExitStack() as stack:
         coordinator = _start_services(run, stack) if run.current == run.leader else None
         worker = (*_PYTHON, "superdl.lambda_prefetch.worker")
@@ -134,12 +134,12 @@ def _preprocess(run: Run) -> int:
         code = _held(start_tied([*worker, *options], signal.SIGTERM), stack).wait()
         if coordinator is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                coordinator.wait(20.0)  # it says goodbye to late workers
+                coordinator.wait(20.0)  # it still releases late workers
         return code if code >= 0 else _SIGNAL - code
 
 
 def _train(run: Run) -> int:
-    """Run a GPU host's part; return the exit code of training."""
+    """Run a GPU host's part. Return the exit code of training."""
     is_first = run.current == run.training_hosts[0]
     options = (
         f"--nnodes={len(run.training_hosts)}",
@@ -158,20 +158,20 @@ def _train(run: Run) -> int:
             if run.current == run.leader:
                 _start_services(run, stack)
         code = _torchrun([*options, *script])
-        # Each failed host reports at once; a success is reported by the first host alone.
+        # Each failed host reports at once, but only the first host reports success.
         if run.data_hosts and (code or is_first):
             from superdl.sampler.rpc.client import FIRST_CONTACT, Client
             from superdl.super_wire import coordinator_pb2 as pb
 
             try:
                 Client(run.coordinator).call("EndRun", pb.EndRunRequest(exit_code=code), FIRST_CONTACT)
-            except SuperError as error:  # only training's exit code counts
+            except SuperError as error:  # only the exit code of training matters
                 _log.warning("cannot report the end of the run to the coordinator: %s", error)
         return code
 
 
 def _torchrun(words: Sequence[str]) -> int:
-    """Run ``torchrun`` in this process; return the exit code of the first rank that failed, or 0."""
+    """Run ``torchrun`` in this process. Return the exit code of the first rank that failed, or 0."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
@@ -188,7 +188,7 @@ def _torchrun(words: Sequence[str]) -> int:
 
 
 def _start_services(run: Run, stack: contextlib.ExitStack) -> subprocess.Popen[bytes]:
-    """Start the coordinator and, unless ``SUPER_CACHE`` is set, a cache; return the coordinator."""
+    """Start the coordinator and, unless ``SUPER_CACHE`` is set, a cache. Return the coordinator."""
     address, cache = socket.gethostbyname(run.current), os.environ.get("SUPER_CACHE", "")
     if not cache:
         _start_cache(address, run.ports[1], stack)
@@ -198,7 +198,7 @@ def _start_services(run: Run, stack: contextlib.ExitStack) -> subprocess.Popen[b
         f"--listen={address}:{run.ports[0]}",
         f"--cache={cache}",
         f"--executor={'workers' if run.data_hosts else 'local'}",
-        # Leave a core to each training process.
+        # Leave a core for each training process.
         f"--slots={max(1, usable_cores() - run.ranks)}",
         f"--owner=launcher-{run.name}",
         "--ends-with-run",
@@ -217,7 +217,7 @@ def _start_cache(address: str, port: int, stack: contextlib.ExitStack) -> None:
     listens = (f"bind {address}", "protected-mode no", *ports)
     given_bytes = parse_bytes(os.environ.get("SUPER_CACHE_BYTES") or "0", "SUPER_CACHE_BYTES")
     cache_bytes = given_bytes or available_memory_bytes() // 2
-    # Private: the server would load any dump.rdb that it finds there.
+    # The directory must be private, because the server would load any dump.rdb in it.
     directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="super-l-"))
     credentials = Credentials.from_environment(os.environ)
     _held(start_server(server, listens, Path(directory), cache_bytes, credentials), stack)
@@ -232,7 +232,7 @@ def _held(process: subprocess.Popen[bytes], stack: contextlib.ExitStack) -> subp
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do this host's part; return the exit code of training, or 2 for an invalid setting."""
+    """Run this host's part. Return the exit code of training, or 2 for an invalid setting."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="launcher: %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_SIGNAL + signal.SIGTERM))
     try:
@@ -240,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _train(run) if run.current in run.training_hosts else _preprocess(run)
     except SuperError as error:
         sys.stderr.write(f"infra.launcher: {error}\n")
-        # SageMaker shows this file's text as the reason of the failure.
+        # SageMaker displays this file as the reason for the failure.
         if _FAILURE.parent.is_dir():
             _FAILURE.write_text(f"{error}\n", encoding="utf-8")
         return 2 if isinstance(error, ConfigError) else 1

@@ -1,7 +1,7 @@
-"""``python -m infra.make_secrets --stack NAME``: put certificates and token into Secrets Manager.
+"""``python -m infra.make_secrets --stack NAME``: store certificates and a token in Secrets Manager.
 
-It creates what is missing or expires within a month, and prints the parameters for
-``sam deploy --parameter-overrides``. Exit codes: 0 success, 1 AWS refused.
+Creates secrets that are missing or expire within a month, and prints the parameters for ``sam deploy
+    --parameter-overrides``. Exit codes: 0 success, 1 AWS refused.
 
 Secrets: ``NAME/authority`` (with its key, only for those who renew certificates), ``NAME/ca`` (only the
 certificate), ``NAME/coordinator``, ``NAME/token`` and, with ``--mutual-tls``, ``NAME/client``.
@@ -42,14 +42,14 @@ class Pair:
 
 
 def new_authority(name: str) -> Pair:
-    """Return an authority that may sign certificates, but not other authorities."""
-    # trustme makes the keys, of the curve P-256, in memory.
+    """Return a CA that may sign certificates, but not other CAs."""
+    # trustme generates the keys, on the curve P-256, in memory.
     authority = trustme.CA(path_length=0, organization_name=_NAME, organization_unit_name=name)
     return Pair(authority.cert_pem.bytes().decode(), authority.private_key_pem.bytes().decode())
 
 
 def sign(authority: Pair, host: str, *others: str, days: int) -> Pair:
-    """Return a certificate for these hosts, signed by the authority."""
+    """Return a certificate for these hosts, signed by the CA."""
     signer = trustme.CA.from_pem(authority.cert.encode(), authority.key.encode())
     until = dt.datetime.now(dt.UTC) + dt.timedelta(days=days)
     certificate = signer.issue_cert(
@@ -65,7 +65,7 @@ def days_left(cert: str) -> float:
 
 
 def _is_good(cert: str, authority: str, host: str) -> bool:
-    """Return whether a certificate lasts a month, is signed by the authority, and is for this host."""
+    """Return whether a certificate is valid for a month, is signed by the CA, and is for this host."""
     loaded, issuer = (x509.load_pem_x509_certificate(text.encode()) for text in (cert, authority))
     try:
         loaded.verify_directly_issued_by(issuer)
@@ -83,7 +83,7 @@ class Vault:
         self.stack = stack
 
     def read(self, name: str) -> dict[str, str]:
-        """Return a secret's content, empty if it does not exist; restore a secret marked for deletion."""
+        """Return a secret, or an empty dict if it is missing. Restores a secret marked for deletion."""
         full = f"{self.stack}/{name}"
         try:
             if self._client.describe_secret(SecretId=full).get("DeletedDate"):
@@ -113,7 +113,7 @@ class Vault:
 def _make(vault: Vault, arguments: argparse.Namespace) -> dict[str, str]:
     authority, renew = _authority(vault), arguments.renew
     _certificate(vault, authority, "coordinator", renew=renew)
-    # A client certificate that exists is renewed from then on.
+    # An existing client certificate is renewed from then on.
     is_mutual = arguments.mutual_tls or bool(vault.read("client"))
     if is_mutual:
         _certificate(vault, authority, "client", renew=renew)
@@ -131,7 +131,7 @@ def _authority(vault: Vault) -> Pair:
         vault.write(
             "authority", content, "SUPER: the private authority, only for those who renew certificates"
         )
-    # A new certificate would now outlive the authority.
+    # A new certificate would now outlive the CA.
     if days_left(authority.cert) < _VALID_DAYS:
         _say(
             f"the authority expires in {days_left(authority.cert):.0f} days: delete the secret "
@@ -157,7 +157,7 @@ def _token(vault: Vault, *, rotate: bool, retire: bool) -> None:
     current = vault.read("token")
     if rotate or not current:
         token = secrets.token_urlsafe(_TOKEN_BYTES)
-        # The earlier token stays valid until all trainers have the new one.
+        # The previous token stays valid until all trainers have the new one.
         accepted = f"{token},{current['accepted']}" if current else token
         vault.write("token", {"token": token, "accepted": accepted}, "SUPER: the trainers' token")
     elif retire and current["accepted"] != current["token"]:

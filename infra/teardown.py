@@ -1,5 +1,5 @@
-"""``python -m infra.teardown --stack NAME``: delete the secrets and logs that ``sam delete``
-leaves, and list the rest.
+"""``python -m infra.teardown --stack NAME``: delete the secrets and logs that ``sam delete`` leaves behind,
+and list the rest.
 
 Exit codes: 0 nothing is left; 1 something is left, or AWS refused; 2 the stack still exists.
 """
@@ -18,7 +18,7 @@ from infra import NO_REGION, TAG, session_in, stack_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    # Creates boto3's client of a service.
+    # Creates a boto3 client for a service.
     Client = Callable[[str], Any]
 
 _RECOVERY_DAYS = 7
@@ -55,7 +55,7 @@ def _delete(client: Client, stack: str, *, forget: bool) -> Iterator[str]:
             if forget or "DeletedDate" not in secret:
                 client("secretsmanager").delete_secret(SecretId=secret["ARN"], **options)
             yield secret["ARN"]
-    # A function that ends after its stack has Lambda create its log again, without a tag.
+    # If a function ends after its stack, Lambda creates the log again, without a tag.
     of_function = f"/aws/lambda/{stack}-prefetch"
     for prefix in (of_function, f"/super/{stack}/"):
         for item in _all(client("logs"), "describe_log_groups", "logGroups", logGroupNamePrefix=prefix):
@@ -79,7 +79,7 @@ def _tear_down(client: Client, stack: str, *, forget: bool) -> int:
     mappings = _all(
         client("resourcegroupstaggingapi"), "get_resources", "ResourceTagMappingList", TagFilters=tags
     )
-    # AWS still lists deleted things for a while, by ARNs that end with their physical ids.
+    # AWS lists deleted resources for a while, with ARNs that end with their physical ids.
     suffixes = tuple(f"{boundary}{resource}" for resource in deleted for boundary in ":/")
     arns = [mapping["ResourceARN"] for mapping in mappings]
     remaining = [arn for arn in arns if arn not in deleted and not arn.endswith(suffixes)]
@@ -94,7 +94,7 @@ def _tear_down(client: Client, stack: str, *, forget: bool) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line, and delete what is left."""
+    """Parse the command line and delete the remaining resources."""
     parser = argparse.ArgumentParser(
         prog="python -m infra.teardown", description="Delete what sam delete leaves of a SUPER stack."
     )

@@ -1,4 +1,4 @@
-"""SUPER's function, which fetches and decodes the samples of a prefetch request and caches them."""
+"""SUPER's function: fetch, decode and cache the samples of a prefetch request."""
 
 from __future__ import annotations
 

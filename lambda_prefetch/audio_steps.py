@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from superdl.lambda_prefetch.custom_steps import custom_step
-from superdl.lambda_prefetch.sources import spoiled
+from superdl.lambda_prefetch.sources import fatal
 
 try:
     import soundfile
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 MAX_CHANNELS = 32
 _MAX_BYTES = 2**29  # of decoded samples: 50 minutes of stereo at 22.05 kHz
 _BLOCK_FRAMES = 2**16
-_RIFF_HEAD = 8  # bytes of a RIFF file that its length does not count
-_UNKNOWN_LENGTHS = (0, 2**32 - 1)  # written by a recorder that could not go back
+_RIFF_HEAD = 8  # bytes of a RIFF file that are not counted in its length
+_UNKNOWN_LENGTHS = (0, 2**32 - 1)  # written by recorders that cannot seek back
 _LEAST_POWER = 1e-10
-# The mel scale of Slaney's Auditory Toolbox: 200/3 Hz a mel up to 1 kHz, then 27 mels to a factor of 6.4.
+# The mel scale of Slaney's Auditory Toolbox: 200/3 Hz per mel up to 1 kHz, then 27 mels per factor of 6.4.
 _LINEAR_HZ, _KNEE_HZ, _LOG_STEP = 200 / 3, 1000.0, float(np.log(6.4) / 27)
 
 
@@ -41,11 +41,11 @@ def waveform(
         rate: samples per second of the result.
         max_seconds: refuse longer files, and files that take more than 512 MiB as float32.
         mono: average the channels.
-        samples: length of the result, cut or padded with zeros at the end; 0 keeps the file's length.
+        samples: length of the result, truncated or zero-padded at the end; 0 keeps the file's length.
     """
     data = array.tobytes()
     if not data:
-        raise spoiled("empty", "the object is empty")
+        raise fatal("empty", "the object is empty")
     frames, had_rate = _read(data, max_seconds)
     if mono:
         frames = frames.mean(axis=1, keepdims=True)
@@ -61,12 +61,12 @@ def _read(data: bytes, max_seconds: float) -> tuple[NDArray[Any], int]:
     """Return all samples, of shape (samples, channels), and their rate."""
     whole = int.from_bytes(data[4:8], "little")
     if data.startswith(b"RIFF") and whole not in _UNKNOWN_LENGTHS and len(data) < whole + _RIFF_HEAD:
-        raise spoiled("undecodable", f"the WAV file is truncated: {len(data)} of {whole + _RIFF_HEAD} bytes")
-    # A header may lie about the length: check what it declares, then what is read.
+        raise fatal("undecodable", f"the WAV file is truncated: {len(data)} of {whole + _RIFF_HEAD} bytes")
+    # A header may lie about the length, so check the declared length first, then the actual one.
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             if file.channels > MAX_CHANNELS:
-                raise spoiled("too_large", f"its {file.channels} channels exceed the limit of {MAX_CHANNELS}")
+                raise fatal("too_large", f"its {file.channels} channels exceed the limit of {MAX_CHANNELS}")
             limit = int(min(max_seconds * file.samplerate, _MAX_BYTES / (4 * file.channels)))
             promised = file.frames
             _check_length(promised, limit, max_seconds)
@@ -77,11 +77,11 @@ def _read(data: bytes, max_seconds: float) -> tuple[NDArray[Any], int]:
                 _check_length(count, limit, max_seconds)
             rate = int(file.samplerate)
     except (soundfile.SoundFileError, RuntimeError) as error:
-        raise spoiled("undecodable", f"libsndfile cannot read it: {error}") from error
+        raise fatal("undecodable", f"libsndfile cannot read it: {error}") from error
     if not blocks:
-        raise spoiled("empty", "it contains no samples")
+        raise fatal("empty", "it contains no samples")
     if count < promised:
-        raise spoiled(
+        raise fatal(
             "undecodable", f"only {count} of {promised} samples can be read: it is truncated or corrupt"
         )
     return np.concatenate(blocks), rate
@@ -89,7 +89,7 @@ def _read(data: bytes, max_seconds: float) -> tuple[NDArray[Any], int]:
 
 def _check_length(count: int, limit: int, max_seconds: float) -> None:
     if count > limit:
-        raise spoiled(
+        raise fatal(
             "too_large",
             f"{count} or more samples exceed the limit of {limit} ({max_seconds:g} s or {_MAX_BYTES} bytes)",
         )
@@ -105,12 +105,12 @@ def mel(
     Slaney's, from 0 to half the rate, with equal area. Power is clipped at 1e-10.
     """
     if array.shape[-1] <= window // 2:
-        raise spoiled(
+        raise fatal(
             "too_small", f"it has {array.shape[-1]} samples, but needs more than half a window of {window}"
         )
     edges = [(0, 0)] * (array.ndim - 1) + [(window // 2, window // 2)]
     padded = np.pad(array, edges, mode="reflect")
-    # Window, mel scale and norm are the defaults of librosa and transformers.
+    # Window, mel scale and norm match the defaults of librosa and transformers.
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(window) / window)
     frames = np.lib.stride_tricks.sliding_window_view(padded, window, axis=-1)[..., ::hop, :]
     power = np.abs(np.fft.rfft(frames * hann, axis=-1)) ** 2

@@ -1,7 +1,7 @@
 """Custom steps: user functions, named ``module:function@version`` and deployed with the function.
 
-A request refers to a step by its name only. The step's module is imported if ``SUPER_STEP_MODULES``
-lists it, or if it comes with SUPER. The module marks each step with its version::
+A request contains only the name of a step. The step's module is imported if ``SUPER_STEP_MODULES``
+lists it, or if it is part of SUPER. The module marks each step with a version::
 
     from superdl.lambda_prefetch import custom_step
 
@@ -9,12 +9,12 @@ lists it, or if it comes with SUPER. The module marks each step with its version
     def invert(array):
         return 255 - array
 
-A step is called as ``function(array, **params)``. A random step also gets ``seed=``, an integer that
-depends on the sample and the epoch. The array is the image as uint8 of shape (height, width, 3), or the
-result of the previous custom step. For a first step with ``"input": "bytes"``, it is the object itself
-as uint8 of shape (bytes,). A step must not write to the array, must return an array that a record can
-store, and may run in several threads at once. It may also return a dict of named arrays, such as an
-image and its mask. Only custom steps can follow such a step.
+A step is called as ``function(array, **params)``. A random step also gets ``seed=``, an integer that depends
+on the sample and the epoch. The array is the image as uint8 of shape (height, width, 3), or the result of the
+previous custom step. For a first step with ``"input": "bytes"``, it is the raw object as uint8 of shape
+(bytes,). A step must not write to the array, must return an array that a record can store, and may run in
+several threads at once. It may also return a dict of named arrays, such as an image and a mask. Only custom
+steps can follow such a step.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SHIPPED = frozenset(f"superdl.lambda_prefetch.{kind}_steps" for kind in ("audio"
 _MARK = "__step_version__"
 _CHECK = "__step_check__"
 
-# Recipes hash a module's name, so the old name stays valid after a move: old name -> module's place now.
+# Recipes hash module names, so old names stay valid after a move: old name -> current name.
 _MOVED_MODULES = {"experiments.augmentations.heavy": "superdl.experiments.augmentations.heavy"}
 _Step = TypeVar("_Step", bound="Callable[..., Any]")
 
@@ -73,7 +73,7 @@ def custom_step(version: str, *, check: Callable[..., object] | None = None) -> 
 
 
 class CustomStep:
-    """An imported custom step. Raises ConfigError if it is not allowed or does not match its name."""
+    """An imported custom step. Raises ConfigError if it is not allowed or its version does not match."""
 
     def __init__(
         self, name: str, params: Mapping[str, Any], *, random: bool, allowed: frozenset[str]
@@ -94,8 +94,8 @@ class CustomStep:
         try:
             result = self._function(array, **self._params, **drawn)
         except (SampleFailedError, MemoryError):
-            raise  # a shipped step reports a fault of the bytes; memory is not their fault
-        except Exception as error:  # the user's code may raise anything; other samples go on
+            raise  # shipped steps report faults of the bytes; a lack of memory is not one
+        except Exception as error:  # the user's code may raise anything; other samples continue
             raise SampleFailedError(
                 Outcome.STEP_ERROR, f"the custom step {self._name} raised {type(error).__name__}: {error}"
             ) from error
@@ -111,12 +111,12 @@ class CustomStep:
             raise self._wrong_result(type(result).__name__)
         if result.dtype.name not in DTYPE_CODES or result.ndim > MAX_NDIM:
             raise self._wrong_result(f"{result.dtype} of shape {result.shape}")
-        return result.copy()  # it waits to be stored, and the step may reuse its memory
+        return result.copy()  # the step may reuse its memory before the record is pushed
 
-    def _wrong_result(self, what: str) -> SampleFailedError:
+    def _wrong_result(self, shown: str) -> SampleFailedError:
         return SampleFailedError(
             Outcome.STEP_ERROR,
-            f"the custom step {self._name} returned {what}; it must return a numpy array of up to "
+            f"the custom step {self._name} returned {shown}; it must return a numpy array of up to "
             f"{MAX_NDIM} dimensions of {', '.join(DTYPE_CODES)}, or a dict of 1 to {MAX_ARRAYS} such arrays "
             "by name",
         )
@@ -140,22 +140,22 @@ def _find(name: str, allowed: frozenset[str]) -> Callable[..., Any]:
     function: Any = getattr(module, function_name, None)
     home, declared = getattr(function, "__module__", None), getattr(function, _MARK, None)
     if not callable(function):
-        why = f"{module_name} has no function {function_name}"
-    # What a module imports is not a step: `from pickle import loads` would run code from an
-    # image's bytes.
+        message = f"{module_name} has no function {function_name}"
+    # An imported function is not a step: `from pickle import loads` would execute code in
+    # an image's bytes.
     elif home != module_name:
-        why = (
+        message = (
             f"{module_name} imports {function_name} from {home}, but a step must be defined in the module "
             "itself"
         )
     elif declared is None:
-        why = (
+        message = (
             f"{function_name} is not marked as a step; decorate it with "
             f'@custom_step("{version}") from superdl.lambda_prefetch'
         )
     elif declared != version:
-        why = f"version {declared} is deployed; deploy {version}, or use {declared} in the recipe"
+        message = f"version {declared} is deployed; deploy {version}, or use {declared} in the recipe"
     else:
         step: Callable[..., Any] = function
         return step
-    raise ConfigError(f"the custom step {name}: {why}")
+    raise ConfigError(f"the custom step {name}: {message}")

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image, ImageFile, PngImagePlugin, UnidentifiedImageError, features
 
-from superdl.lambda_prefetch.sources import SampleFailedError, spoiled
+from superdl.lambda_prefetch.sources import SampleFailedError, fatal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _OPTIONAL = {"AVIF": "avif", "JPEG2000": "jpg_2000"}
-# ImageFolder's formats; GIF, which some data sets hold under a wrong extension; AVIF and
-# JPEG 2000 where Pillow has them. It knows many more, some of which run other programs.
+# ImageFolder's formats; GIF, which some datasets contain with a wrong extension; AVIF and JPEG 2000 if Pillow
+# supports them. Pillow has many more, some of which run other programs.
 FORMATS = (
     *("JPEG", "PNG", "BMP", "PPM", "GIF", "TIFF", "WEBP"),
     *(kind for kind, feature in _OPTIONAL.items() if features.check(feature)),
@@ -28,7 +28,7 @@ _FILLS: ContextVar[bool] = ContextVar("_FILLS", default=False)
 
 
 class _FillsHere:
-    """Pillow's switch for truncated images, with a separate value for each thread."""
+    """Pillow's switch for truncated images, with a separate value in each thread."""
 
     def __init__(self, elsewhere: object) -> None:
         self._elsewhere = elsewhere
@@ -37,20 +37,20 @@ class _FillsHere:
         return _FILLS.get() or bool(self._elsewhere)
 
 
-# Pillow has one switch for the whole process, which would change what other threads decode.
+# Pillow has one switch per process, which would affect other threads.
 ImageFile.LOAD_TRUNCATED_IMAGES = _FillsHere(ImageFile.LOAD_TRUNCATED_IMAGES)  # type: ignore[assignment]
 
-MAX_SCANS = 100  # of a JPEG. Encoders write about ten; each one costs the decoder a pass over all pixels
+MAX_SCANS = 100  # of a JPEG. Encoders write about ten; each takes a pass over all pixels
 
 _MASKS = frozenset({"1", "L", "P", "I;16", "I;16L", "I;16B", "I", "F"})
-_SCALES = {"L;2": 85, "L;4": 17}  # Pillow's multipliers for grey levels of few bits, which make white 255
+_SCALES = {"L;2": 85, "L;4": 17}  # Pillow's multipliers for grey levels of few bits, so that white is 255
 _WHOLE = (255, 65535)
 
 _JPEGS = frozenset({"JPEG", "MPO"})
 _SCAN = b"\xff\xda"
 _FEW_BYTES = 2**12
 _BLOCK = 2**20  # bytes searched at a time, to bound memory
-# A marker is 0xff and another byte; within a scan, 0xff is followed by 0 or by a restart's number.
+# A marker is 0xff and another byte. Within a scan, 0xff is followed by 0 or by a restart marker.
 _MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")
 _START_OF_IMAGE = b"\xff\xd8"
 _SEGMENT = struct.Struct(">HH")  # marker, and length without the marker
@@ -58,14 +58,14 @@ _FRAME = struct.Struct(">BHHB")  # bits, height, width, components
 _BASELINE, _FIRST_SCAN = 0xFFC0, 0xFFDA
 _APP0, _JFIF_BYTES = 0xFFE0, 16
 _BITS, _COMPONENTS = 8, 3
-_PIXELS_PER_BYTE = 256  # only images of a single colour exceed this
+_PIXELS_PER_BYTE = 256  # exceeded only by images of a single colour
 # The baseline frame, the decoder's tables, JFIF's header, and comments.
 _PLAIN_SEGMENTS = frozenset({_BASELINE, 0xFFC4, 0xFFDB, 0xFFDD, 0xFFE0, 0xFFFE})
 _END_OF_IMAGE, _ALONE = b"\xd9", frozenset({b"\x01", b"\xd8"})  # no length follows them
 
 _ORIENTATION_TAG = 0x0112
 _TILE_SIDE_TAGS = (0x0142, 0x0143)
-# EXIF orientation -> how to turn the pixels upright
+# EXIF orientation -> the transposition that turns the pixels upright
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -81,11 +81,11 @@ def decode(
     data: bytes | bytearray,
     *,
     limit_pixels: int,
-    enough_side: int = 0,
+    min_side: int = 0,
     of_mask: bool = False,
     fills: bool = False,
 ) -> Image.Image:
-    """Decode to an upright RGB image, or to the stored numbers of a mask.
+    """Decode to an upright RGB image, or to the class numbers of a mask.
 
     Only the first frame of an animation is decoded.
 
@@ -93,36 +93,36 @@ def decode(
         data: the encoded image.
         limit_pixels: maximum width times height, before any reduction.
         enough_side: if not 0, decode a JPEG at the smallest of the scales 1, 1/2, 1/4 and 1/8
-            that keeps its shorter side at least this many pixels long, if it is that long.
-        of_mask: return the numbers of the only channel instead of RGB.
+            at which the shorter side has at least this many pixels, if it has that many.
+        of_mask: return the numbers of a single channel instead of RGB.
         fills: fill the missing part of a truncated image instead of failing.
 
     A SampleFailedError is permanent. After a MemoryError, the image may still be valid.
     """
     if not data:
-        raise spoiled("empty", "the object is empty")
+        raise fatal("empty", "the object is empty")
     # The fast path needs neither draft() nor the fill switch.
-    if not enough_side and not of_mask and (plain := _plain_jpeg(data, limit_pixels)) is not None:
+    if not min_side and not of_mask and (plain := _plain_jpeg(data, limit_pixels)) is not None:
         return plain
     token = _FILLS.set(fills)
     try:
-        return _decode(data, limit_pixels, enough_side, of_mask=of_mask)
+        return _decode(data, limit_pixels, min_side, of_mask=of_mask)
     finally:
         _FILLS.reset(token)
 
 
-def _decode(data: bytes | bytearray, limit_pixels: int, enough_side: int, *, of_mask: bool) -> Image.Image:
+def _decode(data: bytes | bytearray, limit_pixels: int, min_side: int, *, of_mask: bool) -> Image.Image:
     image = _open(data)
-    # Only the header has been read: a decompression bomb costs nothing.
+    # Only the header has been read, so a decompression bomb costs nothing.
     check_pixels(*image.size, limit_pixels)
     if image.format in _JPEGS:
         _check_scans(data)
     try:
-        if image.format == "TIFF":  # libtiff unpacks whole tiles, and one may be huge
+        if image.format == "TIFF":  # libtiff unpacks whole tiles, which may be huge
             width, height = (image.getexif().get(tag, 0) for tag in _TILE_SIDE_TAGS)
             check_pixels(width, height, limit_pixels)
-        if enough_side:
-            image.draft(None, (enough_side, enough_side))  # only JPEG's decoder uses it
+        if min_side:
+            image.draft(None, (min_side, min_side))  # only affects JPEG
         scale = _scale_of(getattr(image, "tile", ())) if of_mask else 1
         image.load()
         # Pillow would warn that convert() drops the transparency, which is intended.
@@ -133,11 +133,11 @@ def _decode(data: bytes | bytearray, limit_pixels: int, enough_side: int, *, of_
             image = image.transpose(upright)
         if of_mask:
             return _numbers_of(image, scale)
-        # As in ImageFolder: alpha is dropped, not blended.
+        # Drop alpha instead of blending it, like ImageFolder.
         return image if image.mode == "RGB" else image.convert("RGB")
     except (MemoryError, SampleFailedError):
         raise
-    except Exception as error:  # broken bytes make Pillow raise anything; the tombstone names it
+    except Exception as error:  # Pillow may raise anything for broken bytes; the tombstone names it
         raise _undecodable(error) from error
 
 
@@ -145,14 +145,14 @@ def _open(data: bytes | bytearray) -> Image.Image:
     try:  # only the header is read
         return Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError as error:
-        raise spoiled("too_large", str(error)) from error
+        raise fatal("too_large", str(error)) from error
     except UnidentifiedImageError as error:
         known = ", ".join(FORMATS)
-        why = (
+        message = (
             f"Pillow cannot open its {len(data)} bytes, which begin with {bytes(data[:8])!r}, as any of "
             f"these formats: {known}"
         )
-        raise spoiled("not_an_image", why) from error
+        raise fatal("not_an_image", message) from error
     except MemoryError:
         raise
     except Exception as error:  # as in _decode()
@@ -160,26 +160,26 @@ def _open(data: bytes | bytearray) -> Image.Image:
 
 
 def _undecodable(error: Exception) -> SampleFailedError:
-    return spoiled("undecodable", f"Pillow cannot decode it: {type(error).__name__}: {error}")
+    return fatal("undecodable", f"Pillow cannot decode it: {type(error).__name__}: {error}")
 
 
 def _scale_of(tiles: Sequence[tuple[Any, ...]]) -> int:
-    """Return Pillow's multiplier for grey levels, given the tiles that it is about to decode."""
+    """Return Pillow's multiplier for grey levels, based on the tiles to decode."""
     if not tiles:
         return 1
     codec, *_, arguments = tiles[0]
     words = arguments if isinstance(arguments, tuple) else (arguments,)
     # Pillow rescales other maximum values to 255, which loses the numbers.
     if str(codec).startswith("ppm") and words[-1] not in _WHOLE:
-        why = f"the mask is a PGM with values up to {words[-1]}, which Pillow rescales to 255; use PNG"
-        raise spoiled("undecodable", why)
+        message = f"the mask is a PGM with values up to {words[-1]}, which Pillow rescales to 255; use PNG"
+        raise fatal("undecodable", message)
     return _SCALES.get(str(words[0]), 1) if words else 1
 
 
 def _numbers_of(image: Image.Image, scale: int) -> Image.Image:
-    """Return the numbers of a one-channel image, divided by Pillow's multiplier."""
+    """Return the numbers of a single-channel image, divided by Pillow's multiplier."""
     if image.mode not in _MASKS:
-        raise spoiled(
+        raise fatal(
             "undecodable",
             f"a mask must have one number per pixel, but this {image.format or 'image'} is {image.mode}: "
             "save class indexes as a greyscale or palette PNG",
@@ -193,18 +193,18 @@ def _numbers_of(image: Image.Image, scale: int) -> Image.Image:
     return Image.fromarray(numbers.astype(numbers.dtype.newbyteorder("<"), copy=False))
 
 
-def set_pillows_bounds(text_bytes: int = PngImagePlugin.MAX_TEXT_CHUNK) -> None:
-    """Limit the size of each unpacked PNG text in this process, and disable Pillow's pixel limit."""
-    # Pillow's limit would count crops too; decode() bounds pixels.
+def configure_pillow(text_bytes: int = PngImagePlugin.MAX_TEXT_CHUNK) -> None:
+    """Limit the size of unpacked PNG texts in this process, and disable Pillow's pixel limit."""
+    # Pillow's limit would also apply to crops; decode() limits pixels instead.
     Image.MAX_IMAGE_PIXELS = None
     PngImagePlugin.MAX_TEXT_CHUNK = text_bytes
     PngImagePlugin.MAX_TEXT_MEMORY = max(text_bytes, 64 * 2**20)
 
 
 def check_pixels(width: int, height: int, limit_pixels: int) -> None:
-    """Refuse an image or a step's result with more pixels than allowed."""
+    """Raise a permanent failure for an image or step result with too many pixels."""
     if width * height > limit_pixels:
-        raise spoiled("too_large", f"{width} x {height} pixels exceed the limit of {limit_pixels}")
+        raise fatal("too_large", f"{width} x {height} pixels exceed the limit of {limit_pixels}")
 
 
 def _plain_jpeg(data: bytes | bytearray, limit_pixels: int) -> Image.Image | None:
@@ -212,12 +212,12 @@ def _plain_jpeg(data: bytes | bytearray, limit_pixels: int) -> Image.Image | Non
     size = _plain_size(data)
     if size is None:
         return None
-    # Baseline has at most a scan per component. Memory is allocated for all pixels that the header declares.
+    # Baseline JPEGs have at most one scan per component. Memory is allocated for all declared pixels.
     pixels = size[0] * size[1]
-    if not 0 < pixels <= min(limit_pixels, _PIXELS_PER_BYTE * len(data)) or _marks(data) > _COMPONENTS:
+    if not 0 < pixels <= min(limit_pixels, _PIXELS_PER_BYTE * len(data)) or _scan_markers(data) > _COMPONENTS:
         return None
     try:
-        # The same decoder as always. Opening a file would add half of the cost for 64x64 pixels.
+        # This uses the decoder of the general path. Opening a file would add 50% for 64x64 pixels.
         return Image.frombytes("RGB", size, data, "jpeg", "RGB", "")
     except (ValueError, OSError):
         return None
@@ -240,16 +240,16 @@ def _plain_size(data: bytes | bytearray) -> tuple[int, int] | None:
                 return None
             at += 2 + length
             marker, length = _SEGMENT.unpack_from(data, at)
-    except struct.error:  # it is cut off
+    except struct.error:  # truncated
         return None
     return size if marker == _FIRST_SCAN else None
 
 
 def _check_scans(data: bytes | bytearray) -> None:
     """Refuse a JPEG with too many scans, which would take minutes to decode."""
-    if _marks(data) <= MAX_SCANS:
+    if _scan_markers(data) <= MAX_SCANS:
         return
-    # Marks in a thumbnail or behind the image begin no scan: walk the segments.
+    # Markers in a thumbnail or after the image do not begin a scan, so walk the segments.
     scans, marker = 0, _MARKER.search(data)
     while marker is not None and marker[1] != _END_OF_IMAGE:
         scans += marker[0] == _SCAN
@@ -258,18 +258,18 @@ def _check_scans(data: bytes | bytearray) -> None:
             end += int.from_bytes(data[end : end + 2], "big")
         marker = _MARKER.search(data, end)
     if scans > MAX_SCANS:
-        raise spoiled("too_large", f"its {scans} scans exceed the limit of {MAX_SCANS}")
+        raise fatal("too_large", f"its {scans} scans exceed the limit of {MAX_SCANS}")
 
 
-def _marks(data: bytes | bytearray) -> int:
+def _scan_markers(data: bytes | bytearray) -> int:
     """Count the scan markers."""
-    # For a few bytes numpy would release the GIL, and wait to get it back.
+    # For a few bytes, numpy would release the GIL and then wait for it.
     if len(data) <= _FEW_BYTES:
         return data.count(_SCAN)
-    # In long bytes numpy is five times as fast as count().
+    # For long inputs, numpy is five times as fast as count().
     array, marks = np.frombuffer(data, dtype=np.uint8), 0
     for at in range(0, array.size, _BLOCK):
-        block = array[at : at + _BLOCK + 1]  # one more: a mark may cross blocks
+        block = array[at : at + _BLOCK + 1]  # one more byte, because a marker may span two blocks
         marks += int(np.count_nonzero((block[:-1] == _SCAN[0]) & (block[1:] == _SCAN[1])))
     return marks
 
@@ -279,5 +279,5 @@ def _orientation(image: Image.Image) -> int:
     try:
         orientation = image.getexif().get(_ORIENTATION_TAG, 1)
     except (SyntaxError, ValueError, TypeError, KeyError, IndexError, OSError, struct.error):
-        return 1  # the EXIF block is broken, the pixels are good
+        return 1  # the EXIF block is broken, but the pixels are intact
     return orientation if isinstance(orientation, int) else 1

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from superdl.lambda_prefetch.push import Pusher
     from superdl.super_wire.objects import Bucket, Pending, Span
 
-_ENOUGH_ARRIVED, _FEW_ARRIVED = 16, 4  # arrived samples at which fetchers rest, and at which they resume
-_MAX_SILENCE_S = 20  # during which none of a thread's requested objects replies
-_AWAY_S = 1.0  # once a source has been unavailable this long, this request reads no more from it
-_BLOCK_S = 20.0  # a request with less time left reads only its members, not whole blocks of shards
-_RANGES_IN_BUDGET = 4  # so that some are received while others are decoded
+_ENOUGH_ARRIVED, _FEW_ARRIVED = 16, 4  # fetchers pause at this many arrived samples, and resume at this many
+_MAX_SILENCE_S = 20  # maximum time without a reply to any request of a thread
+_OUTAGE_S = 1.0  # stop reading from a source that has been unavailable for this long
+_BLOCK_S = 20.0  # if less time is left, read only the members, not whole blocks of shards
+_RANGES_IN_BUDGET = 4  # so that some are received while others are being decoded
 
 
 @dataclass(slots=True)
-class _Room:
-    """Reserved bytes that ``samples`` members of a range share. The last one releases them."""
+class _Reservation:
+    """Reserved bytes shared by ``samples`` members of a range. The last member to finish releases them."""
 
     reserved_bytes: int
     samples: int
@@ -42,29 +42,29 @@ class _Room:
 
 @dataclass(slots=True)
 class Arrived:
-    """A fetched or failed sample. Before that, a range of members, with the ``index`` of the first."""
+    """A fetched or failed sample, or before that a range of members, with the ``index`` of the first."""
 
     index: int
-    data: bytes | bytearray | memoryview = b""  # a member's: a slice of its range
+    data: bytes | bytearray | memoryview = b""  # for a member, a slice of its range
     failure: SampleFailedError | None = None
     fetch_us: int = 0
     reserved_bytes: int | None = None
     begun_ns: int = 0
-    read_bytes: int = 0  # of a member: its share of what was read for its range
+    read_bytes: int = 0  # for a member, its share of the bytes read for the range
     by_blocks: bool = False
-    requests: int = 1  # of a range that is read by_blocks: possibly none
+    requests: int = 1  # of a range; may be 0 if it is read by_blocks
     range: MemberRange | None = None
     rows: Rows | None = None
-    room: _Room | None = None
+    room: _Reservation | None = None
 
     @property
     def span(self) -> Span | None:
-        """The requested span of the object, if this is a range."""
+        """The requested span of the object, for a range of members."""
         return None if self.range is None else self.range.span
 
-    def fail(self, outcome: Outcome, why: str) -> None:
-        """Record a failure that the object's bytes did not cause."""
-        self.failure = SampleFailedError(outcome, why)
+    def fail(self, outcome: Outcome, message: str) -> None:
+        """Record a failure that is not the fault of the object's bytes."""
+        self.failure = SampleFailedError(outcome, message)
 
 
 class Fetchers:
@@ -75,7 +75,7 @@ class Fetchers:
         self._invocation, self._request, self._bucket, self._pusher = invocation, request, bucket, pusher
         self._budget = ByteBudget(settings.fetch_bytes)
         self._shards = open_shard_cache(settings.shard_cache, settings.shard_cache_bytes)
-        self._trouble, self._away_since_s = "", math.inf
+        self._trouble, self._down_since_s = "", math.inf
         self._arrived: queue.SimpleQueue[Arrived | None] = queue.SimpleQueue()  # bounded by the request
         self._untaken = count = len(request.keys)
         self._enough_arrived = _ENOUGH_ARRIVED
@@ -84,14 +84,14 @@ class Fetchers:
             share = settings.fetch_bytes // _RANGES_IN_BUDGET
             ranges = ranges_of(request, min(MAX_RANGE_BYTES, share, request.limits.object_bytes))
             pieces = [(member_range.indices[0], member_range) for member_range in ranges]
-            # Parts that are whole objects, not members.
+            # Parts that are whole objects rather than members.
             pieces += [(index, None) for index, member in enumerate(request.members) if not member]
             count = len(pieces)
-            self._enough_arrived = sys.maxsize  # the budget bounds ranges instead
-        if request.fields:  # a sample's parts together: decoded parts wait for the others
+            self._enough_arrived = sys.maxsize  # ranges are limited by the budget instead
+        if request.fields:  # keep a sample's parts together, because decoded parts wait for the others
             pieces = sorted(pieces, key=lambda piece: piece[0] % request.count)
         self._pieces = iter(pieces)
-        # Ranges and Parquet footers; with fields, whole objects too.
+        # Ranges and Parquet footers, and with fields also whole objects.
         self.ranges_read = 0
         self._lock = threading.Lock()
         self._few = threading.Condition(self._lock)
@@ -112,7 +112,7 @@ class Fetchers:
         with self._lock:
             self._stopping = True
             self._few.notify_all()
-        # Wake fetchers that wait for room which no decoder will release.
+        # Wake fetchers that wait for room, which no decoder will release now.
         self._budget.close()
         for thread in self._threads:
             thread.join()  # reads have deadlines of their own
@@ -120,16 +120,16 @@ class Fetchers:
     def next(self) -> Arrived | None:
         """Return the next fetched or failed sample, or ``None`` after the last one or :meth:`stop`.
 
-        Several decoders may wait at once. An unexpected error in a fetching thread is raised here.
+        Several decoders may wait at once. Raises the unexpected error of a fetching thread.
         """
         with self._lock:
-            # Each decoder comes back here, and the last one sees few: no fetcher rests for ever.
+            # Every decoder returns here, and the last sees few arrived samples, so no fetcher pauses forever.
             if self._resting and self._arrived.qsize() <= _FEW_ARRIVED:
                 self._few.notify_all()
             if self._untaken == 0:
                 return None
             self._untaken -= 1
-        arrived = self._arrived.get()  # every sample arrives, exactly once
+        arrived = self._arrived.get()  # every sample arrives exactly once
         if arrived is None:
             self._arrived.put(None)  # wakes the next decoder
             if self._error is not None:
@@ -160,11 +160,11 @@ class Fetchers:
             self._fetch(begun)
         except BudgetClosedError:
             return
-        except Exception as error:  # noqa: BLE001  # else the decoders would wait for ever
+        except Exception as error:  # noqa: BLE001  # otherwise the decoders would wait forever
             self._error = error
             self._arrived.put(None)
         finally:
-            # Requests whose replies will not be read.
+            # These are requests whose replies will not be read.
             for _, pending in begun.values():
                 pending.close()
 
@@ -183,14 +183,14 @@ class Fetchers:
             if not begun:
                 return
             if self._arrived.qsize() >= self._enough_arrived:
-                # Let replies gather while the decoders are busy, to read many in one go: two small
-                # objects then cost one thread switch, while a thread for each would cost four.
+                # Let replies accumulate while the decoders are busy, and read many at once. Two small objects
+                # then take one thread switch. With a thread per object, they would take four.
                 with self._lock:
                     self._resting += 1
                     self._few.wait_for(lambda: self._stopping or self._arrived.qsize() <= _FEW_ARRIVED)
                     self._resting -= 1
             ready = [descriptor for descriptor, _ in replies.poll(1000 * _MAX_SILENCE_S)]
-            # Nothing became ready in time: give up all of them.
+            # No reply arrived in time, so abandon all requests.
             for descriptor in ready or list(begun):
                 arrived, pending = begun.pop(descriptor)
                 replies.unregister(descriptor)
@@ -199,8 +199,8 @@ class Fetchers:
                     arrived.fail(Outcome.UNAVAILABLE, f"no reply arrived within {_MAX_SILENCE_S} s")
                 self._finish(arrived, pending)
 
-    def _is_away(self) -> bool:
-        return time.perf_counter() - self._away_since_s > _AWAY_S
+    def _source_is_down(self) -> bool:
+        return time.perf_counter() - self._down_since_s > _OUTAGE_S
 
     def _next_piece(self) -> tuple[int, MemberRange | None] | None:
         with self._lock:
@@ -216,46 +216,46 @@ class Fetchers:
                 Outcome.CACHE_ERROR, f"skipped because the cache accepts no records: {self._pusher.broken}"
             )
             return None
-        if self._is_away():
+        if self._source_is_down():
             arrived.fail(Outcome.UNAVAILABLE, self._trouble)
             return None
         key, version = self._request.keys[arrived.index], self._request.versions[arrived.index]
         span, limit_bytes = arrived.span, self._request.limits.object_bytes
         if self._shards is not None and span is not None and span.size_bytes <= limit_bytes:
             is_in_time = not self._invocation.expired(_BLOCK_S)
-            arrived.by_blocks = is_in_time and self._shards.has_or_wants(self._bucket, key, version, span)
-        # Only the file's footer locates a row group.
+            arrived.by_blocks = is_in_time and self._shards.should_read(self._bucket, key, version, span)
+        # The location of a row group is only known from the file's footer.
         if arrived.by_blocks or (arrived.range is not None and arrived.span is None):
             return None
         try:
             return self._bucket.begin(key, version.strip('"'), arrived.span)
-        except Exception:  # noqa: BLE001  # reading it fails alike, and reports it
+        except Exception:  # noqa: BLE001  # reading fails too, and reports the error
             return None
 
     def _finish(self, arrived: Arrived, pending: Pending | None) -> None:
         """Read a sample that has not failed yet, and pass it to the decoders."""
         asked_s = time.perf_counter()
         try:
-            if arrived.failure is None and self._is_away():
+            if arrived.failure is None and self._source_is_down():
                 if pending is not None:
                     pending.close()
                 arrived.fail(Outcome.UNAVAILABLE, self._trouble)
             elif arrived.failure is None:
                 self._read(arrived, pending)
-                self._away_since_s = math.inf
+                self._down_since_s = math.inf
         except SampleFailedError as failure:
-            # The traceback's frames would keep the received bytes beyond their budget.
+            # The frames of the traceback would keep the received bytes alive beyond their budget.
             failure.__cause__ = failure.__context__ = None
             arrived.failure = failure.with_traceback(None)
-            is_away = failure.outcome is Outcome.UNAVAILABLE
-            if arrived.reserved_bytes is not None:  # it answered, then perhaps waited for room
+            is_down = failure.outcome is Outcome.UNAVAILABLE
+            if arrived.reserved_bytes is not None:  # it answered, and this may have waited for room
                 asked_s = time.perf_counter()
-            # A run of failures counts from its first.
-            since_s = min(self._away_since_s, asked_s)
-            self._trouble, self._away_since_s = failure.why, since_s if is_away else math.inf
+            # An outage begins with the first of several failures in a row.
+            since_s = min(self._down_since_s, asked_s)
+            self._trouble, self._down_since_s = failure.message, since_s if is_down else math.inf
         except BudgetClosedError:
             raise
-        except Exception as error:  # noqa: BLE001  # else the invocation would hang
+        except Exception as error:  # noqa: BLE001  # otherwise the invocation would hang
             arrived.fail(Outcome.SOURCE_ERROR, f"it could not be read: {type(error).__name__}: {error}")
         if arrived.range is None:
             if self._request.fields and arrived.failure is None:
@@ -267,16 +267,16 @@ class Fetchers:
 
     def _part(self, arrived: Arrived, of_members: MemberRange) -> None:
         count, failure = len(of_members.indices), arrived.failure
-        room = None if arrived.reserved_bytes is None else _Room(arrived.reserved_bytes, count)
+        room = None if arrived.reserved_bytes is None else _Reservation(arrived.reserved_bytes, count)
         share, remainder = divmod(arrived.read_bytes, count)
         members = [
-            # The first members take the remainder, so that the sum is exact.
-            Arrived(index, begun_ns=arrived.begun_ns, room=room, read_bytes=share + (place < remainder))
-            for place, index in enumerate(of_members.indices)
+            # Add the remainder to the first members, so that the sum is exact.
+            Arrived(index, begun_ns=arrived.begun_ns, room=room, read_bytes=share + (position < remainder))
+            for position, index in enumerate(of_members.indices)
         ]
         if failure is not None:
-            for member in members:  # one each: several threads raise them
-                member.failure = SampleFailedError(failure.outcome, failure.why, reason=failure.reason)
+            for member in members:  # a separate error for each, because several threads raise them
+                member.failure = SampleFailedError(failure.outcome, failure.message, reason=failure.reason)
         elif arrived.rows is not None:
             for member in members:
                 content = arrived.rows.contents[member.index]
@@ -311,7 +311,7 @@ class Fetchers:
 
         def reserve(size_bytes: int) -> None:
             nonlocal waited_ns
-            if arrived.reserved_bytes is not None:  # done for a block that was not kept
+            if arrived.reserved_bytes is not None:  # already reserved for a block that could not be cached
                 return
             began_ns = time.perf_counter_ns()
             self._budget.acquire(size_bytes)

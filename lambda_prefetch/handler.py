@@ -1,4 +1,4 @@
-"""The function's entry point, ``handler(event, context)``, which every executor calls."""
+"""The function's entry point, ``handler(event, context)``, called by every executor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import reprlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from superdl.lambda_prefetch.decode import set_pillows_bounds
+from superdl.lambda_prefetch.decode import configure_pillow
 from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
 from superdl.lambda_prefetch.invocation import Invocation
 from superdl.lambda_prefetch.members import need_pyarrow
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
 
 WARM_VERSION = 1
 
-_ANSWER_MARGIN_S = 2.0  # before the function's own time limit, to finish running work and to answer
+_ANSWER_MARGIN_S = 2.0  # before the function's time limit, to finish running work and return the result
 
 _MAX_MESSAGE = 2000
 
 _own_fingerprint = functools.cache(decoder_fingerprint)
-_seen_processes: set[int] = set()  # those that have answered: a fork starts cold again
+_seen_processes: set[int] = set()  # processes that have answered; a forked process starts cold again
 
 
 def handler(event: object, context: Any) -> dict[str, Any]:
-    """Answer one event, a prefetch request or a warm event.
+    """Handle an event, which is a prefetch request or a warm event.
 
     Args:
         event: a :class:`superdl.super_wire.request.PrefetchRequest` as JSON values, or
             ``{"super_warm": 1, "cache": address or ""}`` to open clients.
-        context: Lambda's, or an object with the same ``function_name``, ``aws_request_id`` and
-            ``get_remaining_time_in_millis()``. It also needs ``memory_limit_in_mb`` where memory is
-            billed, and ``end_when_answered()`` where this process can be ended when a decoder hangs.
+        context: Lambda's context, or an object with the same ``function_name``, ``aws_request_id`` and
+            ``get_remaining_time_in_millis()``. It also needs ``memory_limit_in_mb`` where memory is billed,
+            and ``end_when_answered()`` if this process can be ended when a decoder hangs.
 
     Returns:
         A :class:`superdl.super_wire.request.PrefetchResult` as JSON values, or for a warm event
@@ -62,7 +62,7 @@ def handler(event: object, context: Any) -> dict[str, Any]:
     try:
         return _answer(event, context)
     except SuperError as error:
-        # It may quote long values of the event; answers are bounded and in UTF-8.
+        # The message may quote long values of the event. Results are bounded and in UTF-8.
         message = clean_text(str(error))[:_MAX_MESSAGE]
         if message == str(error):
             raise
@@ -79,7 +79,7 @@ def _answer(event: object, context: Any) -> dict[str, Any]:
     cold_start = os.getpid() not in _seen_processes
     if cold_start:
         _seen_processes.add(os.getpid())
-        set_pillows_bounds(settings.text_bytes)
+        configure_pillow(settings.text_bytes)
         keep_secrets_out_of_logs()
     if "super_warm" in event:
         return _warm(event, settings, cold_start=cold_start)
@@ -100,7 +100,7 @@ def _warm(event: dict[str, Any], settings: FunctionSettings, *, cold_start: bool
             if not nodes.opened:
                 nodes.connect()
     golden = _own_fingerprint()
-    gc.freeze()  # keeps full collections from scanning everything loaded so far
+    gc.freeze()  # full collections then skip everything loaded so far
     telemetry(settings.log_level).warmed(cold_start=cold_start, golden=golden)
     return {
         "super_warm": WARM_VERSION,
@@ -118,7 +118,7 @@ def _prefetch(
     recipe = Recipe.from_json(request.recipe)
     _check_ids(request, recipe)
     remaining_s = context.get_remaining_time_in_millis() / 1000
-    # Leave time to answer before the platform ends the function.
+    # Leave time to return the result before the platform ends the function.
     expires_at_s = time.monotonic() + min(request.expires_in_s, remaining_s - _ANSWER_MARGIN_S)
     invocation = Invocation(request, settings, expires_at_s)
     if request.kind is RequestKind.RESTORE:
@@ -134,7 +134,7 @@ def _prefetch(
             limit_pixels=settings.max_pixels or request.limits.image_pixels,
             step_modules=settings.step_modules,
         )
-        # Fail the request at once, not each of its samples.
+        # Fail the whole request at once, instead of each sample.
         if any(map(is_row, set(request.encodings))):
             need_pyarrow()
         bucket = open_source(request.bucket, settings)
@@ -154,8 +154,8 @@ def _prefetch(
 
 
 def _pack_meta(request: PrefetchRequest, recipe: Recipe, settings: FunctionSettings) -> PackMeta | None:
-    """Return the fields that a pack's records share, or ``None`` if no pack is written."""
-    # No other epoch can use the samples of a random recipe.
+    """Return the fields that all records of the pack share, or ``None`` if no pack is written."""
+    # The samples of a random recipe are useless in any other epoch.
     if not request.kind.writes_pack or recipe.random or settings.store_read_only:
         return None
     collection = collection_of(request.id_bucket, recipe.digest)
@@ -172,7 +172,7 @@ def open_source(bucket: str, settings: FunctionSettings) -> Bucket:
 
 
 def _memory_mb(context: Any) -> int:
-    # Lambda gives it as text.
+    # Lambda passes it as text.
     limit_mb = getattr(context, "memory_limit_in_mb", None)
     return int(limit_mb) if limit_mb is not None and str(limit_mb).isdecimal() else 0
 
@@ -211,7 +211,7 @@ def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
     derived = sample_ids(
         request.id_bucket, own_keys, own_versions, recipe.digest, randomness, own_members, fields
     )
-    # All ids in one comparison: much faster than one by one.
+    # Compare all ids at once, which is much faster than one by one.
     if derived != request.ids:
         derived_ids = split_ids(derived)
         at = next(at for at in range(count) if request.sample_id(at) != derived_ids[at])

@@ -1,4 +1,4 @@
-"""One invocation: its request, its deadline, and the result of every sample."""
+"""An invocation: its request, its deadline, and the result of every sample."""
 
 from __future__ import annotations
 
@@ -57,22 +57,22 @@ class Invocation:
         """Return whether the request expires within ``margin_s`` seconds."""
         return time.monotonic() >= self.expires_at_s - margin_s
 
-    def fail(self, index: int, outcome: Outcome, why: str) -> str:
+    def fail(self, index: int, outcome: Outcome, reason: str) -> str:
         """Record the outcome of a sample that is not cached, and return its message."""
         self.outcomes[index] = outcome
         if outcome is Outcome.CHANGED:
-            why = f"{CHANGED_SINCE}: {why}"
-        message = clean_text(f"{self.request.bucket}/{self.request.name_of(index)}: {why}")[:_MAX_MESSAGE]
+            reason = f"{CHANGED_SINCE}: {reason}"
+        message = clean_text(f"{self.request.bucket}/{self.request.name_of(index)}: {reason}")[:_MAX_MESSAGE]
         self.messages[str(index)] = message
         return message
 
-    def fail_all(self, indices: Iterable[int], outcome: Outcome, why: str) -> None:
+    def fail_all(self, indices: Iterable[int], outcome: Outcome, reason: str) -> None:
         """Record the same outcome for several samples."""
         for index in indices:
-            self.fail(index, outcome, why)
+            self.fail(index, outcome, reason)
 
     def settle(self, results: list[Pushed]) -> None:
-        """Record the cache's answers. A sample without an answer does not count as cached."""
+        """Record the cache's replies. A sample without a reply does not count as cached."""
         answered = {pushed.index for pushed in results}
         for index, outcome in enumerate(self.outcomes):
             if outcome in _IN_CACHE and index not in answered:
@@ -80,7 +80,7 @@ class Invocation:
         for pushed in results:
             self.push_us[pushed.index] = pushed.push_us
             if pushed.refusal:
-                # The only refusal whose remedy is the coordinator's: room.
+                # Lack of room is the only refusal that the coordinator can remedy.
                 is_full = pushed.refusal.startswith("OOM")
                 outcome = Outcome.CACHE_FULL if is_full else Outcome.CACHE_ERROR
                 self.fail(pushed.index, outcome, f"the cache refused it: {pushed.refusal}")
@@ -88,7 +88,7 @@ class Invocation:
                 self.record_bytes[pushed.index] = pushed.record_bytes
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of a ``PrefetchResult`` that are known here."""
+        """Return the fields of a ``PrefetchResult`` that this invocation has collected."""
         columns = {name: tuple(getattr(self, name)) for name in _COLUMNS}
         values = {name: getattr(self, name) for name in _VALUES}
         values |= {name: sum(getattr(self, name)) for name in _TOTALS}

@@ -5,10 +5,10 @@ Besides the memory of the interpreter, custom steps and sockets, it uses at most
     max(fetch_bytes, largest object) + max(push_bytes, largest record)
         + decoders x (largest object + 16 bytes x pixels)
 
-where ``pixels`` is the size of the largest image; a decoder may need four copies of it at 4
-bytes per pixel. Rows of Parquet files count as row groups, compressed and uncompressed. A
-pack for a store in S3 takes another 32 MiB, and a pack that the cache points to takes at most
-``push_bytes``. The decoded parts of a sample with fields wait for its other parts.
+where ``pixels`` is the size of the largest image. A decoder may need four copies of the image
+at 4 bytes per pixel. Rows of Parquet files count as row groups, compressed and uncompressed.
+A pack for a store in S3 takes another 32 MiB, and a pack with pointers in the cache takes at
+most ``push_bytes``. The decoded parts of a sample with fields wait for its other parts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from superdl.lambda_prefetch.fetching import Fetchers
 from superdl.lambda_prefetch.members import content_of
 from superdl.lambda_prefetch.push import Pusher
 from superdl.lambda_prefetch.settings import decoding_threads
-from superdl.lambda_prefetch.sources import SampleFailedError, spoiled
+from superdl.lambda_prefetch.sources import SampleFailedError, fatal
 from superdl.lambda_prefetch.store import PackSaver
 from superdl.super_wire.cache import MAX_BULK_BYTES
 from superdl.super_wire.ids import MAIN_FIELD
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# Decoding time of a sample that starts the other decoders; at 60 microseconds they gain nothing.
+# Start the other decoders after a sample that takes this long to decode. At 60 microseconds they do not help.
 _WORTH_A_THREAD_US = 500
 
 
 def produce(invocation: Invocation, program: Program, bucket: Bucket, meta: PackMeta | None = None) -> None:
-    """Fetch, decode and push a request's samples. With ``meta``, also write the cached ones to a pack."""
+    """Fetch, decode and push a request's samples. With ``meta``, also write the cached samples to a pack."""
     request, settings = invocation.request, invocation.settings
     count = min(decoding_threads(settings.decoders), request.count)
     with PackSaver(invocation, meta) as saver:
@@ -61,7 +61,7 @@ def produce(invocation: Invocation, program: Program, bucket: Bucket, meta: Pack
             _Decoders(invocation, program, fetchers, pusher, saver).run(count, settings.decode_timeout_s)
             invocation.source_requests = fetchers.ranges_read
         results = pusher.results
-        # Pointers reach the cache only once their pack is in the store.
+        # Push pointers only after their pack is in the store.
         if (records := saver.commit()) and not pusher.broken:
             with Pusher(request.cache, settings) as pusher:
                 for index, header, payload in records:
@@ -84,29 +84,29 @@ class _Decoders:
         self._invocation, self._request, self._program = invocation, invocation.request, program
         self._fetchers, self._pusher, self._saver = fetchers, pusher, saver
         self._threads: list[threading.Thread] = []
-        self._making: dict[threading.Thread, tuple[float, int]] = {}  # since when, and which sample
-        self._claiming = threading.Lock()  # a sample is either given up or finished
+        self._running: dict[threading.Thread, tuple[float, int]] = {}  # start time and sample
+        self._claiming = threading.Lock()  # a sample is either abandoned or finished
         self._errors: list[BaseException] = []
         self._parts = _Parts(invocation.request) if invocation.request.fields else None
 
     def run(self, count: int, timeout_s: float) -> None:
         """Decode with up to ``count`` threads, and abandon samples that take longer than ``timeout_s``."""
-        # One thread first: small samples gain nothing from more.
+        # Start with one thread, because small samples do not benefit from more.
         self._start(1, others=count - 1)
         try:
             self._watch(timeout_s)
         except BaseException:
             self._fetchers.stop()
-            self._watch(timeout_s)  # each thread ends after its current sample
+            self._watch(timeout_s)  # threads end after their current sample
             raise
         if self._errors:
-            # An error that belongs to no sample.
+            # Raise an error that is not specific to a sample.
             raise self._errors[0]
 
     def _watch(self, timeout_s: float) -> None:
         while living := [thread for thread in list(self._threads) if thread.is_alive()]:
             now = time.monotonic()
-            since = [begun for begun, _ in list(self._making.values())]
+            since = [begun for begun, _ in list(self._running.values())]
             # Wait at most until the oldest running sample is overdue.
             living[0].join(max(0.0, min(since, default=now) + timeout_s - now))
             self._give_up_overdue(timeout_s)
@@ -114,9 +114,9 @@ class _Decoders:
     def _give_up_overdue(self, timeout_s: float) -> None:
         begun_before = time.monotonic() - timeout_s
         with self._claiming:
-            overdue = [item for item in self._making.items() if item[1][0] <= begun_before]
+            overdue = [item for item in self._running.items() if item[1][0] <= begun_before]
             for thread, _ in overdue:
-                del self._making[thread]
+                del self._running[thread]
                 self._threads.remove(thread)
         for _, (_, index) in overdue:
             self._invocation.fail(
@@ -125,7 +125,7 @@ class _Decoders:
                 f"decoding it took longer than {timeout_s:g} s and was abandoned. If the machine is slow, "
                 "raise SUPER_DECODE_TIMEOUT_S for the functions; otherwise replace or remove the object",
             )
-            # Only the end of its process ends that thread.
+            # That thread ends only with its process.
             self._invocation.stuck = True
             self._fetchers.stop()
 
@@ -137,7 +137,7 @@ class _Decoders:
             thread.start()
 
     def _run(self, others: int) -> None:
-        """Decode until no more samples arrive. After a slow one, start ``others`` more threads."""
+        """Decode until no more samples arrive. After a slow sample, start ``others`` more threads."""
         try:
             while (arrived := self._fetchers.next()) is not None:
                 try:
@@ -160,15 +160,15 @@ class _Decoders:
         with self._claiming:
             self._invocation.fetch_us[index] += arrived.fetch_us
             self._invocation.source_bytes[index] += arrived.read_bytes
-            self._making[threading.current_thread()] = (time.monotonic(), index)
+            self._running[threading.current_thread()] = (time.monotonic(), index)
         result = _attempt(partial(self._make, arrived))
         took_us = decode_us = (time.perf_counter_ns() - begun_ns) // 1000
         if self._parts is not None:
             with self._claiming:
-                given_up = threading.current_thread() not in self._making
+                given_up = threading.current_thread() not in self._running
                 joined = None if given_up else self._parts.join(arrived.index, result, took_us)
                 if joined is None:
-                    self._making.pop(threading.current_thread(), None)
+                    self._running.pop(threading.current_thread(), None)
                     return took_us
                 result, decode_us = joined
         if isinstance(result, SampleFailedError):
@@ -184,18 +184,18 @@ class _Decoders:
                 self._put(index, *packed)
         return took_us
 
-    def _packed(self, made: Made, index: int, decode_us: int) -> tuple[bytes, memoryview]:
+    def _packed(self, result: Made, index: int, decode_us: int) -> tuple[bytes, memoryview]:
         sample_id, fetch_us = self._invocation.sample_id(index), self._invocation.fetch_us[index]
-        header, payload = pack_sample(made, sample_id, fetch_us=fetch_us, decode_us=decode_us)
+        header, payload = pack_sample(result, sample_id, fetch_us=fetch_us, decode_us=decode_us)
         if HEADER_BYTES + payload.nbytes > MAX_BULK_BYTES:
-            why = f"its record of {payload.nbytes} bytes exceeds the cache's limit of {MAX_BULK_BYTES}"
-            raise spoiled("too_large", why)
+            message = f"its record of {payload.nbytes} bytes exceeds the cache's limit of {MAX_BULK_BYTES}"
+            raise fatal("too_large", message)
         return header, payload
 
     def _fail(self, index: int, failure: SampleFailedError) -> None:
         if not self._claim():
             return
-        message = self._invocation.fail(index, failure.outcome, failure.why)
+        message = self._invocation.fail(index, failure.outcome, failure.message)
         if failure.reason:
             name = self._request.name_of(index)
             tombstone = Tombstone(key=name, reason=failure.reason, message=message, permanent=True)
@@ -204,7 +204,7 @@ class _Decoders:
     def _claim(self) -> bool:
         """Claim the right to report this thread's sample. Return ``False`` if it was abandoned."""
         with self._claiming:
-            return self._making.pop(threading.current_thread(), None) is not None
+            return self._running.pop(threading.current_thread(), None) is not None
 
     def _put(self, index: int, header: bytes, payload: memoryview) -> None:
         self._pusher.put(index, cache_key(self._invocation.sample_id(index)), header, payload)
@@ -224,16 +224,16 @@ def _attempt(make: Callable[[], _T]) -> _T | SampleFailedError:
     try:
         return make()
     except SampleFailedError as failure:
-        failure.__cause__ = failure.__context__ = None  # these keep the received bytes alive
+        failure.__cause__ = failure.__context__ = None  # they would keep the received bytes alive
         return failure.with_traceback(None)
     except MemoryError:
-        # Not the fault of these bytes: a function with more memory may well decode them.
+        # The bytes are not at fault, because a function with more memory may decode them.
         return SampleFailedError(
             Outcome.SOURCE_ERROR, "the function does not have enough memory to decode it"
         )
-    except Exception as error:  # noqa: BLE001  # reported; other samples go on
-        why = f"it could not be produced: {type(error).__name__}: {error}"
-        return SampleFailedError(Outcome.STEP_ERROR, why)
+    except Exception as error:  # noqa: BLE001  # reported; other samples continue
+        message = f"it could not be produced: {type(error).__name__}: {error}"
+        return SampleFailedError(Outcome.STEP_ERROR, message)
 
 
 class _Parts:
@@ -244,16 +244,16 @@ class _Parts:
         self._names = (MAIN_FIELD, *request.fields)
         self._waiting: dict[int, dict[int, Made | SampleFailedError]] = {}
         self._decode_us: Counter[int] = Counter()
-        # For each sample, the image sizes that its parts' crops must share; see Program.
+        # For each sample, the image sizes on which crops of its parts must agree; see Program.
         self.sizes: list[dict[str, tuple[int, int]]] = [{} for _ in range(request.count)]
 
     def join(
-        self, place: int, made: Made | SampleFailedError, decode_us: int
+        self, position: int, result: Made | SampleFailedError, decode_us: int
     ) -> tuple[Made | SampleFailedError, int] | None:
-        """Add the part at ``place``. After a sample's last part, return it and its decoding time."""
-        part, index = divmod(place, self._request.count)
+        """Add the part at ``position``. After the last part, return the sample and its decoding time."""
+        part, index = divmod(position, self._request.count)
         parts = self._waiting.setdefault(index, {})
-        parts[part] = made
+        parts[part] = result
         self._decode_us[index] += decode_us
         if len(parts) < len(self._names):
             return None
@@ -261,10 +261,12 @@ class _Parts:
         decode_us = self._decode_us.pop(index)
         arrays: dict[str, Any] = {}
         for number, name in enumerate(self._names):
-            made = parts[number]
-            if isinstance(made, SampleFailedError):
+            result = parts[number]
+            if isinstance(result, SampleFailedError):
                 named = self._request.named_field(index + number * self._request.count)
-                # The first failed part fails the sample.
-                return SampleFailedError(made.outcome, f"{named}: {made.why}", reason=made.reason), decode_us
-            arrays[name] = made
+                # A sample fails with its first failed part.
+                return SampleFailedError(
+                    result.outcome, f"{named}: {result.message}", reason=result.reason
+                ), decode_us
+            arrays[name] = result
         return arrays, decode_us

@@ -1,4 +1,4 @@
-"""The function's cache: connections that outlive an invocation, and the thread that pushes records."""
+"""The function's cache: connections that outlive an invocation, and a thread that pushes records."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from superdl.lambda_prefetch.settings import FunctionSettings
     from superdl.super_wire.cache import Credentials, Reply
 
-# About Python's overhead for keeping a piece.
+# Approximate overhead of Python for each queued piece.
 MIN_PIECE_BYTES = 4096
 
-_TIMEOUT_S = 15.0  # of an exchange; of the second one too, where a connection broke
+_TIMEOUT_S = 15.0  # for an exchange, and again for its second attempt after a broken connection
 _MAX_RECORDS_PER_EXCHANGE = 64
 _BUNDLE_RECORDS = 16
 _BUNDLE_BYTES = 256 * 1024  # below the smallest budget that the settings allow
@@ -50,7 +50,7 @@ _NO_ROUTE = (
 # Secrets Manager's codes, and boto3's exceptions.
 _REMEDIES = {
     "AccessDeniedException": _DENIED,
-    "403": _DENIED,  # from something other than Secrets Manager, such as a proxy
+    "403": _DENIED,  # not from Secrets Manager, but for example from a proxy
     "DecryptionFailure": "grant the function's role kms:Decrypt on the key that encrypts it",
     "InvalidRequestException": "restore the secret if it is scheduled for deletion",
     "ResourceNotFoundException": "set SUPER_CACHE_SECRET to its ARN, or to its name in this region",
@@ -59,17 +59,17 @@ _REMEDIES = {
     "PartialCredentialsError": "give the function a role",
 }
 
-# By process and address, least recently used first. A fork must not share its parent's sockets.
+# By process and address, least recently used first. A forked process must not use its parent's sockets.
 _idle: dict[tuple[int, str], NodeConnections] = {}
 
 
 @contextmanager
 def cache_connections(cache: str, settings: FunctionSettings) -> Iterator[NodeConnections]:
-    """Yield this process's connections to a cache for exclusive use, and keep them for the next call."""
-    place = os.getpid(), cache
-    if nodes := _idle.pop(place, None):
-        # A warm connection may be older than the cache it led to: allow one reconnection
-        # per invocation.
+    """Yield this process's connections to a cache, for exclusive use, and keep them for the next call."""
+    pool_key = os.getpid(), cache
+    if nodes := _idle.pop(pool_key, None):
+        # The cache may have restarted since a warm connection was opened, so allow one
+        # reconnection per invocation.
         nodes.renew()
     else:
         nodes = _new_connections(CacheAddress.parse(cache), settings)
@@ -80,7 +80,7 @@ def cache_connections(cache: str, settings: FunctionSettings) -> Iterator[NodeCo
         raise
     surplus: NodeConnections | None = nodes
     if not nodes.all_broken:
-        surplus, _idle[place] = _idle.pop(place, None), nodes
+        surplus, _idle[pool_key] = _idle.pop(pool_key, None), nodes
         if len(_idle) > _MAX_IDLE:
             surplus = _idle.pop(next(iter(_idle)))
     if surplus is not None:
@@ -119,7 +119,7 @@ def _read_secret(name: str) -> tuple[str, str]:
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
 
-    # A secret named by its ARN may be in another region than the function.
+    # A secret given by its ARN may be in another region than the function.
     parts = name.split(":")
     region = parts[3] if len(parts) >= _ARN_PARTS and parts[0] == "arn" else None
     retries: Any = {"mode": "standard", "total_max_attempts": 2}
@@ -130,9 +130,9 @@ def _read_secret(name: str) -> tuple[str, str]:
             text = client.get_secret_value(SecretId=name).get("SecretString", "")
     except ClientError as error:
         code = str(error.response.get("Error", {}).get("Code", ""))
-        remedy = _REMEDIES.get(code, "the function reads its cache password from it")
+        remedy = _REMEDIES.get(code, "the function reads the cache password from it")
         raise CacheError(f"Secrets Manager did not return the secret {name} ({error}): {remedy}") from error
-    except (BotoCoreError, ValueError) as error:  # ValueError: the endpoint is no URL
+    except (BotoCoreError, ValueError) as error:  # ValueError: the endpoint is not a URL
         remedy = _REMEDIES.get(type(error).__name__, _NO_ROUTE)
         raise CacheError(
             f"Secrets Manager did not answer for the secret {name} ({error}): {remedy}"
@@ -150,13 +150,13 @@ def _read_secret(name: str) -> tuple[str, str]:
 
 
 class BudgetClosedError(Exception):
-    """The invocation is ending, so nothing waits for room any more."""
+    """The invocation is ending, so nothing may wait for room."""
 
 
 class ByteBudget:
     """A limit on the bytes that wait between two stages of the pipeline.
 
-    A piece larger than the capacity is admitted on its own. Pieces are admitted in the order of arrival.
+    A piece larger than the capacity is admitted alone. Pieces are admitted in order of arrival.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -168,7 +168,7 @@ class ByteBudget:
 
     def acquire(self, size_bytes: int) -> None:
         """Wait for room. Raises :class:`BudgetClosedError` once :meth:`close` has been called."""
-        # A minimum per piece bounds many tiny ones as well.
+        # A minimum per piece also limits the number of tiny pieces.
         counted_bytes = max(size_bytes, MIN_PIECE_BYTES)
         with self._turn, self._changed:
             self._changed.wait_for(
@@ -183,7 +183,7 @@ class ByteBudget:
             self.used_bytes += counted_bytes
 
     def release(self, *sizes_bytes: int) -> None:
-        """Release the room that pieces of these sizes took."""
+        """Release the room taken by pieces of these sizes."""
         counted_bytes = sum([max(size_bytes, MIN_PIECE_BYTES) for size_bytes in sizes_bytes])
         with self._changed:
             self.used_bytes -= counted_bytes
@@ -193,12 +193,12 @@ class ByteBudget:
         """Refuse all current and future waiters."""
         with self._changed:
             self._closed = True
-            self._changed.notify()  # at most one waits: _turn holds back the others
+            self._changed.notify()  # at most one thread waits here; _turn holds back the others
 
 
 @dataclass(slots=True)
 class Pushed:
-    """The result of pushing one record; ``refusal`` is empty if the cache acknowledged it."""
+    """The result of pushing a record. ``refusal`` is empty if the cache acknowledged the record."""
 
     index: int
     record_bytes: int
@@ -215,7 +215,7 @@ class _Record:
     size_bytes: int
 
     def command(self) -> Command:
-        # Encoded here, since the payload must stay a separate buffer that is not copied.
+        # Encoded here, because the payload must remain a separate buffer that is never copied.
         head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(self.key), self.key, self.size_bytes)
         return Command(self.key, (head + self.header, self.payload, b"\r\n"))
 
@@ -223,10 +223,10 @@ class _Record:
 class Pusher:
     """A thread that stores records in the cache. Any thread can queue records for it.
 
-    At most ``settings.push_bytes`` are queued. Leaving the context normally waits until every record
-    is acknowledged or refused; :attr:`results` then has one entry for each. Leaving it with an
-    exception drops the queued records. ``stored`` is called on the pushing thread for each acknowledged
-    record, with the sample's index in the request, the header and the payload. It must not raise.
+    At most ``settings.push_bytes`` are queued. Leaving the context normally waits until every record is
+    acknowledged or refused; :attr:`results` then has an entry for each. Leaving it with an exception
+    drops the queued records. ``stored`` is called on the pushing thread for each acknowledged record,
+    with the sample's index in the request, the header and the payload. It must not raise.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class Pusher:
         stored: Callable[[int, bytes, memoryview], None] | None = None,
     ) -> None:
         self.results: list[Pushed] = []
-        # The reason why the cache takes no more records in this invocation; empty while it does.
+        # Why the cache accepts no more records in this invocation, or empty while it does.
         self.broken = ""
         self._stored = stored
         self._url = cache
@@ -266,13 +266,13 @@ class Pusher:
         size_bytes = len(header) + payload.nbytes
         record = _Record(index, key, header, payload, size_bytes)
         with self._putting:
-            # Hand over the bundle before a large record waits for its room in the budget.
+            # Hand over the bundle before a large record waits for room in the budget.
             if self._bundle_bytes + size_bytes > _BUNDLE_BYTES:
                 self._hand_over()
             self._budget.acquire(size_bytes)
             self._bundle.append(record)
             self._bundle_bytes += size_bytes
-            # Waking the thread costs as much as a small image, so small records are bundled.
+            # Waking the thread takes as long as a small image, so small records are bundled.
             if len(self._bundle) == _BUNDLE_RECORDS or self._bundle_bytes > _BUNDLE_BYTES:
                 self._hand_over()
 
@@ -291,8 +291,8 @@ class Pusher:
                 self._budget.release(*[record.size_bytes for record in records])
 
     def _next_batch(self) -> tuple[list[_Record], bool]:
-        """Wait for queued records, and return them and whether more may follow."""
-        # Batches grow as the cache slows down, and a fast cache gets each bundle at once.
+        """Wait for queued records. Return them, and whether more may follow."""
+        # Batches grow when the cache slows down. A fast cache receives each bundle immediately.
         records: list[_Record] = []
         bundle = self._waiting.get()
         while bundle:
@@ -314,7 +314,7 @@ class Pusher:
                 commands = [record.command() for record in records]
                 refusals = list(map(_refusal, exchange(self._cache, commands, timeout_s=_TIMEOUT_S)))
                 self.broken = self._cache.all_broken
-            except Exception as error:  # noqa: BLE001  # reported; else the invocation would hang
+            except Exception as error:  # noqa: BLE001  # reported; otherwise the invocation would hang
                 self.broken = str(error) or type(error).__name__
                 refusals = [self.broken] * len(records)
         push_us = (time.perf_counter_ns() - begun_ns) // (1000 * len(records))

@@ -1,4 +1,4 @@
-"""The function operator's settings, read from the environment. A request cannot change them."""
+"""Settings of the function's operator, read from the environment. A request cannot change them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from superdl.super_wire.store import parse_store
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Memory at which Lambda gives a function one whole core, according to its documentation.
+# Memory at which Lambda provides one full core, according to its documentation.
 LAMBDA_MB_PER_CORE = 1769
 
 _MIB = 2**20
@@ -26,23 +26,23 @@ _NO_STORE = frozenset({"", "none", "auto"})  # the coordinator resolves auto
 
 @dataclass(frozen=True, slots=True)
 class FunctionSettings:
-    """The function's settings, each read from one ``SUPER_*`` variable."""
+    """The function's settings, each read from a ``SUPER_*`` variable."""
 
     cache_credentials: Credentials = Credentials()  # noqa: RUF009  # frozen
-    cache_secret: str = ""  # of AWS Secrets Manager, with the cache's user and password
+    cache_secret: str = ""  # name of the secret in AWS Secrets Manager with the cache's user and password
     step_modules: frozenset[str] = frozenset()
     file_roots: tuple[str, ...] = ()
     http_hosts: tuple[str, ...] | None = None  # web servers that may be read; None: see objects.web
-    store: str = ""  # its address in normal form
-    store_read_only: bool = False  # no pack is written to it
+    store: str = ""  # address of the store in normal form
+    store_read_only: bool = False  # write no packs
     shard_cache: str = ""  # a directory for blocks of shards
     shard_cache_bytes: int = 0
-    decoders: int = 0  # 0: one per core on Lambda, elsewhere one
-    decode_timeout_s: int = 20  # after which a sample is abandoned for now
-    max_pixels: int = 0  # 0: the request's bound
+    decoders: int = 0  # 0 means one per core on Lambda, and one elsewhere
+    decode_timeout_s: int = 20  # after which a sample is abandoned and may be retried
+    max_pixels: int = 0  # 0 means the request's limit
     text_bytes: int = _MIB  # of each unpacked text in a PNG
-    fetch_threads: int = 0  # 0: the source's best number
-    # Bounds on encoded objects and finished records that wait between stages; a single one may be larger.
+    fetch_threads: int = 0  # 0 means the best number for the source
+    # Limits for encoded objects and finished records between stages. A single one may be larger.
     fetch_bytes: int = 64 * _MIB
     push_bytes: int = 64 * _MIB
     log_level: str = "INFO"

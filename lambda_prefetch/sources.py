@@ -1,4 +1,4 @@
-"""Read samples from their source, or from *blocks*: aligned pieces of shards on this machine's disk."""
+"""Read samples from their source, or from *blocks*: aligned pieces of shards, cached on a local disk."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 
 class SampleFailedError(Exception):
-    """A sample cannot be produced now, or ever. The pipeline puts its name before ``why``.
+    """A sample cannot be produced now, or ever. The pipeline prefixes ``message`` with the sample's name.
 
-    ``reason`` is the tombstone's short code, or empty if the object's bytes are not at fault.
+    ``reason`` is the code in the tombstone, or empty if the object's bytes are not at fault.
     """
 
-    def __init__(self, outcome: Outcome, why: str, *, reason: str = "") -> None:
-        super().__init__(why)
-        # Without a reason nothing is written to the cache: the sample is retried.
-        self.outcome, self.why, self.reason = outcome, why, reason
+    def __init__(self, outcome: Outcome, message: str, *, reason: str = "") -> None:
+        super().__init__(message)
+        # Without a reason, nothing is written to the cache and the sample is retried.
+        self.outcome, self.message, self.reason = outcome, message, reason
 
 
-def spoiled(reason: str, why: str) -> SampleFailedError:
+def fatal(reason: str, message: str) -> SampleFailedError:
     """Return a permanent failure: the bytes of this version can never produce a sample.
 
     ``reason`` is ``empty``, ``not_an_image``, ``undecodable``, ``too_large``, ``too_small`` or
     ``unequal``.
     """
-    return SampleFailedError(Outcome.TOMBSTONE, why, reason=reason)
+    return SampleFailedError(Outcome.TOMBSTONE, message, reason=reason)
 
 
 def read_object(
@@ -51,16 +51,16 @@ def read_object(
     begun: Pending | None = None,
     span: Span | None = None,
 ) -> bytes | bytearray:
-    """Return the bytes of exactly this version of an object, or of a span, up to the object's end.
+    """Return the bytes of an object in exactly this version, or of a span of it, up to the object's end.
 
     More than ``limit_bytes`` are refused before they are read. ``reserve`` is called once, with
-    the size in bytes, before reading; it may wait. ``begun`` is the result of :meth:`Bucket.begin`
-    for this key, version and span, and is consumed.
+    the size in bytes, before reading, and may block. ``begun`` is the result of
+    :meth:`Bucket.begin` for this key, version and span, and is consumed.
     """
 
     def before(size_bytes: int) -> None:
         if size_bytes > limit_bytes:
-            raise spoiled("too_large", f"its {size_bytes} bytes exceed the limit of {limit_bytes}")
+            raise fatal("too_large", f"its {size_bytes} bytes exceed the limit of {limit_bytes}")
         reserve(size_bytes)
 
     try:
@@ -70,31 +70,31 @@ def read_object(
 
 
 BLOCK_BYTES = 16 * 2**20
-_READ_ALONE = 2  # reads of a block's members that go to the source before the whole block is fetched
-_IDLE_S = 600.0  # a block that was not read for this long makes room for others
-_FETCHED_AT_ONCE = 4  # by all processes, each into memory; more would crowd a slow link
-_FULL_S = 5.0  # for which a full cache is not checked for room again
-_SLOW_S, _ALONE_S = 5.0, 60.0  # after a block that took longer, members are read separately for a while
-_ABANDONED_S = 120.0  # a process that fetches a block for longer than this was killed
+_READ_ALONE = 2  # number of separate reads from a block before the whole block is fetched
+_IDLE_S = 600.0  # a block that was not read for this long may be replaced
+_FETCHED_AT_ONCE = 4  # by all processes, each into memory; more would overload a slow link
+_FULL_S = 5.0  # interval between checks for room in a full cache
+_SLOW_S, _ALONE_S = 5.0, 60.0  # after a block that took longer, read members separately
+_ABANDONED_S = 120.0  # a process that has been fetching a block for longer was killed
 _READS, _PARTIAL, _LOCK = ".reads", ".partial", "lock"
 
 
 class ShardCache:
-    """Up to ``max_bytes`` of blocks in an existing directory, shared by threads and processes."""
+    """A cache of up to ``max_bytes`` in an existing directory, shared by threads and processes."""
 
     def __init__(self, directory: str, max_bytes: int) -> None:
         self._directory, self._max_bytes = Path(directory), max_bytes
         self._alone_until_s = 0.0
 
-    def has_or_wants(self, bucket: Bucket, key: str, version: str, span: Span) -> bool:
+    def should_read(self, bucket: Bucket, key: str, version: str, span: Span) -> bool:
         """Count a read of a span of a shard. Return whether to use :meth:`read` for it."""
-        # Without a version an object may change. Files are already on a disk.
+        # An object without a version may change. Files are already on disk.
         if not version or span.size_bytes > BLOCK_BYTES or bucket.name.startswith("file://"):
             return False
         missing = [path for path, _ in self._blocks((bucket.name, key, version), span) if not path.exists()]
         if missing and time.monotonic() < self._alone_until_s:
             return False
-        # The "ski rental" rule: at no time has it cost much more than the better choice.
+        # The "ski rental" rule: the total cost is never much higher than that of the better choice.
         return all(_count(path) > _READ_ALONE for path in missing)
 
     def read(
@@ -103,25 +103,25 @@ class ShardCache:
         """Return a span of a shard, the number of bytes fetched for it, and the number of requests.
 
         The span is ``None`` if a block can be neither read nor fetched here, and shorter if the shard
-        ends earlier. ``reserve`` is called with its length before it is read; it may wait.
+        ends earlier. ``reserve`` is called with its length before it is read, and may block.
         """
         parts, fetched_bytes, requests = [], 0, 0
         reserve(span.size_bytes)
         for path, block in self._blocks((bucket.name, key, version), span):
             begin, end = max(span.begin, block.begin), min(span.end, block.end)
-            place = slice(begin - block.begin, end - block.begin)
-            part = _kept(path, place)
+            part_slice = slice(begin - block.begin, end - block.begin)
+            part = _read_cached(path, part_slice)
             if part is None:
                 data = self._fetch(bucket, key, version, path, block)
                 if data is None:
                     return None, fetched_bytes, requests
-                part = bytes(memoryview(data)[place])
+                part = bytes(memoryview(data)[part_slice])
                 fetched_bytes, requests = fetched_bytes + len(data), requests + 1
             parts.append(part)
         return b"".join(parts), fetched_bytes, requests
 
     def _blocks(self, shard: tuple[str, str, str], span: Span) -> Iterator[tuple[Path, Span]]:
-        """Yield each block that overlaps a span, as its file and its own span of the shard."""
+        """Yield each block that overlaps a span: its file, and the block's span in the shard."""
         name = hashlib.blake2b("\0".join(shard).encode(), digest_size=16).hexdigest()
         for begin in range(span.begin // BLOCK_BYTES * BLOCK_BYTES, span.end, BLOCK_BYTES):
             yield self._directory / f"{name}-{begin}", Span(begin, begin + BLOCK_BYTES)
@@ -129,7 +129,7 @@ class ShardCache:
     def _fetch(
         self, bucket: Bucket, key: str, version: str, path: Path, block: Span
     ) -> bytes | bytearray | None:
-        """Fetch and keep a block, or return ``None`` if others do so, too many do, or there is no room."""
+        """Fetch and cache a block. ``None`` if others fetch it or too many blocks, or there is no room."""
         partial, began_s = path.with_name(path.name + _PARTIAL), time.monotonic()
         with contextlib.ExitStack() as stack:
             try:
@@ -154,8 +154,8 @@ class ShardCache:
             return data
 
     def _claim(self, partial: Path) -> bool:
-        """Claim room for a block with a sparse file of its length. Remove blocks that are long idle."""
-        with (self._directory / _LOCK).open("ab") as lock:  # the other lock is the coordinator's
+        """Claim room for a block with a sparse file of its length. Remove blocks that are idle too long."""
+        with (self._directory / _LOCK).open("ab") as lock:  # the coordinator has a different lock
             fcntl.flock(lock, fcntl.LOCK_EX)
             now_s, blocks, partials, used_bytes = time.time(), list[tuple[float, int, Path]](), 0, BLOCK_BYTES
             for path in self._directory.iterdir():
@@ -168,33 +168,33 @@ class ShardCache:
             if partials >= _FETCHED_AT_ONCE:
                 return False
             for used_s, size_bytes, path in sorted(blocks):
-                # With random reads, replacing a block that is still read by another gains nothing.
+                # With random reads, replacing a block that is still in use gains nothing.
                 if used_bytes <= self._max_bytes or used_s > now_s - _IDLE_S:
                     break
                 path.unlink(missing_ok=True)
                 used_bytes -= size_bytes
-                with contextlib.suppress(OSError):  # its reads count from 0 again
+                with contextlib.suppress(OSError):  # restart the count of its reads
                     os.truncate(f"{path}{_READS}", 0)
             if used_bytes > self._max_bytes:
                 self._alone_until_s = time.monotonic() + _FULL_S
                 return False
             with partial.open("wb") as claimed:
-                claimed.truncate(BLOCK_BYTES)  # other processes count it in their sums
+                claimed.truncate(BLOCK_BYTES)  # so that other processes include it in their totals
             return True
 
 
 def _count(path: Path) -> int:
     """Count a read of a missing block. Return the number of reads by all processes."""
     with contextlib.suppress(OSError), Path(f"{path}{_READS}").open("ab", buffering=0) as counter:
-        counter.write(b".")  # appended, so that no count of another process is lost
+        counter.write(b".")  # append, so that counts of other processes are not lost
         return counter.tell()
     return 0
 
 
-def _kept(path: Path, place: slice) -> bytes | None:
+def _read_cached(path: Path, part_slice: slice) -> bytes | None:
     with contextlib.suppress(OSError), path.open("rb", buffering=0) as block:
-        os.utime(block.fileno())  # ShardCache removes idle blocks by this time
-        return os.pread(block.fileno(), place.stop - place.start, place.start)
+        os.utime(block.fileno())  # ShardCache uses this time to remove idle blocks
+        return os.pread(block.fileno(), part_slice.stop - part_slice.start, part_slice.start)
     return None
 
 

@@ -1,4 +1,4 @@
-"""The function's store, opened with the function's own settings, and the packs written to it."""
+"""The function's store, opened with the function's settings, and the packs written to it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from superdl.super_wire.store import PackInProgress, PackMeta, Store
 
 _MAX_TROUBLE = 500  # characters
-_WORTH_A_POINTER = 16 * 1024  # bytes of payload; following a pointer costs about what 12 KB of a record do
+_WORTH_A_POINTER = 16 * 1024  # bytes of payload; following a pointer costs as much as about 12 KB of a record
 _MIN_WAIT_S, _REMEMBERED_S = 0.5, 30.0
 
 
-def own_store(invocation: Invocation, *, writing: bool) -> Store:
-    """Return the request's store. Raises :class:`StoreError` if it fails or is not the function's."""
+def request_store(invocation: Invocation, *, writing: bool) -> Store:
+    """Return the request's store. Raises :class:`StoreError` if it fails or differs from the settings."""
     address, own = invocation.request.store, invocation.settings.store
     if address != own:
         raise StoreRefusedError(
@@ -40,22 +40,22 @@ def own_store(invocation: Invocation, *, writing: bool) -> Store:
         from superdl.super_wire.objects.s3_account import settings_of_s3
 
         return _open_bucket_store(address, os.getpid(), settings_of_s3())
-    # Opened for each request: that costs less than decoding one image, and notices a removed store.
+    # Open it for each request, which takes less than decoding an image and detects a removed store.
     return open_store(address, create=False, read_only=not writing)
 
 
-# Kept, since opening sends requests.
+# Keep it open, because opening sends requests.
 @functools.lru_cache(maxsize=4)
 def _open_bucket_store(address: str, _process: int, _settings: frozenset[tuple[str, str]]) -> Store:
     """Open a store in S3, once per process and settings."""
     from superdl.super_wire.objects.s3_connection import Patience
 
-    # An answer waits for its pack's PUT, and after a failed GET the sample is decoded instead.
+    # Few attempts: a result waits for its pack's PUT, and after a failed GET the sample is decoded.
     return open_store(address, create=False, patience=Patience(silence_s=5, attempts=2))
 
 
 class Pace:
-    """The share of time that a process waits for the store's disk, over its latest packs."""
+    """The share of time that a process waits for the store's disk, measured over the latest packs."""
 
     def __init__(self) -> None:
         self._waited_s = self._passed_s = 0.0
@@ -64,8 +64,8 @@ class Pace:
         """Raise :class:`StoreBusyError` if the disk keeps delaying packs."""
         waited_s, passed_s = self._waited_s + waited_s, self._passed_s + passed_s
         if waited_s > max(_MIN_WAIT_S, passed_s / 2):
-            self._waited_s = self._passed_s = 0.0  # a later try measures afresh
-            # Writing on would delay each function, and so the readers.
+            self._waited_s = self._passed_s = 0.0  # a later attempt starts a new measurement
+            # Further writes would delay every function, and with it the readers.
             raise StoreBusyError(
                 f"writing packs took {waited_s:.1f} of {passed_s:.1f} s: the store's disk is slower than the "
                 "functions, so use a faster one, or no store"
@@ -75,7 +75,7 @@ class Pace:
         """Count a written pack."""
         self._waited_s += waited_s
         self._passed_s += passed_s
-        # Older packs count less and less.
+        # Older packs have exponentially decreasing weight.
         if self._passed_s > _REMEMBERED_S:
             self._waited_s /= 2
             self._passed_s /= 2
@@ -84,17 +84,17 @@ class Pace:
 _pace = Pace()
 
 
-def trouble_in_words(error: Exception) -> str:
-    """Return a store's error as text for the answer."""
+def error_text(error: Exception) -> str:
+    """Return a store's error as text for the result."""
     words = str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
     return clean_text(words)[:_MAX_TROUBLE]
 
 
 class PackSaver:
-    """A writer that adds one request's acknowledged records to a pack, and their places to the result.
+    """A writer that adds a request's acknowledged records to a pack, and their locations to the result.
 
     Leaving the context normally commits the pack; an exception discards it. ``meta`` contains the fields
-    that all records share. Without it, nothing is written. Without ``pace``, the disk may be slow.
+    that all records share, or is ``None`` to write nothing. Without ``pace``, a slow disk is tolerated.
     """
 
     def __init__(
@@ -111,10 +111,10 @@ class PackSaver:
         self._pack: PackInProgress | None = None
         self._offsets = [0] * self._request.count
         self._lengths = [0] * self._request.count
-        self._kept: dict[int, tuple[bytes, memoryview]] = {}
+        self._pending: dict[int, tuple[bytes, memoryview]] = {}
         self._kept_bytes = 0
         self._writing = threading.Lock()
-        # S3 delays no record: it gets the pack once all are in the cache.
+        # S3 delays no records, because the pack is uploaded after all of them are in the cache.
         self._pace = None if is_bucket(self._request.store) else pace
         self._clock = clock
         self._begun_s = self._waited_s = 0.0
@@ -136,12 +136,12 @@ class PackSaver:
         if not is_kept or payload.nbytes < _WORTH_A_POINTER:
             return False
         with self._writing:
-            # It stays in memory: without the pack the cache gets the record itself.
+            # Keep the record in memory: if the pack fails, push the record itself.
             if self._kept_bytes + payload.nbytes > self._invocation.settings.push_bytes:
                 return False
             if not self._write(index, header, payload):
                 return False
-            self._kept[index] = header, payload
+            self._pending[index] = header, payload
             self._kept_bytes += payload.nbytes
             return True
 
@@ -155,8 +155,8 @@ class PackSaver:
         """Publish the pack. Return the records or pointers to push, as (index, header, payload)."""
         if self._pack is not None:
             with self._reporting():
-                # A late answer costs more than the pack is worth, unless the records must be pushed then.
-                if self._invocation.expired() and not self._kept:
+                # A late result costs more than a pack is worth, unless the records are pushed only then.
+                if self._invocation.expired() and not self._pending:
                     words = "the request expired before its pack was written"
                     raise StoreBusyError(f"{self._request.store}: {words}")
                 before_s = self._clock()
@@ -166,14 +166,14 @@ class PackSaver:
                 self._invocation.store_bytes, self._pack = self._pack.size, None
                 if self._pace is not None:
                     self._pace.add(self._waited_s, self._clock() - self._begun_s)
-        pack, records, self._kept = self._invocation.pack, self._kept, {}
+        pack, records, self._pending = self._invocation.pack, self._pending, {}
         if not pack:
-            # Without the pack, the cache gets the records themselves.
+            # Without the pack, push the records themselves.
             return [(index, *record) for index, record in records.items()]
         pointers = []
         for index in records:
-            place = Pointer(pack, self._offsets[index], self._lengths[index])
-            header = pack_pointer(place, self._invocation.sample_id(index))
+            pointer = Pointer(pack, self._offsets[index], self._lengths[index])
+            header = pack_pointer(pointer, self._invocation.sample_id(index))
             pointers.append((index, header, memoryview(b"")))
         return pointers
 
@@ -182,7 +182,7 @@ class PackSaver:
             return False
         with self._reporting():
             if self._pack is None:
-                self._store = own_store(self._invocation, writing=True)
+                self._store = request_store(self._invocation, writing=True)
                 self._requests_before = self._store.requests
                 self._pack = self._store.begin_pack(self._meta)
             before_s = self._clock()
@@ -196,11 +196,11 @@ class PackSaver:
 
     @contextlib.contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Report a failure in the result, and stop writing. The samples are cached anyway."""
+        """Report a failure in the result and stop writing. The samples are cached in any case."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001  # reported; this thread goes on
-            self._invocation.store_trouble = trouble_in_words(error)
+        except Exception as error:  # noqa: BLE001  # reported; this thread continues
+            self._invocation.store_trouble = error_text(error)
             self._meta = None
             self._abandon()
 

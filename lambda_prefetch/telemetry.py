@@ -23,10 +23,10 @@ class Telemetry:
     """The logger and metrics of this process."""
 
     def __init__(self, log_level: str) -> None:
-        # Lambda collects it; elsewhere SUPER_LOG_LEVEL and POWERTOOLS_METRICS_DISABLED turn it off.
+        # Lambda collects the output. Elsewhere SUPER_LOG_LEVEL and POWERTOOLS_METRICS_DISABLED turn it off.
         self._logger = Logger(service=_SERVICE, level=log_level)
         self._metrics = Metrics(namespace="SUPER", service=_SERVICE)
-        # Powertools' own switch stops flushing, but not its output after every hundred values.
+        # The switch in Powertools stops flushing, but not the output after every hundred values.
         self._is_metering = not strtobool(os.environ.get("POWERTOOLS_METRICS_DISABLED") or "false")
 
     def warmed(self, *, cold_start: bool, golden: str) -> None:
@@ -34,7 +34,7 @@ class Telemetry:
         self._logger.info("warmed", extra={"cold_start": cold_start, "golden": golden})
 
     def finished(self, result: PrefetchResult, context: Any) -> None:
-        """Log and count an answered prefetch request; ``context`` is Lambda's."""
+        """Log and count an answered prefetch request. ``context`` is that of the handler."""
         counts = Counter(result.outcomes)
         self._logger.info(
             "prefetched",

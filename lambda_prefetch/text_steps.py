@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from superdl.lambda_prefetch.custom_steps import custom_step
-from superdl.lambda_prefetch.sources import spoiled
+from superdl.lambda_prefetch.sources import fatal
 
 try:
     from tokenizers import Tokenizer
@@ -20,11 +20,11 @@ except ImportError as error:
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Making tokens takes about a hundred times a text's bytes.
+# Tokenizing takes about a hundred times the memory of the text.
 MAX_TEXT_BYTES = 16 * 2**20
 
 _MAX_FILE_BYTES = 128 * 2**20
-_FILES = 4  # tokenizers that a function keeps
+_FILES = 4  # number of tokenizers that a function keeps
 
 
 def _check(*, file: str, sha256: str, **_: object) -> None:
@@ -35,22 +35,22 @@ def _check(*, file: str, sha256: str, **_: object) -> None:
 def tokenize(
     array: NDArray[Any], *, file: str, sha256: str, length: int = 0, packed: bool = False, pad_id: int = 0
 ) -> NDArray[Any]:
-    """Return the token ids of a UTF-8 text as int32, with the tokenizer's own special tokens.
+    """Return the token ids of a UTF-8 text as int32, including the tokenizer's special tokens.
 
     Args:
         array: the text's bytes.
         file: path of the tokenizer's JSON file on the function's machine.
         sha256: SHA-256 of that file, in hex.
-        length: cut or pad the tokens to (length,); 0 returns all of them, as (tokens,).
-        packed: cut nothing off, but return (rows, length), with the last row padded.
+        length: truncate or pad the tokens to (length,); 0 returns all tokens, as (tokens,).
+        packed: return all tokens as (rows, length), with the last row padded.
         pad_id: token id for padding.
     """
     if array.size > MAX_TEXT_BYTES:
-        raise spoiled("too_large", f"its text of {array.size} bytes exceeds the limit of {MAX_TEXT_BYTES}")
+        raise fatal("too_large", f"its text of {array.size} bytes exceeds the limit of {MAX_TEXT_BYTES}")
     try:
         text = array.tobytes().decode()
     except UnicodeDecodeError as error:
-        raise spoiled("undecodable", f"it is not valid UTF-8: {error}") from error
+        raise fatal("undecodable", f"it is not valid UTF-8: {error}") from error
     ids = np.array(_tokenizer(file, sha256).encode(text).ids, dtype=np.int32)
     if not length:
         return ids
@@ -69,13 +69,13 @@ def _tokenizer(file: str, sha256: str) -> Tokenizer:
     if len(data) > _MAX_FILE_BYTES:
         raise ValueError(f"the tokenizer {file} exceeds the limit of {_MAX_FILE_BYTES} bytes")
     digest = hashlib.sha256(data).hexdigest()
-    # Another tokenizer would give other samples under the same ids.
+    # A different tokenizer would produce different samples with the same ids.
     if digest != sha256:
         raise ValueError(f"the tokenizer {file} does not have the SHA-256 in the recipe, {sha256}")
     tokenizer: Tokenizer = Tokenizer.from_str(data.decode())
     if getattr(tokenizer.model, "dropout", None):
         raise ValueError(f"the tokenizer {file} uses dropout, so a text would get different tokens each time")
-    # The step's `length` decides both.
+    # The step's `length` controls truncation and padding.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from superdl.lambda_prefetch.push import ByteBudget, Pusher, cache_connections
-from superdl.lambda_prefetch.store import PackSaver, own_store, trouble_in_words
+from superdl.lambda_prefetch.store import PackSaver, error_text, request_store
 from superdl.super_wire.cache import MAX_BULK_BYTES, Command, ErrorReply, exchange
 from superdl.super_wire.errors import (
     CacheError,
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
     from superdl.super_wire.request import PrefetchRequest
     from superdl.super_wire.store import PackMeta, Store
 
-_RESTORED_BYTES = 16 * 2**20  # of a piece
+_RESTORED_BYTES = 16 * 2**20  # limit for each piece
 _DIRECTORY_THREADS = 2  # a disk reads ahead; a shared filesystem answers in 1 ms
 _S3_THREADS = 16
 
-_SLICE_BYTES = 8 * 2**20  # half of a connection's limit for one reply
-_SAVED_BYTES = 4 * 2**20  # that are read together
+_SLICE_BYTES = 8 * 2**20  # half of a connection's limit for a reply
+_SAVED_BYTES = 4 * 2**20  # limit for records that are read together
 _FIRST_RECORDS, _MOST_RECORDS = 4, 64
 _TIMEOUT_S = 15.0
 
 
 def restore(invocation: Invocation) -> None:
-    """Read and push the records at a request's places. Missing or invalid ones become ``not_stored``."""
+    """Read and push the records at a request's locations. Missing or invalid ones become ``not_stored``."""
     request, settings = invocation.request, invocation.settings
     try:
-        store = own_store(invocation, writing=False)
-    except Exception as error:  # noqa: BLE001  # in the result: the coordinator decodes meanwhile
-        invocation.store_trouble = trouble_in_words(error)
+        store = request_store(invocation, writing=False)
+    except Exception as error:  # noqa: BLE001  # reported; the coordinator decodes meanwhile
+        invocation.store_trouble = error_text(error)
         invocation.fail_all(range(request.count), Outcome.STORE_ERROR, invocation.store_trouble)
         return
-    # Invocations of one process may share the store and its count of requests.
+    # Invocations in a process may share the store and its request count.
     pieces, requests_before = list(_pieces(request)), store.requests
     threads = min(len(pieces), _S3_THREADS if is_bucket(request.store) else _DIRECTORY_THREADS)
     with Pusher(request.cache, settings) as pusher, ThreadPoolExecutor(threads, "super-restore") as pool:
@@ -59,9 +59,9 @@ def restore(invocation: Invocation) -> None:
 
 
 def _pieces(request: PrefetchRequest) -> Iterator[tuple[str, list[int]]]:
-    """Yield each pack with the samples that are read from it together."""
+    """Yield each pack with the samples to read from it together."""
     order = sorted(range(request.count), key=lambda index: (request.pack_of[index], request.offsets[index]))
-    # Rising offsets: a disk reads ahead, and S3 gets one request for neighbours.
+    # Sort by offset, so that a disk reads ahead and neighbours share a request to S3.
     piece: list[int] = []
     last, size_bytes = "", 0
     for index in order:
@@ -75,7 +75,7 @@ def _pieces(request: PrefetchRequest) -> Iterator[tuple[str, list[int]]]:
 
 
 class _Reader:
-    """A reader of pieces, in threads. At most ``fetch_bytes``, or one piece, wait for the pusher."""
+    """A reader of pieces, for use in threads. At most ``fetch_bytes``, or one piece, wait to be pushed."""
 
     def __init__(self, invocation: Invocation, store: Store, pusher: Pusher) -> None:
         self._invocation, self._request = invocation, invocation.request
@@ -85,7 +85,7 @@ class _Reader:
 
     def restore(self, pack: str, indices: list[int]) -> int:
         """Restore some samples of a pack; return the number of bytes read."""
-        indices = [index for index in indices if self._is_place(index)]
+        indices = [index for index in indices if self._has_valid_location(index)]
         size_bytes = sum(self._request.lengths[index] for index in indices)
         if not indices or not self._may_begin(indices):
             return 0
@@ -95,8 +95,8 @@ class _Reader:
         finally:
             self._budget.release(size_bytes)
 
-    def _is_place(self, index: int) -> bool:
-        """Check a sample's place, so that no more bytes are read than a record can have."""
+    def _has_valid_location(self, index: int) -> bool:
+        """Check a sample's location, so that no more bytes are read than a record can have."""
         offset, length = self._request.offsets[index], self._request.lengths[index]
         good = HEADER_BYTES <= length <= MAX_BULK_BYTES and offset < 2**62
         if not good:
@@ -110,8 +110,8 @@ class _Reader:
         if self._trouble:
             fail_all(indices, Outcome.STORE_ERROR, f"skipped because the store failed: {self._trouble}")
         elif self._pusher.broken:
-            why = f"skipped because the cache accepts no records: {self._pusher.broken}"
-            fail_all(indices, Outcome.CACHE_ERROR, why)
+            message = f"skipped because the cache accepts no records: {self._pusher.broken}"
+            fail_all(indices, Outcome.CACHE_ERROR, message)
         elif self._invocation.expired():
             fail_all(indices, Outcome.EXPIRED, "the request expired before this sample was read")
         else:
@@ -124,12 +124,12 @@ class _Reader:
         try:
             records = self._store.read_many(pack, spans)
         except (StoreGoneError, StoreFormatError, StoreRefusedError) as error:
-            # Without permission to list, S3 also refuses a missing pack.
-            self._invocation.fail_all(indices, Outcome.NOT_STORED, trouble_in_words(error))
+            # S3 refuses access to a missing pack, too, if listing is not permitted.
+            self._invocation.fail_all(indices, Outcome.NOT_STORED, error_text(error))
             return 0
-        except Exception as error:  # noqa: BLE001  # in the result; the coordinator decodes meanwhile
-            # A store that does not answer is not tried again in this invocation.
-            self._trouble = self._invocation.store_trouble = trouble_in_words(error)
+        except Exception as error:  # noqa: BLE001  # reported; the coordinator decodes meanwhile
+            # Do not use a store that does not answer again in this invocation.
+            self._trouble = self._invocation.store_trouble = error_text(error)
             self._invocation.fail_all(indices, Outcome.STORE_ERROR, self._trouble)
             return 0
         read_us = (time.perf_counter_ns() - begun_ns) // (1000 * len(indices))
@@ -143,8 +143,8 @@ class _Reader:
         try:
             check_record(record, sample_id)
         except RecordError as error:
-            why = f"pack {pack} contains no valid record of it at {self._request.offsets[index]}: {error}"
-            self._invocation.fail(index, Outcome.NOT_STORED, why)
+            message = f"pack {pack} contains no valid record of it at {self._request.offsets[index]}: {error}"
+            self._invocation.fail(index, Outcome.NOT_STORED, message)
             return
         self._invocation.outcomes[index] = Outcome.CACHED  # unless the cache refuses it
         header, payload = record[:HEADER_BYTES], memoryview(record)[HEADER_BYTES:]
@@ -161,14 +161,14 @@ def save(invocation: Invocation, meta: PackMeta | None) -> None:
         return
     with (
         cache_connections(request.cache, invocation.settings) as nodes,
-        # No pace: a slow disk may take its time, since no reader waits for a save.
+        # A save needs no pace: a slow disk delays no reader.
         PackSaver(invocation, meta, pace=None) as saver,
     ):
         at, count = 0, _FIRST_RECORDS
         while at < request.count and not invocation.store_trouble and not invocation.expired():
             indices = range(at, min(at + count, request.count))
             longest = _save_some(indices, invocation, nodes, saver)
-            # As many as fit if all are as long as the longest so far.
+            # Read as many as fit if all are as long as the longest record so far.
             at, count = indices.stop, max(1, min(_MOST_RECORDS, _SAVED_BYTES // max(longest, 1)))
 
 
@@ -199,9 +199,9 @@ def _slice(sample_id: bytes, start: int) -> Command:
 
 
 def _whole(answer: object, sample_id: bytes, nodes: NodeConnections) -> bytes:
-    """Return a whole record, of the length in its header. ``answer`` is its first slice."""
+    """Return a whole record, whose length is in its header. ``answer`` is its first slice."""
     record = _bytes(answer)
-    # In slices, so that memory stays bounded.
+    # Read in slices, so that memory stays bounded.
     parts, size = [record], len(record)
     total_bytes = HEADER_BYTES + parse_header(record, sample_id=sample_id).payload_bytes
     while len(parts[-1]) == _SLICE_BYTES and size < total_bytes:

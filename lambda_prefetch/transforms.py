@@ -1,4 +1,4 @@
-"""A recipe's steps on PIL images, with the same pixels as torchvision 0.17 and later."""
+"""A recipe's steps on PIL images. The pixels are identical to those of torchvision 0.17 and later."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image
 
 from superdl.lambda_prefetch.custom_steps import CustomStep
 from superdl.lambda_prefetch.decode import check_pixels, decode
-from superdl.lambda_prefetch.sources import SampleFailedError, spoiled
+from superdl.lambda_prefetch.sources import SampleFailedError, fatal
 from superdl.super_wire.ids import digest128
 from superdl.super_wire.recipe_steps import OPS, borders_of, sides_of
 from superdl.super_wire.request import Outcome
@@ -30,14 +30,14 @@ _CROP_TRIES = 10
 _CHANNELS = 3
 _DOUBLE_BITS = 53
 _CROPS = frozenset({"random_resized_crop", "random_crop"})
-_NUMBERS = frozenset({"|u1", "<u2", "<i4", "<f4"})  # dtypes of masks that Pillow can crop and flip
+_NUMBERS = frozenset({"|u1", "<u2", "<i4", "<f4"})  # mask dtypes that Pillow can crop and flip
 
 
 class SampleRandom:
-    """Random numbers for one random step on one sample: the same everywhere, new in every epoch.
+    """Random numbers for a random step on a sample: equal on every machine, and different in every epoch.
 
-    Steps that the fields of a sample share also have a ``kind``, and ``step`` counts the steps of
-    that kind.
+    Steps whose draws are shared by several fields also have a ``kind``, and ``step`` counts the
+    steps of that kind.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class SampleRandom:
         return self._bits() >> 1
 
     def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
-        """Return the next draw from ``low`` to ``high`` (excluded, except by rounding)."""
+        """Return the next draw between ``low`` and ``high`` (exclusive, except for rounding)."""
         return low + (high - low) * ((self._bits() >> (64 - _DOUBLE_BITS)) * 2.0**-_DOUBLE_BITS)
 
     def below(self, bound: int) -> int:
@@ -76,12 +76,12 @@ class SampleRandom:
     def _bits(self) -> int:
         counter = self._count.to_bytes(8, "little")
         self._count += 1
-        # From BLAKE2b itself, so no library's change of generator can change pixels.
+        # Derived from BLAKE2b directly, so that pixels do not depend on a library's generator.
         return int.from_bytes(hashlib.blake2b(counter, digest_size=8, key=self._seed).digest(), "little")
 
 
 class Program:
-    """A recipe that is ready to run on the samples of one request.
+    """A recipe that is ready to run on the samples of a request.
 
     Random steps are seeded with ``bucket``, ``epoch`` and keys without ``prefix``. ``limit_pixels``
     limits the images that steps return, and ``step_modules`` lists the modules allowed for custom steps.
@@ -100,7 +100,7 @@ class Program:
     ) -> None:
         settings: Any = {"bucket": bucket, "epoch": epoch, "prefix": prefix}
         settings |= {"limit_pixels": limit_pixels, "step_modules": step_modules}
-        # Without fields, the recipe itself is the only part.
+        # A recipe without fields is the only part.
         self._parts = [
             Program(part, **settings, whole_digest=recipe.digest) for part in recipe.parts.values()
         ] or [self]
@@ -131,14 +131,14 @@ class Program:
     ) -> Made:
         """Decode an object's bytes, unless the first step needs the bytes, and :meth:`run` the steps.
 
-        ``part`` is the number of the object's field in the recipe's order. ``key`` is that of the
-        whole sample, and ``sizes`` is one dict for all its parts: parts that are cropped alike must
-        have the same size.
+        ``part`` is the index of the object's field in the recipe. ``key`` is the key of the sample,
+        and ``sizes`` a dict that all parts of a sample share, because parts with a common crop must
+        have equal sizes.
         """
         if self._parts[part] is not self:
             return self._parts[part].make(data, key, sizes=sizes)
         if not self._decodes:
-            # Read-only: a custom step must not change the received bytes.
+            # Read-only, because a custom step must not change the received bytes.
             return self.run(np.frombuffer(memoryview(data).toreadonly(), dtype=np.uint8), key, sizes)
         return self.run(decode(data, **self._how), key, sizes)
 
@@ -179,15 +179,15 @@ class Program:
         return SampleRandom(self._whole_digest, count, seed, self._epoch, self._bucket, named, kind)
 
     def _kind(self, number: int) -> tuple[str, int]:
-        """Return the step's kind, and its number among the steps of that kind."""
-        # Fields share the draws of equal kind and number, so an image and its mask are cropped alike.
+        """Return the kind of a step, and its number among the steps of that kind."""
+        # Fields share draws of the same kind and number, so an image and its mask get the same crop.
         kinds = [str(step.get("name", step["op"])) for step in self._recipe.steps[:number]]
         return kinds[-1], kinds.count(kinds[-1])
 
     def _check_size(self, number: int, size: tuple[int, int], sizes: dict[str, tuple[int, int]]) -> None:
         kind, count = self._kind(number)
         if (other := sizes.setdefault(f"{kind} {count}", size)) != size:
-            raise spoiled(
+            raise fatal(
                 "unequal",
                 f"step {number} ({kind}) would crop its {size[0]} x {size[1]} pixels differently from "
                 f"another field's {other[0]} x {other[1]}: resize both to the same [height, width] first",
@@ -195,15 +195,15 @@ class Program:
 
 
 class _Drawing(NamedTuple):
-    draws: Callable[[], SampleRandom]  # a step's random numbers
-    limit_pixels: int  # bound on its result
+    draws: Callable[[], SampleRandom]  # creates a step's random numbers
+    limit_pixels: int  # limit for the result
 
 
 def _resize(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
     if not isinstance(step["size"], int):
         height, width = step["size"]
         return _resized(image, (width, height), step, to.limit_pixels)
-    # The dependent side is rounded down; both are less if the longer one would exceed max_size.
+    # The longer side is rounded down. Both sides shrink if the longer one would exceed max_size.
     shorter, longest = step["size"], step.get("max_size")
     longer = int(shorter * max(image.size) / min(image.size))
     if longest is not None and longer > longest:
@@ -216,11 +216,11 @@ def _resized(
     image: Image.Image, size: tuple[int, int], step: Mapping[str, Any], limit_pixels: int
 ) -> Image.Image:
     check_pixels(*size, limit_pixels)
-    # Pillow resamples one side first: a long, thin image may become large then.
+    # Pillow resamples one side first, so a long, thin image may become large in between.
     check_pixels(size[0], image.height, limit_pixels)
     check_pixels(image.width, size[1], limit_pixels)
     if 0 in size:
-        raise spoiled(
+        raise fatal(
             "too_small", f"{image.width} x {image.height} pixels would be resized to {size[0]} x {size[1]}"
         )
     filter_name = step.get("interpolation", "bilinear").upper()
@@ -237,7 +237,7 @@ def _center_crop(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> I
 
 
 def _centred(length: int, side: int) -> int:
-    # As in torchvision: padding puts the smaller half first, cropping rounds to even.
+    # Like torchvision, padding puts the smaller half first, and cropping rounds to even.
     return round((length - side) / 2) if length >= side else -((side - length) // 2)
 
 
@@ -265,10 +265,10 @@ def _random_resized_crop(image: Image.Image, step: Mapping[str, Any], to: _Drawi
 def _random_crop(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
     height, width = sides_of(step["size"])
     if image.width < width or image.height < height:
-        why = (
+        message = (
             f"{image.width} x {image.height} pixels cannot be cropped to {width} x {height}: add a pad first"
         )
-        raise spoiled("too_small", why)
+        raise fatal("too_small", message)
     draws = to.draws()
     top = draws.below(image.height - height + 1)
     left = draws.below(image.width - width + 1)
@@ -279,7 +279,7 @@ def _flip(how: Image.Transpose, image: Image.Image, step: Mapping[str, Any], to:
     return image.transpose(how) if to.draws().uniform() < step["p"] else image
 
 
-# step -> its function; custom steps are imported, and decode() does those that decode
+# step -> its function. Custom steps are imported, and decode() runs the steps that decode.
 _STEPS: Mapping[str, Callable[[Image.Image, Mapping[str, Any], _Drawing], Image.Image]] = MappingProxyType(
     {
         "resize": _resize,
@@ -300,7 +300,7 @@ def random_crop_box(
     """Return a random part of the image as (left, top, right, bottom)."""
     log_low, log_high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_CROP_TRIES):
-        # Area is uniform in scale, the logarithm of the aspect ratio in that of ratio.
+        # The area is uniform in scale, and the logarithm of the aspect ratio is uniform in that of ratio.
         area = width * height * draws.uniform(*scale)
         aspect = math.exp(draws.uniform(log_low, log_high))
         w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
@@ -308,13 +308,13 @@ def random_crop_box(
             top = draws.below(height - h + 1)
             left = draws.below(width - w + 1)
             return left, top, left + w, top + h
-    # As in torchvision, after ten tries: the largest central part with an allowed ratio.
+    # Like torchvision, after ten attempts use the largest central part with an allowed ratio.
     w, h = width, height
     if width / height < ratio[0]:
         h = round(w / ratio[0])
     elif width / height > ratio[1]:
         w = round(h * ratio[1])
-    w, h = max(w, 1), max(h, 1)  # an image of a single row may have none
+    w, h = max(w, 1), max(h, 1)  # may be 0 for an image with a single row
     left, top = (width - w) // 2, (height - h) // 2
     return left, top, left + w, top + h
 
@@ -323,15 +323,15 @@ def _as_image(picture: Picture, number: int, op: str, *, of_mask: bool) -> Image
     if isinstance(picture, Image.Image):
         return picture
     if isinstance(picture, dict):
-        what = f"arrays named {', '.join(picture)}"
+        shown = f"arrays named {', '.join(picture)}"
     elif (of_mask and picture.ndim == _CHANNELS - 1 and picture.dtype.str in _NUMBERS) or (
         picture.dtype == np.uint8 and picture.ndim == _CHANNELS and picture.shape[2] == _CHANNELS
     ):
         return Image.fromarray(np.ascontiguousarray(picture))
     else:
-        what = f"{picture.dtype} of shape {picture.shape}"
+        shown = f"{picture.dtype} of shape {picture.shape}"
     raise SampleFailedError(
         Outcome.STEP_ERROR,
         f"step {number} ({op}) needs uint8 of shape (height, width, 3), but the custom step before it "
-        f"returned {what}",
+        f"returned {shown}",
     )

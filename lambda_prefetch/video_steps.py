@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from superdl.lambda_prefetch.custom_steps import custom_step
-from superdl.lambda_prefetch.sources import spoiled
+from superdl.lambda_prefetch.sources import fatal
 
 try:
     import av
@@ -18,13 +18,13 @@ except ImportError as error:
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Self-contained formats: for others, such as playlists, FFmpeg would open the files that they name.
+# Only self-contained formats. For others, such as playlists, FFmpeg would open the files that they name.
 _FORMATS = "mov,mp4,matroska,webm,avi,mpegts,ogg,flv"
 _MAX_FRAME_PIXELS = 2**26
-_MAX_CLIP_PIXELS = 2**36  # of all decoded frames: ten minutes of 1080p
+_MAX_CLIP_PIXELS = 2**36  # of all decoded frames, ten minutes of 1080p
 _OPTIONS = {"format_whitelist": _FORMATS}
 _QUARTER_TURN = 90
-_ROUNDING_S = 1e-6  # so that 7 / 10 s finds the frame shown at 0.7 s
+_ROUNDING_S = 1e-6  # so that 7 / 10 s selects the frame shown at 0.7 s
 
 
 @custom_step("1")
@@ -36,16 +36,16 @@ def clip(
     Args:
         array: the file's bytes, in MP4, MOV, Matroska, WebM, AVI, MPEG-TS, Ogg or FLV. Its
             first video stream is used.
-        frames: number of frames. Each is the frame shown at its time, or the last one past the end.
-        size: length of the shorter side after resizing (bicubic), and side of the square.
-        fps: frames per second; 0 spreads them over the video, each in the middle of an equal part.
-        start: seconds from the first frame. Decoding begins at the first frame in any case.
+        frames: number of frames. Each is the frame displayed at its time, or the last frame after the end.
+        size: length in pixels of the shorter side after resizing (bicubic), and side of the square.
+        fps: frames per second; 0 spreads the frames over the video, each in the middle of an equal part.
+        start: start of the clip in seconds after the first frame. Decoding always begins at the first frame.
     """
     data = array.tobytes()
     if not data:
-        raise spoiled("empty", "the object is empty")
+        raise fatal("empty", "the object is empty")
     try:
-        # By packet headers alone: nothing is decoded yet.
+        # Read only packet headers. Nothing is decoded yet.
         ticks, times, length = _shown(data)
         at = start + (
             np.arange(frames) / fps if fps else (np.arange(frames) + 0.5) * (length - start) / frames
@@ -53,24 +53,24 @@ def clip(
         numbers = np.clip(np.searchsorted(times, at + _ROUNDING_S, side="right") - 1, 0, None)
         decoded = _frames(data, ticks, set(numbers.tolist()), size)
     except MemoryError:
-        raise  # also for absurd sizes, but no good video must become a tombstone
+        raise  # also raised for absurd sizes, but a valid video must not become a tombstone
     except (av.error.FFmpegError, RuntimeError, ValueError) as error:
-        raise spoiled("undecodable", f"FFmpeg cannot read it: {error}") from error
+        raise fatal("undecodable", f"FFmpeg cannot read it: {error}") from error
     return np.stack([decoded[number] for number in numbers.tolist()])
 
 
 def _shown(data: bytes) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], float]:
-    """Return the frame times in ticks (``None`` unless all have one) and in seconds, and the end."""
+    """Return the frame times in ticks (``None`` unless all are known) and in seconds, and the end."""
     with av.open(io.BytesIO(data), "r", options=_OPTIONS) as file:
         if not file.streams.video or file.streams.video[0].codec_context is None:
-            raise spoiled("undecodable", "it contains no video that FFmpeg can decode")
+            raise fatal("undecodable", "it contains no video that FFmpeg can decode")
         stream = file.streams.video[0]
         stamps, count, last, all_timed = [], 0, 0, True
         for packet in file.demux(stream):
             # Some formats, such as AVI, store no presentation times.
             stamp = packet.dts if packet.pts is None else packet.pts
             if packet.is_corrupt:
-                raise spoiled("undecodable", "a part of it is truncated or corrupt")
+                raise fatal("undecodable", "a part of it is truncated or corrupt")
             if stamp is None:  # the end
                 continue
             count += 1
@@ -79,20 +79,18 @@ def _shown(data: bytes) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], 
                 stamps.append(stamp)
                 last = max(last, stamp + (packet.duration or 0))
         if count < stream.frames:
-            raise spoiled(
-                "undecodable", f"only {count} of {stream.frames} frames can be read: it is truncated"
-            )
+            raise fatal("undecodable", f"only {count} of {stream.frames} frames can be read: it is truncated")
         if not stamps or stream.time_base is None:
-            raise spoiled("empty", "it contains no frames")
+            raise fatal("empty", "it contains no frames")
         ticks = np.sort(np.array(stamps))
         seconds = (ticks - ticks[0]) * float(stream.time_base)
         return ticks if all_timed else None, seconds, float((last - int(ticks[0])) * stream.time_base)
 
 
 def _frames(
-    data: bytes, ticks: NDArray[np.int64] | None, wanted: set[int], size: int
+    data: bytes, ticks: NDArray[np.int64] | None, indices: set[int], size: int
 ) -> dict[int, NDArray[Any]]:
-    """Return the frames at the ``wanted`` indices in display order, by index."""
+    """Return the frames at ``indices`` in display order, by index."""
     taken = {}
     with av.open(io.BytesIO(data), "r", options=_OPTIONS) as file:
         stream = file.streams.video[0]
@@ -102,25 +100,25 @@ def _frames(
         for number, frame in enumerate(file.decode(stream)):
             pixels += frame.width * frame.height
             if pixels > _MAX_CLIP_PIXELS:
-                raise spoiled("too_large", f"the clip takes more than {_MAX_CLIP_PIXELS} pixels")
-            # FFmpeg skips frames before the first key frame: counting would be off.
-            place = number if ticks is None or frame.pts is None else int(np.searchsorted(ticks, frame.pts))
-            if place in wanted:
-                taken[place] = _square(frame, size)
-                if len(taken) == len(wanted):
+                raise fatal("too_large", f"the clip takes more than {_MAX_CLIP_PIXELS} pixels")
+            # FFmpeg skips frames before the first key frame, so counting frames would be wrong.
+            index = number if ticks is None or frame.pts is None else int(np.searchsorted(ticks, frame.pts))
+            if index in indices:
+                taken[index] = _square(frame, size)
+                if len(taken) == len(indices):
                     return taken
-    raise spoiled("undecodable", f"only {len(taken)} of {len(wanted)} frames can be decoded")
+    raise fatal("undecodable", f"only {len(taken)} of {len(indices)} frames can be decoded")
 
 
 def _square(frame: av.VideoFrame, size: int) -> NDArray[Any]:
     short = min(frame.width, frame.height)
     width, height = (max(size, round(side * size / short)) for side in (frame.width, frame.height))
     if width * height > _MAX_FRAME_PIXELS:
-        raise spoiled(
+        raise fatal(
             "too_large", f"its {frame.width}x{frame.height} frames would be resized to {width}x{height}"
         )
     resized = frame.reformat(width=width, height=height, format="rgb24", interpolation="BICUBIC")
     left, top = (width - size) // 2, (height - size) // 2
     square = resized.to_ndarray()[top : top + size, left : left + size]
     turned = np.rot90(square, round(frame.rotation / _QUARTER_TURN))
-    return turned.copy()  # a view would keep the whole frame
+    return turned.copy()  # a view would keep the whole frame alive

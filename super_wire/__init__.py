@@ -1,6 +1,4 @@
-"""SUPER's wire format: everything that crosses a process boundary. It imports neither torch nor other
-packages.
-"""
+"""SUPER's wire format: everything that crosses a process boundary. Never imports torch or siblings."""
 
 from __future__ import annotations
 

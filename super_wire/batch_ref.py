@@ -23,30 +23,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The places of a batch's records in a store's packs, as little-endian numbers, one for each sample."""
+    """Locations of a batch's records in a store's packs. Columns have a little-endian number per sample."""
 
-    packs: tuple[str, ...]  # names
-    pack_of: bytes  # uint32, the position of its pack in packs, counted from 1, or 0 if it has no place
-    offsets: bytes  # uint64, the start of its record in the pack
-    lengths: bytes  # uint32, of the whole record
+    packs: tuple[str, ...]  # pack names
+    pack_of: bytes  # uint32, 1-based index into packs, or 0 if the record is in no pack
+    offsets: bytes  # uint64, byte offset of the record in its pack
+    lengths: bytes  # uint32, size of the whole record in bytes
 
     @classmethod
     def of_page(cls, packs: Sequence[str], pack_of: bytes, offsets: bytes, lengths: bytes) -> Places:
-        """Return a batch's places, given those of its page, whose numbers index the page's ``packs``."""
+        """Return a batch's locations, given those of its page, which index the page's ``packs``."""
         numbers, own = np.unique(np.frombuffer(pack_of, dtype="<u4"), return_inverse=True)
         if numbers[-1] > len(packs):
-            raise ValueError(f"a place refers to pack {numbers[-1]}, but the page lists {len(packs)}")
-        if numbers[0] > 0:  # every sample has a place, but numbers still start at 1
+            raise ValueError(f"a location refers to pack {numbers[-1]}, but the page lists {len(packs)}")
+        if numbers[0] > 0:  # every sample has a location, but numbers still start at 1
             own = own + 1
-        # Only the batch's own packs: it travels to workers, its page does not.
+        # Keep only the packs that this batch uses, because the batch is sent to workers and its page is not.
         names = tuple(packs[number - 1] for number in numbers.tolist() if number)
         return cls(names, own.astype("<u4").tobytes(), offsets, lengths)
 
 
-# No credentials, connection or pixels: DataLoader workers of any start method receive it.
+# It holds no credentials, connection or pixels, so that workers of any start method can receive it.
 @dataclass(frozen=True, slots=True)
 class BatchRef:
-    """One batch of one rank's plan. ``cache`` is an address without credentials."""
+    """A planned batch of one rank. ``cache`` is an address without credentials."""
 
     dataset_id: bytes
     job: str
@@ -57,15 +57,15 @@ class BatchRef:
     sample_ids: bytes  # 16 bytes per sample, in order
     labels: bytes  # in label_dtype, see super_wire.labels
     label_dtype: str
-    padding: bytes  # a byte per sample, 1 if it only pads the end of the epoch; empty without padding
-    keys: tuple[str, ...]  # for messages; may be empty if they do not fit into the page
+    padding: bytes  # one byte per sample, 1 for padding at the end of the epoch; empty if there is none
+    keys: tuple[str, ...]  # for messages; empty if they do not fit into the page
     cache: str
-    store: str = ""  # its directory, if the trainer can see it
-    places: Places | None = None  # of records of the batch in the store's packs
-    seed: int = 0  # the sampler's, for transforms without their own
-    # Little-endian uint32 per sample: how often it was drawn before in the epoch. Empty if never.
+    store: str = ""  # the store's directory, if the trainer can access it
+    places: Places | None = None  # locations of the batch's records in the store
+    seed: int = 0  # the sampler's seed, the default for transforms
+    # One little-endian uint32 per sample: how often the epoch drew it before. Empty if all are 0.
     repetitions: bytes = b""
-    alone: bool = False  # no other rank or dataset of a mix has a part of the same step
+    alone: bool = False  # no other rank, and no other dataset of a mix, contributes to this step
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -74,7 +74,7 @@ class BatchRef:
     def label_array(self) -> Labels:
         """Return the labels as a read-only array of shape (samples, ...).
 
-        Lists that vary by sample are returned as ``RaggedLabels``.
+        Lists whose length varies by sample are returned as ``RaggedLabels``.
         """
         return unpack_labels(self.labels, self.label_dtype, len(self))
 
@@ -85,7 +85,7 @@ class BatchRef:
         return np.frombuffer(self.padding, dtype=np.bool_)
 
     def name_of(self, offset: int) -> str:
-        """Return the sample's key, or its id and the command that finds the key."""
+        """Return the sample's key, or if it is unknown, the sample id and the command that prints the key."""
         if self.keys and (key := self.keys[offset]):
             return key
         hex_id = self.sample_ids[offset * ID_BYTES : (offset + 1) * ID_BYTES].hex()
@@ -94,9 +94,7 @@ class BatchRef:
 
 @dataclass(frozen=True, slots=True)
 class MixedRef:
-    """One batch of one rank of a mix: for each dataset with samples in it, its position in the mix and its
-    batch.
-    """
+    """A batch of one rank of a mix: for each dataset with samples in it, its index and its batch."""
 
     parts: tuple[tuple[int, BatchRef], ...]
 
@@ -115,7 +113,7 @@ class MixedRef:
         return sum(len(ref) for _, ref in self.parts)
 
     def __lt__(self, other: object) -> bool:
-        """Raise ``UsageError``: a ConcatDataset takes the batch for a sample number and compares it."""
+        """Raise ``UsageError``. A ConcatDataset compares the batch because it expects a sample number."""
         raise UsageError(
             "this is a batch of a mix, but a ConcatDataset reads single samples: pass SuperMix(...) of it, "
             "which reads whole batches, to the DataLoader, or use SuperLoader"
@@ -124,7 +122,7 @@ class MixedRef:
 
 @dataclass(frozen=True, slots=True)
 class DatasetBinding:
-    """The facts about a dataset that are known once its source has been listed."""
+    """Properties of a dataset that are known once its source has been listed."""
 
     dataset_id: bytes
     fingerprint: bytes
@@ -132,14 +130,14 @@ class DatasetBinding:
     classes: tuple[str, ...]  # empty if a key list gives labels as numbers
     label_dtype: str
     cache: str  # empty while no job is open
-    store: str = ""  # empty unless this machine can see it
+    store: str = ""  # empty unless this machine can access it
 
 
 class Bindable(Protocol):
-    """The interface of a dataset for samplers, which use its ``coordinator`` by default."""
+    """The interface that samplers require of a dataset. They use its ``coordinator`` by default."""
 
     coordinator: str | None
-    # Warnings already given to its user.
+    # Warnings that the user has already seen.
     warned: set[str]
 
     @property
@@ -156,7 +154,7 @@ class Bindable(Protocol):
 
     @property
     def naming(self) -> Naming:
-        """How its samples are named in ids, apart from their keys."""
+        """The naming of samples in ids, apart from their keys."""
 
     @property
     def given_classes(self) -> tuple[str, ...]:
@@ -167,14 +165,14 @@ class Bindable(Protocol):
         """Whether to read records from the store's packs if this machine can see them."""
 
     def bind(self, binding: DatasetBinding) -> None:
-        """Store the coordinator's facts. Called again with the same or newer ones."""
+        """Store the properties reported by the coordinator. May be called again with newer ones."""
 
     @property
     def bad_samples(self) -> tuple[Any, ...]:
-        """The bad samples that its readers have skipped so far."""
+        """The bad samples that readers have skipped so far."""
 
     def name_bad_samples(self) -> None:
-        """Warn of bad samples that its readers in other processes have met since the last call."""
+        """Warn about bad samples that readers in other processes have skipped since the last call."""
 
     def ping_cache(self, cache: str) -> None:
         """Connect to the cache with the dataset's credentials, or raise :class:`CacheError`."""

@@ -1,4 +1,4 @@
-"""Start work beside an event loop, and stop it reliably: tasks, and blocking calls in threads."""
+"""Start background work for an event loop, and stop it reliably: tasks, and blocking calls in threads."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class CallingThreads:
         return await future
 
     def close(self, reason: Exception) -> None:
-        """Start no more calls, and abandon those that are running: they fail with ``reason``."""
+        """Start no more calls, and abandon the running ones, which fail with ``reason``."""
         self._closed = reason
         for future in self._under_way:
             if not future.done():

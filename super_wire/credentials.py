@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Beyond loopback, each side needs TLS and a token, unless SUPER_INSECURE is set.
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine. The only name that counts is ``localhost``."""
+    """Return whether a host is this machine: a loopback address, or the name ``localhost``."""
     if host.lower() == "localhost":
         return True
     try:
@@ -42,8 +42,8 @@ class ClientTls:
     peer: ClassVar[str]
     variables: ClassVar[Mapping[str, str]]
 
-    ca_file: str = ""  # PEM, the CAs to trust; by default the system's
-    cert_file: str = ""  # and key_file, a client certificate, for peers that require one
+    ca_file: str = ""  # PEM file of trusted CAs; by default the system's
+    cert_file: str = ""  # a client certificate, with key_file, if the peer requires one
     key_file: str = ""
     insecure: bool = False  # allow plain text beyond this machine
 
@@ -83,7 +83,7 @@ _RIGHT = re.compile(r"(team|share|priority|max_usd)=[^\s,]+")
 
 
 class Token(NamedTuple):
-    """A token with its rights: the values of ``team``, ``share``, ``priority`` and ``max_usd``."""
+    """A token and its rights: the values of ``team``, ``share``, ``priority`` and ``max_usd``."""
 
     token: str
     rights: Mapping[str, str] = MappingProxyType({})
@@ -97,22 +97,22 @@ def parse_tokens(text: str, origin: str) -> tuple[Token, ...]:
     """
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
     entries = [entry.split() for line in lines for entry in line.split(",") if entry.strip()]
-    for place, (token, *words) in enumerate(entries, 1):
+    for n, (token, *words) in enumerate(entries, 1):
         if _RIGHT.fullmatch(token):
             raise ConfigError(
-                f"{origin}: token {place} of {len(entries)} begins with team=, share=, priority= or "
-                "max_usd=. Write these after their token, separated by spaces"
+                f"{origin}: token {n} of {len(entries)} begins with team=, share=, priority= or "
+                "max_usd=. Write rights after their token, separated by spaces"
             )
         if not _TOKEN.fullmatch(token):
             raise ConfigError(
-                f"{origin}: token {place} of {len(entries)} has {len(token)} characters, but a token must "
+                f"{origin}: token {n} of {len(entries)} has {len(token)} characters, but a token must "
                 f"consist of {TOKEN_CHARACTERS_MIN} to {_TOKEN_CHARACTERS_MAX} letters, digits or the "
                 "characters . _ ~ + / = - (make one with openssl rand -hex 32)"
             )
         names = [word.partition("=")[0] for word in words]
         if not all(map(_RIGHT.fullmatch, words)) or len(set(names)) < len(names):
             raise ConfigError(
-                f"{origin}: token {place} of {len(entries)} may only be followed by team=NAME, share=NUMBER, "
+                f"{origin}: token {n} of {len(entries)} may only be followed by team=NAME, share=NUMBER, "
                 "priority=NUMBER and max_usd=NUMBER, each at most once. Write a second token on a line of "
                 "its own"
             )
@@ -146,7 +146,7 @@ def read_tokens(path: str, origin: str, *, may_be_none: bool = False) -> tuple[T
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorCredentials(ClientTls):
-    """One client's credentials. They are empty if the coordinator is on this machine and requires none."""
+    """A client's credentials. They are empty if the coordinator is on this machine and requires none."""
 
     peer: ClassVar[str] = "the coordinator"
     variables: ClassVar[Mapping[str, str]] = {
@@ -157,14 +157,14 @@ class CoordinatorCredentials(ClientTls):
 
     token: str = field(default="", repr=False)
     token_file: str = ""
-    name: str = ""  # in the coordinator's certificate; by default the address's host
+    name: str = ""  # host name in the coordinator's certificate; by default the host of its address
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> CoordinatorCredentials:
         """Read ``SUPER_TOKEN`` or ``SUPER_TOKEN_FILE``, and the variables of the other fields."""
         tokens = tokens_given(environment.get("SUPER_TOKEN", ""), "SUPER_TOKEN")
         credentials = cls(
-            # A coordinator accepts several; a client sends the first.
+            # A coordinator accepts several tokens. A client sends the first.
             token=tokens[0].token if tokens else "",
             token_file="" if tokens else environment.get("SUPER_TOKEN_FILE", ""),
             name=environment.get("SUPER_COORDINATOR_NAME", ""),
@@ -184,7 +184,7 @@ class CoordinatorCredentials(ClientTls):
         """Return the current token, or an empty string if there is none."""
         if self.token or not self.token_file:
             return self.token
-        # Read each time: the file may change at runtime.
+        # Read the file each time, because it may change at runtime.
         return read_tokens(self.token_file, "SUPER_TOKEN_FILE")[0].token
 
     def check_suffices(self, host: str) -> None:
@@ -198,7 +198,7 @@ class CoordinatorCredentials(ClientTls):
 
     def encrypts(self, host: str) -> bool:
         """Return whether a connection to ``host`` is encrypted. For a unix socket, ``host`` is empty."""
-        # Encrypted with a ca_file, and to other machines unless insecure.
+        # Connections are encrypted if a ca_file is set, and to other machines unless insecure.
         return bool(host) and (bool(self.ca_file) or not (is_loopback(host) or self.insecure))
 
     def tls_context(self) -> ssl.SSLContext:

@@ -1,4 +1,4 @@
-"""Epochs that do not draw each sample exactly once, and the packed form of their draws in messages."""
+"""Epochs that do not draw each sample exactly once, and the packed form of their draws."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _PLAIN, _DIFFERENCES = b"=", b"+"
 class Draws:
     """The draws of an epoch, as little-endian numbers. If empty, each sample is drawn once."""
 
-    indices: bytes = b""  # int64, places in the catalog; a repeated place is drawn once per occurrence
-    weights: bytes = b""  # float64, one per index, or one per sample
+    indices: bytes = b""  # int64, catalog indices; each occurrence is one draw
+    weights: bytes = b""  # float64, one per index, or one per sample if there are no indices
     count: int = 0  # draws by weights in an epoch; 0 without weights
     repeats: int = 1  # how often each draw is repeated in a row
-    lengths: bytes = b""  # int64, of the batches of a single epoch; indices are then its order
+    lengths: bytes = b""  # int64, lengths of a single epoch's batches; indices are then its order
 
     @classmethod
     def of(
@@ -49,32 +49,30 @@ class Draws:
     ) -> Self:
         """Make draws from a user's numbers, arrays or tensors. Raises ``ConfigError`` if they are invalid.
 
-        With ``shuffle``, the order of the indices has no meaning. The coordinator checks that they fit
+        With ``shuffle``, the order of the indices has no effect. The coordinator checks that they fit
         the dataset.
         """
         if count is not None and weights is None:
             raise ConfigError("draws sets how many samples an epoch draws by weight: pass weights too")
-        places = None if indices is None else _array("indices", indices, "iu", "<i8")
+        drawn = None if indices is None else _array("indices", indices, "iu", "<i8")
         shares = None if weights is None else _array("weights", weights, "iuf", "<f8")
         if shares is not None:
             count = shares.size if count is None else count
-            if places is not None and shares.size != places.size:
+            if drawn is not None and shares.size != drawn.size:
                 raise ConfigError(
-                    f"weights must have one number for each of the {places.size:,} indices, not "
+                    f"weights must have one number for each of the {drawn.size:,} indices, not "
                     f"{shares.size:,} numbers"
                 )
-        if places is not None and shuffle:
+        if drawn is not None and shuffle:
             # Equal draws then have the same digest and a smaller packed size.
-            order = np.argsort(places, kind="stable")
-            places, shares = places[order], None if shares is None else shares[order]
-        indices, weights = (b"" if array is None else array.tobytes() for array in (places, shares))
+            order = np.argsort(drawn, kind="stable")
+            drawn, shares = drawn[order], None if shares is None else shares[order]
+        indices, weights = (b"" if array is None else array.tobytes() for array in (drawn, shares))
         return cls(indices, weights, count or 0, repeats)
 
     @classmethod
     def in_order(cls, indices: Any, lengths: Any) -> Self:
-        """Make draws from the indices of an epoch's batches, in order and end to end, and the batches'
-        lengths.
-        """
+        """Make draws from the concatenated indices of an epoch's batches and the batches' lengths."""
         order, ends = (np.asarray(numbers).astype("<i8").tobytes() for numbers in (indices, lengths))
         return cls(order, lengths=ends)
 
@@ -123,7 +121,7 @@ class Draws:
 
     @property
     def digest(self) -> bytes:
-        """A digest of 16 bytes that no other draws have."""
+        """A digest of 16 bytes that identifies these draws."""
         fields = (self.indices, self.weights, f"{self.count},{self.repeats}".encode())
         return digest128(*fields, *([self.lengths] if self.lengths else []))
 

@@ -21,7 +21,7 @@ class ConfigError(SuperError, ValueError):
 
 
 class PlanError(ConfigError):
-    """No plan can have these sizes, ranks or positions."""
+    """These sizes, ranks or positions do not make a valid plan."""
 
 
 class RecipeError(ConfigError):
@@ -33,7 +33,7 @@ class SourceError(SuperError):
 
 
 class SourceBusyError(SourceError):
-    """The source throttles or does not answer at the moment. Try again later."""
+    """The source throttles requests or does not answer. Try again later."""
 
 
 class SourceNotFoundError(SourceError):
@@ -57,7 +57,7 @@ class RecordVersionError(RecordError):
 
 
 class RecordIdError(RecordError):
-    """The record is intact but belongs to a different sample than the requested one."""
+    """The record is intact but belongs to a sample that was not requested."""
 
 
 class CoordinatorError(SuperError):
@@ -69,7 +69,7 @@ class CoordinatorUnreachableError(CoordinatorError):
 
 
 class CoordinatorTrustError(CoordinatorError):
-    """Client and coordinator do not trust each other: a certificate or token is missing or wrong."""
+    """Client and coordinator do not trust each other, because a certificate or token is missing or wrong."""
 
 
 class ProtocolMismatchError(CoordinatorError):
@@ -113,19 +113,19 @@ class StoreGoneError(StoreError):
 
 
 class StoreFullError(StoreError):
-    """There is no room to write, because the disk is full or a quota is reached."""
+    """There is no space left to write: the disk is full or a quota is reached."""
 
 
 class StoreRefusedError(StoreError):
-    """The store may not be read or written, because permission is missing or it is read-only."""
+    """The store cannot be read or written: permission is missing, or it is read-only."""
 
 
 class StoreBusyError(StoreError):
-    """The store does not answer at the moment: it is throttled, timed out or unreachable. Try again later."""
+    """The store is throttled, timed out or unreachable. Try again later."""
 
 
 class StoreFormatError(StoreError):
-    """The store, pack or segment is broken, or is not one of this version."""
+    """The store, pack or segment is broken, or was written by an incompatible version."""
 
 
 class EmbeddedError(SuperError):
@@ -133,7 +133,7 @@ class EmbeddedError(SuperError):
 
 
 class UsageError(SuperError, TypeError):
-    """An object was used in a way that is not supported. The message shows the right way."""
+    """An object was used in an unsupported way. The message shows the right way."""
 
 
 def _tree(root: type[SuperError]) -> dict[str, type[SuperError]]:
@@ -144,5 +144,5 @@ def _tree(root: type[SuperError]) -> dict[str, type[SuperError]]:
 
 
 def error_from_name(name: str, message: str) -> SuperError:
-    """Rebuild a coordinator's error from its name. An unknown name gives a :class:`CoordinatorError`."""
+    """Rebuild a coordinator's error from its name. An unknown name makes a :class:`CoordinatorError`."""
     return _tree(SuperError).get(name, CoordinatorError)(message)

@@ -1,4 +1,4 @@
-"""The registry of executors, which are the ways to run functions, by their names in settings."""
+"""The registry of executors, which run functions, by their names in settings."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class RunsOn(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorKind:
-    """One entry of the registry."""
+    """An entry of the registry."""
 
     name: str  # in settings, prices and reports
-    implementation: str  # its class in the coordinator, as module:attribute
+    implementation: str  # the class in the coordinator, as module:attribute
     runs_on: RunsOn
-    place: str  # the same as runs_on, for messages: functions run on place
-    # Settings that distinguish these executors. If they differ, the coordinators are different ones.
+    place: str  # runs_on in words, for messages: functions run on ...
+    # Settings that distinguish these executors. Processes with different values use different coordinators.
     chosen_by: tuple[str, ...] = ()
 
 
-# Sampler, coordinator and experiments read the same setting, each in its own process.
+# Sampler, coordinator and experiments each read the setting in their own process.
 EXECUTORS = {
     kind.name: kind
     for kind in (
@@ -54,7 +54,7 @@ EXECUTORS = {
 
 
 def executor_names(text: str, setting: str = "executor") -> tuple[str, ...]:
-    """Parse the executors in a setting, in order of preference, with the cheapest first.
+    """Parse the executors in a setting, in order of preference, cheapest first.
 
     >>> executor_names("local, lambda")
     ('local', 'lambda')

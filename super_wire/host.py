@@ -14,13 +14,13 @@ _ROOT = Path("/")
 
 
 def cache_bytes(root: Path = _ROOT) -> int:
-    """Return the embedded cache's memory: ``SUPER_CACHE_BYTES``, or a quarter of the available memory."""
+    """Return the embedded cache's size: ``SUPER_CACHE_BYTES``, or a quarter of the available memory."""
     configured_bytes = parse_bytes(os.environ.get("SUPER_CACHE_BYTES") or "0", "SUPER_CACHE_BYTES")
     return configured_bytes or max(available_memory_bytes(root) // _CACHE_SHARE, _LEAST_CACHE_BYTES)
 
 
 def slots(root: Path = _ROOT) -> int:
-    """Return the number of slots for functions here: ``SUPER_SLOTS``, or one per core, and at least one."""
+    """Return this host's number of function slots: ``SUPER_SLOTS``, or one per core, but at least one."""
     if configured := os.environ.get("SUPER_SLOTS"):
         if not configured.isdecimal() or not int(configured):
             raise ConfigError(
@@ -29,7 +29,7 @@ def slots(root: Path = _ROOT) -> int:
             )
         return int(configured)
     cores, ranks = usable_cores(root), os.environ.get("LOCAL_WORLD_SIZE", "1")
-    # Without a quota, niceness of slots keeps the ranks fast. A quota ignores it, so leave a core per rank.
+    # The niceness of slots keeps the ranks fast, but a CPU quota ignores it. So leave a core per rank.
     if cores == _cores_of_process():
         return cores
     return max(1, cores - (int(ranks) if ranks.isdecimal() else 1))
@@ -76,7 +76,7 @@ def _control_groups(root: Path, controller: str) -> list[Path]:
             continue
         mount = root / "sys/fs/cgroup" / (controller if controllers else "")
         names = [name for name in path.split("/") if name]
-        # In a container the path in /proc may not exist below its own mount: then the
+        # In a container the path in /proc may not exist below the mount: then the
         # mount's root is the container's group.
         groups += [mount.joinpath(*names[:depth]) for depth in range(len(names), -1, -1)]
     return groups

@@ -24,7 +24,7 @@ OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 class Page(NamedTuple):
     """The response for a path."""
 
-    # Takes a snapshot in the event loop and returns a function that renders it in a thread. None means 503.
+    # Takes a snapshot in the event loop and returns a function that renders it in a thread, or None for 503.
     look: Callable[[], Callable[[], bytes] | None]
     kind: str = _TEXT  # the content type
 
@@ -38,9 +38,9 @@ async def listen_for_gets(
     tls: ssl.SSLContext | None = None,
     accepts: Callable[[str], bool] | None = None,
 ) -> asyncio.Server:
-    """Start to answer GET requests for ``pages`` at ``host:port``.
+    """Start answering GET requests for ``pages`` at ``host:port``.
 
-    ``accepts``, if given, checks bearer tokens. Raises ``ConfigError`` with the name ``setting`` if
+    ``accepts``, if given, checks bearer tokens. Raises ``ConfigError``, which names ``setting``, if
     the address is in use or cannot be used.
     """
     host, port = host_and_port(address)
@@ -58,13 +58,13 @@ async def listen_for_gets(
 async def _answer(
     pages: Mapping[str, Page],
     accepts: Callable[[str], bool] | None,
-    places: asyncio.Semaphore,
+    free_connections: asyncio.Semaphore,
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
 ) -> None:
     try:
-        if not places.locked():
-            async with places, asyncio.timeout(_TIMEOUT_S):
+        if not free_connections.locked():
+            async with free_connections, asyncio.timeout(_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
                 status, kind, body = refusal(head, pages, accepts), _TEXT, b""
                 if not status:
@@ -93,7 +93,7 @@ async def _answer(
 
 
 def refusal(head: bytes, pages: Mapping[str, Page], accepts: Callable[[str], bool] | None) -> str:
-    """Return the status for a request that gets no page, or an empty string for one that does."""
+    """Return the error status for a request, or an empty string if it gets a page."""
     request, *lines = head.decode("latin-1").split("\r\n")
     words = request.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):  # noqa: PLR2004  # method, target, version

@@ -1,4 +1,4 @@
-"""Sample ids, batch ids and the naming of samples, which every process derives in the same way."""
+"""Sample ids, batch ids and the naming of samples. Every process derives them identically."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ID_BYTES = 16
 # Prefix of an alias, which replaces the bucket in ids.
 ALIAS_SCHEME = "alias://"
-# The field of a sample's own object, if the sample has further fields.
+# The name of the main object's field, if a sample has further fields.
 MAIN_FIELD = "image"
 MAX_FIELDS = 16
 
@@ -34,11 +34,11 @@ class Naming(NamedTuple):
     """How a source's samples are named in ids, apart from their keys. See :func:`checked_naming`."""
 
     alias: str = ""  # replaces the location of the source; keys are then relative to it
-    versions: str = ""  # of files: "times" (the default if empty) or "digests" of their bytes
+    versions: str = ""  # of files: "times" (the default if empty) or "digests" of the bytes
 
 
 class FieldColumns(NamedTuple):
-    """A further field of many samples, in the same columns as the main field in :func:`sample_ids`."""
+    """A further field of many samples, with the columns that :func:`sample_ids` takes for the main field."""
 
     name: str
     keys: Iterable[bytes]
@@ -57,7 +57,7 @@ def checked_field(name: object) -> str:
 
 
 def checked_naming(alias: str | None, versions: str | None, where: str = "") -> Naming:
-    """Check alias and versions. Raises ``ConfigError`` with a description of valid ones after ``where``."""
+    """Check alias and versions. Raises ``ConfigError`` with a description of valid ones, after ``where``."""
     if alias is not None and not (isinstance(alias, str) and _ALIAS.fullmatch(alias)):
         raise ConfigError(
             f"{where}an alias must consist of 1 to 64 of the characters A-Z, a-z, 0-9, '.', '_' and '-', and "
@@ -72,7 +72,7 @@ def id_bucket(bucket: str, alias: str) -> str:
     """Return the bucket's name in ids: the alias if there is one, otherwise the bucket itself."""
     if alias:
         return f"{ALIAS_SCHEME}{alias}"
-    # Without the Hub's commit: files' versions show what changed between commits.
+    # Leave out the Hub's commit, because the versions of files show the changes between commits.
     return bucket.partition("@")[0] if bucket.startswith("hf://") else bucket
 
 
@@ -89,12 +89,12 @@ def size_of_digest(version: str) -> int | None:
 
 def shown_name(key: str, member: str) -> str:
     """Return a member's name for display."""
-    # Nothing parses it. Ids contain key and member separately.
+    # Do not parse this name. Ids contain key and member separately.
     return f"{key}::{member}"
 
 
 def with_length(field: bytes) -> bytes:
-    """Return a field preceded by its length, so that no two lists of fields are equal when joined."""
+    """Prefix a field with its length, so that different lists of fields stay different when joined."""
     return len(field).to_bytes(8, "little") + field
 
 
@@ -121,7 +121,7 @@ def sample_ids(
         recipe_digest: :attr:`superdl.super_wire.recipe.Recipe.digest`.
         randomness: (augment seed, epoch) if the recipe is random, otherwise ``None``.
         members: names of members of objects, hashed after the key. As many as keys.
-        fields: hashed after the version: name, key, member ("" if there is none) and version of each.
+        fields: further fields, hashed after the version: name, key, member ("" if there is none) and version.
     """
     head = hashlib.blake2b(with_length(bucket.encode()), digest_size=ID_BYTES)
     tail = with_length(recipe_digest)
@@ -130,8 +130,8 @@ def sample_ids(
         tail += with_length(augment_seed.to_bytes(8, "little", signed=True))
         tail += with_length(epoch.to_bytes(8, "little"))
     ids = []
-    # The lists of hashed fields differ in length with and without members, random or not, and by the number
-    # of a sample's fields: so no two are equal.
+    # Members, randomness and further fields each change the number of hashed fields, so that ids of
+    # different kinds never collide.
     behind = repeat(b"") if members is None else map(with_length, members)
     tails = map(b"".join, zip(*map(_framed, fields), repeat(tail), strict=False)) if fields else repeat(tail)
     for (key, version), member, tail in zip(zip(keys, versions, strict=True), behind, tails, strict=False):

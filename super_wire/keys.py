@@ -8,15 +8,15 @@ from superdl.super_wire.ids import ID_BYTES
 # so an ACL can use a prefix, and no id looks like the hash tag of a cluster.
 RECORD_PREFIX = b"super:r1:"
 # Read reports of a job, whose id follows. The hash tag keeps the streams of all jobs at
-# one node, where the coordinator waits on all of them by one command.
+# one node, where the coordinator waits for all of them with one command.
 REPORT_PREFIX = b"super:n1:{reports}:"
-# The lock with which a coordinator owns a cache.
+# The lock that a coordinator holds on its cache.
 LOCK_KEY = b"super:lock"
-# Fingerprint of the decoder in the functions that filled this cache.
+# Fingerprint of the decoder that filled this cache.
 FINGERPRINT_KEY = b"super:golden"
-# US dollars that the coordinators of this cache have spent so far, in all and by team, as JSON.
+# US dollars spent so far by the coordinators of this cache, in total and by team, as JSON.
 SPENT_KEY = b"super:spent"
-# The history of this cache's closed or abandoned jobs: a ``JobStatsList``.
+# The history of closed and abandoned jobs that used this cache: a ``JobStatsList``.
 HISTORY_KEY = b"super:history"
 
 

@@ -5,7 +5,7 @@
 | numbers | numpy's name: ``int64`` |
 | arrays of one shape | the name and the shape: ``float64[4]``, ``int64[2,3]`` |
 | lists that vary by sample | the shape begins with a star: ``int64[*]``, ``float64[*,4]`` |
-| named fields | a JSON object of these, in the order of the fields: ``{"age":"int64","box":"float64[4]"}`` |
+| named fields | a JSON object with the text of each field, in order: ``{"age":"int64","box":"float64[4]"}`` |
 
 The bytes of labels with the same number of items in each field are a numpy array, in C-order,
 without gaps between fields. Those of :class:`RaggedLabels` are the number of samples (uint32); a
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-# Text from the network cannot give a surprising dtype: names must be in this list, sizes are
-# bounded and nothing is evaluated.
+# Text from the network must not produce an unexpected dtype: names must be in this list,
+# sizes are bounded and nothing is evaluated.
 LABEL_KINDS = frozenset(
     {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
     | {"float16", "float32", "float64"}
@@ -52,31 +52,31 @@ _COUNT = np.dtype(np.uint32)
 
 
 class LabelField(NamedTuple):
-    """The type of labels or of one field: a dtype and shape, or lists of them if it ``varies``."""
+    """The type of a label or field: a dtype and shape, or a list of such items if it ``varies``."""
 
     dtype: np.dtype[Any]
     varies: bool = False
 
     @property
     def of_row(self) -> np.dtype[Any]:
-        """The fixed-size part of each sample: the number, the array, or the length of its list."""
+        """The dtype of the fixed-size part: the number, the array, or the length of the list."""
         return _COUNT if self.varies else self.dtype
 
 
 def label_dtype_text(fields: Mapping[str, LabelField]) -> str:
-    """Return the text for labels with these fields. Unnamed labels have one field with an empty name."""
+    """Return the dtype text of labels with these fields. Unnamed labels have one field with an empty name."""
     texts = {}
     for name, field in fields.items():
         shape = ["*"] * field.varies + [str(size) for size in field.dtype.shape]
         texts[name] = field.dtype.base.name + (f"[{','.join(shape)}]" if shape else "")
     text = texts[""] if "" in texts else json.dumps(texts, separators=(",", ":"), ensure_ascii=False)
-    # Raises for labels that a reader would refuse.
+    # This raises if a reader would refuse the labels.
     label_fields_of(text)
     return text
 
 
 def label_dtype_of(text: str) -> np.dtype[Any]:
-    """Return the dtype of each sample's fixed-size part, for ``np.frombuffer``."""
+    """Return the dtype of the fixed-size part of a label, for ``np.frombuffer``."""
     fields = label_fields_of(text)
     if "" in fields:
         return fields[""].of_row
@@ -85,7 +85,7 @@ def label_dtype_of(text: str) -> np.dtype[Any]:
 
 @lru_cache(maxsize=64)
 def label_fields_of(text: str) -> Mapping[str, LabelField]:
-    """Parse the fields in a text, in order. Unnamed labels have one field with an empty name.
+    """Parse the fields in a dtype text, in order. Unnamed labels have one field with an empty name.
 
     Raises ``ConfigError`` with the text if it is invalid or its labels would be too large.
     """
@@ -110,7 +110,7 @@ def _plain(text: str) -> LabelField:
     sizes = match[2].split(",") if match[2] else []
     varies = sizes[:1] == ["*"]
     shape = tuple(map(int, sizes[varies:]))
-    if math.prod(shape) > MAX_LABEL_BYTES:  # numpy would raise a different error for its own limits
+    if math.prod(shape) > MAX_LABEL_BYTES:  # numpy would raise a different error for its limits
         raise ValueError(
             f"a label has {math.prod(shape)} numbers, which take more than {MAX_LABEL_BYTES} bytes"
         )
@@ -129,26 +129,26 @@ def _fields(text: str) -> dict[str, LabelField]:
         raise ValueError("it is nested too deeply") from error
     names = [name for name, _ in pairs]
     if not names or len(names) > MAX_LABEL_FIELDS or len(set(names)) != len(names) or "" in names:
-        raise ValueError(f"it needs 1 to {MAX_LABEL_FIELDS} fields, each with its own name")
+        raise ValueError(f"it needs 1 to {MAX_LABEL_FIELDS} fields with distinct names")
     kinds = [kind for _, kind in pairs]
     if not all(isinstance(kind, str) for kind in kinds):
         raise ValueError("fields must be numbers or arrays of numbers")
     return {name: _plain(kind) for name, kind in zip(names, kinds, strict=True)}
 
 
-# Class names are sent in one gRPC message, which may have 4 MiB unless configured otherwise.
+# Class names are sent in one gRPC message, which is limited to 4 MiB by default.
 MAX_CLASS_NAMES_BYTES = 2**21
 _COUNT_BYTES = 4
 
 
 def checked_classes(classes: object) -> tuple[str, ...]:
-    """Return class names by label. Raises ``ConfigError`` with a description of valid ones."""
+    """Return checked class names by label. Raises ``ConfigError`` with a description of valid names."""
     names = tuple(classes) if isinstance(classes, Sequence) and not isinstance(classes, str) else ()
     texts = all(isinstance(name, str) and name and clean_text(name) == name for name in names)
     if not names or not texts or len(set(names)) < len(names):
         raise ConfigError(
             "classes must be distinct names in the order of their labels, such as the classes of a training "
-            f"set, not {str(classes)[:80]!r}. Leave them out if labels are numbers"
+            f"set, not {str(classes)[:80]!r}. Omit classes if labels are numbers"
         )
     if sum(len(name.encode()) for name in names) > MAX_CLASS_NAMES_BYTES:
         raise ConfigError(f"the names of all classes may take at most {MAX_CLASS_NAMES_BYTES} bytes in total")
@@ -158,10 +158,10 @@ def checked_classes(classes: object) -> tuple[str, ...]:
 class RaggedLabels(Sequence[Any]):
     """Labels with one or more lists whose lengths vary by sample.
 
-    ``labels[3]`` is the label of the fourth sample: a dict by field name, in which a list is an array
-    of shape (items, ...), possibly empty. Unnamed labels are such an array. ``labels["boxes"]`` is one
-    field of all samples. ``rows`` contains the number of items in place of each list. ``values`` contains,
-    for each list by name, the items of all samples, one sample after the other.
+    ``labels[3]`` is the label of the fourth sample: a dict by field name, in which a list is an array of
+    shape (items, ...), possibly empty. Unnamed labels are such an array. ``labels["boxes"]`` is one field
+    of all samples. ``rows`` contains the number of items instead of each list. ``values`` contains, for
+    each list by name, the items of all samples, concatenated.
     """
 
     def __init__(self, rows: NDArray[Any], values: Mapping[str, NDArray[Any]]) -> None:
@@ -176,18 +176,18 @@ class RaggedLabels(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, wanted: Any) -> Any:
+    def __getitem__(self, item: Any) -> Any:
         """Return a field by name, a label by position, or the labels of a slice or an array of positions."""
-        if isinstance(wanted, str):
-            rows = self.of_rows(wanted)
-            return RaggedLabels(rows, {"": self.values[wanted]}) if wanted in self.values else rows
-        if isinstance(wanted, int | np.integer):
-            by_name = {name: self._of_sample(name, range(len(self))[wanted]) for name in self.names}
+        if isinstance(item, str):
+            rows = self.of_rows(item)
+            return RaggedLabels(rows, {"": self.values[item]}) if item in self.values else rows
+        if isinstance(item, int | np.integer):
+            by_name = {name: self._of_sample(name, range(len(self))[item]) for name in self.names}
             return by_name.get("", by_name)
-        rows, values = self.rows[wanted], {}
+        rows, values = self.rows[item], {}
         for name in self.values:
-            ends, counts = self._ends[name][wanted], self.of_rows(name)[wanted].astype(np.int64)
-            # Each item keeps its distance from the end of its list.
+            ends, counts = self._ends[name][item], self.of_rows(name)[item].astype(np.int64)
+            # An item's distance from the end of its list does not change.
             moved = np.repeat(ends - np.cumsum(counts), counts)
             values[name] = self.values[name][moved + np.arange(len(moved))]
         return RaggedLabels(rows, values)
@@ -196,7 +196,7 @@ class RaggedLabels(Sequence[Any]):
         return f"<RaggedLabels of {len(self)} samples: {labels_text(self)}>"
 
     def of_rows(self, name: str) -> NDArray[Any]:
-        """Return the column of a field in ``rows``."""
+        """Return a field's column in ``rows``."""
         column: NDArray[Any] = self.rows[name] if name else self.rows
         return column
 
@@ -204,11 +204,11 @@ class RaggedLabels(Sequence[Any]):
         """Return the same labels with ``change`` applied to the items of every list."""
         return RaggedLabels(self.rows, {name: change(items) for name, items in self.values.items()})
 
-    def _of_sample(self, name: str, place: int) -> Any:
-        row = self.of_rows(name)[place]
+    def _of_sample(self, name: str, index: int) -> Any:
+        row = self.of_rows(name)[index]
         if name not in self.values:
             return row
-        end = self._ends[name][place]
+        end = self._ends[name][index]
         return self.values[name][end - row : end]
 
 
@@ -230,11 +230,11 @@ def labels_text(labels: Labels) -> str:
 
 
 def label_sizes(
-    labels: Labels, text: str, places: NDArray[np.int64] | slice = slice(None)
+    labels: Labels, text: str, indices: NDArray[np.int64] | slice = slice(None)
 ) -> NDArray[np.int64]:
-    """Return the packed size in bytes of each label, or only of those at the given indices."""
+    """Return the packed size in bytes of each label, or only of those at ``indices``."""
     fields, row_bytes = label_fields_of(text), label_dtype_of(text).itemsize
-    rows = labels.rows[places] if isinstance(labels, RaggedLabels) else labels[places]
+    rows = labels.rows[indices] if isinstance(labels, RaggedLabels) else labels[indices]
     sizes = np.full(len(rows), row_bytes, dtype=np.int64)
     for name, field in fields.items():
         if field.varies:
@@ -254,7 +254,7 @@ def pack_labels(labels: Labels, text: str) -> Iterator[bytes]:
 
 
 def unpack_labels(data: bytes, text: str, size: int | None = None) -> Labels:
-    """Unpack the labels of ``size`` samples (by default of all) as views of ``data``."""
+    """Unpack the labels of ``size`` samples (by default all) as views of ``data``."""
     lists = {name: field.dtype for name, field in label_fields_of(text).items() if field.varies}
     rows, wrong = label_dtype_of(text), ""
     try:
@@ -290,7 +290,7 @@ def _unpacked(
 
 
 def joined(parts: Sequence[Labels]) -> Labels:
-    """Join labels that arrived in one or more parts. The result is read-only."""
+    """Concatenate labels that arrived in one or more parts. The result is read-only."""
 
     def join(arrays: Sequence[Any]) -> NDArray[Any]:
         array: NDArray[Any] = np.concatenate(arrays)
@@ -309,13 +309,13 @@ class SampleList(Sequence[tuple[str, Any]]):
 
     Paths are files, or URLs of objects (``s3://bucket/key``). Members of objects are shown as
     ``path::member``. A label is an int or a float if the dataset has numbers, an array or a numpy
-    record if it has those, or a dict if a field varies in length. ``keys`` contains the keys one
-    after another, and ``lengths`` their lengths as little-endian numbers of 4 bytes each.
+    record for arrays or fields, or a dict if a field varies in length. ``keys`` contains the keys
+    one after another, and ``lengths`` their lengths as little-endian numbers of 4 bytes each.
     """
 
     def __init__(self, bucket: str, keys: bytes, lengths: bytes, labels: Labels) -> None:
         self._below = bucket.removeprefix("file://").rstrip("/") + "/"
-        # A million samples take the bytes of their keys and 16 more for each.
+        # Memory per sample is the length of its key plus 16 bytes.
         self._keys = keys
         self._ends = np.cumsum(np.frombuffer(lengths, dtype="<u4"), dtype=np.int64)
         self.labels = labels
@@ -333,16 +333,16 @@ class SampleList(Sequence[tuple[str, Any]]):
     def __getitem__(self, index: int | slice) -> tuple[str, Any] | list[tuple[str, Any]]:
         """Return one sample, or a list of the samples in a slice."""
         if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        place = operator.index(index)
-        if not -len(self) <= place < len(self):
-            raise IndexError(f"index {place} is out of range for a list of {len(self)} samples")
-        place %= len(self)
-        begin = self._ends[place - 1] if place else 0
-        label = self.labels[place]
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = operator.index(index)
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} is out of range for a list of {len(self)} samples")
+        index %= len(self)
+        begin = self._ends[index - 1] if index else 0
+        label = self.labels[index]
         is_number = isinstance(label, np.number)
         # File names need not be UTF-8.
-        key = os.fsdecode(self._keys[begin : self._ends[place]])
+        key = os.fsdecode(self._keys[begin : self._ends[index]])
         return self._below + key, label.item() if is_number else label
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Messages as JSON, built from a dataclass's fields and read with a check of every field."""
+"""Conversion of dataclasses to and from JSON messages, with a check of every field."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Message = TypeVar("_Message")
 
 
 def mapping_of(message: Any, optional: Collection[str] = ()) -> dict[str, Any]:
-    """Return a message's fields as JSON values, without ``optional`` ones that are empty."""
+    """Return a message's fields as JSON values, except ``optional`` fields that are empty."""
     values = {entry.name: getattr(message, entry.name) for entry in fields(message)}
     # Messages without optional fields look the same as before those existed.
     return {name: _json_of(value) for name, value in values.items() if value or name not in optional}
@@ -54,7 +54,7 @@ def message_in(
         if entry.name not in mapping:
             if entry.name in optional:
                 continue
-            raise ConfigError(f"the prefetch {kind} lacks the field {entry.name!r}")
+            raise ConfigError(f"the prefetch {kind} has no field {entry.name!r}")
         value, annotation = mapping[entry.name], str(entry.type)
         inner = types.get(annotation)
         if not (_CHECKS[annotation](value, count_max) if inner is None else _fits(value, inner)):

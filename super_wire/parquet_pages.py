@@ -1,23 +1,23 @@
-"""The page headers of a Parquet column chunk, which contain the sizes that pyarrow allocates."""
+"""The page headers of a Parquet column chunk, which contain the sizes of pyarrow's allocations."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-# pyarrow ignores the sizes in the footer: it unpacks each page into a buffer of the size in its header.
+# pyarrow ignores the sizes in the footer: it unpacks each page into a buffer sized by the page header.
 _PAGES_MAX = 2**16
 _VALUE_BYTES = 16  # pyarrow's overhead per dictionary value, or per length in an encoded list of lengths
 _INT32_END = 2**31
 _VARINT_BYTES = 10
 _DEPTH = 3  # page header, data page header, statistics
-_FIELD_MAX = 2**15 - 1  # Thrift truncates larger numbers to 16 bits, perhaps to those of another field
-# Fields of a page header by number, and those of its nested headers: number of values, encoding.
+_FIELD_MAX = 2**15 - 1  # Thrift truncates larger numbers to 16 bits, so they could alias another field
+# Field numbers of a page header, and of its nested headers: number of values, encoding.
 _UNPACKED, _PACKED = 2, 3
 _NESTED = {5: (1, 2), 7: (1, 2), 8: (1, 4)}
-# Plain, both dictionary encodings, lengths first, and those of numbers. A page in any other may hold far
-# more than its bytes and the room for its values.
+# Plain, both dictionary encodings, delta lengths, and those of numbers. A page in any other encoding may
+# hold far more values than its bytes suggest.
 _ENCODINGS = frozenset({0, 2, 3, 5, 6, 8, 9})
-# Types in a compact struct.
+# Type codes of a compact struct.
 _TRUE, _FALSE, _BYTE, _INTEGERS, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, (4, 5, 6), 7, 8, 12
 
 
@@ -26,7 +26,7 @@ class Bytes(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, place: int, /) -> int: ...
+    def __getitem__(self, index: int, /) -> int: ...
 
 
 class PagesError(ValueError):
@@ -48,7 +48,7 @@ def check_pages(chunk: Bytes, unpacked_bytes: int, limit_bytes: int) -> int:
         try:
             header, at = _struct(chunk, at, _DEPTH)
             size_bytes, packed_bytes = _size(header[_UNPACKED]), _size(header[_PACKED])
-            nested = [(header[number], *places) for number, places in _NESTED.items() if number in header]
+            nested = [(header[number], *numbers) for number, numbers in _NESTED.items() if number in header]
             values = max((_size(fields[count]) for fields, count, _ in nested), default=0)
             encodings = {fields[encoding] for fields, _, encoding in nested}
         except (IndexError, KeyError, TypeError, ValueError) as error:
@@ -101,7 +101,7 @@ def _struct(data: Bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
             at += 1 if kind == _BYTE else 8
         elif kind not in {_TRUE, _FALSE}:
             raise ValueError(f"a field has the unknown type {kind}")
-        if number in fields or not 0 <= number <= _FIELD_MAX:  # Thrift uses the last one
+        if number in fields or not 0 <= number <= _FIELD_MAX:  # Thrift would use the last one
             raise ValueError(f"field {number} is repeated or out of range")
         fields[number] = value
     return fields, at + 1
@@ -114,9 +114,9 @@ def _integer(data: Bytes, at: int) -> tuple[int, int]:
 
 def _varint(data: Bytes, at: int) -> tuple[int, int]:
     value = 0
-    for place in range(_VARINT_BYTES):
-        byte = data[at + place]
-        value |= (byte & 127) << (7 * place)
-        if byte < 128:  # noqa: PLR2004 # the highest bit: more follows
-            return value, at + place + 1
+    for index in range(_VARINT_BYTES):
+        byte = data[at + index]
+        value |= (byte & 127) << (7 * index)
+        if byte < 128:  # noqa: PLR2004 # the highest bit means that more bytes follow
+            return value, at + index + 1
     raise ValueError("a number is too long")

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from superdl.super_wire.recipe import PIPELINE_VERSION
 
-# A coordinator refuses any other version.
+# A coordinator refuses clients of any other version.
 PROTOCOL_VERSION = 1
 # Trailing metadata with the class of :mod:`superdl.super_wire.errors` to raise. The status details are
 # its message.
@@ -39,7 +39,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 @cache
 def installed_version() -> str:
-    """Return the version of SUPER, or without metadata ``0+unpackaged`` and the pipeline version."""
+    """Return the version of SUPER, or ``0+unpackaged`` and the pipeline version if it is not installed."""
     try:
         return version("superdl")
     except PackageNotFoundError:

@@ -12,7 +12,7 @@ from superdl.super_wire.errors import ConfigError, RecipeError
 from superdl.super_wire.ids import MAIN_FIELD, MAX_FIELDS, checked_field, digest128
 from superdl.super_wire.recipe_steps import DECODED, OPS, canonical_steps
 
-# Part of every digest. Increased whenever a step gives different pixels than before.
+# Part of every digest. Increase it whenever the pixels that a step produces change.
 PIPELINE_VERSION = 1
 _MAX_STEPS = 64
 _INT32 = 2**31
@@ -20,7 +20,7 @@ _INT64 = 2**63
 _SHIPPED_STEPS = "superdl.lambda_prefetch."
 
 _SIZES = "resize= is the shorter side and crop= the side of the central square, such as resize=256, crop=224"
-# Advice for argument names of other libraries. All other names are taken for sizes.
+# Advice for argument names from other libraries. All other names are assumed to be sizes.
 _ELSEWHERE = {
     "mean std normalize scale rescale_factor dtype": "samples are uint8 and are normalised after the cache: "
     "use SuperDataset(..., transform=Augment(mean=..., std=...)) or your own transform",
@@ -32,7 +32,7 @@ _ELSEWHERE = {
 
 
 class Recipe:
-    """What is done with every sample between its bytes and the cache.
+    """The processing of every sample between its encoded bytes and the cache.
 
     An encoded image is first decoded to upright RGB uint8 of shape (height, width, 3), unless the first step
     is a custom one that takes ``"bytes"``. The steps then run in order. Equality, hash and :attr:`digest`
@@ -78,11 +78,13 @@ class Recipe:
             self.parts = _parts(steps, augment_seed)
             self.steps = self.parts[MAIN_FIELD].steps
             named: Any = {name: part.steps for name, part in self.parts.items()}
-            hashed: Any = {name: [*map(_without_place, field_steps)] for name, field_steps in named.items()}
+            hashed: Any = {
+                name: [*map(_without_file_path, field_steps)] for name, field_steps in named.items()
+            }
         else:
             self.parts = {}
             self.steps = named = _steps(steps)
-            hashed = [*map(_without_place, named)]
+            hashed = [*map(_without_file_path, named)]
         if isinstance(augment_seed, bool) or not isinstance(augment_seed, int):
             raise RecipeError(f"augment_seed must be an integer, not {augment_seed!r}")
         if not -_INT64 <= augment_seed < _INT64:
@@ -98,9 +100,9 @@ class Recipe:
     def fields(cls, **recipes: Recipe) -> Recipe:
         """Make a recipe for samples of several objects, as listed in a key list, with one recipe per field.
 
-        A sample is a dict of these arrays. ``image`` is the object in the list's ``key``, and ``mask`` comes
-        from the columns ``mask.key``, ``mask.member`` and so on. A random step that two fields have draws the
-        same numbers in both. It is matched by its position among the steps of its kind.
+        A sample is a dict of arrays. ``image`` is the object in the list's ``key`` column, and ``mask`` the
+        one in the columns ``mask.key``, ``mask.member`` and so on. A random step that two fields have draws
+        the same numbers in both. It is matched by its position among the steps of its kind.
 
         >>> masks = Recipe.fields(image=Recipe.image(crop=224), mask=Recipe.mask(crop=224))
 
@@ -123,7 +125,7 @@ class Recipe:
 
     @classmethod
     def mask(cls, *, resize: int | None = None, crop: int | None = None, **unknown: Never) -> Recipe:
-        """Make a recipe for segmentation masks: stored numbers as uint8 or uint16 (height, width), never RGB.
+        """Make a recipe for segmentation masks: class numbers as uint8 or uint16 (height, width), never RGB.
 
         Args:
             resize: the shorter side in pixels, resized by nearest neighbour.
@@ -159,13 +161,13 @@ class Recipe:
                 Without it, shapes follow the images.
             reduced_decode: decode JPEGs whose shorter side is at least twice ``resize`` at 1/2, 1/4 or 1/8 of
                 their size before resizing. This is several times faster for large images but gives different
-                pixels, so these samples differ from those of the same recipe without it.
+                pixels, so a recipe with it does not share samples with a recipe without it.
             truncated: ``"fill"`` fills the missing part of truncated images with grey, as Pillow's
                 ``LOAD_TRUNCATED_IMAGES`` does. By default, they are bad samples.
 
         Raises:
             RecipeError: an argument is out of range, or ``reduced_decode`` is used without ``resize``.
-            TypeError: there is no such argument. For names from other libraries, the message contains the
+            TypeError: there is no such argument. For names from other libraries, the message suggests the
                 replacement.
         """
         for name in unknown:
@@ -174,7 +176,7 @@ class Recipe:
         steps: list[Mapping[str, Any]] = []
         if reduced_decode:
             if resize is None:
-                raise RecipeError("reduced_decode decodes to the size that resize needs: pass resize too")
+                raise RecipeError("reduced_decode decodes to a size close to resize: pass resize too")
             steps.append({"op": "reduced_decode", "size": resize, "truncated": truncated})
         elif truncated != "error":
             steps.append({"op": "decode", "truncated": truncated})
@@ -234,12 +236,12 @@ class Recipe:
 
         Args:
             rate: samples per second after resampling.
-            mono: whether to average the channels. The shape is (samples,), or (channels, samples) if not.
+            mono: whether to average the channels. The shape is (samples,), otherwise (channels, samples).
             samples: the length, cut or padded with zeros at the end. ``None`` keeps the length of the file.
             mel: the number of bands of a spectrogram (mel, frames), which replaces the waveform.
-            window: the length of its window in samples.
+            window: the length of the spectrogram's window in samples.
             hop: the number of samples from one frame to the next.
-            max_seconds: the maximum length. A longer file fails, as does one of over 512 MiB as float32.
+            max_seconds: the maximum length. A longer file fails, as does a file of over 512 MiB as float32.
 
         Raises:
             RecipeError: a number is not greater than 0.
@@ -253,7 +255,7 @@ class Recipe:
                     f"{name} must be a number greater than 0 (a whole number, except for max_seconds), not "
                     f"{number!r}"
                 )
-        rate, window, hop = int(rate), int(window), int(hop)  # 16000.0 and 16000 are the same recipe
+        rate, window, hop = int(rate), int(window), int(hop)  # 16000.0 and 16000 make equal recipes
         read = {"rate": rate, "max_seconds": float(max_seconds), "mono": mono, "samples": int(samples or 0)}
         steps = [{**_shipped_step("audio_steps:waveform", **read), "input": "bytes"}]
         if mel is not None:
@@ -267,11 +269,11 @@ class Recipe:
         Functions need ``superdl[video]``.
 
         Args:
-            frames: the number of frames, each the one shown at its time. After the end of the video, the
-                last one is repeated.
-            size: the side of their central squares. The shorter side is resized to it.
-            fps: frames per second. ``None`` spreads them evenly over the video.
-            start: the start in seconds from the first frame of the video.
+            frames: the number of frames. Each is the frame displayed at its time. After the end of the
+                video, the last frame is repeated.
+            size: the side of the central square in pixels. The shorter side of a frame is resized to it.
+            fps: frames per second. ``None`` spreads the frames evenly over the video.
+            start: the start of the clip in seconds after the first frame of the video.
 
         Raises:
             RecipeError: a number is out of range.
@@ -369,7 +371,7 @@ def _shipped_step(step: str, **params: object) -> dict[str, Any]:
     return {"op": "custom", "name": f"{_SHIPPED_STEPS}{step}@1", "params": params}
 
 
-def _without_place(step: Mapping[str, Any]) -> Mapping[str, Any]:
+def _without_file_path(step: Mapping[str, Any]) -> Mapping[str, Any]:
     if step["op"] != "custom" or not step["name"].startswith(_SHIPPED_STEPS):
         return step
     return {**step, "params": {name: step["params"][name] for name in step["params"] if name != "file"}}

@@ -1,4 +1,4 @@
-"""The steps of a recipe: how their parameters are parsed, and their output shapes."""
+"""The steps of a recipe: the parsing of their parameters, and their output shapes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def split_custom_name(name: str) -> tuple[str, str, str]:
     return module, function, version
 
 
-# Readers of parameters. Each returns the canonical value, or raises ValueError with what it expects.
+# Parsers of parameters. Each returns the canonical value, or raises ValueError that describes a valid one.
 
 
 def _number(value: Any, low: float, high: float, expected: str, *, whole: bool = False) -> float:
@@ -70,7 +70,7 @@ def _padding(value: Any) -> int | list[int]:
     borders = [int(_number(border, 0, MAX_SIDE, _PIXELS, whole=True)) for border in given]
     if len(borders) not in {1, 2, 4}:
         raise ValueError(_PIXELS)
-    # One value is for all borders; two are (left and right, top and bottom).
+    # One value applies to all borders. Two are (left and right, top and bottom).
     left, top, right, bottom = borders * (4 // len(borders))
     return left if left == top == right == bottom else [left, top, right, bottom]
 
@@ -100,7 +100,7 @@ def _span(low: float, high: float) -> Callable[[Any], list[float]]:
 
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueError("true or false")  # noqa: TRY004  # all readers raise it
+        raise ValueError("true or false")  # noqa: TRY004  # all parsers raise ValueError
     return value
 
 
@@ -121,7 +121,7 @@ def _json_mapping(value: Any) -> dict[str, Any]:
         raise ValueError("a mapping of JSON values")
     if len(text) > _MAX_CUSTOM_JSON:
         raise ValueError(f"at most {_MAX_CUSTOM_JSON} bytes of JSON")
-    # The round trip gives JSON's own types, and a copy that the user cannot change.
+    # The round trip yields plain JSON types, and a copy that the user cannot change.
     parsed: dict[str, Any] = json.loads(text)
     return parsed
 
@@ -131,23 +131,23 @@ _REQUIRED: Any = object()
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a step: the function that reads its value, and its default."""
+    """A parameter of a step: the function that parses its value, and its default."""
 
     read: Callable[[Any], Any]
     default: Any = _REQUIRED
-    # Left out of the canonical form at its default, so older recipes keep their digest and samples.
+    # Omitted from the canonical form at its default, so that older recipes keep their digest and samples.
     later: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """A kind of step: its output shape for an input shape, and its parameters."""
+    """A type of step: its output shape as a function of the input shape, and its parameters."""
 
     shape: Callable[[Shape, Mapping[str, Any]], Shape]
     parameters: Mapping[str, Parameter]
     random: bool = False
-    decodes: bool = False  # it determines how images are decoded, so it can only be the first step
-    # Returns an error for parameters that do not match, or "".
+    decodes: bool = False  # it controls decoding, so it can only be the first step
+    # Returns an error if parameters contradict each other, else "".
     fault: Callable[[Mapping[str, Any]], str] = lambda _: ""
 
 
@@ -204,7 +204,7 @@ def _max_size_fault(step: Mapping[str, Any]) -> str:
 _PROBABILITY = Parameter(lambda value: _number(value, 0, 1, "a probability from 0 to 1"), 0.5)
 _TRUNCATED = Parameter(_one_of("error", "fill"), "error", later=True)
 _INTERPOLATION = Parameter(_one_of(*INTERPOLATIONS), "bilinear", later=True)
-# A new step is a row here, and a function in lambda_prefetch/transforms.py.
+# To add a step, add a row here and a function in lambda_prefetch/transforms.py.
 OPS: Mapping[str, Op] = MappingProxyType(
     {
         "decode": Op(_any_size, {"truncated": Parameter(_one_of("fill"))}, decodes=True),
@@ -266,8 +266,8 @@ def canonical_steps(steps: Sequence[object]) -> tuple[Mapping[str, Any], ...]:
 def canonical_step(step: object, number: int, *, of_mask: bool = False) -> Mapping[str, Any]:
     """Return the canonical form of a step as a new mapping, or raise ``RecipeError``.
 
-    ``number`` is its position, from 1. ``of_mask`` means that it follows ``mask``, so that pixels are
-    numbers that cannot be mixed.
+    ``number`` is its position, from 1. ``of_mask`` means that it follows ``mask``, so its pixels are
+    class numbers, which must not be interpolated.
     """
     if not isinstance(step, Mapping) or not isinstance(step.get("op"), str):
         raise RecipeError(
@@ -285,7 +285,7 @@ def canonical_step(step: object, number: int, *, of_mask: bool = False) -> Mappi
         )
     if of_mask and "interpolation" in kind.parameters:
         step = {"interpolation": "nearest", **step}
-    # Equal meaning must give an equal digest: all parameters present, numbers of one type.
+    # Equivalent steps must have equal digests, so include all parameters and use one type of number.
     canonical: dict[str, Any] = {"op": op}
     for name, parameter in kind.parameters.items():
         value = step.get(name, parameter.default)
@@ -310,11 +310,11 @@ def _read(parameter: Parameter, value: Any, where: str) -> Any:
 
 def _misplaced(kind: Op, step: Mapping[str, Any], number: int, *, of_mask: bool) -> str:
     if number > 1 and kind.decodes:
-        return "it determines how images are decoded, so it must be the first step"
+        return "it controls how images are decoded, so it must be the first step"
     if number > 1 and step.get("input") == "bytes":
-        return 'only the first step can have input "bytes"; later steps get the result of the one before'
+        return 'only the first step can have input "bytes"; later steps get the result of the previous step'
     if of_mask and step["op"] == "grayscale":
         return "a mask contains numbers, not colours"
     if of_mask and "interpolation" in kind.parameters and step.get("interpolation") != "nearest":
-        return "the numbers of a mask cannot be mixed, so its interpolation must be nearest"
+        return "the numbers of a mask must not be interpolated, so its interpolation must be nearest"
     return ""

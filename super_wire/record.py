@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
-# Start of the reason for objects whose version is not the listed one.
+# Beginning of the reason for objects whose version differs from the listed one.
 CHANGED_SINCE = "changed since it was listed"
-# Reason in the tombstones that a coordinator writes once the spending cap is reached.
+# Reason in the tombstones that a coordinator writes after it reaches the spending cap.
 SPENDING_CAP = "spending_cap"
-# Reason in the note under a dataset's id if its source is unavailable.
+# Reason in the tombstone under a dataset's id while its source is unavailable.
 UNAVAILABLE = "unavailable"
-# Reason in such a note while the source is being listed. This wait does not count toward a reader's timeout.
+# Reason in that tombstone while the source is being listed. This wait does not count toward read timeouts.
 LISTING = "listing"
 MAGIC = b"SUPR"
 RECORD_VERSION = 2
@@ -38,7 +38,7 @@ _HEADER = struct.Struct("<4sBBBBQQ6IIIQ")
 HEADER_BYTES = _HEADER.size
 _MAX_U32 = 2**32 - 1
 _NO_SIDES = (0,) * MAX_NDIM
-_MAX_ARRAY_BYTES = 2**63  # like numpy: an empty array's non-zero sides count too
+_MAX_ARRAY_BYTES = 2**63  # numpy's limit, which also counts the non-zero sides of empty arrays
 # The header as a numpy structured dtype, to read many headers at once.
 HEADER_DTYPE = np.dtype(
     [
@@ -56,7 +56,7 @@ HEADER_DTYPE = np.dtype(
     ]
 )
 
-# dtype code in the header -> numpy's name of it. Codes are never reused.
+# dtype code in the header -> numpy's name. Codes are never reused.
 DTYPE_NAMES = dict(
     enumerate(("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"), 1)
 ) | {9: "float16", 10: "float32", 11: "float64", 12: "bool"}
@@ -71,7 +71,7 @@ class RecordKind(enum.IntEnum):
     # flipped bit.
     DATA = 1  # the sample: one array
     TOMBSTONE = 2  # the reason why there is no sample
-    POINTER = 4  # the sample's place in a store
+    POINTER = 4  # the location of the sample's record in a store
     ARRAYS = 7  # the sample: several named arrays
 
 
@@ -101,16 +101,16 @@ class Tombstone:
     key: str
     reason: str  # a short code: undecodable, too_large, ...
     message: str
-    permanent: bool  # a fault of that version's bytes; others expire, and the sample is retried
+    permanent: bool  # the object's bytes are at fault; otherwise it expires and the sample is retried
 
 
 def id_prefixes(sample_ids: bytes) -> NDArray[np.uint64]:
-    """Return the prefixes that the records of concatenated ids contain, as uint64 of shape (samples,)."""
+    """Return the prefixes in the records of concatenated sample ids, as uint64 of shape (samples,)."""
     if len(sample_ids) % ID_BYTES:
         raise ValueError(
             f"each sample id must be {ID_BYTES} bytes long, but these take {len(sample_ids)} bytes in total"
         )
-    # Each id is two such numbers, and the first is its prefix.
+    # Each id consists of two such numbers, and the first is its prefix.
     return np.frombuffer(sample_ids, dtype="<u8")[::2]
 
 
@@ -124,7 +124,7 @@ def pack(
     """
     code, stored = stored_dtype(array.dtype)
     check_shape(array.shape)
-    # Fast path for images, the common case; a subclass's memory may hold more than its values.
+    # Fast path for images, the common case. The memory of a subclass may hold more than its values.
     if type(array) is np.ndarray and array.dtype == np.uint8 and array.flags.c_contiguous:
         payload = array.reshape(-1).data
     else:
@@ -149,9 +149,9 @@ def pack_header(
     shape: tuple[int, ...] | None = None,
     times: tuple[int, int] = (0, 0),
 ) -> bytes:
-    """Return the header of a record of ``kind``. Without ``shape``, its payload is plain bytes.
+    """Return the header of a record of ``kind``. If ``shape`` is omitted, the payload is plain bytes.
 
-    ``code`` is the code of the payload's dtype. ``times`` are the microseconds of fetching and decoding.
+    ``code`` is the dtype code of the payload. ``times`` are the microseconds of fetching and decoding.
     """
     size = memoryview(payload).nbytes
     sides = (size,) if shape is None else shape
@@ -163,7 +163,7 @@ def pack_header(
 
 
 def _id_prefix(sample_id: bytes) -> int:
-    """Do the same as :func:`id_prefixes` for a single id, without numpy."""
+    """Return the prefix of a single id, like :func:`id_prefixes` but without numpy."""
     if len(sample_id) != ID_BYTES:
         raise ValueError(f"a sample id must be {ID_BYTES} bytes long, not {len(sample_id)}")
     return int.from_bytes(sample_id[:8], "little")
@@ -190,7 +190,7 @@ def parse_header(record: Bytes, *, record_bytes: int | None = None, sample_id: b
     ``record_bytes`` is the length of the whole record, if it is known.
 
     Raises:
-        RecordIdError: it is the record of a different sample than ``sample_id``.
+        RecordIdError: the record belongs to another sample than ``sample_id``.
         RecordVersionError: the format version, kind or dtype is not known to this version.
         RecordError: it is not a record, is too short or too long, or has a shape that does not match
             the length of the payload.
@@ -231,9 +231,9 @@ def checked_array(ndim: int, sides: tuple[int, ...], code: int) -> tuple[np.dtyp
         raise RecordError(
             f"no array can have the dtype code {code} and {ndim} dimensions (at most {MAX_NDIM})"
         )
-    shape, beyond = sides[:ndim], sides[ndim:]
-    if any(beyond):  # otherwise, a flipped bit in ndim could turn (28, 28, 1) into (28, 28)
-        raise RecordError(f"an array of {ndim} dimensions cannot have further sides {beyond}")
+    shape, extra_sides = sides[:ndim], sides[ndim:]
+    if any(extra_sides):  # otherwise, a flipped bit in ndim could turn (28, 28, 1) into (28, 28)
+        raise RecordError(f"an array of {ndim} dimensions cannot have further sides {extra_sides}")
     dtype = np.dtype(DTYPE_NAMES[code]).newbyteorder("<")
     if math.prod(filter(None, shape)) * dtype.itemsize >= _MAX_ARRAY_BYTES:  # perhaps empty
         raise RecordError(f"no array can have the shape {shape}")
@@ -241,7 +241,7 @@ def checked_array(ndim: int, sides: tuple[int, ...], code: int) -> tuple[np.dtyp
 
 
 def verify_payload(header: Header, payload: Bytes) -> None:
-    """Raise :class:`RecordError` if the xxh3-64 of ``payload`` is not the one in the header."""
+    """Raise :class:`RecordError` unless the xxh3-64 of ``payload`` matches the header."""
     actual = payload_hash(payload)
     if actual != header.payload_hash:
         raise RecordError(

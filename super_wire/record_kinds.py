@@ -41,7 +41,7 @@ MAX_ARRAYS = 64
 MAX_NAME_BYTES = 255  # of UTF-8
 _ALIGNMENT = 64
 _MAX_U64 = 2**64 - 1
-_PLACE = struct.Struct("<QQ")
+_LOCATION = struct.Struct("<QQ")
 _COUNT = struct.Struct("<I")
 _ENTRY = struct.Struct("<BBBx6I")
 # A pack name must not lead out of the directory of its store.
@@ -50,7 +50,7 @@ _PACK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """The place of a record in a store: ``length`` bytes from ``offset`` in the file ``pack``."""
+    """The location of a record in a store: ``length`` bytes from ``offset`` in the file ``pack``."""
 
     pack: str
     offset: int
@@ -69,19 +69,19 @@ class Pointer:
 
 def pack_pointer(pointer: Pointer, sample_id: bytes) -> bytes:
     """Return a complete pointer record."""
-    payload = _PLACE.pack(pointer.offset, pointer.length) + pointer.pack.encode()
+    payload = _LOCATION.pack(pointer.offset, pointer.length) + pointer.pack.encode()
     return pack_header(RecordKind.POINTER, payload, sample_id) + payload
 
 
 def read_pointer(record: Bytes, *, sample_id: bytes | None = None) -> Pointer:
     """Parse a pointer record. Raises :class:`RecordError` if it is invalid."""
     _, payload = checked_payload(record, RecordKind.POINTER, sample_id=sample_id)
-    if len(payload) <= _PLACE.size:
+    if len(payload) <= _LOCATION.size:
         raise RecordError(
-            f"a pointer's payload must be longer than {_PLACE.size} bytes, not {len(payload)} bytes"
+            f"a pointer's payload must be longer than {_LOCATION.size} bytes, not {len(payload)} bytes"
         )
-    offset, length = _PLACE.unpack_from(payload)
-    return Pointer(bytes(payload[_PLACE.size :]).decode(errors="replace"), offset, length)
+    offset, length = _LOCATION.unpack_from(payload)
+    return Pointer(bytes(payload[_LOCATION.size :]).decode(errors="replace"), offset, length)
 
 
 def pack_arrays(
@@ -89,8 +89,8 @@ def pack_arrays(
 ) -> bytes:
     """Return a complete record of several named arrays, in the order of their names.
 
-    Raises as :func:`pack` does, and also ``RecordError`` for 0 or more than 64 arrays, or for a name
-    that is not 1 to 255 bytes long.
+    Raises the errors of :func:`pack`, and ``RecordError`` for 0 or more than 64 arrays, or for a
+    name that is not 1 to 255 bytes long.
     """
     if not 1 <= len(arrays) <= MAX_ARRAYS:
         raise RecordError(f"a record must contain 1 to {MAX_ARRAYS} named arrays, not {len(arrays)}")
@@ -109,21 +109,21 @@ def pack_arrays(
 
 
 def pack_sample(
-    made: NDArray[Any] | Mapping[str, NDArray[Any]],
+    result: NDArray[Any] | Mapping[str, NDArray[Any]],
     sample_id: bytes,
     *,
     fetch_us: int = 0,
     decode_us: int = 0,
 ) -> tuple[bytes, memoryview]:
     """Return the header and payload of a recipe's result, which is one array or several named ones."""
-    if isinstance(made, np.ndarray):
-        return pack(made, sample_id, fetch_us=fetch_us, decode_us=decode_us)
-    record = pack_arrays(made, sample_id, fetch_us=fetch_us, decode_us=decode_us)
+    if isinstance(result, np.ndarray):
+        return pack(result, sample_id, fetch_us=fetch_us, decode_us=decode_us)
+    record = pack_arrays(result, sample_id, fetch_us=fetch_us, decode_us=decode_us)
     return record[:HEADER_BYTES], memoryview(record)[HEADER_BYTES:]
 
 
-class ArrayPlace(NamedTuple):
-    """The place of a named array in a payload: the bytes from ``start`` to before ``stop``."""
+class ArrayLocation(NamedTuple):
+    """The location of a named array in a payload: the bytes from ``start`` up to ``stop``."""
 
     name: str
     dtype: np.dtype[Any]
@@ -137,11 +137,11 @@ def read_arrays(record: Bytes, *, sample_id: bytes | None = None) -> dict[str, N
     _, payload = checked_payload(record, RecordKind.ARRAYS, sample_id=sample_id)
     return {
         name: np.frombuffer(payload[start:stop], dtype=dtype).reshape(shape)
-        for name, dtype, shape, start, stop in array_places(payload)
+        for name, dtype, shape, start, stop in array_locations(payload)
     }
 
 
-def array_places(payload: memoryview) -> list[ArrayPlace]:
+def array_locations(payload: memoryview) -> list[ArrayLocation]:
     """Locate the named arrays in a payload, in the order of their names.
 
     Raises ``RecordError`` if the payload is inconsistent.
@@ -150,13 +150,13 @@ def array_places(payload: memoryview) -> list[ArrayPlace]:
         table, at = _read_table(payload)
     except (struct.error, ValueError, UnicodeDecodeError) as error:
         raise RecordError(f"the payload does not contain a valid table of named arrays: {error}") from error
-    places = []
+    locations = []
     for name, (dtype, shape, size) in table:
         start, at = _aligned(at), _aligned(at) + size
-        places.append(ArrayPlace(name, dtype, shape, start, at))
+        locations.append(ArrayLocation(name, dtype, shape, start, at))
     if at != len(payload):
         raise RecordError(f"the named arrays take {at} bytes, but the payload has {len(payload)}")
-    return places
+    return locations
 
 
 def _read_table(
@@ -182,7 +182,7 @@ def _read_table(
     names = [name.encode() for name, _ in table]
     if not all(names):
         raise ValueError("an array has no name")
-    # There is only one order, so that equal samples have equal bytes.
+    # Only one order is valid, so that equal samples have equal bytes.
     if any(first >= second for first, second in itertools.pairwise(names)):
         raise ValueError("names are out of order or repeated")
     return table, at

@@ -1,4 +1,4 @@
-"""Text for people, redacted and printable whatever its source, and formatted counts."""
+"""Text for display: redacted, printable whatever its source, and with formatted counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TALKATIVE = ("boto3", "botocore", "s3transfer", "urllib3")
 
 
 def keep_secrets_out_of_logs() -> None:
-    """Keep loggers at INFO or above if they log whole requests, responses or secrets at DEBUG."""
+    """Set loggers that log whole requests, responses or secrets at DEBUG to INFO or above."""
     for name in _TALKATIVE:
         logger = logging.getLogger(name)
         if logger.level < logging.INFO:
@@ -24,9 +24,9 @@ def keep_secrets_out_of_logs() -> None:
 
 def without_credentials(address: str) -> str:
     """Return an address for display, without the part before ``@`` in its host and the part after ``?``."""
-    # A password, or the signature of a presigned URL. Keys that contain either are cut too.
-    place, question, _ = address.partition("?")
-    scheme, separator, rest = place.rpartition("://")
+    # This removes passwords and the signatures of presigned URLs. Keys with either character are cut too.
+    base, question, _ = address.partition("?")
+    scheme, separator, rest = base.rpartition("://")
     shown = re.sub(r"^.*@", "***@", rest, flags=re.DOTALL)
     return f"{scheme}{separator}{shown}{question and '?***'}"
 
@@ -57,7 +57,7 @@ def _printable(text: str) -> str:
 
 def clean_text(text: str) -> str:
     """Return text that UTF-8 can encode. A lone surrogate from JSON becomes a question mark."""
-    # External text ends up in tombstones, replies and logs, and would make their encoding fail.
+    # External text ends up in tombstones, replies and logs, whose encoding would otherwise fail.
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 

@@ -21,14 +21,14 @@ from superdl.super_wire.ids import (
 from superdl.super_wire.message_fields import mapping_of, message_in
 from superdl.super_wire.redaction import clean_text
 
-# JSON, column by column, because this is what the Invoke API of AWS Lambda transfers.
+# Requests are JSON, in columns, because the Invoke API of AWS Lambda transfers JSON.
 REQUEST_VERSION = 6
 MAX_SAMPLES_PER_REQUEST = 4096
 
 # Encodings of a member: stored as is, or a raw deflate stream, as in zip archives.
 MEMBER_ENCODINGS = ("", "deflate")
-# Followed by the path of a column, the encoding of a row of a Parquet file. The member's offset is then the
-# number of its row group, and its length the number of its row in that, both from 0 on.
+# Encoding prefix for a row of a Parquet file, followed by the path of a column. The member's offset is then
+# the index of the row group, and its length the index of the row in that group, both from 0.
 ROW_ENCODING = "parquet:"
 
 # Upper limit of numbers in a result, whose sums the coordinator computes.
@@ -52,7 +52,7 @@ class RequestKind(enum.StrEnum):
     SAVE = "save"  # write a pack of cached records
 
     decodes: bool  # whether samples are fetched from their source and decoded
-    fills_cache: bool  # whether readers may wait for the records that it pushes
+    fills_cache: bool  # whether readers may be waiting for the records
     writes_pack: bool
 
     def __init__(self, name: str) -> None:
@@ -65,20 +65,20 @@ class Outcome(enum.StrEnum):
     """The result for one sample of a request."""
 
     CACHED = "cached"  # the record is in the cache: its SET was acknowledged
-    TOMBSTONE = "tombstone"  # it can never be produced: a permanent tombstone is in the cache
-    MISSING = "missing"  # the object does not exist (any more)
+    TOMBSTONE = "tombstone"  # the sample can never be produced: the cache has a permanent tombstone
+    MISSING = "missing"  # the object does not exist, or no longer exists
     CHANGED = "changed"  # the object does not have the version in the catalog
     REFUSED = "refused"  # the source forbids reading it
-    UNAVAILABLE = "unavailable"  # the source throttles or does not answer: a retry that costs no attempt
+    UNAVAILABLE = "unavailable"  # the source throttles or does not answer; not counted as an attempt
     SOURCE_ERROR = "source_error"  # the source failed in another way
     CACHE_ERROR = "cache_error"  # it was decoded, but the cache did not accept it
     CACHE_FULL = "cache_full"  # it was decoded, but the cache refused it for lack of memory
     STEP_ERROR = "step_error"  # a custom step raised
     EXPIRED = "expired"  # the request expired first; the sample was not tried
-    TIMED_OUT = "timed_out"  # decoding took too long; a faster machine may be in time
-    NOT_STORED = "not_stored"  # the store has no valid record of it there
-    STORE_ERROR = "store_error"  # the store did not answer or refused; the record may exist
-    NOT_CACHED = "not_cached"  # the cache no longer has a valid record of it to save
+    TIMED_OUT = "timed_out"  # decoding took too long; a faster machine may succeed
+    NOT_STORED = "not_stored"  # the store has no valid record at the location
+    STORE_ERROR = "store_error"  # the store failed to answer or refused; the record may exist
+    NOT_CACHED = "not_cached"  # the cache no longer has a valid record to save
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,30 +106,31 @@ class PrefetchRequest:
     bucket: str
     recipe: str
     epoch: int
-    # Only an address: credentials come from the function's own settings.
+    # Only an address: the function has credentials in its settings.
     cache: str
-    # From its arrival; no sample is started after that. Clocks of different machines are never compared.
+    # Counted from the request's arrival; no sample is started later.
     expires_in_s: float
     keys: tuple[str, ...]
     versions: tuple[str, ...]
-    # 16 bytes each. The function derives them again, so both sides mean the same samples.
+    # 16 bytes each. The function derives each id again, to check that both sides agree.
     ids: bytes
     kind: RequestKind = RequestKind.DECODE
     limits: Limits = field(default_factory=Limits)
-    # The decoder's required fingerprint, empty if the caller has checked it; of a save, its records'.
+    # The decoder's required fingerprint, or empty if the caller checked it. In a save, the records'
+    # fingerprint.
     golden: str = ""
     function_version: str = ""  # required; empty if the caller has checked it
-    store: str = ""  # its address, for all kinds but decode
+    store: str = ""  # address of the store, for all kinds but decode
     packs: tuple[str, ...] = ()
     pack_of: tuple[int, ...] = ()
     offsets: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
-    alias: str = ""  # of the source: ids are derived from it and from keys without their common prefix
+    alias: str = ""  # of the source; ids are derived from it and from keys without prefix
     prefix: str = ""
-    members: tuple[str, ...] = ()  # their names
+    members: tuple[str, ...] = ()  # member names
     member_offsets: tuple[int, ...] = ()
     member_lengths: tuple[int, ...] = ()
-    # Of MEMBER_ENCODINGS or ROW_ENCODING; empty if all bytes are stored as is.
+    # From MEMBER_ENCODINGS or ROW_ENCODING. Empty if all members are stored as is.
     encodings: tuple[str, ...] = ()
     fields: tuple[str, ...] = ()
 
@@ -153,7 +154,7 @@ class PrefetchRequest:
         return [key.removeprefix(self.prefix) for key in self.keys] if self.prefix else list(self.keys)
 
     def name_of(self, index: int) -> str:
-        """Return the name of a sample or part for messages: its key, and its member if there is one."""
+        """Return the name of a sample or part for messages: the key, and the member if there is one."""
         is_member = self.members and self.members[index]
         return shown_name(self.keys[index], self.members[index]) if is_member else self.keys[index]
 
@@ -194,14 +195,14 @@ class PrefetchRequest:
             )
         if len(request.ids) % ID_BYTES:
             raise ConfigError(f"a sample id must have {ID_BYTES} bytes")
-        _check_places(request)
+        _check_locations(request)
         _check_parts(request)
         checked_naming(request.alias or None, None, "in a prefetch request, ")
         if request.prefix and not (
             request.alias and all(key.startswith(request.prefix) for key in request.keys)
         ):
             raise ConfigError(
-                "a prefetch request with a prefix needs an alias, and keys that begin with the prefix"
+                "a prefetch request with a prefix needs an alias, and all keys must begin with the prefix"
             )
         texts = (request.request_id, request.bucket, request.recipe, request.cache, request.golden)
         lists = (*request.keys, *request.versions, *request.packs, *request.members)
@@ -225,23 +226,23 @@ class PrefetchResult:
     function_version: str
     cold_start: bool
     outcomes: tuple[str, ...]
-    record_bytes: tuple[int, ...]  # now in the cache: of a record, or of a pointer
-    # For outcomes other than cached, by the sample's index in the request.
+    record_bytes: tuple[int, ...]  # bytes in the cache, of a record or a pointer
+    # Reasons for outcomes other than cached, by the sample's index in the request.
     messages: dict[str, str] = field(default_factory=dict)
     fetch_us: int = 0
-    decode_us: int = 0  # with the other steps
+    decode_us: int = 0  # decoding and the other steps
     push_us: int = 0
     source_requests: int = 0  # GETs
     source_bytes: int = 0  # fetched
-    duration_us: int = 0  # the function's own measurement
+    duration_us: int = 0  # as measured by the function
     billed_us: int = 0  # 0 if unknown, as is memory_mb
     memory_mb: int = 0
     pack: str = ""
     offsets: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
-    store_trouble: str = ""  # the reason why the store was not written or read
-    store_requests: int = 0  # to S3
-    store_bytes: int = 0  # read or written
+    store_trouble: str = ""  # why the store could not be written or read
+    store_requests: int = 0  # requests to a store in S3
+    store_bytes: int = 0  # bytes read or written
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the result as a mapping of JSON values, which a handler returns."""
@@ -273,7 +274,7 @@ class PrefetchResult:
         texts = (result.function_version, result.pack, result.store_trouble)
         # Most results need no cleaning, so do not copy them.
         if result.messages or not "".join(texts).isascii():
-            messages = {place: clean_text(message) for place, message in result.messages.items()}
+            messages = {index: clean_text(message) for index, message in result.messages.items()}
             version, pack, trouble = map(clean_text, texts)
             result = replace(
                 result, messages=messages, function_version=version, pack=pack, store_trouble=trouble
@@ -281,7 +282,7 @@ class PrefetchResult:
         return result
 
 
-def _check_places(request: PrefetchRequest) -> None:
+def _check_locations(request: PrefetchRequest) -> None:
     is_restore = request.kind is RequestKind.RESTORE
     count = request.count if is_restore else 0
     if not count == len(request.pack_of) == len(request.offsets) == len(request.lengths):
@@ -300,7 +301,7 @@ def _check_places(request: PrefetchRequest) -> None:
     used = set(request.pack_of)
     if len(set(request.packs)) != len(request.packs) or used != set(range(len(request.packs))):
         raise ConfigError(
-            "a restore must list each pack once, and pack_of must refer to every pack and to no other"
+            "a restore must list each pack once, and pack_of must refer to all of them and no others"
         )
 
 

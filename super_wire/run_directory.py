@@ -1,4 +1,4 @@
-"""The directory in which the local ranks of a run find their coordinator."""
+"""The directory through which the local ranks of a run find their coordinator."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # The ranks keep the coordinator alive through the first socket and call it through the second.
+        # Ranks keep the coordinator alive through the first socket and send calls to the second.
         self.ranks_socket = path / "ranks.sock"
         self.coordinator_socket = path / "coordinator.sock"
         self.cache_socket = path / "redis.sock"
         self.log = path / "log"  # of coordinator, cache and worker
-        # Locked while a rank looks for the coordinator or starts it, and while a coordinator ends.
+        # Locked while a rank looks for the coordinator or starts it, and while a coordinator shuts down.
         self.start_lock = path.with_suffix(".lock")
 
     @classmethod
     def of_run(cls, run: str, variant: str = "") -> RunDirectory:
-        """Return the directory of a run, which all ranks of this user derive in the same way."""
+        """Return the directory of a run. All ranks of this user derive the same path."""
         identity = (run.encode(), *([variant.encode()] if variant else []))
         return cls(_parent() / digest128(*identity).hex())
 
@@ -66,7 +66,7 @@ class RunDirectory:
     @classmethod
     def sweep(cls, kept: Container[Path]) -> None:
         """Remove the directories of killed runs that have no processes left, except those in ``kept``."""
-        # A process keeps its own directories: trying their locks would release them.
+        # Skip the directories of this process, because trying their locks would release them.
         for run in (cls(path) for path in _newest_first(_parent()) if path not in kept):
             with contextlib.suppress(EmbeddedError, OSError), run.locked_for_start(0.0):
                 if not _listens(run.ranks_socket):
@@ -77,7 +77,7 @@ class RunDirectory:
         _make_private(self.path)
 
     def identity(self) -> tuple[int, int] | None:
-        """Return an identity that no later directory here will have, or ``None`` if the directory is gone."""
+        """Return an identity that no later directory at this path has, or ``None`` if it does not exist."""
         try:
             status = self.path.stat()
         except OSError:
@@ -125,7 +125,7 @@ class RunDirectory:
         try:
             # A POSIX lock belongs to the process, so that a forked worker cannot keep it locked.
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A coordinator unlinks the file when it ends. Its lock then excludes nobody.
+            # A coordinator unlinks the file when it exits. A lock on the unlinked file has no effect.
             if os.path.samestat(os.fstat(descriptor), self.start_lock.stat()):
                 return descriptor
         except (BlockingIOError, PermissionError, FileNotFoundError):
@@ -140,13 +140,13 @@ def _parent() -> Path:
     longest = RunDirectory(parent / ("0" * 2 * ID_BYTES)).coordinator_socket
     if len(os.fsencode(longest)) <= _LONGEST_SOCKET_PATH:
         return parent
-    # The temporary directory's path is too long for a socket.
+    # The path of the temporary directory is too long for a socket.
     return "/tmp" / Path(parent.name)  # noqa: S108  # owner and mode are checked
 
 
 def _newest_first(parent: Path) -> list[Path]:
     stamped = []
-    with contextlib.suppress(OSError):  # there is none, or a run has just ended
+    with contextlib.suppress(OSError):  # it does not exist, or a run has just ended
         if _is_private(parent.lstat()):
             stamped = [(path.stat().st_mtime_ns, path) for path in parent.iterdir() if path.is_dir()]
     return [path for _, path in sorted(stamped, reverse=True)]
@@ -160,8 +160,8 @@ def _listens(path: Path) -> bool:
     return False
 
 
-def _is_private(found: os.stat_result) -> bool:
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+def _is_private(status: os.stat_result) -> bool:
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
 
 
 def _make_private(directory: Path) -> None:

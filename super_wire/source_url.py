@@ -9,9 +9,9 @@ from urllib.parse import quote, unquote
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.redaction import without_credentials
 
-# Trainer and coordinator only look at the text: the place may only exist on the coordinator's machine.
+# Trainer and coordinator only parse the text, because the path may exist only on the coordinator's machine.
 _FORMS = "s3://bucket/prefix (gs://, az://, hf://datasets/, https://), file:///directory or a plain path"
-# Scheme of buckets -> the variable that gives the coordinator access.
+# Scheme of a bucket -> the variable that gives the coordinator access.
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
@@ -84,8 +84,7 @@ def file_url(path: str, name: str) -> str:
         real.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"{name} {os.fsencode(real)!r}: its path is not UTF-8, but the path of a {name} must be. "
-            "Rename it"
+            f"{name} {os.fsencode(real)!r}: its path is not UTF-8, as the path of a {name} must be. Rename it"
         ) from error
     return f"file://{real}"
 
@@ -135,7 +134,7 @@ def _of_web(scheme: str, rest: str, shown: str) -> tuple[str, str]:
     return f"{scheme}://{match[1]}{'' if number == _PORTS[scheme] else f':{number}'}", key
 
 
-_FOLDER = b"__MACOSX"  # macOS's zips hold its AppleDouble files in it
+_FOLDER = b"__MACOSX"  # zip files from macOS keep AppleDouble files in it
 _FILES = (b"Thumbs.db", b"desktop.ini")
 _HERE = frozenset({b"", b".", b".."})
 
@@ -143,10 +142,10 @@ _HERE = frozenset({b"", b".", b".."})
 def is_hidden(key: bytes | str) -> bool:
     """Return whether a path below the user's root is hidden, or is a file of the operating system."""
     path = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
-    # The root's own folders may have any name, so callers leave them out.
+    # Pass paths below the root only: the root and its parents may have any name.
     if not (path[:1] == b"." or b"/." in path or _FOLDER in path or path.endswith(_FILES)):
         return False  # fast path for almost all keys
-    # A leading dot hides, as in .DS_Store, ._1.jpg and .ipynb_checkpoints.
+    # A leading dot hides a file or folder, such as .DS_Store, ._1.jpg and .ipynb_checkpoints.
     parts = path.split(b"/")
     if parts[-1] in _FILES or _FOLDER in parts:
         return True

@@ -1,4 +1,4 @@
-"""Entries of streams in the cache: the reports of readers."""
+"""Entries of streams in the cache: read reports."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from superdl.super_wire.keys import report_stream
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Limit for the report stream of a job, passed with every XADD (approximate trimming).
-# An entry may be lost or arrive twice: a reader with remaining misses reports them again.
+# Limit for the report stream of a job, passed with every XADD (approximate trimming). An
+# entry may be lost or arrive twice. A reader with remaining misses reports them again.
 REPORT_STREAM_MAXLEN = 4096
 _MAX_NUMBER = 2**63
-# All numbers in one field, since parsing an entry costs the coordinator time per field.
+# All numbers are in one field, because parsing costs the coordinator time per field.
 _NUMBERS_FIELD = b"r"
-# More than the largest batch that the coordinator plans could need.
+# More than the largest planned batch can need.
 _FIELD_BYTES_MAX = {_NUMBERS_FIELD: 256, b"m": 2**22, b"c": 2**22}
 
 
@@ -32,17 +32,17 @@ class ReadReport:
     epoch: int
     position: int
     samples: int
-    hits: int  # found in packs or by the first GET
-    wait_us: int  # between attempts
-    read_us: int  # receiving
+    hits: int  # samples found in packs or with the first GET
+    wait_us: int  # waiting between attempts
+    read_us: int  # receiving records
     check_us: int  # checking records
     size_bytes: int  # from the cache
     attempt: int
     done: int  # 1 once the batch was delivered or abandoned
     straight: int = 0  # hits in packs
-    # Offsets in the planned batch, which the coordinator can plan again: no ids travel.
+    # Offsets in the planned batch. The coordinator can recompute the batch, so no ids are sent.
     missed: tuple[int, ...] = ()
-    corrupt: tuple[int, ...] = ()  # missed samples whose record in the cache failed its check
+    corrupt: tuple[int, ...] = ()  # misses whose cached record failed its check
 
     def to_fields(self) -> dict[bytes, bytes]:
         """Return the report as the fields of a stream entry."""
@@ -61,7 +61,7 @@ class ReadReport:
     def from_fields(cls, entry: Mapping[bytes, bytes]) -> ReadReport:
         """Parse the fields of a stream entry. Raises ``ValueError`` if it is not a valid read report."""
         if _NUMBERS_FIELD not in entry:
-            raise ValueError(f"a read report lacks the field {_NUMBERS_FIELD!r}")
+            raise ValueError(f"a read report has no field {_NUMBERS_FIELD!r}")
         oversized = [name for name, limit in _FIELD_BYTES_MAX.items() if len(entry.get(name, b"")) > limit]
         if oversized:  # before parsing
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Parsing of users' texts: JSON, TOML, durations and sizes. Errors say where the problem is."""
+"""Parsing of user input: JSON, TOML, durations and sizes. Errors name the location of the problem."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 def read_json(path: Path, name: str = "") -> Any:
-    """Read a JSON file. ``ConfigError`` calls it ``name``, which is its path by default.
+    """Read a JSON file. ``ConfigError`` refers to it as ``name``, by default its path.
 
     Raises ``FileNotFoundError`` if it is missing.
     """
@@ -33,7 +33,7 @@ def read_json(path: Path, name: str = "") -> Any:
 
 
 def load_json(text: str, name: str) -> Any:
-    """Parse JSON without duplicate keys. ``ConfigError`` calls the text ``name``."""
+    """Parse JSON and reject duplicate keys. ``ConfigError`` refers to the text as ``name``."""
     return _parsed(lambda: json.loads(text, object_pairs_hook=once_each), "JSON", name)
 
 

@@ -1,4 +1,4 @@
-"""Words and numbers that reports share: why readers wait, and the counters of a job."""
+"""Vocabulary that reports share: the causes of waiting, and the counters of a job."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ UNKNOWN = "unknown"
 
 
 class Wait(NamedTuple):
-    """A cause of waiting, with its meaning as a clause, what to do about it, and its internal causes."""
+    """A cause of waiting, with its meaning as a clause, a remedy, and the internal causes that it covers."""
 
     meaning: str
     remedy: str
     of: tuple[str, ...]
 
 
-# In the order of pages and docs/runs.md: five causes that users can act on, and unknown.
+# In the order of reports and docs/runs.md: five causes that users can act on, and unknown.
 WAITS = {
     "starting": Wait(
         "workers, functions or the look-ahead were starting",
@@ -50,45 +50,43 @@ _WAIT_FOR = {cause: name for name, wait in WAITS.items() for cause in (name, *wa
 
 
 def wait_for(cause: str) -> str:
-    """Return the user's name for a cause, or ``unknown`` for a cause from a different version."""
+    """Return the user's name for an internal cause, or ``unknown`` if this version does not define it."""
     return _WAIT_FOR.get(cause, UNKNOWN)
 
 
 @dataclass(slots=True)
 class WorkCounters:
-    """The work and cost of a job since it was opened, over all its ranks, as defined by the coordinator's
-    ledger.
-    """
+    """The work and cost of a job since it was opened, for all its ranks, as counted by the coordinator."""
 
     # A new counter needs a field of the same name in JobStats.
     batches_read: int = 0
-    cache_hits: int = 0  # found by a reader's first GET
+    cache_hits: int = 0  # found with a reader's first GET
     cache_misses: int = 0
-    samples_reused: int = 0  # resident when planned
+    samples_reused: int = 0  # already in the cache when planned
     samples_produced: int = 0  # decoded
-    samples_restored: int = 0  # from the store into the cache
-    samples_straight: int = 0  # from the store to readers
+    samples_restored: int = 0  # restored from the store to the cache
+    samples_straight: int = 0  # read from the store directly
     samples_failed: int = 0
     retries: int = 0
     invocations: int = 0
-    fetch_s: float = 0.0  # seconds over all functions, as the next two
+    fetch_s: float = 0.0  # in total over all functions, like the next two
     decode_s: float = 0.0
     push_s: float = 0.0
-    read_s: float = 0.0  # seconds over all readers, as the next one
+    read_s: float = 0.0  # in total over all readers, like the next one
     wait_s: float = 0.0
     source_bytes: int = 0
     record_bytes: int = 0
     stalls: int = 0  # batches that a reader had to wait for
-    hedges: int = 0  # second requests that raced a straggler
+    hedges: int = 0  # duplicate requests that raced a straggler
     gb_s: float = 0.0
     source_requests: int = 0  # GETs
     read_bytes: int = 0  # from the cache
     store_requests: int = 0  # GETs and PUTs of a store in a bucket
-    store_bytes: int = 0  # that functions read from a store or wrote to it
+    store_bytes: int = 0  # read from or written to a store by functions
     functions_usd: float = 0.0
     source_requests_usd: float = 0.0
     store_requests_usd: float = 0.0
     transfer_usd: float = 0.0
     cache_usd: float = 0.0
     coordinator_usd: float = 0.0
-    usd: float = 0.0  # the sum of the six before; it falls if other jobs use the same samples
+    usd: float = 0.0  # the sum of the previous six; it falls if other jobs use the samples too

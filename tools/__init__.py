@@ -1,4 +1,4 @@
-"""Programs for developing and deploying SUPER, each with a Makefile target; not in the wheel."""
+"""Programs for developing and deploying SUPER, each with a Makefile target. Not part of the wheel."""
 
 from __future__ import annotations
 

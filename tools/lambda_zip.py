@@ -1,7 +1,7 @@
 """``python -m tools.lambda_zip``: build ``dist/super-prefetch-<architecture>.zip`` without docker.
 
-With ``--unpacked`` it writes the same files to a folder, for an image. Exit codes: 0 success,
-1 failure.
+With ``--unpacked``, it writes the files to a folder, for an image. Exit codes: 0 success, 1
+    failure.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "infra" / "function" / "requirements.txt"
 
 LAMBDA_PYTHON = "3.13"  # Amazon Linux 2023, glibc 2.34, supported until 2029; all wheels exist
-MACHINES = {"arm64": "aarch64", "x86_64": "x86_64"}  # Lambda's names of architectures: those in wheel names
+MACHINES = {"arm64": "aarch64", "x86_64": "x86_64"}  # architectures in Lambda -> in wheel names
 
-_GLIBC_MINORS = (17, 24, 26, 27, 28, 31, 34)  # versions that wheels are built for, up to Lambda's own
+_GLIBC_MINORS = (17, 24, 26, 27, 28, 31, 34)  # versions that wheels are built for, up to that of Lambda
 _TIME_LIMIT_S = 300.0
 
-# Installed below superdl, whose own __init__.py imports lazily.
+# Installed below superdl, whose __init__.py imports lazily.
 _OURS = ("superdl/__init__.py", "superdl/lambda_prefetch", "superdl/super_wire")
-_STUBS = ("coordinator.proto", "coordinator_pb2*")  # gRPC's, which the function does not use
-# Files that no import reaches, and pip's records of a wheel's origin, which would change the zip's bytes.
+_STUBS = ("coordinator.proto", "coordinator_pb2*")  # of gRPC, which the function does not use
+# Files that are never imported, and pip's records of a wheel's origin, which would change the zip's bytes.
 _NEEDLESS = [
     *("bin", "include", "share", "**/tests"),
     *(f"**/*.{suffix}" for suffix in ("pyc", "pyi", "pxd", "h", "a", "c", "lib")),
@@ -53,7 +53,7 @@ class BundleError(Exception):
 
 
 class Platform(NamedTuple):
-    """A Python version, such as ``3.13``, and a machine as in wheel names, such as ``aarch64``."""
+    """A Python version such as ``3.13``, and a machine in wheel names such as ``aarch64``."""
 
     python: str
     machine: str
@@ -74,7 +74,7 @@ def lay_out(
     """Put all files of the package into an empty ``folder``.
 
     ``modules`` are packages (folders) or modules (files) with custom steps. ``requirements`` are
-    requirements files in addition to SUPER's own, for its extras or custom steps.
+    additional requirements files, for extras or custom steps.
     """
     if any(folder.glob("*")):
         raise BundleError(f"{folder} is not empty: use a new folder")
@@ -84,9 +84,9 @@ def lay_out(
             if path.is_dir():
                 shutil.rmtree(path)
             else:
-                path.unlink(missing_ok=True)  # it may have gone with its folder
+                path.unlink(missing_ok=True)  # it may have been removed with its folder
     version = project_version()
-    info = folder / f"superdl-{version}.dist-info"  # from which the function reads its version
+    info = folder / f"superdl-{version}.dist-info"  # from which the function reads the version
     for name in _OURS:
         _copy(ROOT / name, folder / name, *_STUBS)
     _copy(ROOT / "LICENSE", info / "licenses" / "LICENSE")
@@ -99,7 +99,7 @@ def lay_out(
 
 
 def _install(requirements: Sequence[Path], target: Platform, folder: Path) -> None:
-    # For a Python and machine that may differ from this one; pip checks each wheel's hash.
+    # The target Python and machine may differ from this one. pip checks each wheel's hash.
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
     command += ["--no-input", "--no-compile", "--retries", "2", "--target", str(folder)]
     command += target.pip_options()
@@ -135,7 +135,7 @@ def project_version() -> str:
 
 
 def write_archive(path: Path, folder: Path) -> str:
-    """Write the files of ``folder`` to a zip, completely or not at all; return its SHA-256 in hex."""
+    """Write the files of ``folder`` to a zip, completely or not at all. Return its SHA-256 in hex."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.unfinished")
     # A fixed order, time and mode make the zip reproducible.
@@ -150,7 +150,7 @@ def write_archive(path: Path, folder: Path) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Build what the arguments ask for; return the exit code."""
+    """Build the package as requested. Return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.lambda_zip", description="Build the function's package for AWS Lambda."
     )

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 ROOT = Path(__file__).resolve().parent.parent
-# One version of a package for every Python, so that functions decode alike everywhere.
+# Use one version of a package for every Python, so that functions decode identically everywhere.
 _RESOLVE = ("--universal", "--python-version", "3.11", "--fork-strategy", "fewest", "--upgrade", "--quiet")
 _WRITE = ("--only-binary", ":all:", "--generate-hashes", "--custom-compile-command", "make lock")
 
 
 def main() -> int:
-    """Write all lock files; return the exit code."""
+    """Write all lock files. Return the exit code."""
     for file, requirements in locks().items():
         command = ["uv", "pip", "compile", *_RESOLVE, *_WRITE, "--output-file", file, "-"]
         text = "\n".join(requirements.values())
@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def locks() -> dict[str, dict[str, str]]:
-    """Return the packages of each file, with the versions that pyproject.toml allows."""
+    """Return the packages in each file, with the versions that pyproject.toml allows."""
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     dependencies = _by_name(pyproject["project"]["dependencies"])
     allowed = _by_name(chain(*pyproject["project"]["optional-dependencies"].values())) | dependencies

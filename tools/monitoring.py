@@ -53,7 +53,7 @@ def alerts() -> list[dict[str, Any]]:
 
 def panels() -> list[tuple[str, str, list[tuple[str, str]]]]:
     """Return the title and unit of each panel, with its legends and expressions."""
-    # Grafana fills in the interval of rates.
+    # Grafana replaces the interval of rates.
     text = PANELS.read_text(encoding="utf-8").replace("[@]", "[$__rate_interval]")
     return [(panel["title"], panel["unit"], list(panel["series"].items())) for panel in yaml.safe_load(text)]
 
@@ -90,7 +90,7 @@ def _dashboard() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the files or, with ``--check``, compare them; return the exit code."""
+    """Write the files or, with ``--check``, compare them. Return the exit code."""
     parser = argparse.ArgumentParser(description="Write the files generated from the list of metrics.")
     parser.add_argument(
         "--check", action="store_true", help="change nothing; exit with 1 if a file is out of date"

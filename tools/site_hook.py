@@ -1,4 +1,4 @@
-"""A hook for mkdocs, which copies linked files into the site and shows doctests as code."""
+"""A mkdocs hook that copies linked files into the site and renders doctests as code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-# Folder of the site for files from outside docs/.
+# Folder of the site for files outside docs/.
 COPIES = "repository"
 
 _EXAMPLE = re.compile(r"^>>> .*?(?=^\s*$|\Z)", re.MULTILINE | re.DOTALL)
@@ -62,12 +62,12 @@ def _uri(target: Path) -> str:
     return f"{COPIES}/{target.relative_to(ROOT).as_posix()}"
 
 
-class Examples(Extension):  # type: ignore[misc]  # unknown where the checks run
+class Examples(Extension):  # type: ignore[misc]  # untyped where the checks run
     """A griffe extension that fences doctests in docstrings, and removes Sphinx roles."""
 
     def on_object(self, *, obj: Object, **_: object) -> None:
-        """Rewrite the docstring of one object."""
+        """Rewrite the docstring of an object."""
         if obj.docstring is not None:
-            # Markdown would read a doctest as text.
+            # Markdown would render a doctest as text.
             fenced = r"```pycon\n\g<0>\n```\n"
             obj.docstring.value = _EXAMPLE.sub(fenced, _ROLE.sub("", obj.docstring.value))

@@ -1,8 +1,8 @@
 """Run the studies' quick variants, record the figures, and write them into the studies' pages.
 
-``python -m tools.studies [NAME ...]`` compares the arms of these studies, or of all. It records each
-figure of each repeat in ``docs/experiments/studies.json``, and writes the pages. Comments mark
-the generated parts of a page:
+``python -m tools.studies [NAME ...]`` compares the arms of these studies, or of all. It records the
+figures of each repeat in ``docs/experiments/studies.json``, and writes the pages. Comments mark the
+generated parts of a page:
 
 - ``<!-- figures of NAME -->`` to ``<!-- end -->`` is the table of a study's arms, or of all studies if it
   starts with ``<!-- figures -->``;
@@ -53,7 +53,7 @@ _OF_ALL = ("step_ms", "wait_percent", "cpu_s", "decodes_per_image", "accuracy")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the studies and write the pages; return the exit code."""
+    """Run the studies and write the pages. Return the exit code."""
     parser = argparse.ArgumentParser(description="Run the studies' quick variants and write their pages.")
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"studies to run: {', '.join(STUDIES)} (default: all)"
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 failed.append(name)
                 continue
             studies[name] = measured
-            # In the order of STUDIES, whichever ran first.
+            # In the order of STUDIES, regardless of which ran first.
             studies = {key: studies[key] for key in STUDIES if key in studies}
             FIGURES_FILE.write_text(json.dumps(studies, indent=1) + "\n", encoding="utf-8")
     if failed:
@@ -101,7 +101,7 @@ def _run(name: str) -> dict[str, Any] | None:
 
 
 def figures_of(comparison: Comparison, date: str) -> dict[str, Any]:
-    """Return what to record about a comparison: the machine, and each arm's figures by repeat."""
+    """Return the record of a comparison: the machine, and each arm's figures by repeat."""
     machine = comparison.environment
     arms = {}
     for arm in comparison.arms:
@@ -122,7 +122,7 @@ def figures_of(comparison: Comparison, date: str) -> dict[str, Any]:
 
 
 def _write_pages(studies: Mapping[str, Any], *, changing: bool) -> bool:
-    """Write all pages or, unless ``changing``, report those out of date; return whether there are any."""
+    """Write all pages or, unless ``changing``, report outdated ones. Return whether there are any."""
     outdated = False
     for page in (OVERVIEW, *sorted(PAGES.glob("*.md"))):
         text = page.read_text(encoding="utf-8")

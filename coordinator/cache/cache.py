@@ -1,4 +1,4 @@
-"""The coordinator's commands to the cache, and the lock it holds there."""
+"""The coordinator's commands to the cache, and its lock on the cache."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ _PIPELINE_KEYS = 1000
 _PART_BYTES = 4 * 2**20
 _DIGEST = re.compile(rb"[0-9a-f]+")
 _RECORD_KEY = re.compile(re.escape(RECORD_PREFIX) + rb"[0-9a-f]{%d}" % (2 * ID_BYTES))
-_CURSORS = 2**64  # the range of one server's SCAN cursors
+_CURSORS = 2**64  # range of a server's SCAN cursors
 
-# The lock's value is this instance in 32 hex digits, then the owner. Renew the lock if it is ours; take it if
-# it is free or, if ARGV[4] allows it, held by another instance of our owner. Returns what was done, and the
-# milliseconds until another's lock expires.
+# The value of the lock is this instance in 32 hex digits, then the owner. Renew the lock if this instance has
+# it. Take it if it is free or, if ARGV[4] allows it, held by another instance of this owner. Returns the
+# action, and the milliseconds until the other lock expires.
 _HOLD_LOCK = """
 local held = redis.call('GET', KEYS[1])
 if held == ARGV[1] .. ARGV[2] then
@@ -86,7 +86,7 @@ _Given = ParamSpec("_Given")
 _Told = TypeVar("_Told")
 
 
-def _as_asked(
+def _checked_reply(
     method: Callable[Concatenate[Cache, _Given], Awaitable[_Told]],
 ) -> Callable[Concatenate[Cache, _Given], Coroutine[Any, Any, _Told]]:
     # A reply in an unexpected form raises the error of CacheNodes.errors.
@@ -106,7 +106,7 @@ class Cache:
     Args:
         address: ``redis://host:port[/db]``, ``rediss://host:port[/db]`` or
             ``unix:///path``, without credentials; in a cluster, the address of any node.
-        owner: owner of the lock. A coordinator that restarts with the same owner takes it over.
+        owner: owner of the lock. A coordinator that restarts with an equal owner takes it over.
         credentials: taken from the environment by default.
         insecure: allow unencrypted connections to other machines, like ``SUPER_INSECURE``.
 
@@ -125,21 +125,21 @@ class Cache:
         self._nodes = CacheNodes(address, replace(given, insecure=given.insecure or insecure))
         self.streams = Streams(self._nodes)
 
-    @_as_asked
+    @_checked_reply
     async def info(self) -> CacheInfo:
         """Return the server's memory, policy and identity, combined over a cluster's masters."""
-        masters = await self._nodes.masters(afresh=True)  # a new shard does not announce itself
+        masters = await self._nodes.masters(refresh=True)  # new shards do not announce themselves
         calls = (self._nodes.at(master.node, ("INFO",), ("DBSIZE",)) for master in masters)
         infos = [CacheInfo.of_server(*reply) for reply in await asyncio.gather(*calls)]
         hosts = len({master.node.host for master in masters})
         return combined(infos, [master.slots for master in masters], hosts) if len(infos) > 1 else infos[0]
 
-    @_as_asked
+    @_checked_reply
     async def hold_lock(self) -> bool:
-        """Take or renew the lock. Return ``True`` if taken; raise ``LockHeldError`` if another has it."""
-        # Only until the first success: else two of one owner would take the lock in turn.
+        """Take or renew the lock. Return ``True`` if taken. Raises ``LockHeldError`` if another has it."""
+        # Only until the first success, because otherwise two instances of an owner would take turns.
         arguments = (self._instance, self._owner, LOCK_TTL_S * 1000, "0" if self._has_held_lock else "1")
-        reply = await self._nodes.one(LOCK_KEY, "EVAL", _HOLD_LOCK, 1, LOCK_KEY, *arguments)
+        reply = await self._nodes.call(LOCK_KEY, "EVAL", _HOLD_LOCK, 1, LOCK_KEY, *arguments)
         done, expires_in_ms = string(reply[0]), int(reply[1])
         if done == b"refused":
             raise LockHeldError(
@@ -156,12 +156,12 @@ class Cache:
         return done == b"taken"
 
     async def release_lock(self) -> None:
-        """Release the lock if it is ours."""
+        """Release the lock if this instance has it."""
         if not self._has_held_lock:
             return
-        await self._nodes.one(LOCK_KEY, "EVAL", _RELEASE_LOCK, 1, LOCK_KEY, self._instance + self._owner)
+        await self._nodes.call(LOCK_KEY, "EVAL", _RELEASE_LOCK, 1, LOCK_KEY, self._instance + self._owner)
 
-    @_as_asked
+    @_checked_reply
     async def fingerprint(self) -> str:
         """Return the decoder fingerprint of this cache's records, or an empty string if there is none."""
         agreed = await self.kept(FINGERPRINT_KEY)
@@ -169,23 +169,23 @@ class Cache:
             raise ValueError(f"{agreed!r} is not a digest")
         return agreed.decode()
 
-    @_as_asked
+    @_checked_reply
     async def agree_on_fingerprint(self, digest: str) -> tuple[str, bool]:
         """Record the decoder fingerprint unless there is one. Return it, and whether it is new."""
         agreed = await self.fingerprint()
-        # NX: of two coordinators that agree at once, the first wins, and the other
+        # NX: if two coordinators agree concurrently, the first wins and the other
         # reads its digest.
-        if not agreed and await self._nodes.one(FINGERPRINT_KEY, "SET", FINGERPRINT_KEY, digest, "NX"):
+        if not agreed and await self._nodes.call(FINGERPRINT_KEY, "SET", FINGERPRINT_KEY, digest, "NX"):
             return digest, True
         return agreed or await self.fingerprint(), False
 
-    @_as_asked
+    @_checked_reply
     async def spent_usd(self) -> tuple[float, dict[str, float]]:
-        """Return what earlier coordinators spent, in total and by team; ``ConfigError`` if invalid."""
+        """Return earlier spending, in total and by team. Raises ``ConfigError`` if it is invalid."""
         written = await self.kept(SPENT_KEY) or b"0"
         try:
             spent = json.loads(written)
-            # A plain number, too: the error below asks the user for one.
+            # Accept a plain number, too, because the error below asks the user for one.
             total_usd, by_team = (spent["usd"], spent["teams"]) if isinstance(spent, dict) else (spent, {})
             teams_usd = {str(name): float(usd) for name, usd in dict(by_team).items()}
             sums_usd = [float(total_usd), *teams_usd.values()]
@@ -202,16 +202,16 @@ class Cache:
         """Record the spending for future coordinators."""
         await self.keep(SPENT_KEY, json.dumps({"usd": usd, "teams": dict(by_team)}).encode())
 
-    @_as_asked
+    @_checked_reply
     async def kept(self, key: bytes) -> bytes:
-        """Return the last value that :meth:`keep` stored under this key, or empty bytes if none."""
-        return string(await self._nodes.one(key, "GET", key) or b"")
+        """Return the last value that :meth:`keep` stored under this key, or empty bytes."""
+        return string(await self._nodes.call(key, "GET", key) or b"")
 
     async def keep(self, key: bytes, value: bytes) -> None:
         """Store a small value for future coordinators."""
-        await self._nodes.one(key, "SET", key, value)
+        await self._nodes.call(key, "SET", key, value)
 
-    @_as_asked
+    @_checked_reply
     async def audit(self, ids: bytes) -> NDArray[np.int64]:
         """Return each record's length in bytes, or 0 if there is none.
 
@@ -223,12 +223,12 @@ class Cache:
         for start in range(0, len(keys), _PIPELINE_KEYS):
             chunk = keys[start : start + _PIPELINE_KEYS]
             commands: list[Words] = []
-            # Two commands per key: one for the header, one for the length.
+            # Send two commands per key, for the header and the length.
             for key in chunk:
                 commands += (("GETRANGE", key, 0, HEADER_BYTES - 1), ("STRLEN", key))
             routing_keys = [key for key in chunk for _ in range(2)]
             replies = await self._nodes.each(routing_keys, commands)
-            # A key that holds no string has no record.
+            # A value that is not a string is not a record.
             replies = [
                 b"" if isinstance(reply, ErrorReply) and reply.text.startswith("WRONGTYPE") else reply
                 for reply in replies
@@ -239,7 +239,7 @@ class Cache:
             )
             headers[start : start + len(chunk)] = np.frombuffer(raw, dtype=HEADER_DTYPE)
             lengths[start : start + len(chunk)] = [reply or 0 for reply in replies[1::2]]
-        # Anything but a record of this format and id counts as missing.
+        # Anything but a record with this format and id counts as missing.
         whole = (lengths >= HEADER_BYTES) & (lengths <= MAX_BULK_BYTES)
         whole &= headers["payload_bytes"] == lengths - np.uint64(HEADER_BYTES)
         known = np.isin(headers["kind"], list(RecordKind))
@@ -249,38 +249,38 @@ class Cache:
         signed[(headers["kind"] == RecordKind.POINTER) & ours] += A_POINTER
         return np.where(headers["kind"] == RecordKind.TOMBSTONE, -signed, signed)
 
-    @_as_asked
+    @_checked_reply
     async def read_back(self, ids: bytes) -> NDArray[np.int64]:
         """Read and verify whole records. Return lengths like :meth:`audit`, with 0 for damaged records."""
         lengths = await self.audit(ids)
         sample_ids = split_ids(ids)
-        for place in np.flatnonzero(lengths).tolist():  # one at a time, since they may be large
-            record = await self.record(sample_ids[place]) or b""
+        for index in np.flatnonzero(lengths).tolist():  # one at a time, because they may be large
+            record = await self.record(sample_ids[index]) or b""
             try:
-                header = parse_header(record, record_bytes=len(record), sample_id=sample_ids[place])
+                header = parse_header(record, record_bytes=len(record), sample_id=sample_ids[index])
                 verify_payload(header, record[HEADER_BYTES:])
             except RecordError:
-                lengths[place] = 0
+                lengths[index] = 0
         return lengths
 
-    @_as_asked
+    @_checked_reply
     async def record(self, sample_id: bytes) -> bytes | None:
         """Return a whole record, or ``None`` if there is none."""
         (key,) = cache_keys(sample_id)
         parts, size = list[bytes](), 0
         while not parts or len(parts[-1]) == _PART_BYTES:
-            # In parts, so that a reply stays small however large the record is.
-            part = await self._nodes.one(key, "GETRANGE", key, size, size + _PART_BYTES - 1)
+            # Read in parts, so that replies stay small however large the record is.
+            part = await self._nodes.call(key, "GETRANGE", key, size, size + _PART_BYTES - 1)
             parts.append(string(part))
             size += len(parts[-1])
         # A large record may have been dropped between the reads.
-        gone = len(parts) > 1 and await self._nodes.one(key, "STRLEN", key) != size
+        gone = len(parts) > 1 and await self._nodes.call(key, "STRLEN", key) != size
         return None if gone else b"".join(parts) or None
 
-    @_as_asked
+    @_checked_reply
     async def scan_records(self, cursor: int, *, count: int) -> tuple[int, bytes]:
         """Return about ``count`` ids, possibly repeated, and the next cursor, which is 0 at start and end."""
-        shard, shard_cursor = divmod(cursor, _CURSORS)  # one master after the other
+        shard, shard_cursor = divmod(cursor, _CURSORS)  # iterate over one master after the other
         masters = await self._nodes.masters()
         if shard >= len(masters):  # the cluster has shrunk
             return 0, b""
@@ -288,7 +288,7 @@ class Cache:
         ((next_cursor, keys),) = await self._nodes.at(masters[shard].node, scan)
         digits = [key.removeprefix(RECORD_PREFIX) for key in keys if _RECORD_KEY.fullmatch(key)]
         ids = bytes.fromhex(b"".join(digits).decode())
-        # At 0, this master is done: continue with the next, or end with 0 after the last.
+        # At 0, this master is done. Continue with the next one, or return 0 after the last.
         if next_cursor := int(next_cursor):
             return shard * _CURSORS + next_cursor, ids
         return (shard + 1) % len(masters) * _CURSORS, ids
@@ -303,16 +303,16 @@ class Cache:
         """Write expiring tombstones for ids that have no record."""
         keys, expires_in_ms = cache_keys(ids), int(expires_in_s * 1000)
         commands: list[Words] = [
-            # NX: a record that arrived meanwhile must not be replaced.
+            # NX: do not replace a record that arrived meanwhile.
             ("SET", key, pack_tombstone(tombstone, sample_id), "PX", expires_in_ms, "NX")
             for key, sample_id, tombstone in zip(keys, split_ids(ids), tombstones, strict=True)
         ]
         self._nodes.checked(await self._nodes.each(keys, commands))
 
     async def note(self, ids: bytes, note: Tombstone, expires_in_s: float) -> None:
-        """Write an expiring note under each of these ids, replacing any earlier one."""
+        """Write an expiring note under each of these ids, replacing earlier notes."""
         for key, sample_id in zip(cache_keys(ids), split_ids(ids), strict=True):
-            await self._nodes.one(
+            await self._nodes.call(
                 key, "SET", key, pack_tombstone(note, sample_id), "PX", int(expires_in_s * 1000)
             )
 

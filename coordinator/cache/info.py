@@ -1,4 +1,4 @@
-"""What cache servers report about themselves, and the memory available for records."""
+"""Reports of cache servers about themselves, and the memory available for records."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _UNLIMITED_SHARE = 0.25
-# Usable share of a node's maxmemory in a cluster: a node may get 5% too many records.
+# Usable share of a node's maxmemory in a cluster, because a node may get 5% more records than the average.
 _SPREAD_SHARE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class CacheInfo:
-    """Facts reported by a server, or combined for a cluster. Sizes are in bytes."""
+    """The report of a server, or the combined report of a cluster. Sizes are in bytes."""
 
     # Identities of the processes that hold the records.
     nodes: frozenset[str]
@@ -27,7 +27,7 @@ class CacheInfo:
     policy: str
     system_memory: int
     keys: int
-    # Since the server started.
+    # Number since the server started.
     evicted_keys: int = 0
     # Used share of the fullest node's maxmemory.
     fullest_share: float = 0.0
@@ -73,23 +73,23 @@ class CacheInfo:
 
 @dataclass(frozen=True, slots=True)
 class CacheLoad:
-    """The load of the worst node, for alarms: one full or busy node slows down the rest."""
+    """The load of the worst node, for alarms, because a full or busy node slows down the others."""
 
-    # Of the fullest node's memory.
+    # Used share of the fullest node's memory.
     fullest_share: float = 0.0
-    # Of a core, by the busiest node's main thread in the last 15 seconds.
+    # Share of a core used by the busiest node's main thread in the last 15 seconds.
     busiest_share: float = 0.0
-    # Since the coordinator took over the cache.
+    # Number since the coordinator took over the cache.
     evicted_keys: int = 0
 
 
 def combined(infos: Sequence[CacheInfo], slots: Sequence[int], hosts: int) -> CacheInfo:
-    """Combine the facts of a cluster's masters into those of one server, limited by the fullest node.
+    """Combine the reports of a cluster's masters into one, limited by the fullest node.
 
-    ``slots`` gives the number of slots of each, and ``hosts`` the number of machines they run on.
+    ``slots`` is the number of slots of each master, and ``hosts`` the number of machines they run on.
     """
-    # Records spread over nodes as slots do: a node with a third of the slots and 1
-    # GB makes a cluster of 3 GB; if it has 100 MB left, the cluster has 300 MB left.
+    # Records are distributed like slots: a node with a third of the slots and 1 GB
+    # makes a cluster of 3 GB. If it has 100 MB left, the cluster has 300 MB left.
     total = sum(slots)
     limited = [
         (info.maxmemory * _SPREAD_SHARE, info.used_memory, total / count)
@@ -103,7 +103,7 @@ def combined(infos: Sequence[CacheInfo], slots: Sequence[int], hosts: int) -> Ca
         nodes=frozenset().union(*(info.nodes for info in infos)),
         used_memory=int(maxmemory - room) if limited else sum(info.used_memory for info in infos),
         maxmemory=maxmemory,
-        # A single node that evicts is enough to lose records.
+        # A single evicting node is enough to lose records.
         policy=next((info.policy for info in infos if info.policy != "noeviction"), infos[0].policy),
         # Servers on one machine share its memory.
         system_memory=min(info.system_memory for info in infos) * hosts,

@@ -1,4 +1,4 @@
-"""The cache's servers. Their client blocks, so each call has its own thread and connections."""
+"""The servers of the cache. The client blocks, so each call has a separate thread and connections."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Master(NamedTuple):
 
 
 class CacheNodes:
-    """All servers behind one address, which may be that of any node; for one event loop.
+    """All servers behind an address, which may be that of any node, for use on one event loop.
 
     Raises ``ConfigError`` if the address or the certificates cannot be used.
     """
@@ -51,32 +51,32 @@ class CacheNodes:
         self._threads = CallingThreads(_CALLS_MAX, "super-cache")
         self._idle = [NodeConnections(self._address, credentials)]
         self._closed = False
-        # The latest map of slots, so that new connections ask no node that may hang.
+        # The latest slot map, so that new connections need not ask a node, which may hang.
         self._slots: tuple[SlotMap | None] | None = None
 
     async def each(self, keys: Sequence[bytes], commands: Sequence[Words]) -> list[Any]:
-        """Send each command to its key's node, possibly twice. Return replies, or errors in their place."""
+        """Send each command to the node of its key, possibly twice. Return a reply or error for each."""
         sent = [Command.of(key, *map(_as_bytes, words)) for key, words in zip(keys, commands, strict=True)]
         return await self._run(lambda nodes: exchange(nodes, sent, timeout_s=_TIMEOUT_S))
 
-    async def one(self, key: bytes, *words: bytes | str | int) -> Any:
-        """Send one command and return its reply; raise like :meth:`checked`."""
+    async def call(self, key: bytes, *words: bytes | str | int) -> Any:
+        """Send a command and return its reply. Raises the errors of :meth:`checked`."""
         (reply,) = self.checked(await self.each([key], [words]))
         return reply
 
     async def unlink(self, keys: Sequence[bytes]) -> None:
         """Delete keys, with a single command if a single server holds them all."""
         commands: list[Words] = [("UNLINK", *keys)]
-        # A cluster refuses a command with keys of several slots.
+        # A cluster refuses commands with keys of several slots.
         if self._slots != (None,):
             commands = [("UNLINK", key) for key in keys]
         self.checked(await self.each(keys[: len(commands)], commands))
 
     def checked(self, answers: Sequence[Any]) -> Sequence[Any]:
-        """Return the answers if all are replies.
+        """Return the replies if there are no errors.
 
         Raises:
-            CacheUnreachableError: a node does not, or cannot, answer. Commands may or may not have run.
+            CacheUnreachableError: a node does not answer. Commands may or may not have been executed.
             CacheError: a node refuses a command or the connection.
         """
         for answer in answers:
@@ -88,7 +88,7 @@ class CacheNodes:
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
-        """Treat a reply in an unexpected form as a lost connection."""
+        """Treat a reply of an unexpected form as a lost connection."""
         try:
             yield
         except SuperError:
@@ -98,23 +98,23 @@ class CacheNodes:
                 f"the cache at {self.address} sent an invalid reply ({type(error).__name__}: {error})"
             ) from error
 
-    async def masters(self, *, afresh: bool = False) -> list[Master]:
-        """Return the servers with records, in a stable order. If ``afresh``, ask the cluster first."""
+    async def masters(self, *, refresh: bool = False) -> list[Master]:
+        """Return the servers with records, in a stable order. If ``refresh``, query the cluster first."""
 
         def look(nodes: NodeConnections) -> list[Master]:
-            if nodes.stale or (afresh and nodes.slots is not None):
+            if nodes.stale or (refresh and nodes.slots is not None):
                 nodes.refresh(_SLOTS_TIMEOUT_S)
             if nodes.slots is None:
                 return [Master(nodes.home, 1)]
             # Owners below 0 are slots without a node.
             counts = Counter(owner for owner in nodes.slots.owners if owner >= 0)
             places = enumerate(nodes.slots.nodes)
-            return sorted(Master(nodes.place(node), counts[place]) for place, node in places)
+            return sorted(Master(nodes.connection_node(node), counts[index]) for index, node in places)
 
         return await self._run(look)
 
     async def at(self, node: Node, *commands: Words) -> list[Any]:
-        """Send commands without keys to one node and return its replies; raise like :meth:`checked`."""
+        """Send commands without keys to a node and return its replies. Raises like :meth:`checked`."""
         sent = [[*map(_as_bytes, words)] for words in commands]
 
         def ask(nodes: NodeConnections) -> list[Any]:
@@ -127,7 +127,7 @@ class CacheNodes:
         return [*self.checked(await self._run(ask))]
 
     async def close(self) -> None:
-        """Close all connections; those of calls in progress close when the calls end."""
+        """Close all connections. Those of running calls are closed when the calls end."""
         self._closed = True
         self._threads.close(CacheUnreachableError(f"the connection to {self.address} is closed"))
         while self._idle:
@@ -145,7 +145,7 @@ class CacheNodes:
             try:
                 return work(nodes)
             except BaseException:
-                nodes.close()  # replies to this call may still arrive
+                nodes.close()  # replies to this call may arrive later
                 raise
             finally:
                 if not nodes.stale:
@@ -160,7 +160,7 @@ class CacheNodes:
 
 
 def string(reply: Any) -> bytes:
-    """Return a reply that must be a string; raise ``TypeError`` if it is not."""
+    """Return a reply that must be a string. Raises ``TypeError`` if it is not."""
     if not isinstance(reply, bytes):
         raise TypeError(f"expected a string, got {str(reply)[:40]!r}")
     return reply

@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Streams expire unless renewed: a coordinator that never comes back leaves nothing behind.
+# Streams expire unless renewed, so that a coordinator that never returns leaves nothing behind.
 _EXPIRE_MS = 3_600_000
 _ENTRIES_MAX = 16_384
 _PIPELINE_KEYS = 1000
 _ENTRY_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
-_LAST_MS = 2**62  # of the 2**64 possible in an id, and far beyond any clock
+_LAST_MS = 2**62  # of at most 2**64 in an id, and far beyond any clock
 
 # A fifth of a second, so that the reports of a newly opened job are read soon.
 _REPORTS_BLOCK_MS, _REPORTS = 200, 512
 _REPORTS_PAUSE_S, _PAUSE_PER_STREAM_S = 0.01, 1e-5
 _CATCH_UP_READS = 16
-_CATCH_UP_S = 0.4  # less than a sampler waits for the call
+_CATCH_UP_S = 0.4  # less than a sampler's timeout for the call
 _KEEP_EVERY_S = 60.0
 _NUMBER_MAX = 2**48
 
 
 class Streams:
-    """A cache's streams. Methods raise like :meth:`CacheNodes.checked`."""
+    """The streams of a cache. Methods raise the errors of :meth:`CacheNodes.checked`."""
 
     def __init__(self, nodes: CacheNodes) -> None:
         self._nodes = nodes
@@ -49,15 +49,15 @@ class Streams:
     async def begin(self, stream: bytes) -> None:
         """Create a stream, or empty an existing one."""
         commands: list[Words] = [
-            ("UNLINK", stream),  # a stream that has the largest id accepts no more entries
-            # Create an empty stream: the added entry is trimmed at once.
+            ("UNLINK", stream),  # a stream with the largest id accepts no more entries
+            # Create an empty stream, by adding an entry that is trimmed at once.
             ("XADD", stream, "MAXLEN", 0, "*", b"x", b""),
             ("PEXPIRE", stream, _EXPIRE_MS),
         ]
         self._nodes.checked(await self._nodes.each([stream] * len(commands), commands))
 
     async def keep(self, streams: Sequence[bytes]) -> list[bool]:
-        """Set streams to expire in an hour, and return whether each exists."""
+        """Set streams to expire in an hour. Return whether each exists."""
         exist: list[bool] = []
         for start in range(0, len(streams), _PIPELINE_KEYS):
             chunk = streams[start : start + _PIPELINE_KEYS]
@@ -68,16 +68,16 @@ class Streams:
     async def take(
         self, streams: Sequence[bytes], *, block_ms: int, count: int
     ) -> list[tuple[bytes, list[dict[bytes, bytes]]]]:
-        """Take up to ``count`` of each stream's oldest entries, waiting up to ``block_ms`` for the first.
+        """Take up to ``count`` oldest entries of each stream, waiting up to ``block_ms`` for the first.
 
-        All streams are in one slot. Entries are deleted; if that fails, they are returned again.
+        All streams are in one slot. Entries are deleted. If that fails, they are returned again.
         """
         count = max(1, min(count, _ENTRIES_MAX // len(streams)))
-        # From the beginning, as entries are deleted once read: there is no position to
-        # lose, or for a forged id to move. One XREAD waits on all streams of a kind.
+        # Read from the beginning, because entries are deleted once read. So there is no position that could
+        # be lost, or moved by a forged id. One XREAD waits for all streams.
         read = "XREAD", "COUNT", count, "BLOCK", block_ms, "STREAMS"
         try:
-            reply = await self._nodes.one(streams[0], *read, *streams, *[b"0-0"] * len(streams))
+            reply = await self._nodes.call(streams[0], *read, *streams, *[b"0-0"] * len(streams))
         except ProtocolDoubtError:
             # Entries that do not fit into a reply can only be dropped.
             for stream in streams:
@@ -103,7 +103,7 @@ class Streams:
 
     async def delete(self, stream: bytes) -> None:
         """Delete a stream."""
-        await self._nodes.one(stream, "UNLINK", stream)
+        await self._nodes.call(stream, "UNLINK", stream)
 
 
 class _Taken(NamedTuple):
@@ -122,7 +122,7 @@ class _Taken(NamedTuple):
 
 
 class ReportReader:
-    """A reader of the report streams of all open jobs. ``emit`` receives batches of events."""
+    """A reader of the report streams of all open jobs. ``emit`` is called with batches of events."""
 
     def __init__(self, streams: Streams, emit: Callable[[list[BatchRead]], None]) -> None:
         self._streams = streams
@@ -138,7 +138,7 @@ class ReportReader:
         return list(self._jobs)
 
     async def follow(self, job: str) -> None:
-        """Start reading a job's stream. Reports to an earlier coordinator are discarded."""
+        """Start reading a job's stream. Reports for an earlier coordinator are discarded."""
         if job not in self._jobs:
             await self._streams.begin(report_stream(job))
             self._jobs.add(job)
@@ -150,7 +150,7 @@ class ReportReader:
             await self._streams.delete(report_stream(job))
 
     async def keep(self, now_s: float) -> None:
-        """Renew the streams' expiry, at most once a minute; ``now_s`` is on any monotonic clock."""
+        """Renew the expiry of the streams, at most once a minute. ``now_s`` is monotonic time."""
         if now_s >= self._kept_s + _KEEP_EVERY_S:
             await self._streams.keep([*map(report_stream, self._jobs)])
             self._kept_s = now_s
@@ -162,29 +162,29 @@ class ReportReader:
             await asyncio.sleep(_REPORTS_BLOCK_MS / 1000)
             return
         await self._take(jobs, _REPORTS_BLOCK_MS)
-        # A read costs the same for one entry as for many: let the next ones gather.
+        # A read takes as long for one entry as for many, so let entries accumulate.
         await asyncio.sleep(_REPORTS_PAUSE_S + _PAUSE_PER_STREAM_S * len(jobs))
 
     async def catch_up(self, job: str) -> None:
-        """Emit the rest of a closing job's stream, but do not wait for a cache in trouble."""
+        """Emit the rest of a closing job's stream, but do not wait for a failing cache."""
 
         async def read() -> None:
             reads = 0
-            with contextlib.suppress(CacheError):  # the upkeep logs it
+            with contextlib.suppress(CacheError):  # upkeep logs it
                 while job in self._jobs and reads < _CATCH_UP_READS:
                     reads += 1
-                    # A full read may have left entries behind.
+                    # After a full read, there may be more entries.
                     if await self._take([job], 1) < _REPORTS:
                         return
 
-        # After the timeout, the task still runs, and ends on its own.
+        # The task continues after the timeout and ends later.
         await asyncio.wait([asyncio.create_task(read())], timeout=_CATCH_UP_S)
 
     async def _take(self, jobs: list[str], block_ms: int) -> int:
         events: list[BatchRead] = []
         count = 0
         streams = [*map(report_stream, jobs)]
-        async with self._taking:  # else both readers would get an entry
+        async with self._taking:  # otherwise both readers could get an entry
             for stream, entries in await self._streams.take(streams, block_ms=block_ms, count=_REPORTS):
                 job = stream.removeprefix(REPORT_PREFIX).decode()
                 count += len(entries)
@@ -216,7 +216,7 @@ def _event(job: str, report: ReadReport) -> BatchRead:
         report.wait_us,
         report.size_bytes,
     )
-    # Entries may be forged: keep absurd numbers from the core.
+    # Entries may be forged, so do not pass absurd numbers to the core.
     if max(numbers) > _NUMBER_MAX or not report.straight <= report.hits <= report.samples:
         raise ValueError(f"its numbers contradict each other or are implausibly large: {report}"[:500])
     return BatchRead(

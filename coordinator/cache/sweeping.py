@@ -1,4 +1,4 @@
-"""Delete an earlier coordinator's records of datasets that have not been registered or opened since."""
+"""Delete records of an earlier coordinator whose datasets have not been registered or opened since."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _KEYS_PER_STEP = 2000
-_KEYS_AT_ONCE = 20_000  # compared at once, since a comparison reads all known ids
+_KEYS_AT_ONCE = 20_000  # compared together, because each comparison reads all known ids
 _DELETED_PER_STEP = 1000
 _PAUSE_S = 600.0
 _YOUNG_S = 600.0
@@ -32,57 +32,57 @@ class Sweep:
     """Repeated passes over the cache's records, one step at a time.
 
     ``known`` returns the ids of all known samples, as arrays of shape (samples, 16) or objects
-    that produce them. While it returns ``None``, they are undetermined and nothing is deleted.
+    that produce them. While it returns ``None``, they are unknown and nothing is deleted.
     """
 
     def __init__(self, cache: Cache, known: Callable[[], Sequence[Ids] | None]) -> None:
         self._cache = cache
         self._known = known
         self._cursor = 0
-        self._found = b""
-        self._strangers_left = False
+        self._scanned = b""
+        self._has_unknown = False
         self._resume_at_s = 0.0
 
     async def step(self, now_s: float, most: int = _DELETED_PER_STEP) -> None:
-        """Scan some records, and at times delete up to ``most`` unknown ones.
+        """Scan some records, and sometimes delete up to ``most`` unknown ones.
 
         ``now_s`` is monotonic time. Raises ``CacheError``.
         """
         if self._known() is None or now_s < self._resume_at_s:
             return
-        if not self._strangers_left:
+        if not self._has_unknown:
             self._cursor, scanned = await self._cache.scan_records(self._cursor, count=_KEYS_PER_STEP)
-            self._found += scanned
-            if self._cursor and len(self._found) < _KEYS_AT_ONCE * ID_BYTES:
+            self._scanned += scanned
+            if self._cursor and len(self._scanned) < _KEYS_AT_ONCE * ID_BYTES:
                 return
-        scanned, self._found, self._strangers_left = self._found, b"", False
-        known = self._known()  # as of now, which is after the records found were written
+        scanned, self._scanned, self._has_unknown = self._scanned, b"", False
+        known = self._known()  # get these after the scanned records were written
         if known is None:
             return
-        strangers = await asyncio.to_thread(strangers_among, scanned, known)
+        unknown = await asyncio.to_thread(unknown_among, scanned, known)
         now_known = self._known()
-        # A new dataset may own some of the strangers.
+        # A new dataset may own some of the unknown records.
         if now_known is None or _whole(now_known) != _whole(known):
             return  # the next pass finds them again
         end = min(most, _DELETED_PER_STEP) * ID_BYTES
-        deleted, self._found = strangers[:end], strangers[end:]
-        self._strangers_left = bool(self._found)
+        deleted, self._scanned = unknown[:end], unknown[end:]
+        self._has_unknown = bool(self._scanned)
         if deleted:
-            # A dataset that appears now finds its records missing: they are produced again.
+            # If a dataset appears now, its deleted records are produced again.
             await self._cache.drop(deleted)
             _log.warning(
                 "deleted %d records that belong to no known dataset, because jobs need the space",
                 len(deleted) // ID_BYTES,
             )
         elif self._cursor == 0:
-            # Nothing unknown in a whole pass: pause.
+            # Pause after a whole pass without unknown records.
             self._resume_at_s = now_s + _PAUSE_S
 
 
 def known_ids(
     datasets: Iterable[Dataset],
     *,
-    wanted: Callable[[bytes], bool],
+    is_read: Callable[[bytes], bool],
     held: Callable[[bytes], Iterable[tuple[int, NDArray[np.int64]]]],
     now_s: float,
 ) -> list[Ids] | None:
@@ -92,12 +92,12 @@ def known_ids(
         if dataset.listing.error is not None:
             continue
         if not dataset.ready:
-            # Until its ids are known, any record could be one of its own.
+            # Until its ids are known, any record could belong to it.
             return None
         young = now_s - dataset.listing.ended_at_s < _YOUNG_S
-        # All ids, if a job reads the dataset or its listing is recent. Else only
-        # those held: ranks look at what they may find long before a sweep begins.
-        if dataset.all_ids is not None and (young or wanted(dataset.content)):
+        # Use all ids if a job reads the dataset or its listing is recent. Otherwise use only those held,
+        # because ranks audit their records long before a sweep begins.
+        if dataset.all_ids is not None and (young or is_read(dataset.content)):
             known[id(dataset.all_ids)] = dataset.all_ids
             continue
         for epoch, indices in held(dataset.content):
@@ -127,11 +127,11 @@ class HeldIds(NamedTuple):
 Ids: TypeAlias = "NDArray[np.uint8] | HeldIds"
 
 
-def strangers_among(found: bytes, known: Sequence[Ids]) -> bytes:
-    """Return the concatenated ids of ``found`` that are in no array of ``known``. Some may repeat."""
-    ids = np.frombuffer(found, dtype="<u8").reshape(-1, 2)
+def unknown_among(scanned: bytes, known: Sequence[Ids]) -> bytes:
+    """Return the concatenated ids of ``scanned`` that are in no array of ``known``. Some may repeat."""
+    ids = np.frombuffer(scanned, dtype="<u8").reshape(-1, 2)
     ids = ids[np.argsort(ids[:, 0])]
-    # The first eight bytes suffice: a practically impossible collision keeps a record.
+    # The first eight bytes are enough. A collision, however unlikely, only keeps a record.
     sought = np.ascontiguousarray(ids[:, 0])
     kept = np.zeros(len(sought), dtype=np.bool_)
     if not len(sought):
@@ -140,7 +140,7 @@ def strangers_among(found: bytes, known: Sequence[Ids]) -> bytes:
         rows = entry.rows() if isinstance(entry, HeldIds) else entry
         for start in range(0, len(rows), _ROWS):
             held = np.ascontiguousarray(rows[start : start + _ROWS]).view("<u8")[:, 0]
-            places = np.minimum(np.searchsorted(sought, held), len(sought) - 1)
-            kept[places[sought[places] == held]] = True
+            positions = np.minimum(np.searchsorted(sought, held), len(sought) - 1)
+            kept[positions[sought[positions] == held]] = True
     kept = kept[np.searchsorted(sought, sought)]  # SCAN may return a key twice
     return ids[~kept].tobytes()

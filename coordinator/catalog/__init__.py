@@ -1,4 +1,4 @@
-"""Catalogs list the samples of a source once (:mod:`.lister`), sorted and packed (:mod:`.catalog`)."""
+"""Catalogs: the samples of a source, listed once (:mod:`.lister`), sorted and packed (:mod:`.catalog`)."""
 
 from __future__ import annotations
 

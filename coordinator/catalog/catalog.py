@@ -1,4 +1,4 @@
-"""The immutable, sorted list of a source's samples and classes. A million take 80 MB, mapped."""
+"""The immutable, sorted list of a source's samples and classes. A million samples map 80 MB."""
 
 from __future__ import annotations
 
@@ -44,31 +44,31 @@ class Catalog:
 
     # s3://name, or file:// plus the directory's absolute real path.
     bucket: str
-    # Full object keys; for files, paths below the directory.
+    # Full object keys, or for files paths below the directory.
     keys: PackedStrings
-    # ETags; for files size-mtime_ns or digests.
+    # ETags, or for files size-mtime_ns or digests.
     versions: PackedStrings
-    # int64 (places in classes, or integers) or float64 of shape (samples, ...), or a structured
-    # dtype of both, or RaggedLabels if list lengths vary by sample. Held in the smallest dtype
-    # that fits, and returned in label_dtype, in the notation of superdl.super_wire.labels.
+    # int64 (indices into classes, or integers) or float64 of shape (samples, ...), or a structured dtype of
+    # both, or RaggedLabels if list lengths vary by sample. Stored in the smallest dtype that fits, and
+    # returned in label_dtype, in the notation of superdl.super_wire.labels.
     labels: Labels
-    # Empty if no label is text.
+    # Empty if labels are not text.
     classes: tuple[str, ...]
     warnings: tuple[str, ...] = ()
-    # With an alias, ids and fingerprint derive from the alias and from keys without
-    # the prefix, which starts every key. Without an alias, the prefix is empty.
+    # With an alias, ids and fingerprint are derived from the alias and from keys without the prefix, which
+    # all keys have. Without an alias, the prefix is empty.
     alias: str = ""
     prefix: str = ""
-    # Where samples are inside their objects; None if each sample is an object.
-    # Members of one object share its key and version, and are sorted by offset.
+    # The locations of samples within objects, or None if each sample is an object. Members of one object
+    # share its key and version, and are sorted by offset.
     members: Members | None = None
     # Further parts of each sample, by name.
     fields: tuple[Field, ...] = ()
     # BLAKE2b-128 over bucket, keys, versions, labels, classes, members and fields.
-    # Computed, like the fields below, unless the file provides it.
+    # Computed, like the fields below, unless the file contains it.
     fingerprint: bytes = b""
     label_dtype: str = ""
-    # Of a label as it is returned; the mean, rounded up, if list lengths vary.
+    # Size of a returned label in bytes. The mean, rounded up, if list lengths vary.
     label_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -140,17 +140,17 @@ class Catalog:
 
     @property
     def id_bucket(self) -> str:
-        """Return the bucket that ids are derived from: the alias if there is one."""
+        """Return the bucket in ids, which is the alias if there is one."""
         return ids.id_bucket(self.bucket, self.alias)
 
     @property
     def whole_bucket(self) -> bool:
-        """Return whether no other source shares the bucket of its ids."""
+        """Return whether no other source shares the bucket in its ids."""
         return self.id_bucket.startswith("file:")
 
-    def label_sizes(self, places: NDArray[np.int64] | slice = slice(None)) -> NDArray[np.int64]:
-        """Return the size in bytes of each label in its own dtype, or only of those at the given indices."""
-        return label_sizes(self.labels, self.label_dtype, places)
+    def label_sizes(self, indices: NDArray[np.int64] | slice = slice(None)) -> NDArray[np.int64]:
+        """Return the size in bytes of each label in its dtype, or only of those at ``indices``."""
+        return label_sizes(self.labels, self.label_dtype, indices)
 
     def most_label_bytes(self, count: int, *, again: bool) -> int:
         """Return the maximum size in bytes of ``count`` labels; if ``again``, samples may repeat."""
@@ -159,17 +159,17 @@ class Catalog:
         sizes = np.sort(self.label_sizes())
         return count * int(sizes[-1]) if again else int(sizes[-count:].sum())
 
-    def names_at(self, places: NDArray[np.int64]) -> list[bytes]:
-        """Return the display names of samples: their keys, with their members if they have any."""
-        keys = self.keys.take(places)
+    def names_at(self, indices: NDArray[np.int64]) -> list[bytes]:
+        """Return the display names of samples: their keys, and members if they have any."""
+        keys = self.keys.take(indices)
         if self.members is None:
             return keys
-        pairs = zip(keys, self.members.names.take(places), strict=True)
+        pairs = zip(keys, self.members.names.take(indices), strict=True)
         return [ids.shown_name(key.decode(), name.decode()).encode() for key, name in pairs]
 
-    def labels_at(self, places: NDArray[np.int64]) -> bytes:
+    def labels_at(self, indices: NDArray[np.int64]) -> bytes:
         """Return the labels at the given catalog indices, in their wire format."""
-        return b"".join(pack_labels(self.labels[places], self.label_dtype))
+        return b"".join(pack_labels(self.labels[indices], self.label_dtype))
 
     def parts(self, names: Sequence[str]) -> list[Field]:
         """Return the samples' own objects and the named fields. Raises ``SourceError`` if one is missing."""
@@ -184,7 +184,7 @@ class Catalog:
         return [main_field, *(by_name[name] for name in names)]
 
     def part_columns(self, indices: NDArray[np.int64], names: Sequence[str] = ()) -> dict[str, Any]:
-        """Return the columns of a prefetch request for the parts of samples, one part after the other."""
+        """Return the columns of a prefetch request for the parts of samples, part by part."""
         parts = self.parts(names)
         columns: dict[str, Any] = {
             "keys": tuple(key.decode() for part in parts for key in part.keys.take(indices)),
@@ -192,11 +192,11 @@ class Catalog:
         }
         if not any(part.members for part in parts):
             return columns
-        # Next to members, a whole object is a member without a name.
+        # In a request with members, a whole object is a member without a name.
         nothing = [""] * len(indices), [0] * len(indices), [0] * len(indices), [""] * len(indices)
         of_parts = [part.members.at(indices) if part.members else nothing for part in parts]
-        *places, encodings = (tuple(chain.from_iterable(column)) for column in zip(*of_parts, strict=True))
-        columns |= zip(("members", "member_offsets", "member_lengths"), places, strict=True)
+        *locations, encodings = (tuple(chain.from_iterable(column)) for column in zip(*of_parts, strict=True))
+        columns |= zip(("members", "member_offsets", "member_lengths"), locations, strict=True)
         return columns | {"encodings": encodings if any(encodings) else ()}
 
     def sample_ids(
@@ -215,11 +215,11 @@ class Catalog:
             fields: the recipe's :attr:`superdl.super_wire.recipe.Recipe.beside`.
         """
         parts = self.parts(fields)
-        places = np.arange(len(self), dtype=np.int64) if indices is None else indices
+        chosen = np.arange(len(self), dtype=np.int64) if indices is None else indices
         # About half a microsecond per id.
         packed, skipped = bytearray(), len(self.prefix.encode())
-        for start in range(0, len(places), _AT_A_TIME):
-            chunk = places[start : start + _AT_A_TIME]
+        for start in range(0, len(chosen), _AT_A_TIME):
+            chunk = chosen[start : start + _AT_A_TIME]
             columns = [_id_columns(part, chunk, skipped) for part in parts]
             _, keys, versions, members = columns[0]
             theirs = recipe_digest, randomness, members, columns[1:]
@@ -228,18 +228,18 @@ class Catalog:
 
 
 class RecentIds:
-    """A direct-mapped cache of 131,072 ids of a random recipe. It takes 3 MB once it is used."""
+    """A direct-mapped cache of 131,072 ids of a random recipe. Takes 3 MB once it is used."""
 
     def __init__(self) -> None:
-        # Each id is needed twice: to request the sample, and to answer the
-        # sampler's call for its batch.
+        # Each id is needed twice: to request the sample, and to send the batch
+        # to the sampler.
         self._tags: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._ids: NDArray[np.uint8] = np.empty((0, ids.ID_BYTES), dtype=np.uint8)
 
     def ids(
         self, indices: NDArray[np.int64], epoch: int, derive: Callable[[NDArray[np.int64]], bytes]
     ) -> bytes:
-        """Return the concatenated ids in ``epoch``, using ``derive`` for those that are missing."""
+        """Return the concatenated ids in ``epoch``. ``derive`` computes missing ids."""
         # Later epochs do not fit into a tag, so their ids are not cached.
         if not 0 <= epoch < _EPOCHS:
             return derive(indices)
@@ -259,7 +259,7 @@ class RecentIds:
 
 
 def check_once(keys: PackedStrings, where: str) -> None:
-    """Check that sorted keys are all different, or raise a ``SourceError`` that lists some repeated keys."""
+    """Raise a ``SourceError`` that lists some repeated keys unless all sorted keys are different."""
     if repeated := keys.take(np.flatnonzero(keys.equals_next())[:_SHOWN]):
         names = ", ".join(repr(key.decode()) for key in dict.fromkeys(repeated))
         raise SourceError(
@@ -267,12 +267,12 @@ def check_once(keys: PackedStrings, where: str) -> None:
         )
 
 
-def _id_columns(part: Field, places: NDArray[np.int64], skipped: int) -> ids.FieldColumns:
-    """Return the columns that ids of a part are derived from, without each key's first ``skipped`` bytes."""
-    keys, versions = part.keys.take(places), part.versions.take(places)
+def _id_columns(part: Field, indices: NDArray[np.int64], skipped: int) -> ids.FieldColumns:
+    """Return the columns in the ids of a part, without the first ``skipped`` bytes of each key."""
+    keys, versions = part.keys.take(indices), part.versions.take(indices)
     named = [key[skipped:] for key in keys] if skipped else keys
     return ids.FieldColumns(
-        part.name, named, versions, part.members.names.take(places) if part.members else None
+        part.name, named, versions, part.members.names.take(indices) if part.members else None
     )
 
 
@@ -288,7 +288,7 @@ def _fingerprint(catalog: Catalog) -> bytes:
         if part.name != ids.MAIN_FIELD:
             add(f"field {part.name}".encode())
         if part.members is not None:
-            add(b"members")  # no bucket begins so
+            add(b"members")  # no bucket begins like this
     add(catalog.id_bucket.encode())
     for part in parts:
         columns = [(part.keys, len(catalog.prefix.encode())), (part.versions, 0)]
@@ -307,7 +307,7 @@ def _fingerprint(catalog: Catalog) -> bytes:
 
 def _add_labels(digest: hashlib.blake2b, labels: Labels, dtype: str) -> None:
     if isinstance(labels, RaggedLabels):
-        # Lists of varying length are a field each.
+        # Each list of varying length is a field.
         for piece in pack_labels(labels, dtype):
             digest.update(len(piece).to_bytes(8, "little"))
             digest.update(piece)
@@ -318,7 +318,7 @@ def _add_labels(digest: hashlib.blake2b, labels: Labels, dtype: str) -> None:
 
 
 def _add_texts(digest: hashlib.blake2b, strings: PackedStrings, skipped: int) -> None:
-    """Hash strings without their first ``skipped`` bytes: their lengths and contents as two fields."""
+    """Hash strings without their first ``skipped`` bytes, with lengths and contents as two fields."""
     total = 0
     digest.update((8 * len(strings)).to_bytes(8, "little"))
     for chunk in strings.chunks():

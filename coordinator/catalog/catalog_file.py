@@ -1,6 +1,6 @@
-"""The catalog's file: Arrow IPC, memory-mapped, read only at the samples that are requested.
+"""The catalog's file: Arrow IPC, memory-mapped, of which only the requested samples are read.
 
-It contains one record batch with a row for each sample. Any Arrow reader can open it:
+It contains a record batch with a row for each sample. Any Arrow reader can open it:
 
 | column | type |
 |---|---|
@@ -10,7 +10,7 @@ It contains one record batch with a row for each sample. Any Arrow reader can op
 | ``label.NAME`` | large list of fixed-size binary: the items of a list whose length varies by sample |
 | ``FIELD.key`` and so on | the same columns for an additional field of the samples |
 
-Facts about the whole catalog (bucket, classes, warnings, dtypes, fingerprint) are stored as JSON in the
+Properties of the catalog (bucket, classes, warnings, dtypes, fingerprint) are stored as JSON in the
 schema's metadata.
 """
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from superdl.super_wire.labels import Labels
 
 _ABOUT = b"superdl"
-# Of the format. Files of another version are refused.
+# Version of the format. Files of other versions are refused.
 VERSION = 1
 _TEXTS = ("bucket", "alias", "prefix", "label_dtype", "label_bytes")
 
@@ -55,7 +55,7 @@ def write_catalog(catalog: Catalog, stream: BinaryIO) -> None:
     rows, lists = _rows_and_lists(catalog.labels)
     columns["label"] = _fixed(rows)
     facts["dtypes"] = {name: items.dtype.str for name, items in lists.items()}
-    # Plain labels are held in a narrowed dtype. Structured ones have that of label_dtype.
+    # Plain labels have a narrowed dtype, and structured labels the dtype in label_dtype.
     facts["dtypes"] |= {} if lists or rows.dtype.names else {"": rows.dtype.str}
     for name, items in lists.items():
         # In the fixed part, a ragged list is represented by its length.
@@ -68,7 +68,7 @@ def write_catalog(catalog: Catalog, stream: BinaryIO) -> None:
 
 
 def map_catalog(path: Path) -> Catalog:
-    """Map the catalog in a file. Raises ``OSError`` if unreadable, ``ValueError`` if not a catalog."""
+    """Map the catalog in a file. Raises ``OSError`` if unreadable, or ``ValueError`` if it is invalid."""
     import pyarrow as pa
 
     with pa.memory_map(str(path)) as source:
@@ -107,7 +107,7 @@ def _part_columns(part: Field) -> dict[str, Any]:
 
 
 def _part_of(name: str, columns: dict[str, Any], row_encodings: list[str] | None) -> Field:
-    """Build a part of the samples from columns; ``row_encodings`` is ``None`` if there are no members."""
+    """Build a part of the samples from columns. ``row_encodings`` is ``None`` if there are no members."""
     keys, versions = (PackedStrings(columns[_column(name, short)]) for short in ("key", "version"))
     if row_encodings is None:
         return Field(name, keys, versions, None)

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from superdl.coordinator.catalog.state import Kept
     from superdl.super_wire.recipe import Recipe
 
-# Expected for a record without a fixed shape: a 500x400 image.
+# Expected size of a record without a fixed shape: a 500x400 image.
 _DEFAULT_RECORD_BYTES = 600_000
 
 
 @dataclass(slots=True)
 class Listing:
-    """A listing of a source, in progress or finished. ``listed`` is the number of samples so far."""
+    """A running or finished listing of a source. ``listed`` is the number of samples so far."""
 
     source: str
     key_list: str
@@ -39,7 +39,7 @@ class Listing:
     # True once all samples are listed and are being sorted and packed.
     packing: bool = False
     trouble: str = ""
-    # The catalog's file in the state and the listing's end; until then, of the listing to reuse.
+    # The catalog's file in the state, and the listing's end. Before that, those of the listing to reuse.
     kept: Kept | None = None
     catalog: Catalog | None = None
     error: SuperError | None = None
@@ -52,18 +52,18 @@ class Listing:
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     @property
-    def what(self) -> tuple[str, str, Naming, tuple[str, ...]]:
-        """Return the source and the options of its listing."""
+    def options(self) -> tuple[str, str, Naming, tuple[str, ...]]:
+        """Return the source and the listing's options."""
         return self.source, self.key_list, self.naming, self.classes
 
     @property
     def key(self) -> bytes:
-        """Return a 16-byte digest of the source and the options of its listing."""
-        return digest128(json.dumps(self.what).encode())
+        """Return a 16-byte digest of the source and the listing's options."""
+        return digest128(json.dumps(self.options).encode())
 
     @property
     def note(self) -> Tombstone:
-        """Return the tombstone that readers receive until the listing has ended."""
+        """Return the tombstone that readers get until the listing has ended."""
         so_far = f"it is being listed, with {self.listed:,} samples so far"
         return Tombstone(self.source, LISTING, so_far, permanent=False)
 
@@ -73,22 +73,22 @@ class Listing:
         return self.catalog is not None or self.error is not None
 
     def dated(self, reason: str) -> str:
-        """Return why a sample failed, with the time of the listing if the sample has changed since then."""
+        """Return why a sample failed, with the time of the listing if the sample changed after it."""
         return reason.replace(CHANGED_SINCE, f"{CHANGED_SINCE} at {self.ended_at}", 1)
 
 
 @dataclass(slots=True)
 class Dataset:
-    """A listing combined with a recipe, as registered by one run."""
+    """A listing with a recipe, as registered by a run."""
 
     dataset_id: bytes
     recipe: Recipe
     listing: Listing
     # Shape (samples, 16), once derived; always None for a random recipe.
     all_ids: NDArray[np.uint8] | None = None
-    # True once the state records which catalog this run reads.
+    # Whether the state has recorded the catalog that this run reads.
     noted: bool = False
-    # A line for the user if the store holds these samples under another directory.
+    # A message for the user if the store has these samples under another directory.
     moved: str = ""
     _recent: RecentIds = field(default_factory=RecentIds)
 
@@ -110,21 +110,21 @@ class Dataset:
 
     @property
     def content(self) -> bytes:
-        """Return a digest of everything that determines the ids. Runs with equal content share residency."""
+        """Return a digest of everything that determines the ids. Runs with equal digests share residency."""
         seed = self.recipe.augment_seed.to_bytes(8, "little", signed=True)
         return digest128(self.catalog.fingerprint, self.recipe.digest, seed)
 
     @property
     def record_bytes(self) -> int:
-        """Return the length of a record in bytes, which is an estimate unless the recipe fixes the shape."""
+        """Return the length of a record in bytes, an estimate unless the recipe determines the shape."""
         shape = self.recipe.output_shape
         return HEADER_BYTES + shape[0] * shape[1] * shape[2] if shape else _DEFAULT_RECORD_BYTES
 
     def facts(self, *, known_absent: bool, keeps_shards: bool = False) -> DatasetFacts:
-        """Return the facts that the core needs; set ``known_absent`` if the cache was seen empty."""
+        """Return the properties for the core. Set ``known_absent`` if the cache is known to be empty."""
         members = self.catalog.members
         is_kept = keeps_shards and not self.catalog.bucket.startswith("file://")
-        # A function reads whole row groups: Parquet rows are grouped in requests even then.
+        # Functions read whole row groups, so group Parquet rows in requests even then.
         if members and is_kept and not members.are_rows.any():
             members = None
         return DatasetFacts(

@@ -1,7 +1,7 @@
 """The registry of datasets, their listings and ids, and the datasets that jobs have open.
 
-The ranks of one run share a listing. A new run also shares it unless it is older than
-``catalog_max_age_s``. Jobs, the core and the cache treat datasets with equal content as one.
+The ranks of a run share a listing. A new run also shares it unless it is older than ``catalog_max_age_s``.
+Jobs, the core and the cache treat datasets with equal content as identical.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 _PROGRESS_STEP = 1000
 _PROGRESS_S = 5.0
-_BUSY_S = 100.0  # below the 120 s for which samplers tolerate a listing without progress
+_BUSY_S = 100.0  # less than the 120 s after which samplers give up on a listing without progress
 _BUSY_PAUSE_MAX_S = 10.0
 _CLOSE_TIMEOUT_S = 5.0
 _LISTINGS_AT_ONCE = 8
 _LISTINGS_MAX = 64
-_RENEWED_AFTER = 10.0  # times a listing's duration: a growing source is listed a tenth of the time
+_RENEWED_AFTER = 10.0  # times a listing's duration, so that listing takes a tenth of the time
 
 
 class DatasetRegistry:
-    """The most recently registered datasets, the open ones, and the listings they share.
+    """The most recently registered datasets, the open datasets, and their shared listings.
 
     Args:
         max_age_s: maximum age of a listing that a new run may share.
@@ -80,7 +80,7 @@ class DatasetRegistry:
         self._clock = clock
         self._lister = lister or partial(list_source, allowed=replace(allowed, here=few_samples))
         self._datasets: OrderedDict[bytes, Dataset] = OrderedDict()
-        # Datasets that jobs read or recently read, by content.
+        # Datasets that jobs read or have recently read, by content.
         self.opened: dict[bytes, Dataset] = {}
         self._listings: list[Listing] = []
         self._deriving: dict[bytes, asyncio.Task[NDArray[np.uint8]]] = {}
@@ -99,9 +99,9 @@ class DatasetRegistry:
     ) -> Dataset:
         """Return the dataset for these arguments, and start its listing unless a suitable one exists.
 
-        With ``renew``, even the run's own listing is replaced if it is older than ten times its duration.
-        Jobs in progress keep theirs.
-        Raises ``CoordinatorError`` if too many other listings are in progress.
+        With ``renew``, even the listing of this run is replaced if it is older than ten times its
+        duration. Running jobs keep their listing. Raises ``CoordinatorError`` if too many other listings
+        are in progress.
         """
         facts = source, key_list, recipe.json, run_id, *(naming if any(naming) else ())
         if classes:
@@ -122,7 +122,7 @@ class DatasetRegistry:
         return iter([*self._datasets.values(), *self.opened.values()])
 
     def __getitem__(self, content: bytes) -> Dataset:
-        """Return the open dataset with this content digest."""
+        """Return the open dataset with a content digest."""
         return self.opened[content]
 
     def ids_of(self, content: bytes) -> bytes:
@@ -131,9 +131,9 @@ class DatasetRegistry:
         return b"".join(dataset.dataset_id for dataset in ready if dataset.content == content)
 
     def open(self, dataset: Dataset) -> None:
-        """Keep a listed dataset that a job now reads, until :meth:`close_unknown` drops it."""
+        """Keep a listed dataset that a job is about to read, until :meth:`close_unknown` drops it."""
         known = self.opened.get(dataset.content)
-        # Of two locations with one alias the last one wins: the source may have moved.
+        # If two locations share an alias, the last one wins, because the source may have moved.
         if known is None or known.catalog is not dataset.catalog:
             self.opened[dataset.content] = dataset
 
@@ -149,8 +149,8 @@ class DatasetRegistry:
         return dataset
 
     async def wait(self, dataset: Dataset, *, listed: int, wait_s: float) -> None:
-        """Wait until the listing has ended or has more than ``listed`` samples, then until
-        the ids are derived.
+        """Wait until the listing has ended or has more than ``listed`` samples, and then until the ids are
+        derived.
 
         Waits at most ``wait_s`` in total. Raises the ``SuperError`` that ended the listing, if any.
         """
@@ -164,7 +164,7 @@ class DatasetRegistry:
                 async with asyncio.timeout_at(until_s):
                     await self._derive_ids(dataset)
             if dataset.ready and listing.kept is not None and not dataset.noted:
-                # Once per dataset: after a restart, this run gets the same catalog.
+                # Record this once per dataset, so that after a restart this run gets the same catalog.
                 dataset.noted = True
                 await asyncio.to_thread(self._state.note, self._key(dataset.dataset_id), listing.kept)
 
@@ -186,7 +186,7 @@ class DatasetRegistry:
         return min(self._max_age_s, _RENEWED_AFTER * took_s) if renew else self._max_age_s
 
     def _key(self, about: bytes) -> bytes:
-        # What this coordinator may read decides what a listing holds.
+        # The contents of a listing depend on what this coordinator may read.
         allowed = self._allowed.roots, self._allowed.own_functions, self._allowed.http_hosts
         return digest128(about, json.dumps(allowed).encode())
 
@@ -198,10 +198,10 @@ class DatasetRegistry:
         *,
         renew: bool,
     ) -> Listing:
-        for listing in reversed(self._listings):  # the newest that fits
+        for listing in reversed(self._listings):  # the newest suitable one
             is_own = run_id in listing.runs and not renew
             if (
-                listing.what == what
+                listing.options == what
                 and listing.error is None
                 and (is_own or self._is_fresh(listing, renew=renew))
             ):
@@ -213,7 +213,7 @@ class DatasetRegistry:
                 f"this coordinator is already listing {under_way} sources: try again later"
             )
         listing = Listing(*what, runs={run_id})
-        # The state may have the run's own listing, or a recent one.
+        # The state may contain the listing of this run, or a recent one.
         own, latest = self._state.find(self._key(dataset_id)), self._state.find(self._key(listing.key))
         for kept in filter(None, (latest, own)):
             fresh_s = self._fresh_s(kept.took_s, renew=renew)
@@ -224,14 +224,14 @@ class DatasetRegistry:
         return listing
 
     def _forget_some(self) -> None:
-        # Bound memory: clients of a dropped dataset register it again.
+        # Limit memory. Clients of a dropped dataset register it again.
         while len(self._datasets) > self._capacity:
             self._datasets.popitem(last=False)
         used = {id(dataset.listing) for dataset in self._datasets.values()}
         for listing in self._listings:
             if id(listing) not in used:
                 listing.cancelled.set()
-        # A cancelled listing stays until it ends, as it counts towards the limit.
+        # A cancelled listing is kept until it ends, because it counts towards the limit.
         self._listings = [entry for entry in self._listings if id(entry) in used or not entry.ended]
 
     async def _list(self, listing: Listing) -> None:
@@ -241,16 +241,16 @@ class DatasetRegistry:
             async with listing.changed:
                 listing.changed.notify_all()
 
-        told_s = self._clock()
+        reported_s = self._clock()
 
         def progress(listed: int | None) -> None:  # called from the listing's threads, one at a time
-            nonlocal told_s
+            nonlocal reported_s
             listing.packing = listed is None
             if listed is None:
                 return
             added = listed - listing.listed  # negative after a listing was restarted
-            if added >= _PROGRESS_STEP or (added > 0 and self._clock() - told_s >= _PROGRESS_S):
-                listing.listed, told_s = listed, self._clock()
+            if added >= _PROGRESS_STEP or (added > 0 and self._clock() - reported_s >= _PROGRESS_S):
+                listing.listed, reported_s = listed, self._clock()
                 asyncio.run_coroutine_threadsafe(tell(), loop)
 
         try:
@@ -260,7 +260,7 @@ class DatasetRegistry:
             self._end(listing, SourceError(f"listing {listing.source} was cancelled: it is no longer needed"))
         except SuperError as error:
             self._end(listing, error)
-        except Exception as error:  # noqa: BLE001  # logged and reported: else clients would poll forever
+        except Exception as error:  # noqa: BLE001  # logged and reported, or clients would poll forever
             _log.exception("listing %s failed because of a bug", listing.source)
             reason = f"failed unexpectedly ({type(error).__name__}): see the coordinator's log"
             self._end(listing, SourceError(f"listing {listing.source} {reason}"))
@@ -280,18 +280,18 @@ class DatasetRegistry:
             listing.catalog, listing.listed = self._shared(result), len(result)
 
     def _shared(self, catalog: Catalog) -> Catalog:
-        """Return an equal catalog that is already in memory, or else this one."""
+        """Return an equal catalog that is already in memory, or otherwise this one."""
         others = (listing.catalog for listing in self._listings)
         return next((other for other in others if other and _equal_by(other) == _equal_by(catalog)), catalog)
 
     async def _listed_anew(self, listing: Listing, progress: Callable[[int | None], None]) -> Catalog:
-        """List a source and store the catalog. Long listings run in a separate process."""
+        """List a source and store the catalog. A long listing runs in a separate process."""
         listing.kept, began_s = None, self._clock()
         try:
             catalog = await self._listed(listing, progress, self._lister)
             mapped, file = await asyncio.to_thread(self._state.hold, catalog)
         except LongListingError:
-            # More than a few samples: start again in a separate process.
+            # There are many samples, so start again in a separate process.
             mapped, file = await self._listed(listing, progress, self._list_apart)
         listing.took_s = self._clock() - began_s
         if file:
@@ -311,16 +311,16 @@ class DatasetRegistry:
         return mapped, file
 
     async def _listed(
-        self, listing: Listing, progress: Callable[[int | None], None], lister: Callable[..., _Found]
-    ) -> _Found:
+        self, listing: Listing, progress: Callable[[int | None], None], lister: Callable[..., _Result]
+    ) -> _Result:
         """List a source. If it is throttled or does not answer, retry after increasing pauses."""
-        loop, place = asyncio.get_running_loop(), (listing.source, listing.key_list or None)
+        loop, source = asyncio.get_running_loop(), (listing.source, listing.key_list or None)
         how = listing.naming, listing.classes
         until_s, pause_s = self._clock() + _BUSY_S, 1.0
         while True:
             try:
                 return await loop.run_in_executor(
-                    self._threads, lister, *place, progress, listing.cancelled, *how
+                    self._threads, lister, *source, progress, listing.cancelled, *how
                 )
             except SourceBusyError as error:
                 if self._clock() + pause_s > until_s or listing.cancelled.is_set():
@@ -343,13 +343,13 @@ class DatasetRegistry:
         if task is None:
             recipe = dataset.recipe
 
-            def derive(places: NDArray[np.int64]) -> bytes:
-                return catalog.sample_ids(recipe.digest, None, places, recipe.beside)
+            def derive(indices: NDArray[np.int64]) -> bytes:
+                return catalog.sample_ids(recipe.digest, None, indices, recipe.beside)
 
             task = asyncio.create_task(asyncio.to_thread(self._state.ids, content, len(catalog), derive))
             self._deriving[content] = task
             task.add_done_callback(lambda _: self._deriving.pop(content))
-        dataset.all_ids = await asyncio.shield(task)  # others wait, even if this caller goes
+        dataset.all_ids = await asyncio.shield(task)  # others may wait even if this caller is cancelled
 
 
 def _equal_by(catalog: Catalog) -> tuple[Any, ...]:

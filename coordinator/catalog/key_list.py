@@ -1,4 +1,4 @@
-"""Key lists are files with the keys of samples, relative to their source, and their labels."""
+"""Key lists: files with the keys of samples, relative to their source, and their labels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAX_KEY_LIST_BYTES = 4 * 2**30
 
 
 class KeyList(NamedTuple):
-    """The columns of a key list, in its order. Labels and classes are as in ``Catalog``, fields by name."""
+    """The columns of a key list, in file order. Labels and classes are as in ``Catalog``."""
 
     url: str
     labels: Labels
@@ -60,10 +60,10 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[s
 
     Raises:
         ConfigError: the URL is malformed.
-        SourceError: the list does not exist (``SourceNotFoundError``), may not be
-            read (``SourceForbiddenError``), has no rows (``SourceEmptyError``) or has a
-            bad row, whose line the message contains; or its labels are not names
-            although ``classes`` are given.
+        SourceError: the list does not exist (``SourceNotFoundError``), may not be read
+            (``SourceForbiddenError``), has no rows (``SourceEmptyError``) or has a bad row,
+            whose line number is in the message, or its labels are not names although
+            ``classes`` are given.
         ListingCancelledError: the listing was cancelled.
     """
     read_rows = FORMATS.get(PurePosixPath(url).suffix.lower())
@@ -99,7 +99,7 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[s
         tally.note(Noted.UNSEEN, name)
     fields = {name: theirs.part(f"{url}, field {name}", shared=True) for name, theirs in columns.items()}
     if own.members is None and own.versions is None:
-        # They are looked up by key; else the catalog finds repeated keys.
+        # They will be looked up by key. Otherwise the catalog detects repeated keys.
         check_once(own.keys.reorder(own.keys.sort_order()), f"key_list {url}")
     return KeyList(url, packed, names, own, fields)
 
@@ -120,21 +120,21 @@ def _columns_of(
 
 @contextmanager
 def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
-    bucket, place = split_url(url, "key_list")
+    bucket, key = split_url(url, "key_list")
     if bucket:
         with tempfile.TemporaryFile(dir=temporary_directory()) as stream:
             file = cast("BinaryIO", stream)
-            download(bucket, place, f"key_list {url}", partial(_check_size, url), file, tally)
+            download(bucket, key, f"key_list {url}", partial(_check_size, url), file, tally)
             stream.seek(0)
             yield file
         return
-    path = Path(place).absolute()
-    # Checked before anything reveals whether the path exists.
+    path = Path(key).absolute()
+    # Check this before anything reveals whether the path exists.
     tally.allowed.check_path(os.path.realpath(path), f"key_list {url}")
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its writer
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
             raise SourceError(f"key_list {path} is not a file")
-        opened = path.open("rb")  # separate from reading, whose errors differ
+        opened = path.open("rb")  # separate from reading, which raises other errors
     except (FileNotFoundError, NotADirectoryError) as error:
         raise SourceNotFoundError(f"key_list {path} does not exist on the coordinator's machine") from error
     except PermissionError as error:
@@ -144,7 +144,7 @@ def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
     except OSError as error:
         raise SourceError(f"key_list {path} cannot be read: {error.strerror}") from error
     with opened:
-        # Check the opened file again, since a link may have been swapped in the meantime.
+        # Check the opened file again, because a link may have been replaced in the meantime.
         tally.allowed.check_open_file(opened.fileno(), f"key_list {url}")
         _check_size(url, os.fstat(opened.fileno()).st_size)
         yield opened

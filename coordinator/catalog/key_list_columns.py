@@ -1,4 +1,4 @@
-"""The columns of a key list: checks their names, and checks and packs those that identify samples."""
+"""The columns of a key list: their names are checked, and those that identify samples are packed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
     Parts = dict[str, frozenset[str]]
 
-# Suffix of the name of a list whose length varies by row.
+# Name suffix of lists whose length varies by row.
 VARIES = "[]"
 
 # Names of a label column.
 LABELS = ("label", f"label{VARIES}")
 
-# Advice about values of several kinds in a column.
+# Advice about values of mixed types in a column.
 MIXED = (
     "use only numbers, only strings, or only lists of the same shape "
     '(CSV cannot distinguish the string "7" from the number 7; JSONL and Parquet can)'
@@ -40,7 +40,7 @@ _MAX_NAME_BYTES = 4096
 _MAX_VERSION = 256  # characters
 _MAX_LENGTH = Limits().object_bytes
 _MAX_OFFSET = 2**63 - _MAX_LENGTH
-_MAX_ROW = 2**31 - 1  # of a row group, and of row groups in a file
+_MAX_ROW = 2**31 - 1  # for rows of a row group, and for row groups of a file
 _MAX_ENCODINGS = 256
 _OUTSIDE = r"(\A|/)\.{0,2}(/|\z)"  # a path segment that is empty, . or ..
 _SHOWN = 200  # characters of a name in a message
@@ -49,19 +49,19 @@ _SHOWN = 200  # characters of a name in a message
 class Rows(NamedTuple):
     """A batch of rows."""
 
-    # Lines in the file (Parquet: rows, from 1), int64.
+    # Line numbers in the file (for Parquet, row numbers from 1), int64.
     numbers: NDArray[np.int64]
-    # Arrow arrays with a value per row. Columns of fields have names such as mask.key.
+    # Arrow arrays with one value per row. Columns of fields have names such as mask.key.
     columns: Mapping[str, Any]
-    # Name of the labels' column; ends in VARIES if they are lists of any length.
+    # Name of the label column, which ends in VARIES for lists of any length.
     labelled: str
-    # Each part's columns: the samples' own objects under an empty name, each field
-    # under its name.
+    # Columns by part: the samples' main objects under an empty name, and each
+    # field under its name.
     parts: Parts
 
 
 class BadRowError(ValueError):
-    """A row cannot be read; the error carries its number and the reason."""
+    """A row cannot be read. The error contains its number and the reason."""
 
     def __init__(self, number: int, reason: str) -> None:
         super().__init__(number, reason)
@@ -75,15 +75,15 @@ def check_rows(bad: Any, numbers: NDArray[np.int64], reason: str | Callable[[int
 
 
 def coded(texts: Any, numbers: NDArray[np.int64], code_of: Callable[[str], int]) -> NDArray[np.int64]:
-    """Return the code of each string; ``code_of`` raises ``ValueError`` for an invalid string."""
+    """Return the code of each string. ``code_of`` raises ``ValueError`` for an invalid string."""
     encoded, codes = texts.dictionary_encode(), []
-    places = encoded.indices.to_numpy()
-    for place, text in enumerate(encoded.dictionary.to_pylist()):  # in the order of their first rows
+    indices = encoded.indices.to_numpy()
+    for index, text in enumerate(encoded.dictionary.to_pylist()):  # in the order of their first rows
         try:
             codes.append(code_of(text))
         except ValueError as error:
-            check_rows(places == place, numbers, str(error))
-    of_rows: NDArray[np.int64] = np.array(codes, dtype=np.int64)[places]
+            check_rows(indices == index, numbers, str(error))
+    of_rows: NDArray[np.int64] = np.array(codes, dtype=np.int64)[indices]
     return of_rows
 
 
@@ -102,13 +102,13 @@ def kind_of(name: str) -> Any:
 
 
 def other_fields(expected: Iterable[str]) -> str:
-    """Return the reason for refusing a label that does not have the ``expected`` fields."""
+    """Return the message for a label that does not have the ``expected`` fields."""
     named = ", ".join(filter(None, expected))[:200] or "none"
     return f"the label's fields differ from those of the labels before it ({named}); all must have the same"
 
 
 def check_columns(names: Sequence[Any], number: int, *needed: str) -> None:
-    """Check that each needed column exists exactly once. Other columns are ignored."""
+    """Check that each required column exists exactly once. Other columns are ignored."""
     if any(names.count(name) != 1 for name in needed):
         reason = (
             f"the header must contain the columns key and label, and version if there is one; got {names}"
@@ -117,14 +117,14 @@ def check_columns(names: Sequence[Any], number: int, *needed: str) -> None:
 
 
 def labelled_by(names: Collection[Any], number: int) -> str:
-    """Return which name of a label column is among ``names``."""
+    """Return the name of the label column among ``names``."""
     if set(LABELS) <= set(names):
         raise BadRowError(number, "the columns label and label[] both exist: keep only the intended one")
     return LABELS[LABELS[1] in names]
 
 
 def parts_of(names: Collection[str], number: int) -> Parts:
-    """Return the columns of the samples' own objects and of each field, such as ``mask`` in ``mask.key``."""
+    """Return the columns of the samples' main objects and of each field, such as ``mask`` in ``mask.key``."""
     by_field: dict[str, list[str]] = {"": [name for name in names if name in _OF_PARTS]}
     for name in names:
         field, _, column = name.partition(".")
@@ -136,7 +136,7 @@ def parts_of(names: Collection[str], number: int) -> Parts:
         if len(set(columns)) < len(columns):
             raise BadRowError(number, f"{where}a column appears twice in {', '.join(columns)}")
         present = [name for name in _MEMBER if name in columns]
-        # A lone offset or length is another column of the user's.
+        # A single offset or length is an unrelated column of the user.
         if len(present) == len(_MEMBER) - 1 or present == ["member"]:
             has = f"got only {' and '.join(present)}"
             raise BadRowError(
@@ -164,20 +164,20 @@ def names_of(parts: Parts) -> list[str]:
 
 
 class Part(NamedTuple):
-    """The columns of one part of the samples: their own objects, or one field."""
+    """The columns of a part of the samples: their main objects, or a field."""
 
-    # Relative to the source. With members, keys and versions are those of the
-    # objects, each once, in byte order. Keys of whole objects may repeat in a field.
+    # Relative to the source. With members, keys and versions are those of distinct
+    # objects, in byte order. Keys of whole objects may repeat in a field.
     keys: PackedStrings
     # None if the list has no such column.
     versions: PackedStrings | None
-    # In row order, with their row numbers; None if the rows are whole objects.
+    # In row order, with their row numbers. None if the rows are whole objects.
     members: Members | None
     lines: NDArray[np.int64]
 
 
 class PartColumns:
-    """Collects the columns of one part, a batch of rows at a time, in a few bytes per row."""
+    """Collects the columns of a part, a batch of rows at a time, in a few bytes per row."""
 
     def __init__(self, name: str, *, of_files: bool) -> None:
         self._name, self._of_files = name, of_files
@@ -196,7 +196,7 @@ class PartColumns:
 
     def _extend(self, rows: Rows, prefix: str) -> None:
         names = rows.parts[self._name]
-        # A field without a key of its own is in the sample's object.
+        # A field without a key is in the sample's main object.
         keyed = prefix if "key" in names else ""
         keys = _keys(rows, f"{keyed}key", of_files=self._of_files)
         versions = None
@@ -205,7 +205,7 @@ class PartColumns:
         elif not keyed and "version" in rows.parts[""]:
             versions = _versions(rows, "version")
         if "member" in names:
-            # Members of one object are mostly adjacent: add its key once for each run of them.
+            # Members of an object are mostly adjacent, so add its key once for each sequence of them.
             is_new = np.ones(len(keys), dtype=np.bool_)
             is_new[1:] = ~keys.equals_next()
             if versions is not None:
@@ -254,13 +254,13 @@ class PartColumns:
         self._columns["lines"].append(numbers)
 
     def _code_of(self, encoding: str) -> int:
-        """Return the number of an encoding. A Parquet column that is new gets a new number."""
+        """Return the number of an encoding. A new Parquet column gets a new number."""
         if encoding in self._codes:
             return self._codes[encoding]
         if not is_row(encoding) or len(encoding.encode()) > _MAX_NAME_BYTES:
             raise ValueError(
                 f"a member has the encoding {encoding[:60]!r}, which this version of SUPER does not support: "
-                "leave it empty for bytes as they are, use 'deflate' for those of a compressed zip archive, "
+                "leave it empty for plain bytes, use 'deflate' for bytes in a compressed zip archive, "
                 f"or '{ROW_ENCODING}' and a column for a row of a Parquet file"
             )
         if len(self._codes) == _MAX_ENCODINGS:
@@ -278,7 +278,7 @@ class PartColumns:
             return Part(keys, versions, None, np.empty(0, dtype=np.int64))
         first, which = distinct(keys)
         if versions is not None:
-            # Members of one object may be scattered: compare the version of each with the first.
+            # Members of an object may be scattered, so compare the version of each with the first.
             version_of = distinct(versions)[1]
             if len(other := np.flatnonzero(version_of != version_of[first][which])):
                 at = int(other[0])
@@ -290,20 +290,20 @@ class PartColumns:
             versions = versions.reorder(first)
         keys = keys.reorder(first)
         columns = {name: np.concatenate(pieces) for name, pieces in self._columns.items()}
-        # Sorted, whichever row came first, so that equal lists have equal fingerprints.
+        # Sorted, regardless of the order of rows, so that equal lists have equal fingerprints.
         row_encodings = sorted(list(self._codes)[len(MEMBER_ENCODINGS) :])
         codes = {encoding: code for code, encoding in enumerate((*MEMBER_ENCODINGS, *row_encodings))}
         encodings = np.array([codes[name] for name in self._codes], dtype=np.uint8)[columns["encodings"]]
-        places, objects = (columns["offset"], columns["length"]), which[columns["objects"]]
-        members = Members(objects, self._names.build(), *places, encodings, tuple(row_encodings))
+        spans, objects = (columns["offset"], columns["length"]), which[columns["objects"]]
+        members = Members(objects, self._names.build(), *spans, encodings, tuple(row_encodings))
         if not shared:
             self._check(url, keys, members, columns["lines"])
         return Part(keys, versions, members, columns["lines"])
 
     @staticmethod
     def _check(url: str, keys: PackedStrings, members: Members, lines: NDArray[np.int64]) -> None:
-        """Check that no two members of one object overlap or share a name."""
-        # Sorted by offset, members overlap only if two neighbours do.
+        """Check that no two members of an object overlap or share a name."""
+        # Members that are sorted by offset overlap only if two neighbours do.
         by_offset, name_of = members.sort_order(), distinct(members.names)[1]
         by_name = np.lexsort((name_of, members.objects))
         overlap = members.ends[by_offset][:-1] > members.offsets[by_offset][1:]

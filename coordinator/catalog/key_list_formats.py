@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_MAX_LINE_BYTES = 2**18  # the longest possible label has 8192 numbers
+_MAX_LINE_BYTES = 2**18  # the longest label has 8192 numbers
 _ROWS_AT_A_TIME, _BATCH_BYTES = 8192, 2**20
 # A few bytes of a Parquet file can expand to gigabytes, hence these limits:
 _MAX_BATCH_BYTES = 2**28  # of _ROWS_AT_A_TIME rows
 _MAX_PAGE_BYTES = 2**29
-_MAX_LISTED = 2**27  # values in the lists of a row group; one row may hold them all
+_MAX_LISTED = 2**27  # values in the lists of a row group; a single row may contain all of them
 _PIECE_BYTES = 2**14  # holds the header of a page
 _FIELD = "label."
 _SHOWN = 80
-_MAX_DIGITS = 60  # longer texts are no sensible numbers
+_MAX_DIGITS = 60  # longer texts are not sensible numbers
 _NUMBER = r"\A[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\z"
 _INTEGER = r"\A-?[0-9]+\z"
 
@@ -55,7 +55,7 @@ def _csv_rows(stream: BinaryIO) -> Iterator[Rows]:
     if not first:
         return
     header = [name.strip() for name in first]
-    # CSV has no other way to write an object, so columns label.NAME are its fields.
+    # Columns label.NAME are the fields of an object, which CSV cannot express otherwise.
     fields = [name for name in header if name.startswith(_FIELD)]
     # A plain label column wins. If a label.NAME repeats, the check below reports a missing label.
     if "label" in header or len(set(fields)) < len(fields):
@@ -75,7 +75,7 @@ def _csv_rows(stream: BinaryIO) -> Iterator[Rows]:
 
 
 def _csv_records(stream: BinaryIO) -> Iterator[tuple[int, list[str]]]:
-    """Yield all non-blank rows with their line numbers. Each must have as many fields as the first."""
+    """Yield all non-blank rows with their line numbers. All must have as many fields as the first."""
     rows, width = csv.reader((line for _, line in _lines(stream)), strict=True), 0
     while True:
         try:
@@ -91,11 +91,11 @@ def _csv_records(stream: BinaryIO) -> Iterator[tuple[int, list[str]]]:
 
 
 def _parsed(texts: Any, numbers: NDArray[np.int64], name: str) -> Any:
-    """Return a CSV column as numbers if it contains numbers or its name requires them, else as strings."""
+    """Return a CSV column as numbers if its values or its name require that, otherwise as strings."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    # Arrow's own spelling has no spaces around numbers and no plus.
+    # Arrow accepts neither spaces around numbers nor a plus sign.
     spelt = pc.replace_substring_regex(pc.utf8_trim_whitespace(texts), r"\A\+", "")
     is_short = pc.utf8_length(spelt).to_numpy() <= _MAX_DIGITS
     are_whole = np.asarray(pc.match_substring_regex(spelt, _INTEGER)) & is_short
@@ -118,14 +118,14 @@ def _parsed(texts: Any, numbers: NDArray[np.int64], name: str) -> Any:
 def _jsonl_rows(stream: BinaryIO) -> Iterator[Rows]:
     for numbers, rows in _batches(stream, _json_records(stream)):
         parts, labelled = parts_of(rows[0], int(numbers[0])), labelled_by(rows[0], int(numbers[0]))
-        # Rows may lack an encoding.
+        # The encoding of a row may be missing.
         names = {*names_of(parts), labelled, *(["encoding"] if "member" in parts[""] else [])}
         columns = {name: _from_json([row.get(name) for row in rows], numbers, name) for name in names}
         yield Rows(numbers, columns, labelled, parts)
 
 
 def _json_records(stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield all rows with their line numbers. All must have the columns of the first."""
+    """Yield all rows with their line numbers. All must have the columns of the first row."""
     decoder = json.JSONDecoder(object_pairs_hook=once_each)
     names: tuple[str, ...] = ()
     first: set[str] = set()
@@ -144,12 +144,12 @@ def _json_records(stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
             raise BadRowError(number, reason)
         if isinstance(label := row[labelled], dict):
             fields = fields or {*label}
-            if label.keys() != fields:  # Arrow would fill in nulls
+            if label.keys() != fields:  # otherwise Arrow would fill in nulls
                 raise BadRowError(number, other_fields(fields))
-        # Among floats, Arrow takes true for 1.0.
+        # Arrow converts true to 1.0 among floats.
         if ("true" in line or "false" in line) and _holds_bool(label):
             raise BadRowError(number, f"cannot use the label {str(label)[:_SHOWN]!r}: {MIXED}")
-        # Most rows have the columns of the row before, so check only changes.
+        # Most rows have the columns of the previous row, so check only changes.
         if tuple(row) != names:
             names, columns = tuple(row), {*names_of(parts_of(row, number))} - {"encoding"}
             first = first or columns
@@ -164,13 +164,13 @@ def _holds_bool(label: object) -> bool:
 
 
 def _from_json(values: list[Any], numbers: NDArray[np.int64], name: str) -> Any:
-    """Return a column in the type that its name requires. Labels get any type that fits them all."""
+    """Return a column in the type that its name requires. Labels get any type that fits all of them."""
     import pyarrow as pa
 
     kind = None if name in LABELS else kind_of(name)
 
     def convert(count: int) -> Any:
-        # Arrow would cut 1.5 to 1.
+        # Arrow would truncate 1.5 to 1.
         if kind == pa.int64() and any(isinstance(value, float) for value in values[:count]):
             raise TypeError("a whole number is required")
         return pa.array(values[:count], kind)
@@ -194,7 +194,7 @@ def _converted(values: Any, numbers: NDArray[np.int64], name: str, convert: Call
     try:
         return convert(len(values))
     except unfit as error:
-        # convert takes how many values to convert: search for the first misfit by halves.
+        # convert takes the number of values to convert, so find the first misfit by bisection.
         at = bisect_left(range(1, len(values)), True, key=lambda count: bool(misfit(count)))
         shown, why = str(values[at])[:_SHOWN], misfit(at + 1)[:400]
         if name in LABELS:
@@ -212,7 +212,7 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Rows]:
     done = 0
     try:
         footer = parquet.read_metadata(stream)
-        # As dictionaries: a text of many rows would otherwise fill memory row by row.
+        # Read dictionaries, because otherwise a text that many rows share would be copied for each row.
         texts = [leaf.path for leaf in footer.schema if leaf.physical_type == "BYTE_ARRAY"]
         table = parquet.ParquetFile(stream, metadata=footer, read_dictionary=texts, pre_buffer=False)
         names = list(table.schema_arrow.names)
@@ -243,7 +243,7 @@ def _lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:
         if len(line) > _MAX_LINE_BYTES:
             raise BadRowError(number, f"the line is longer than {_MAX_LINE_BYTES} bytes")
         try:
-            # Spreadsheets write a byte order mark in front of the first line.
+            # Spreadsheets write a byte order mark before the first line.
             yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise BadRowError(number, f"not UTF-8: {error}") from error
@@ -252,7 +252,7 @@ def _lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:
 def _batches(
     stream: BinaryIO, records: Iterator[tuple[int, _T]]
 ) -> Iterator[tuple[NDArray[np.int64], list[_T]]]:
-    """Yield the line numbers and records of a stream in batches, which are smaller if lines are long."""
+    """Yield the line numbers and records of a stream in batches. Long lines make smaller batches."""
     numbers, batch, begin = list[int](), list[_T](), stream.tell()
     for number, record in records:
         numbers.append(number)
@@ -265,11 +265,11 @@ def _batches(
 
 
 def _typed(column: Any, name: str, number: int) -> Any:
-    """Validate a Parquet column, and return it in the type that its name requires. Labels keep theirs."""
+    """Validate a Parquet column, and return it in the type that its name requires. Labels keep their type."""
     import pyarrow as pa
 
     column.validate(full=True)
-    # A tensor is the list of its numbers.
+    # Treat a tensor as a list of its numbers.
     column = column.storage if isinstance(column.type, pa.BaseExtensionType) else column
     if name in LABELS:
         return column
@@ -289,11 +289,11 @@ class _Chunk:
     def __len__(self) -> int:
         return self._size_bytes
 
-    def __getitem__(self, place: int) -> int:
-        if not self._at <= place < self._at + len(self._piece):
-            self._stream.seek(self._begin + place)
-            self._at, self._piece = place, self._stream.read(_PIECE_BYTES)
-        return self._piece[place - self._at]
+    def __getitem__(self, index: int) -> int:
+        if not self._at <= index < self._at + len(self._piece):
+            self._stream.seek(self._begin + index)
+            self._at, self._piece = index, self._stream.read(_PIECE_BYTES)
+        return self._piece[index - self._at]
 
 
 def _check_chunks(stream: BinaryIO, footer: Any, names: Collection[str]) -> None:
@@ -328,7 +328,7 @@ def _dense_bytes(column: Any) -> int:
     import pyarrow.compute as pc
 
     kind = column.type
-    # Nested columns hold their texts in child arrays.
+    # Nested columns have texts in child arrays.
     if pa.types.is_struct(kind):
         return sum(map(_dense_bytes, column.flatten()))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
@@ -339,7 +339,7 @@ def _dense_bytes(column: Any) -> int:
     return (pc.sum(pc.take(lengths, column.indices)).as_py() or 0) + int(column.indices.nbytes)
 
 
-# Reader of the rows for each file extension. All raise BadRowError.
+# Row readers by file extension. All raise BadRowError.
 FORMATS: Mapping[str, Callable[[BinaryIO], Iterator[Rows]]] = {
     ".csv": _csv_rows,
     ".jsonl": _jsonl_rows,

@@ -1,6 +1,6 @@
 """Check the label column of a key list, and pack its Arrow arrays as numpy arrays.
 
-A label is a number, a string (the name of a class), a list of numbers (nested lists are
+A label is a number, a string (a class name), a list of numbers (nested lists are
 arrays), or an object with such fields.
 """
 
@@ -34,7 +34,7 @@ _MAX_NDIM = 8
 _MAX_NAME = 200  # bytes of a field's name
 _WHAT = "labels must all be numbers, all strings, all lists of numbers or all objects with such fields"
 _MAY_VARY = 'if the length of a list varies by row, its name must end in []: "boxes[]", "label[]"'
-_SHOWN = 60  # characters of a bad label that a message shows
+_SHOWN = 60  # characters of an invalid label in a message
 
 
 class _ClassNames:
@@ -62,7 +62,7 @@ class _ClassNames:
         return code
 
     def names(self) -> tuple[str, ...]:
-        """Return the names by label, as given or else sorted; there are none if no name appeared."""
+        """Return the names by label, as given or otherwise sorted. Empty if no name appeared."""
         return tuple(self.given or sorted(self.code_of)) if self.code_of else ()
 
     def labels(self) -> NDArray[np.int64]:
@@ -71,17 +71,17 @@ class _ClassNames:
 
 
 class LabelColumn:
-    """Collects labels in batches, in a few bytes each. If ``classes`` are given, no other
-    names are valid.
+    """Collects labels in batches, in a few bytes per label. If ``classes`` are given, no other names are
+    valid.
     """
 
     def __init__(self, classes: Sequence[str] = ()) -> None:
         self._names = _ClassNames(classes)
-        # By name; a label that is no object is one without a name.
+        # Fields by name. A label that is not an object is a field without a name.
         self._fields: dict[str, _Field] = {}
 
     def extend(self, labels: Any, numbers: NDArray[np.int64], *, varies: bool) -> None:
-        """Add the labels of some rows, an Arrow array of lists of any length if it ``varies``.
+        """Add the labels of some rows. If it ``varies``, the Arrow array contains lists of any length.
 
         Raises ``BadRowError`` if a label is invalid, or inconsistent with the labels before it.
         """
@@ -92,8 +92,8 @@ class LabelColumn:
             columns = self._columns_of(labels, numbers)
         if not self._fields:
             self._fields = {name: _Field(name, self._names) for name in columns}
-        # The first row decides, and every other must agree: a typo among numbers
-        # must not turn all of them into class names.
+        # The first row determines the type, and all others must agree, so that a
+        # typo among numbers does not turn all of them into class names.
         if columns.keys() != self._fields.keys():
             raise BadRowError(int(numbers[0]), other_fields(self._fields))
         sizes = np.zeros(len(labels), dtype=np.int64)
@@ -113,9 +113,9 @@ class LabelColumn:
             raise BadRowError(int(numbers[0]), f"{rule}; these are strings: {', '.join(texts)[:400]}")
 
     def _columns_of(self, labels: Any, numbers: NDArray[np.int64]) -> dict[str, Any]:
-        """Return the columns of objects by name. All objects must have the fields of the first."""
+        """Return the columns of objects by name. All objects must have the fields of the first object."""
         check_rows(labels.is_null(), numbers, f"{_WHAT}, not null")
-        names = [labels.type.field(place).name for place in range(labels.type.num_fields)]
+        names = [labels.type.field(index).name for index in range(labels.type.num_fields)]
         columns = dict(zip(names, labels.flatten(), strict=True))
         bare = [name.removesuffix(VARIES) for name in names]
         if not 0 < len(names) <= MAX_LABEL_FIELDS:
@@ -132,7 +132,7 @@ class LabelColumn:
         return {name: column for name, column in columns.items() if name in expected}
 
     def finish(self) -> tuple[Labels, tuple[str, ...]]:
-        """Return the labels of at least one row, and the class names (none for numbers).
+        """Return the labels, of at least one row, and the class names (none for numbers).
 
         Labels are int64 or float64 of shape (rows,), or (rows, ...) if each is a list. They have
         a structured dtype if they have named fields, and are ``RaggedLabels`` if the
@@ -153,7 +153,7 @@ class LabelColumn:
 
     @property
     def unseen(self) -> list[str]:
-        """Return the given classes that no label contains."""
+        """Return the given classes that no label has."""
         return [name for name in self._names.given if name not in self._names.code_of]
 
 
@@ -163,7 +163,7 @@ class _Field:
     def __init__(self, name: str, names: _ClassNames) -> None:
         self.name, self.varies = name.removesuffix(VARIES), name.endswith(VARIES)
         self.is_text = False
-        # Lengths of the lists that vary, a batch each.
+        # Lengths of varying lists, by batch.
         self.counts: list[NDArray[np.uint32]] = []
         self._names = names
         self._shape: tuple[int, ...] | None = None
@@ -219,7 +219,7 @@ class _Field:
         self._pieces.append(narrowed(array.reshape(-1, *shape)))
 
     def finish(self) -> NDArray[Any]:
-        """Return all values, as int64, or as float64 if one is not an integer."""
+        """Return all values as int64, or as float64 if any is not an integer."""
         if not self._pieces:
             return np.empty(0, dtype=np.int64)
         are_floats = any(piece.dtype.kind == "f" for piece in self._pieces)
@@ -244,7 +244,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _opened(lists: Any) -> tuple[Any, NDArray[np.int64]]:
-    """Return the items of lists, none of which is null, and the length of each list."""
+    """Return the items of non-null lists, and the length of each list."""
     import pyarrow.compute as pc
 
     return lists.flatten(), pc.list_value_length(lists).to_numpy().astype(np.int64)

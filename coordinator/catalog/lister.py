@@ -1,4 +1,4 @@
-"""Build the catalog of a source: list it, find its classes, sort and pack. Blocks, and uses threads."""
+"""Build the catalog of a source: list it, determine its classes, sort and pack. Blocks, and uses threads."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.key_list import KEY_LIST_HELP, KeyList, read_key_list
 from superdl.coordinator.catalog.listing import EXTENSIONS, Noted, Tally
 from superdl.coordinator.catalog.listing_bucket import (
-    ask_for_versions,
     list_samples,
+    look_up_versions,
     pinned,
     probe_bucket,
 )
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from superdl.coordinator.catalog.key_list_columns import Part
-    from superdl.coordinator.catalog.listing_bucket import Found
+    from superdl.coordinator.catalog.listing_bucket import ListedSamples
     from superdl.coordinator.catalog.members import Members
 
 _SHOWN = 5
@@ -60,13 +60,13 @@ def list_source(
         source: ``s3://bucket/prefix``, another bucket's URL, ``file:///directory``
             or a plain path.
         key_list: URL of a CSV, JSONL or Parquet file, or ``None`` or empty for class folders.
-        progress: called with the number of samples so far, which never decreases,
-            from any thread but one call at a time. It is called with ``None`` once
-            all samples are found and only need to be sorted and packed.
+        progress: called with the number of samples so far, which never decreases, from any
+            thread, but one call at a time. It is called with ``None`` once all samples are
+            listed and only need to be sorted and packed.
         cancelled: set this event to end the listing.
         naming: how samples are named.
         classes: class names by label. If empty, the sorted classes in the source are used.
-        allowed: what may be read, and how much.
+        allowed: limits on what may be read, and how much.
 
     Raises:
         ConfigError: a URL is malformed.
@@ -81,9 +81,9 @@ def list_source(
     tally = Tally(progress, cancelled or threading.Event(), allowed)
     place = pinned(place)
     if not key_list:
-        found = list_samples(place, tally, images_only=True, digests=naming.versions == "digests")
+        listed = list_samples(place, tally, images_only=True, digests=naming.versions == "digests")
         tally.found_all()
-        catalog = _by_folders(place, found, naming, tally, classes)
+        catalog = _by_folders(place, listed, naming, tally, classes)
     else:
         rows = read_key_list(key_list, tally, of_files=place.is_file or place.is_web, classes=classes)
         own, *fields = _fields(place, rows, naming, tally)
@@ -96,12 +96,12 @@ def list_source(
 
 
 def _fields(place: Source, rows: KeyList, naming: Naming, tally: Tally) -> list[Field]:
-    """Return the samples' own objects and their fields with full keys, and look up missing versions."""
+    """Return the samples' main objects and fields with full keys, and look up missing versions."""
     parts = {"": rows.own, **rows.fields}
-    every: Found | None = None
+    every: ListedSamples | None = None
     if any(part.versions is None for part in parts.values()) and not place.is_web:
         every = list_samples(place, tally, images_only=False, digests=naming.versions == "digests")
-    elif place.is_file:  # check that it exists, or functions would be the first to notice
+    elif place.is_file:  # check that it exists, otherwise only functions would notice
         probe_directory(place.directory)
     elif not place.is_web or rows.own.versions is not None:
         probe_bucket(place, rows.own.keys[0], tally)
@@ -111,13 +111,13 @@ def _fields(place: Source, rows: KeyList, naming: Naming, tally: Tally) -> list[
         if versions is None:
             first, which = distinct(part.keys) if name else (None, None)  # keys of a field may repeat
             unique_keys = part.keys if first is None else part.keys.reorder(first)
-            found = every or ask_for_versions(place, unique_keys, tally)
+            listed = every or look_up_versions(place, unique_keys, tally)
             tally.found_all()
-            versions = _look_up_versions(place, rows.url, unique_keys, found)
+            versions = _look_up_versions(place, rows.url, unique_keys, listed)
             versions = versions if which is None else versions.reorder(which)
         if part.members is not None and place.is_file:
             _check_ends(rows.url, part, part.members, versions)
-        keys = part.keys.behind(prefix) if prefix else part.keys
+        keys = part.keys.with_prefix(prefix) if prefix else part.keys
         fields.append(Field(name, keys, versions, part.members))
     return fields
 
@@ -132,17 +132,19 @@ def list_objects(
     """
     tally = Tally(lambda _: None, threading.Event())
     place, digests = pinned(parse_source(source)), naming.versions == "digests"
-    found = list_samples(place, tally, images_only=False, digests=digests)
+    listed = list_samples(place, tally, images_only=False, digests=digests)
     for warning in tally.report(source):
         _log.warning("%s", warning)
-    return found.keys, found.versions
+    return listed.keys, listed.versions
 
 
-def _by_folders(place: Source, found: Found, naming: Naming, tally: Tally, classes: Sequence[str]) -> Catalog:
+def _by_folders(
+    place: Source, listed: ListedSamples, naming: Naming, tally: Tally, classes: Sequence[str]
+) -> Catalog:
     label_of = {name: label for label, name in enumerate(classes)}
-    counts = np.bincount(found.folders, minlength=len(found.names)).tolist()
-    images = {name: count for name, count in sorted(zip(found.names, counts, strict=True)) if count}
-    for name in found.names:
+    counts = np.bincount(listed.folders, minlength=len(listed.names)).tolist()
+    images = {name: count for name, count in sorted(zip(listed.names, counts, strict=True)) if count}
+    for name in listed.names:
         if name and not (name in images or name in label_of or is_hidden(name)):
             tally.note(Noted.EMPTY_TOO if classes else Noted.EMPTY, name)
     if not images:
@@ -155,9 +157,9 @@ def _by_folders(place: Source, found: Found, naming: Naming, tally: Tally, class
             tally.note(Noted.SPLITS, name)
     classes = classes or [*images]
     label_of = label_of or {name: label for label, name in enumerate(images)}
-    labels = np.array([label_of.get(name, 0) for name in found.names])[found.folders]
-    columns = found.keys, found.versions, labels, classes, tally.report(place.url)
-    like = _as_image_folder(found.keys, place.prefix.encode(), [*images])
+    labels = np.array([label_of.get(name, 0) for name in listed.names])[listed.folders]
+    columns = listed.keys, listed.versions, labels, classes, tally.report(place.url)
+    like = _as_image_folder(listed.keys, place.prefix.encode(), [*images])
     return Catalog.build(place.bucket, *columns, alias=naming.alias, prefix=place.prefix, sorted_like=like)
 
 
@@ -189,8 +191,8 @@ def _check_classes(
 
 
 def _as_image_folder(keys: PackedStrings, prefix: bytes, classes: Sequence[str]) -> PackedStrings | None:
-    """Return strings that sort like ImageFolder's files (class, folder, name), or ``None`` if keys do."""
-    # Bytewise, keys sort "hot dog/" before "hot/", and files in "a/b/" before "a/c.jpg".
+    """Return strings that sort like ImageFolder's files (class, folder, name), or ``None`` if the keys do."""
+    # In byte order, "hot dog/" sorts before "hot/", and files in "a/b/" before "a/c.jpg".
     joined, ends = keys.parts()
     has_folders = bytes(joined).count(b"/") > len(keys) * (prefix.count(b"/") + 1)
     between = any(
@@ -210,33 +212,33 @@ def _as_image_folder(keys: PackedStrings, prefix: bytes, classes: Sequence[str])
     return PackedStrings.of_parts(blob, ends)
 
 
-def _look_up_versions(place: Source, url: str, keys: PackedStrings, found: Found) -> PackedStrings:
+def _look_up_versions(place: Source, url: str, keys: PackedStrings, listed: ListedSamples) -> PackedStrings:
     prefix = place.prefix.encode()
-    full_keys = keys.behind(prefix)
-    all_keys = PackedStrings.concatenate([full_keys, found.keys])
+    full_keys = keys.with_prefix(prefix)
+    all_keys = PackedStrings.concatenate([full_keys, listed.keys])
     order = all_keys.sort_order()
-    # Both hold a key once, and the sort is stable: a listed key directly follows its row.
+    # Both contain each key once and the sort is stable, so a listed key directly follows its row.
     is_pair = all_keys.reorder(order).equals_next()
-    places = np.full(len(full_keys), -1, dtype=np.int64)
-    places[order[:-1][is_pair]] = order[1:][is_pair] - len(full_keys)
-    missing = np.flatnonzero(places < 0)
+    listed_at = np.full(len(full_keys), -1, dtype=np.int64)
+    listed_at[order[:-1][is_pair]] = order[1:][is_pair] - len(full_keys)
+    missing = np.flatnonzero(listed_at < 0)
     if len(missing):
         names = ", ".join(repr(key.decode()) for key in keys.take(missing[:_SHOWN]))
         raise SourceError(
             f"{len(missing)} of the {len(keys)} keys in key_list {url} are not in {place.url} "
             f"(keys are relative to it): {names}{', ...' if len(missing) > _SHOWN else ''}"
         )
-    return found.versions.reorder(places)
+    return listed.versions.reorder(listed_at)
 
 
 def _check_ends(url: str, rows: Part, members: Members, versions: PackedStrings) -> None:
-    """Check that members end within their files. Functions check this for objects."""
+    """Check that members end within their files. For objects, functions check this."""
     sizes = np.fromiter(map(size_in_version, versions), dtype=np.int64, count=len(versions))
     for row in np.flatnonzero(members.ends > sizes[members.objects])[:1].tolist():
-        place = int(members.objects[row])
-        name, key = members.names[row].decode()[:200], rows.keys[place].decode()[:200]
+        file = int(members.objects[row])
+        name, key = members.names[row].decode()[:200], rows.keys[file].decode()[:200]
         raise SourceError(
             f"key_list {url}, line {rows.lines[row]}: the member {name!r} of {key!r} ends at "
-            f"{members.ends[row]}, but the file has only {sizes[place]} bytes. It was truncated or "
+            f"{members.ends[row]}, but the file has only {sizes[file]} bytes. It was truncated or "
             "rewritten; list its members again"
         )

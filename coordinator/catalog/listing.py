@@ -1,4 +1,4 @@
-"""What all listings share: the definition of a sample, counts and reports, and threads."""
+"""Common parts of all listings: the definition of a sample, counts and reports, and threads."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _EXTENSIONS = ".jpg .jpeg .png .ppm .bmp .pgm .tif .tiff .webp .avif .jp2 .j2k"
 # The extensions of torchvision's ImageFolder, regardless of case.
 EXTENSIONS = tuple(_EXTENSIONS.split())
 
-_SHOWN = 5  # names, in a message
+_SHOWN = 5  # names in a message
 
 
 class Noted(StrEnum):
-    """Remarks in the warnings of a listing. A message puts each between a count and a few names."""
+    """Remarks in the warnings of a listing. Each appears between a count and a few names."""
 
     FORBIDDEN = "symbolic links point outside it, to places that functions may not read:"
     LEADING_OUT = "symbolic links point outside it and are followed, to"
@@ -43,7 +43,7 @@ class Noted(StrEnum):
 
 
 class ListingCancelledError(Exception):
-    """The client cancelled the listing. This error never leaves the coordinator."""
+    """The client cancelled the listing. Never leaves the coordinator."""
 
 
 def is_image(key: str) -> bool:
@@ -53,8 +53,8 @@ def is_image(key: str) -> bool:
 
 def is_sample(key: str, prefix: str, tally: Tally, *, images_only: bool) -> bool:
     """Return whether an object is a sample of the source with this prefix."""
-    # A folder's placeholder (a/) is none. With images_only, only images are, unless
-    # they are hidden.
+    # The placeholder of a folder (a/) is not a sample. With images_only, samples
+    # are images that are not hidden.
     if not images_only or not is_image(key):
         return not (images_only or key.endswith("/"))
     if is_hidden(key[len(prefix) :]):
@@ -64,15 +64,15 @@ def is_sample(key: str, prefix: str, tally: Tally, *, images_only: bool) -> bool
 
 
 def escaped(name: str) -> str:
-    """Escape a name for messages; names of files need not be UTF-8."""
+    """Escape a name for messages. File names need not be UTF-8."""
     return shown(name.encode(errors="surrogateescape").decode(errors="backslashreplace"))
 
 
 class Tally:
-    """Counts what a listing finds, and collects remarks for its warnings.
+    """Counts the samples of a listing, and collects remarks for its warnings.
 
-    Calls ``progress`` with increasing counts, and with ``None`` once everything is found.
-    Ends the work when ``cancelled`` is set, or when there are more samples than ``allowed``.
+    Calls ``progress`` with increasing counts, and with ``None`` once everything is listed. Stops the work
+    when ``cancelled`` is set, or when there are more samples than ``allowed``.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Tally:
         self._names: defaultdict[Noted, set[str]] = defaultdict(set)
 
     def add(self, count: int) -> None:
-        """Count more samples. Raises ``ListingCancelledError`` if cancelled, ``SourceError`` if too many."""
+        """Count more samples. Raises ``ListingCancelledError``, or ``SourceError`` if there are too many."""
         with self._lock:
             self.count += count
         self.reach(self.count)
@@ -107,17 +107,17 @@ class Tally:
                 self._progress(count)
 
     def found_all(self) -> None:
-        """Report that all samples were found. Raises the same error as :meth:`check`."""
+        """Report that all samples were listed. Raises the error of :meth:`check`."""
         self.check()
         self._progress(None)
 
     def note(self, what: Noted, name: str) -> None:
-        """Count an occurrence of a remark, and keep a few of the names."""
+        """Count an occurrence of a remark, and keep a few names."""
         with self._lock:
             self._noted[what] += 1
             names = self._names[what]
             names.add(escaped(name))
-            if len(names) > _SHOWN + 1:  # the same names stay in whatever order the threads come
+            if len(names) > _SHOWN + 1:  # so that the names do not depend on the order of threads
                 names.remove(max(names))
 
     def noted(self, what: Noted) -> str:
@@ -127,7 +127,7 @@ class Tally:
         return f"{self._noted[what]:,} {what} {', '.join(names[:_SHOWN])}{more}" if names else ""
 
     def report(self, source: str) -> tuple[str, ...]:
-        """Return a readable line for each remark on the source."""
+        """Return a line of text for each remark on the source."""
         return tuple(f"{source}: {line}" for line in map(self.noted, Noted) if line)
 
     def check(self) -> None:
@@ -137,18 +137,18 @@ class Tally:
 
 
 def on_threads(work: Callable[[_Item], None], items: Iterable[_Item], tally: Tally, *, threads: int) -> None:
-    """Run ``work`` for every item on threads. The first failure stops the others and is raised."""
+    """Run ``work`` for every item in threads. The first failure stops the others and is raised."""
     with ThreadPoolExecutor(threads, thread_name_prefix="super-list") as pool:
         futures = [pool.submit(work, item) for item in items]
         failed = True
         try:
             failed = any(future.exception() for future in wait(futures, return_when=FIRST_EXCEPTION).done)
         finally:
-            if failed:  # also by an interrupt: leaving the pool would wait for every item
+            if failed:  # also after an interrupt, because leaving the pool would wait for every item
                 tally.abandoned.set()
                 pool.shutdown(wait=False, cancel_futures=True)
     failures = [future.exception() for future in futures if not future.cancelled()]
-    # Put the cause before the cancellations that it led to.
+    # Sort the cause before the cancellations that it led to.
     reasons = sorted(filter(None, failures), key=lambda failure: isinstance(failure, ListingCancelledError))
     if reasons:
         raise reasons[0]

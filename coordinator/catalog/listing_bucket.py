@@ -1,4 +1,4 @@
-"""List sources of every kind: first their folders, then each folder on its own thread."""
+"""List sources of every kind: first their folders, then each folder in a separate thread."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ _ASKED_AT_A_TIME = 200
 _CHUNK_BYTES = 2**26
 
 
-class Found(NamedTuple):
+class ListedSamples(NamedTuple):
     """The samples of a source, in any order."""
 
     # Full object keys.
     keys: PackedStrings
     versions: PackedStrings
-    # Names of the first-level folders, even those without a sample; empty for the source's root.
+    # Names of the first-level folders, including those without samples. Empty for the source's root.
     names: tuple[str, ...]
-    # Each sample's folder, by its place in names.
+    # Each sample's folder, as an index into names.
     folders: NDArray[np.uint32]
 
 
-class _Finds:
+class _Collector:
     """Collects samples as they are found, on any thread."""
 
     def __init__(self, tally: Tally) -> None:
         self._tally, self._lock = tally, threading.Lock()
         self._keys, self._versions = PackedStringsBuilder(), PackedStringsBuilder()
-        self._places: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}
         self._folders = [np.empty(0, dtype=np.uint32)]
 
     def add(self, folder: str, samples: list[tuple[bytes, bytes]]) -> None:
@@ -61,14 +61,14 @@ class _Finds:
         keys = PackedStrings.pack(key for key, _ in samples)
         versions = PackedStrings.pack(version for _, version in samples)
         with self._lock:
-            place = self._places.setdefault(folder, len(self._places))
+            number = self._numbers.setdefault(folder, len(self._numbers))
             self._keys.extend(keys)
             self._versions.extend(versions)
-            self._folders.append(np.full(len(samples), place, dtype=np.uint32))
+            self._folders.append(np.full(len(samples), number, dtype=np.uint32))
         self._tally.add(len(samples))
 
     def take(self, page: Page, source: Source, folder: str | None = None, *, images_only: bool) -> None:
-        """Add the samples of a page, which are all in one ``folder`` or each in its own."""
+        """Add the samples of a page, which are in ``folder``, or in various folders if it is ``None``."""
         self._tally.check()
         below = len(source.prefix)
         groups: Iterable[tuple[str, Iterable[Listed]]] = [(folder or "", page.objects)]
@@ -90,10 +90,10 @@ class _Finds:
                 self._tally.note(what, item.key)
             self._tally.add(len(listed))
 
-    def all(self) -> Found:
-        """Return everything that was added. Nothing may be added afterwards."""
+    def all(self) -> ListedSamples:
+        """Return all added samples. Nothing may be added afterwards."""
         folders = np.concatenate(self._folders)
-        return Found(self._keys.build(), self._versions.build(), tuple(self._places), folders)
+        return ListedSamples(self._keys.build(), self._versions.build(), tuple(self._numbers), folders)
 
 
 def pinned(source: Source) -> Source:
@@ -102,7 +102,7 @@ def pinned(source: Source) -> Source:
         return Source(pinned_bucket(source.bucket), source.prefix)
 
 
-def list_samples(source: Source, tally: Tally, *, images_only: bool, digests: bool = False) -> Found:
+def list_samples(source: Source, tally: Tally, *, images_only: bool, digests: bool = False) -> ListedSamples:
     """List the images in the class folders of a source, or all of its objects.
 
     Args:
@@ -119,7 +119,7 @@ def list_samples(source: Source, tally: Tally, *, images_only: bool, digests: bo
             no credentials, or there is no answer. The message contains what failed.
         ListingCancelledError: the listing was cancelled.
     """
-    finds = _Finds(tally)
+    collector = _Collector(tally)
     with source_failures(source.url):
         bucket: Tree | Bucket
         turns: AbstractContextManager[object] = nullcontext()
@@ -132,25 +132,26 @@ def list_samples(source: Source, tally: Tally, *, images_only: bool, digests: bo
         def list_folder(prefix: str) -> None:
             with turns:
                 for page in bucket.pages(prefix):
-                    # One page at a time: more threads would be no faster, and starve the interpreter.
+                    # Parse one page at a time: more threads would be no faster and block the
+                    # interpreter.
                     with bucket.page_lock:
-                        finds.take(page, source, prefix[len(source.prefix) : -1], images_only=images_only)
+                        collector.take(page, source, prefix[len(source.prefix) : -1], images_only=images_only)
 
         prefixes: list[str] = []
         for page in bucket.pages(source.prefix, folders=bucket.lists_folders):
-            finds.take(page, source, images_only=images_only)
+            collector.take(page, source, images_only=images_only)
             prefixes += [name for name in page.folders if _is_utf8(name, tally)]
         for prefix in prefixes:
-            finds.add(prefix[len(source.prefix) : -1], [])
+            collector.add(prefix[len(source.prefix) : -1], [])
         on_threads(list_folder, prefixes, tally, threads=_THREADS)
-    # Only now are all forbidden links known. Nothing that ImageFolder would find may be left out silently.
+    # All forbidden links are known only now. Nothing that ImageFolder would find may be omitted silently.
     if forbidden := tally.noted(Noted.FORBIDDEN):
         raise SourceForbiddenError(
             f"{source.url}: {forbidden}. Replace the links with the files themselves, or have the "
             "operator of the coordinator and its functions set SUPER_FILE_ROOTS to the source and the "
             "directories that its links lead to"
         )
-    return finds.all()
+    return collector.all()
 
 
 def _folder_of(path: str) -> str:
@@ -167,12 +168,12 @@ def _is_utf8(name: str, tally: Tally) -> bool:
     return True
 
 
-def ask_for_versions(source: Source, keys: PackedStrings, tally: Tally) -> Found:
-    """Look up the versions of keys, one request each, in a source that cannot be listed.
+def look_up_versions(source: Source, keys: PackedStrings, tally: Tally) -> ListedSamples:
+    """Look up the versions of keys, with a request each, in a source that cannot be listed.
 
     Keys are relative to the source. Raises the same errors as :func:`list_samples`.
     """
-    finds = _Finds(tally)
+    collector = _Collector(tally)
     with source_failures(source.url):
         bucket = open_bucket(source.bucket, tally.allowed.http_hosts)
 
@@ -183,10 +184,10 @@ def ask_for_versions(source: Source, keys: PackedStrings, tally: Tally) -> Found
             full_key = f"{source.prefix}{key.decode()}"
             with source_failures(f"{source.bucket}/{full_key}"):
                 samples.append((full_key.encode(), bucket.head(full_key)[0].encode()))
-        finds.add("", samples)
+        collector.add("", samples)
 
     on_threads(ask, range(0, len(keys), _ASKED_AT_A_TIME), tally, threads=_THREADS)
-    return finds.all()
+    return collector.all()
 
 
 def probe_bucket(source: Source, key: bytes, tally: Tally) -> None:
@@ -205,7 +206,7 @@ def probe_bucket(source: Source, key: bytes, tally: Tally) -> None:
 def download(
     bucket: str, key: str, what: str, check_size: Callable[[int], None], stream: BinaryIO, tally: Tally
 ) -> None:
-    """Write an object, which messages call ``what``, to a stream.
+    """Write an object to a stream. Messages refer to it as ``what``.
 
     Raises the same errors as :func:`list_samples`, and those of ``check_size``.
     """
@@ -229,7 +230,7 @@ def download(
 
 
 class _LargeError(Exception):
-    """An object is too large to be received at once."""
+    """An object is too large to receive at once."""
 
 
 def bucket_region(bucket: str) -> str:

@@ -1,4 +1,4 @@
-"""Walk a directory, and yield pages of the files below it, like those of a bucket."""
+"""Walk a directory and yield pages of the files below it, like those of a bucket."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 _BLOCK_BYTES = 2**20
 _PAGE_FILES = 500
 _THREADS = 8
-# On a local disk, threads only compete for the interpreter: one alone takes half the time. If _SOME entries
-# take longer than _WORTH_THREADS_S each, as on a network filesystem, all threads run.
+# On a local disk, threads only compete for the interpreter, and a single thread takes half the time. If
+# _SOME entries take longer than _WORTH_THREADS_S each, as on a network filesystem, all threads run.
 _WORTH_THREADS_S, _SOME = 50e-6, 64
-_MAX_LINKED_DIRECTORIES = 100_000  # links to links can make any number of a few directories
+_MAX_LINKED_DIRECTORIES = 100_000  # nested links can multiply a few directories without limit
 _SURROGATE = re.compile("[\udc80-\udcff]")  # a byte of a name that is not UTF-8
 _VERSION = re.compile(rb"([0-9]{1,18})-([0-9]+|b2:[0-9a-f]+)")
 # Without O_NONBLOCK, opening a FIFO in the source would wait for its writer.
@@ -36,7 +36,7 @@ _FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def size_in_version(version: bytes) -> int:
-    """Return the size in a file's version, or if there is none, 2**63 - 1, which no file exceeds."""
+    """Return the size in a file's version, or 2**63 - 1, which no file exceeds, if there is none."""
     match = _VERSION.fullmatch(version)
     return int(match[1]) if match else 2**63 - 1
 
@@ -50,15 +50,15 @@ def probe_directory(directory: str) -> None:
 
 
 class _Directory(NamedTuple):
-    """A directory's real path, the prefix of its files' keys, and the real paths walked above it."""
+    """A directory's real path, the key prefix of its files, and the real paths of its parents in the walk."""
 
     path: str
     key: str
-    # A directory that contains one of these paths again closes a circle of links.
+    # A directory that contains one of these paths again closes a loop of links.
     trail: tuple[str, ...]
 
 
-class _Found(NamedTuple):
+class _Entry(NamedTuple):
     """A directory entry. For a link, ``real`` is its target and ``linked`` the status of the target."""
 
     key: str
@@ -79,7 +79,7 @@ class Tree:
 
     Args:
         root: an absolute real path.
-        tally: notes what is skipped, and limits where links may lead.
+        tally: records skipped names, and limits the targets of links.
         images_only: skip files without the extension of an image.
         digests: read every file, to derive versions from contents.
     """
@@ -95,7 +95,7 @@ class Tree:
         self._images_only = images_only
         self._linked = 0
         self._alone = not digests  # reading files is always worth threads
-        # Held while a folder is walked: threads wait while one alone is faster.
+        # Held while a folder is walked, so that threads wait while a single one is faster.
         self.turns = threading.Semaphore(1 if self._alone else _THREADS)
         self._seen, self._since_s = 0, time.monotonic()
 
@@ -127,7 +127,7 @@ class Tree:
         yield Page(files, names)
 
     def _pace(self) -> None:
-        """Let the other threads start once a slow file system makes this one wait."""
+        """Let the other threads start once a slow filesystem makes this one wait."""
         if not self._alone:
             return
         self._seen += 1
@@ -138,72 +138,72 @@ class Tree:
                 self.turns.release(_THREADS - 1)
             self._seen, self._since_s = 0, now_s
 
-    def _entries(self, here: _Directory, *, top: bool) -> Iterator[_Found]:
+    def _entries(self, here: _Directory, *, top: bool) -> Iterator[_Entry]:
         """Yield the entries of a directory, without links that cannot be followed."""
         try:
             descriptor = os.open(here.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                # Checked open, for the directory may be swapped for a link.
+                # Check the opened directory, because it may have been replaced with a link.
                 self._tally.allowed.check_open_file(descriptor, f"the target of a link in {self._root}")
                 path, key = f"{here.path.rstrip('/')}/", f"{here.key}/".lstrip("/")
                 with os.scandir(descriptor) as entries:
                     for entry in entries:
-                        if resolved := self._found(entry, here, path + entry.name, key + entry.name):
+                        if resolved := self._resolve(entry, here, path + entry.name, key + entry.name):
                             yield resolved
                         self._pace()
             finally:
                 os.close(descriptor)
         except OSError as error:
-            # A directory that vanished meanwhile is empty, unless it is the source itself.
+            # A directory that disappeared meanwhile counts as empty, unless it is the source itself.
             if top:
                 _raise_for_source(error, here.path)
             if not isinstance(error, FileNotFoundError):
                 _raise(error, here.path)
 
-    def _listed(self, found: _Found) -> list[Listed]:
+    def _listed(self, item: _Entry) -> list[Listed]:
         """Return a file with its version, or nothing if it is not a sample or no longer exists."""
-        if self._images_only and not is_image(found.key):
+        if self._images_only and not is_image(item.key):
             return []
         try:
-            status = found.linked or found.entry.stat(follow_symlinks=False)
+            status = item.linked or item.entry.stat(follow_symlinks=False)
             if not stat.S_ISREG(status.st_mode):
-                self._note(Noted.NO_FILES, found.path)
+                self._note(Noted.NO_FILES, item.path)
                 return []
-            version = self._digest(found) if self._digests else file_version(status)
+            version = self._digest(item) if self._digests else file_version(status)
         except FileNotFoundError:
             return []
         except OSError as error:
-            _raise(error, found.path)
-        return [Listed(found.key, version, status.st_size)]
+            _raise(error, item.path)
+        return [Listed(item.key, version, status.st_size)]
 
-    def _digest(self, found: _Found) -> str:
-        with open(os.open(found.real, _FILE_FLAGS), "rb") as file:  # noqa: PTH123  # a descriptor
+    def _digest(self, item: _Entry) -> str:
+        with open(os.open(item.real, _FILE_FLAGS), "rb") as file:  # noqa: PTH123  # a descriptor
             self._tally.allowed.check_open_file(file.fileno(), f"the target of a link in {self._root}")
             digest = hashlib.blake2b(digest_size=ID_BYTES)
             while block := file.read(_BLOCK_BYTES):
-                self._tally.check()  # a cancelled listing ends within a file
+                self._tally.check()  # a cancelled listing stops within a file
                 digest.update(block)
             return digest_version(file.tell(), digest.digest())
 
     def _note(self, what: Noted, path: str) -> None:
-        # Key lists name what they mean.
+        # A key list determines the samples, so note nothing.
         if self._images_only or what is Noted.NOT_UTF8:
             self._tally.note(what, path)
 
-    def _passes_over(self, entry: os.DirEntry[str], path: str) -> bool:
+    def _is_skipped(self, entry: os.DirEntry[str], path: str) -> bool:
         """Return whether to skip an entry because its name cannot be a key, or is hidden."""
         is_utf8 = entry.name.isascii() or not _SURROGATE.search(entry.name)
         if is_utf8 and not (self._images_only and is_hidden(entry.name)):
             return False
-        # Report only what users may miss: images, and folders that may hold some.
+        # Report only skipped images, and folders that may contain images.
         if is_image(entry.name) or not entry.is_file(follow_symlinks=False):
             self._note(Noted.HIDDEN if is_utf8 else Noted.NOT_UTF8, path)
         return True
 
-    def _found(self, entry: os.DirEntry[str], here: _Directory, path: str, key: str) -> _Found | None:
-        if self._passes_over(entry, path):
+    def _resolve(self, entry: os.DirEntry[str], here: _Directory, path: str, key: str) -> _Entry | None:
+        if self._is_skipped(entry, path):
             return None
-        resolved: _Found | None = _Found(key, path, path, entry, None)
+        resolved: _Entry | None = _Entry(key, path, path, entry, None)
         if entry.is_symlink():
             resolved = self._followed(entry, path, key)
         if resolved is None or not resolved.is_directory:
@@ -211,17 +211,15 @@ class Tree:
         if resolved.real in (*here.trail, here.path):
             self._note(Noted.CIRCLES, path)
             return None
-        self._linked += (
-            resolved.linked is not None
-        )  # approximate: threads may count at once, and the bound is a rough one
+        self._linked += resolved.linked is not None  # approximate, because threads may count concurrently
         if self._linked > _MAX_LINKED_DIRECTORIES:
             raise SourceError(
                 f"file://{self._root} has more than {_MAX_LINKED_DIRECTORIES:,} links to directories, one of "
-                f"them {escaped(path)}: do linked directories contain further links, over and over?"
+                f"them {escaped(path)}: do linked directories link to each other?"
             )
         return resolved
 
-    def _followed(self, entry: os.DirEntry[str], path: str, key: str) -> _Found | None:
+    def _followed(self, entry: os.DirEntry[str], path: str, key: str) -> _Entry | None:
         """Return the target of a link, or ``None`` if there is none that may be read."""
         real = os.path.realpath(path)
         if not self._tally.allowed.may_lead(real, self._root):
@@ -233,12 +231,12 @@ class Tree:
         except OSError as error:
             if error.errno not in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}:
                 _raise(error, path)
-        if linked is None or stat.S_ISLNK(linked.st_mode):  # realpath leaves a link of a circle
+        if linked is None or stat.S_ISLNK(linked.st_mode):  # realpath does not resolve a loop of links
             self._note(Noted.NOWHERE, path)
             return None
-        target = _Found(key, path, real, entry, linked)
+        target = _Entry(key, path, real, entry, linked)
         if real != self._root and not real.startswith(self._below):
-            # Report directories, not each file in them.
+            # Report directories rather than each file in them.
             self._note(Noted.LEADING_OUT, real if target.is_directory else real.rpartition("/")[0])
         return target
 

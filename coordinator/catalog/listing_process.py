@@ -1,7 +1,7 @@
-"""Run long listings in a separate process, to spare the coordinator's interpreter and memory.
+"""Run long listings in a separate process, to relieve the coordinator's interpreter and memory.
 
-The process reads a request, which is a line of JSON. Twice a second, it writes the number of
-samples so far, or that it is packing them. At the end, it writes an error or null.
+The process reads a request, a line of JSON. Twice a second, it writes the number of samples
+so far, or that it is packing them. Finally, it writes an error or null.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def list_apart(
     *,
     allowed: Allowed,
 ) -> None:
-    """List a source like :func:`.list_source` into the file ``out``. Raises ``SuperError``
-    if the process ends early.
+    """List a source like :func:`.list_source`, and write the catalog to ``out``. Raises ``SuperError`` if the
+    process ends early.
     """
     request = {"out": out, "what": (source, key_list, naming, classes), "allowed": asdict(allowed)}
     command = [sys.executable, "-P", "-m", "superdl.coordinator.catalog.listing_process"]
@@ -84,7 +84,7 @@ def _serve() -> None:
     def progress(count: int | None) -> None:
         latest[0] = _PACKING if count is None else count
         if count is None:
-            _tell(_PACKING)  # at once: packing may be short
+            _tell(_PACKING)  # immediately, because packing may be short
 
     telling = threading.Thread(target=tell, daemon=True)
     threading.Thread(target=_end_with_stdin, daemon=True).start()
@@ -93,7 +93,7 @@ def _serve() -> None:
     try:
         how = Naming(*naming), tuple(classes)
         catalog = list_source(source, key_list, progress, None, *how, allowed=Allowed(**limits))
-        with open(request["out"], "wb") as stream:  # noqa: PTH123  # a path of the coordinator's own
+        with open(request["out"], "wb") as stream:  # noqa: PTH123  # a path chosen by the coordinator
             write_catalog(catalog, stream)
     except SuperError as error:
         answer = [type(error).__name__, str(error)]
@@ -102,7 +102,7 @@ def _serve() -> None:
     done.set()
     telling.join()
     _tell(answer)
-    os._exit(0)  # threads of a failed listing may still wait for answers
+    os._exit(0)  # threads of a failed listing may still wait for replies
 
 
 def _tell(what: object) -> None:

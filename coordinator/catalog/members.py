@@ -1,4 +1,4 @@
-"""Members are samples that are parts of objects, with the location of their bytes."""
+"""Members: samples that are parts of objects, with the locations of their bytes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def narrowed(numbers: NDArray[Any]) -> NDArray[Any]:
 
 
 def distinct(strings: PackedStrings) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the index of the first occurrence of each distinct string, in byte order, and for each string
-    the index of its own in that result.
+    """Return the indices of the first occurrence of each distinct string, in byte order, and for each string
+    its index in that result.
     """
     order = strings.sort_order()
     starts = np.ones(len(strings), dtype=np.bool_)
@@ -39,18 +39,18 @@ def distinct(strings: PackedStrings) -> tuple[NDArray[np.int64], NDArray[np.int6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Members:
-    """Samples as members of objects, one entry per sample. Members of one object never overlap."""
+    """Samples as members of objects, one entry per sample. Members of an object never overlap."""
 
-    # Each member's object, by its place among all.
+    # Index of each member's object.
     objects: NDArray[Any]
-    # UTF-8.
+    # Names in UTF-8.
     names: PackedStrings
-    # In bytes of the object, in the smallest unsigned dtype that fits. For a row of a
-    # Parquet file, the offset is its row group and the length its place in the group.
+    # In bytes, in the smallest unsigned dtype that fits. For a row of a Parquet file,
+    # the offset is the row group and the length the row's index in the group.
     offsets: NDArray[Any]
     lengths: NDArray[Any]
-    # Index MEMBER_ENCODINGS followed by row_encodings, which are for rows; empty if
-    # all are the first.
+    # Indices into MEMBER_ENCODINGS followed by row_encodings, which are for rows.
+    # Empty if all are 0.
     encodings: NDArray[np.uint8]
     row_encodings: tuple[str, ...] = ()
 
@@ -67,22 +67,22 @@ class Members:
 
     @property
     def are_rows(self) -> NDArray[np.bool_]:
-        """Return a mask of the members that are rows of Parquet files, not spans of bytes."""
+        """Return a mask of the members that are rows of Parquet files rather than spans of bytes."""
         if not self.row_encodings:
             return np.zeros(len(self), dtype=np.bool_)
         return self.encodings >= len(MEMBER_ENCODINGS)
 
-    def at(self, places: NDArray[np.int64]) -> tuple[list[str], list[int], list[int], list[str]]:
+    def at(self, indices: NDArray[np.int64]) -> tuple[list[str], list[int], list[int], list[str]]:
         """Return the names, offsets, lengths and encodings at the given catalog indices."""
         known, codes = (*MEMBER_ENCODINGS, *self.row_encodings), self.encodings
-        encodings = [known[code] for code in codes[places]] if codes.size else [""] * len(places)
-        names = [name.decode() for name in self.names.take(places)]
-        return names, self.offsets[places].tolist(), self.lengths[places].tolist(), encodings
+        encodings = [known[code] for code in codes[indices]] if codes.size else [""] * len(indices)
+        names = [name.decode() for name in self.names.take(indices)]
+        return names, self.offsets[indices].tolist(), self.lengths[indices].tolist(), encodings
 
     def sort_order(self) -> NDArray[np.int64]:
-        """Return the order by object, then offset, then row number within a row group."""
+        """Return the sort order: by object, then offset, then row number within a row group."""
         within = (self.lengths,) if self.row_encodings else ()
-        # Neighbours by offset are neighbours in the catalog, so that one GET can fetch many.
+        # Neighbours by offset are neighbours in the catalog, so that a single GET can fetch many.
         return np.lexsort((*within, self.offsets, self.objects))
 
     def reorder(self, order: NDArray[np.int64]) -> Members:
@@ -99,18 +99,16 @@ class Members:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Field:
-    """An additional field of samples. Each sample's part is an object or a member of one."""
+    """An additional field of samples, with an object or a member of an object for each sample."""
 
     name: str
-    # With members, one per object until the field is in a catalog.
+    # With members, one entry per object until the field is in a catalog.
     keys: PackedStrings
     versions: PackedStrings
     members: Members | None
 
     def in_order(self, order: NDArray[np.int64]) -> Field:
-        """Return the field in a catalog's form, with its samples rearranged by ``order``, an array of
-        indices.
-        """
+        """Return the field as in a catalog, with its samples rearranged by ``order``, an array of indices."""
         if self.members is None:
             return Field(self.name, self.keys.reorder(order), self.versions.reorder(order), None)
         members = self.members.reorder(order)

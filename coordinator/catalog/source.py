@@ -1,4 +1,4 @@
-"""Parse the URLs of sources into a canonical form, and limit their listings."""
+"""Normalise the URLs of sources, and limit their listings."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _DESCRIPTORS = Path("/proc/self/fd")
 
 
 class LongListingError(Exception):
-    """There are more samples than this process may list. This error never leaves the coordinator."""
+    """There are more samples than this process may list. Never leaves the coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A source in canonical form."""
+    """A source in normal form."""
 
     # s3://name, another cloud's, or file:// plus the directory's absolute real path.
     bucket: str
-    # Starts every object key. Empty or ends with /; always empty for directories.
+    # Prefix of every object key. Empty or ends with a slash. Always empty for directories.
     prefix: str
 
     @property
@@ -47,14 +47,14 @@ class Source:
 
 
 def parse_source(url: str) -> Source:
-    """Parse the URL of a source, or raise a ``ConfigError`` that describes what is wrong with it.
+    """Parse the URL of a source. Raises a ``ConfigError`` that describes the problem.
 
     Paths are taken literally, except that those of web servers are percent-decoded.
     A plain relative path is relative to the coordinator's working directory.
     """
     bucket, path = split_url(url, "source")
     if bucket:
-        # A prefix names a folder: s3://bucket/train becomes s3://bucket/train/, and
+        # A prefix is a folder: s3://bucket/train becomes s3://bucket/train/, which
         # includes neither s3://bucket/training/... nor s3://bucket/train//.
         return Source(bucket, path if path.endswith("/") or not path else f"{path}/")
     return Source(file_url(path, "source"), "")
@@ -65,24 +65,24 @@ class Allowed:
     """Limits of listings."""
 
     # Absolute real paths of the directories that must contain file:// sources and
-    # key lists; None: any directory will do.
+    # key lists. None allows all directories.
     roots: tuple[str, ...] | None = None
-    # Maximum of a source.
+    # Maximum number of samples in a source.
     samples: int = 2**40
-    # Functions run here, as this coordinator's user.
+    # Whether functions run on this machine, as this coordinator's user.
     own_functions: bool = True
-    # Web servers that may be read, each as https://host; None: see open_bucket().
+    # Allowed web servers, each as https://host. For None, see open_bucket().
     http_hosts: tuple[str, ...] | None = None
-    # Maximum listed in this process.
+    # Maximum number of samples to list in this process.
     here: int = 2**40
 
     @property
     def link_roots(self) -> tuple[str, ...]:
-        """Return the roots: the directories outside of their source to which links may lead."""
+        """Return the directories outside of their source to which links may lead."""
         if self.roots is not None:
             return self.roots
-        # If only this user names sources and runs functions, links may lead
-        # everywhere: functions read no more than he can.
+        # If only this user configures sources and runs functions, links may
+        # lead anywhere, because functions have the user's permissions.
         return ("/",) if self.own_functions else ()
 
     def may_lead(self, real: str, source: str) -> bool:
@@ -90,10 +90,10 @@ class Allowed:
         return any(_is_within(real, root) for root in (source, *self.link_roots))
 
     def check_path(self, real: str, what: str) -> None:
-        """Check that a real path may be read, or raise a ``SourceForbiddenError`` that calls it ``what``."""
+        """Raise a ``SourceForbiddenError``, which refers to ``what``, unless a real path may be read."""
         if self.roots is None or any(_is_within(real, root) for root in self.roots):
             return
-        # Reveal neither whether the path exists nor what may be read.
+        # Do not reveal whether the path exists, or what may be read.
         why = (
             "it is not in any of the directories of its operator's file_roots (SUPER_FILE_ROOTS)"
             if self.roots
@@ -102,13 +102,13 @@ class Allowed:
         raise SourceForbiddenError(f"this coordinator may not read {what}: {why}")
 
     def check_open_file(self, descriptor: int, what: str) -> None:
-        """Check an open file in the same way. Moving the file cannot defeat this check."""
+        """Check an open file like :meth:`check_path`. Moving the file cannot defeat this check."""
         if self.roots is not None and _DESCRIPTORS.exists():  # only Linux has these paths
             self.check_path(str((_DESCRIPTORS / str(descriptor)).readlink()), what)
 
     def check_count(self, samples: int) -> None:
-        """Raise ``SourceError`` above a source's maximum, or ``LongListingError`` above this process's."""
-        # First: the listing starts over in another process, which checks the other limit.
+        """Raise ``SourceError`` above a source's maximum, or ``LongListingError`` above the process's."""
+        # Check this first: the listing starts over in another process, which checks the other limit.
         if samples > self.here:
             raise LongListingError
         if samples > self.samples:
@@ -123,7 +123,7 @@ def _is_within(real: str, root: str) -> bool:
 
 
 def parse_roots(text: str) -> tuple[str, ...]:
-    """Split a string like PATH into directories, and return their real paths. None may be relative."""
+    """Split a string like PATH into directories, and return their real paths. All must be absolute."""
     roots = [root for root in text.split(os.pathsep) if root]
     for root in roots:
         if not root.startswith("/"):

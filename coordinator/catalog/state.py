@@ -1,4 +1,4 @@
-"""A coordinator's state: a directory of catalogs and ids that it uses after a restart.
+"""A coordinator's state: a directory of catalogs and ids that are used after a restart.
 
 Files are created atomically. Several coordinators may share a directory.
 
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 _CATALOG, _IDS, _ENTRY, _UNFINISHED = ".arrow", ".ids", ".json", ".unfinished"
 _MAX_BYTES = 2**35
-# Seconds to keep a file after its last use: another coordinator may have it mapped.
+# Seconds to keep a file after its last use, because another coordinator may have mapped it.
 _IN_USE_S = 86_400.0
 _ENTRIES_S = 30 * _IN_USE_S
 _AT_A_TIME = 2**16
@@ -54,7 +54,7 @@ _blake2b = partial(hashlib.blake2b, digest_size=ID_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The catalog file of a listing, the time at which the listing ended (Unix time) and its duration."""
+    """The catalog file of a listing, the end of the listing (Unix time) and its duration in seconds."""
 
     file: str
     ended_s: float
@@ -65,7 +65,7 @@ class CatalogState:
     """The state in a directory. Methods block, and may be called from any thread.
 
     Args:
-        directory: created when needed, in an existing parent; ``None`` if there is none.
+        directory: created when needed, in an existing parent. ``None`` if there is none.
         max_bytes: maximum size. The least recently used files are removed first.
         by_default: whether the directory is only a default, so that problems with it are
             logged as information.
@@ -79,7 +79,7 @@ class CatalogState:
         self._trouble = ""
 
     def keep(self, write: Callable[[IO[bytes]], None]) -> tuple[Catalog, str]:
-        """Store a catalog that ``write`` writes, and return it, mapped, and the name of its file.
+        """Store a catalog that ``write`` writes. Return the mapped catalog and the name of its file.
 
         Raises ``OSError`` if there is no room.
         """
@@ -91,11 +91,11 @@ class CatalogState:
             return mapped, self._named(stream, _digest_of(Path(stream.name)) + _CATALOG)
 
     def hold(self, catalog: Catalog) -> tuple[Catalog, str]:
-        """Move a catalog to a file. It stays in memory if there is no room for a file."""
+        """Move a catalog to a file. It stays in memory if there is no space for a file."""
         try:
             return self.keep(lambda stream: write_catalog(catalog, cast("BinaryIO", stream)))
         except OSError as error:
-            self._say(f"a catalog of {len(catalog):,} samples is kept in memory: {error}")
+            self._log_trouble(f"a catalog of {len(catalog):,} samples is kept in memory: {error}")
             return catalog, ""
 
     def load(self, kept: Kept) -> Catalog | None:
@@ -108,11 +108,11 @@ class CatalogState:
             if _digest_of(path) + _CATALOG == path.name:
                 _touch(path)
                 return map_catalog(path)
-            self._say(f"{path} is damaged, so the source will be listed again")
+            self._log_trouble(f"{path} is damaged, so the source will be listed again")
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError) as error:
-            self._say(f"{path} cannot be used, so the source will be listed again: {error}")
+            self._log_trouble(f"{path} cannot be used, so the source will be listed again: {error}")
         return None
 
     def note(self, key: bytes, kept: Kept) -> None:
@@ -125,15 +125,15 @@ class CatalogState:
                 self._named(stream, key.hex() + _ENTRY)
             self._prune()
         except OSError as error:
-            self._say(f"a source will be listed again after a restart: {error}")
+            self._log_trouble(f"a source will be listed again after a restart: {error}")
 
     def find(self, key: bytes) -> Kept | None:
-        """Return the entry of a key, or ``None`` if there is none or it cannot be read."""
+        """Return the entry under a key, or ``None`` if it is missing or unreadable."""
         if self.directory is None:
             return None
         try:
             entry = Kept(**json.loads((self.directory / f"{key.hex()}{_ENTRY}").read_bytes()))
-            # The directory may be shared: the name must not lead out, the times must be numbers.
+            # The directory may be shared, so check that the name does not lead out and the times are numbers.
             is_sound = Path(entry.file).name == entry.file and entry.ended_s > 0 and entry.took_s >= 0
             return entry if is_sound else None
         except (OSError, ValueError, TypeError):
@@ -160,7 +160,7 @@ class CatalogState:
                 self._named(stream, name)
                 return mapped
         except OSError as error:
-            self._say(f"the ids of {size:,} samples are kept in memory: {error}")
+            self._log_trouble(f"the ids of {size:,} samples are kept in memory: {error}")
             return np.frombuffer(derive(np.arange(size)), dtype=np.uint8).reshape(shape)
 
     def _mapped_ids(self, path: Path, size: int) -> NDArray[np.uint8] | None:
@@ -171,8 +171,8 @@ class CatalogState:
             if _blake2b(mapped[:-1].data).digest() == mapped[-1].tobytes():
                 _touch(path)
                 return mapped[:-1]
-            self._say(f"{path} is damaged, so its ids will be derived again")
-        except OSError:  # it is written again, which logs the error
+            self._log_trouble(f"{path} is damaged, so its ids will be derived again")
+        except OSError:  # the file is written again, which logs the error
             pass
         return None
 
@@ -180,7 +180,7 @@ class CatalogState:
     def _new_file(self) -> Iterator[IO[bytes]]:
         """Yield a file that is removed at the end unless it was renamed."""
         stream = self._created(self.directory) if self.directory is not None else None
-        # Without a usable directory, catalogs are in temporary files that end with the process.
+        # Without a usable directory, catalogs are in temporary files that are removed with the process.
         stream = stream or _unfinished_in(Path(temporary_directory()))
         try:
             with stream:
@@ -193,7 +193,7 @@ class CatalogState:
             directory.mkdir(exist_ok=True)
             return _unfinished_in(directory)
         except OSError as error:
-            self._say(f"sources will be listed again at the next start: {error}")
+            self._log_trouble(f"sources will be listed again at the next start: {error}")
             return None
 
     def _named(self, stream: IO[bytes], name: str) -> str:
@@ -201,7 +201,7 @@ class CatalogState:
         path = Path(stream.name)
         if self.directory is None or path.parent != self.directory:
             return ""
-        # No fsync: a file that a power failure cut off is detected and made again.
+        # No fsync: a file truncated by a power failure is detected and written again.
         stream.flush()
         path.replace(self.directory / name)
         self._trouble = ""
@@ -224,7 +224,7 @@ class CatalogState:
                 path.unlink(missing_ok=True)
                 total -= size
 
-    def _say(self, trouble: str) -> None:
+    def _log_trouble(self, trouble: str) -> None:
         if trouble != self._trouble:
             level = logging.INFO if self._by_default else logging.WARNING
             _log.log(level, "state %s: %s", self.directory or "in temporary files", trouble)
@@ -258,7 +258,7 @@ def open_state(setting: str, store: str, environment: Mapping[str, str]) -> Cata
 
 
 def _touch(path: Path) -> None:
-    # Its times may not be ours to change.
+    # This user may not be allowed to change its times.
     with contextlib.suppress(OSError):
         os.utime(path)
 

@@ -1,4 +1,4 @@
-"""Byte strings in an Arrow array, in memory or in a mapped file, without a Python object for each."""
+"""Byte strings in an Arrow array, in memory or in a mapped file, without a Python object per string."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # A million Python objects take 100 MB and slow down the garbage collector. Packed,
-# the same keys take their bytes plus eight more each.
+# a key takes its length plus eight bytes.
 _IN_MEMORY_BYTES = 2**26
-_CHUNK = 8192  # strings unpacked at a time: few for memory, many for speed
+_CHUNK = 8192  # number of strings to unpack at a time, a trade-off between memory and speed
 
 
 class PackedStrings:
     """An immutable sequence of byte strings.
 
     Args:
-        array: Arrow's large binaries without nulls, or a dictionary of them, which contains
-            each distinct string once.
+        array: large binaries of Arrow without nulls, or a dictionary of them, which
+            contains each distinct string once.
     """
 
     __slots__ = ("array",)
@@ -48,7 +48,7 @@ class PackedStrings:
 
     @classmethod
     def of_parts(cls, joined: Any, ends: Any) -> PackedStrings:
-        """Wrap two buffers: all strings joined, and their starts as uint64, followed by the end."""
+        """Wrap two buffers: the joined strings, and their starts as uint64, followed by the end."""
         import pyarrow as pa
 
         buffers = [None, pa.py_buffer(ends), pa.py_buffer(joined)]
@@ -56,14 +56,14 @@ class PackedStrings:
 
     @classmethod
     def concatenate(cls, parts: Sequence[PackedStrings]) -> PackedStrings:
-        """Return all strings of all parts, in order."""
+        """Return the strings of all parts, in order."""
         builder = PackedStringsBuilder()
         for part in parts:
             builder.extend(part)
         return builder.build()
 
     def repeated(self, which: NDArray[Any]) -> PackedStrings:
-        """Return the string at each index in ``which``. Each distinct string is still stored once."""
+        """Return the string at each index in ``which``. Each distinct string is stored only once."""
         import pyarrow as pa
 
         return PackedStrings(pa.DictionaryArray.from_arrays(which, self.array))
@@ -83,36 +83,36 @@ class PackedStrings:
         return _unpacked(self._taken(np.asarray(indices, dtype=np.int64)))
 
     def chunks(self) -> Iterator[PackedStrings]:
-        """Yield all strings, a few thousand at a time. No chunk keeps the strings of others in memory."""
+        """Yield all strings in chunks of a few thousand. A chunk does not keep others in memory."""
         for start in range(0, len(self), _CHUNK):
             yield PackedStrings(self._taken(np.arange(start, min(start + _CHUNK, len(self)))))
 
-    def _taken(self, places: NDArray[np.int64]) -> Any:
+    def _taken(self, indices: NDArray[np.int64]) -> Any:
         import pyarrow as pa
 
         if pa.types.is_dictionary(self.array.type):
-            return self.array.dictionary.take(self.array.indices.take(pa.array(places)))
-        return self.array.take(pa.array(places))
+            return self.array.dictionary.take(self.array.indices.take(pa.array(indices)))
+        return self.array.take(pa.array(indices))
 
     def parts(self) -> tuple[bytes | memoryview, NDArray[np.uint64]]:
-        """Return all strings joined, and their starts followed by the end, without copying anything."""
+        """Return the joined strings, and their starts followed by the end, without a copy."""
         if not len(self):
             return b"", np.zeros(1, dtype=np.uint64)
         _, offsets, joined = self.array.buffers()
-        # A slice shares its parent's buffers: skip to its own offsets.
+        # A slice shares its parent's buffers, so skip to its offsets.
         ends = np.frombuffer(offsets, np.uint64, len(self) + 1, 8 * self.array.offset)
         return memoryview(joined or b"")[int(ends[0]) : int(ends[-1])], ends - ends[0] if ends[0] else ends
 
     def reorder(self, order: NDArray[np.int64]) -> PackedStrings:
         """Return the strings rearranged by ``order``, an array of indices."""
         builder = PackedStringsBuilder()
-        # In pieces: take() copies into memory, the builder moves them to a file.
+        # Copy in pieces, because take() uses memory and the builder moves the strings to a file.
         for start in range(0, len(order), _CHUNK):
             builder.extend(PackedStrings(self._taken(order[start : start + _CHUNK])))
         return builder.build()
 
-    def behind(self, prefix: bytes) -> PackedStrings:
-        """Return the strings, each preceded by a prefix."""
+    def with_prefix(self, prefix: bytes) -> PackedStrings:
+        """Return the strings, each with a prefix."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -143,7 +143,7 @@ def _unpacked(array: Any) -> list[bytes]:
 
 
 class PackedStringsBuilder:
-    """Packs strings, up to 64 MB in memory, and more in temporary files."""
+    """Packs strings, up to 64 MB in memory, and beyond that in temporary files."""
 
     __slots__ = ("_ends", "_joined")
 
@@ -168,12 +168,12 @@ class PackedStringsBuilder:
         self._joined.write(joined)
 
     def build(self) -> PackedStrings:
-        """Return the strings that were added. Nothing may be added afterwards."""
+        """Return the added strings. Nothing may be added afterwards."""
         return PackedStrings.of_parts(_written(self._joined), _written(self._ends))
 
 
 def _written(file: tempfile.SpooledTemporaryFile[bytes]) -> bytes | mmap.mmap:
-    """Return the contents of a file, mapped if it is on disk, and close it."""
+    """Return the contents of a file, mapped if it is on disk, and close the file."""
     with file:
         if file.tell() > _IN_MEMORY_BYTES:
             file.flush()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from superdl.coordinator.core import events
 from superdl.coordinator.core.core import Core
-from superdl.coordinator.core.events import *  # noqa: F403  # all that goes in and out
+from superdl.coordinator.core.events import *  # noqa: F403  # the events and actions
 from superdl.coordinator.core.fleet import ExecutorState
 from superdl.coordinator.core.jobs import ClosedJobs, Job
 from superdl.coordinator.core.ledger import Ledger, Spending

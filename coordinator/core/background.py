@@ -1,7 +1,7 @@
 """Work that no reader waits for: saving decoded samples, and filling the cache or the store.
 
-An executor that sees the store *saves* what others decoded into the cache. A job
-without readers *fills* the cache or the store, up to a size and a cost.
+An executor that can access the store *saves* samples that others decoded into the cache. A job without
+readers *fills* the cache or the store, up to a size and a cost.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.state import Request, State
 
 _NOT_CACHED = OUTCOME_ORDER.index(Outcome.NOT_CACHED)
-_WAIT_S = 1.0  # maximum wait of a sample for others, so that packs are few
+_WAIT_S = 1.0  # maximum time that a sample waits for others, so that there are few packs
 _PACK_BYTES = 32 * 2**20
 
 
@@ -43,14 +43,14 @@ class Save(NamedTuple):
 
 
 def take_due(state: State, now: float) -> Iterator[Save]:
-    """Take the saves that can be made now, longest waiting first. Request each before taking the next."""
+    """Yield the saves that can be made now, longest waiting first. Request each before taking the next."""
     while (next_due := due(state, now)) is not None:
         key, executor = next_due
         taken, samples = state.unsaved.take(key, _pack_samples(state, key)), state.sets.get(key)
-        if samples is None:  # the whole set is gone
+        if samples is None:  # the whole set was dropped
             continue
         resident = samples.among(taken[~samples.stored(taken)], SampleState.RESIDENT)
-        for other in _saves(state):  # skip what was dropped and has come again since
+        for other in _saves(state):  # skip samples that were dropped and cached again since
             if other.samples == key:
                 resident = resident[~np.isin(resident, other.indices)]
         if resident.size:
@@ -68,7 +68,7 @@ def _saves(state: State) -> list[Prefetch]:
 
 
 def due(state: State, now: float) -> tuple[SetKey, ExecutorState] | None:
-    """Return a set with enough samples for a pack, and an idle executor, or ``None`` if there is none."""
+    """Return a set with enough samples for a pack, and an idle executor, or ``None``."""
     first = state.unsaved.first()
     if first is None:
         return None
@@ -86,13 +86,13 @@ def _pack_samples(state: State, key: SetKey) -> int:
 
 
 def saver(state: State, now: float) -> ExecutorState | None:
-    """Return an idle executor for a save, even one that may not read the source, or ``None``."""
+    """Return an idle executor for a save, which need not be able to read the source, or ``None``."""
     saves = Counter(order.executor for order in _saves(state))
     for executor in state.fleet.executors:
         access = executor.store
-        if access is None or executor.idle(now) <= 0 or executor.places(now) <= 0:
+        if access is None or executor.idle(now) <= 0 or executor.room(now) <= 0:
             continue
-        # Saves have the lowest priority: at most half of the functions, and only if one is idle.
+        # Saves have the lowest priority: they use at most half of the functions, and only idle ones.
         half = max(1, executor.concurrency.capacity // 2)
         if saves[executor.number] < half and is_usable(state, access.writing, now):
             return executor
@@ -100,7 +100,7 @@ def saver(state: State, now: float) -> ExecutorState | None:
 
 
 def next_save_s(state: State) -> float | None:
-    """Return when the next save can be made without an event, or ``None`` if nothing is waiting."""
+    """Return the time of the next save that needs no event, or ``None`` if nothing is waiting."""
     first = state.unsaved.first()
     if first is None:
         return None
@@ -116,7 +116,7 @@ def saved(event: RequestDone) -> Bools:
 
 
 def save_answered(state: State, request: Request, event: RequestDone, now: float) -> None:
-    """Handle the answer to a save, and retry unsaved samples that are still cached."""
+    """Handle the result of a save, and retry unsaved samples that are still cached."""
     unsaved = ~saved(event) & (event.outcomes != _NOT_CACHED)
     if unsaved.any() and not event.store_trouble:
         reason = next(iter(event.messages.values()), "no pack was written")
@@ -129,33 +129,33 @@ def save_again(state: State, request: Request, left: Bools, now: float) -> None:
     key = request.order.samples
     samples = state.sets.get(key)
     if samples is not None:
-        state.has_come(key, samples.among(request.order.indices[left], SampleState.RESIDENT), now)
+        state.add_resident(key, samples.among(request.order.indices[left], SampleState.RESIDENT), now)
 
 
-_ROOM_KEPT = 0.01  # share of the budget left free for others meanwhile
-_MONEY_KEPT = 0.05  # share of the money left for hedges and retries of what is under way
-_DROPPED_SHARE = 1 / 32  # share of the budget dropped in one go, so that searches are rare
+_ROOM_KEPT = 0.01  # share of the budget that stays free for others meanwhile
+_MONEY_KEPT = 0.05  # share of the money that is kept for hedges and retries of pending requests
+_DROPPED_SHARE = 1 / 32  # share of the budget to drop at once, so that searches are rare
 
 
 class Filled(NamedTuple):
-    """The progress of filling: the samples present, those that failed, the size of those
-    present, and why it ended.
+    """The progress of filling: the number of samples present and failed, the size of those present, and why
+    it ended.
     """
 
-    there: int
+    present: int
     failed: int
     size_bytes: int
-    # Empty until then.
+    # Empty while filling continues.
     ended: str
 
 
 def fill_up(state: State, event: FillUp, now: float) -> None:
-    """Start or continue filling for a job. Repeated events renew its lease."""
+    """Start or continue filling for a job. Repeated events renew the job's lease."""
     job = state.jobs.get(event.job)
     if job is None:
         return
     job.fill, job.is_full = event, ""
-    state.unsaved.wanted |= event.to_store and state.settings.store  # earlier samples too
+    state.unsaved.wanted |= event.to_store and state.settings.store  # including earlier samples
     for cursor in job.cursors.values():
         cursor.sees_store = False
         job.sees_store_changed()
@@ -170,16 +170,16 @@ def room_to_fill(state: State, job: Job, key: SetKey, count: int) -> int:
         return count
     free_bytes = state.free_bytes - _ROOM_KEPT * state.budget_bytes
     missing_bytes = samples.sample_bytes * count - free_bytes
-    # Filling the cache drops nothing. Filling the store drops from the cache what
-    # the store holds.
+    # Filling the cache drops nothing. Filling the store drops samples from the
+    # cache once they are stored.
     if fill.to_store and missing_bytes > 0:
-        free_bytes += _let_go(state, key, max(missing_bytes, _DROPPED_SHARE * state.budget_bytes))
+        free_bytes += _drop_stored(state, key, max(missing_bytes, _DROPPED_SHARE * state.budget_bytes))
     in_flight = sum(int(np.count_nonzero(request.claim.unsettled)) for request in state.requests.values())
     under_way_bytes = in_flight * samples.sample_bytes
-    left_bytes = fill.size_bytes - _there_bytes(state, job, key) - under_way_bytes
+    left_bytes = fill.size_bytes - _present_bytes(state, job, key) - under_way_bytes
     fitting = math.floor(min(count, max(0.0, free_bytes) / samples.sample_bytes))
     allowed = math.floor(min(count, max(0.0, left_bytes) / samples.sample_bytes))
-    # Include a next request, so that the money lasts for it.
+    # Include the next request, so that there is enough money for it.
     with_next = [(requests + 1, sample_count) for requests, sample_count in state.in_flight]
     spent_usd = state.ledger.job_costs(job.name).usd + state.ledger.committed_usd(with_next)
     is_paid = spent_usd <= (1 - _MONEY_KEPT) * fill.usd
@@ -190,8 +190,8 @@ def room_to_fill(state: State, job: Job, key: SetKey, count: int) -> int:
     return room
 
 
-def _let_go(state: State, key: SetKey, wanted_bytes: float) -> int:
-    """Drop cached samples that are stored and that no job needs, and return the number of bytes freed."""
+def _drop_stored(state: State, key: SetKey, wanted_bytes: float) -> int:
+    """Drop cached samples that are stored and that no job needs. Return the number of bytes freed."""
     samples = state.set_of(key)
     resident = samples.having(SampleState.RESIDENT)
     stored = resident[samples.stored(resident)]
@@ -205,7 +205,7 @@ def _let_go(state: State, key: SetKey, wanted_bytes: float) -> int:
     return freed
 
 
-def _there_bytes(state: State, job: Job, key: SetKey) -> float:
+def _present_bytes(state: State, job: Job, key: SetKey) -> float:
     samples = state.set_of(key)
     in_store = job.fill is not None and job.fill.to_store
     return samples.sample_bytes * samples.stored_count if in_store else samples.resident_bytes
@@ -218,7 +218,7 @@ def filled(state: State, job: Job) -> Filled:
     present = samples.stored_count if in_store else samples.resident_count
     failed = samples.having(SampleState.FAILED)
     lost = int(np.count_nonzero(~samples.stored(failed))) if in_store else failed.size
-    return Filled(present, lost, round(_there_bytes(state, job, key)), _ended(state, job, key))
+    return Filled(present, lost, round(_present_bytes(state, job, key)), _ended(state, job, key))
 
 
 def _ended(state: State, job: Job, key: SetKey) -> str:

@@ -1,4 +1,4 @@
-"""The cache: audits of its actual contents, reading back some new records, and making room.
+"""The cache: audits of its contents, read-back of some new records, and eviction.
 
 Samples whose next use is farthest away are dropped first (Belady 1966).
 """
@@ -14,7 +14,7 @@ from superdl.coordinator.core.events import Audit, Drop, ReadBack, Warn
 from superdl.coordinator.core.jobs import Ahead, CursorSpan, next_use_s
 from superdl.coordinator.core.queues import BatchPlace
 from superdl.coordinator.core.restoring import take_in, usable
-from superdl.coordinator.core.retrying import want_again
+from superdl.coordinator.core.retrying import recheck
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 from superdl.coordinator.core.state import AuditInFlight
 
@@ -33,46 +33,46 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Ints, SampleSet, SetKey
     from superdl.coordinator.core.state import Request, State
 
-_EVERY_S = 5.0  # between two records of an executor
-_DOUBTED_EVERY_S = 0.5  # while its records do not read back
+_EVERY_S = 5.0  # between read-backs for an executor
+_DOUBTED_EVERY_S = 0.5  # while its records are corrupt
 _BYTES_MAX = 16 * 2**20  # larger records are not read back
 
 
 def audit(
-    state: State, key: SetKey, indices: Ints, asker: BatchPlace | CursorSpan, *, whole: bool = False
+    state: State, key: SetKey, indices: Ints, requester: BatchPlace | CursorSpan, *, whole: bool = False
 ) -> None:
-    """Ask the cache about samples that it may contain. Does nothing if there are none."""
+    """Check which samples the cache contains. Does nothing if there are none."""
     if not indices.size:
         return
     state.set_of(key).move(indices, SampleState.CHECKING)
     number = next(state.numbers)
-    state.audits[number] = AuditInFlight(key, indices, asker, whole)
+    state.audits[number] = AuditInFlight(key, indices, requester, whole)
     state.actions.append(Audit(number, key, indices, whole))
 
 
 def audited(state: State, event: Audited, now: float) -> None:
-    """Apply the answer of the cache, and handle the samples that are absent."""
+    """Apply the cache's reply, and handle the samples that are absent."""
     pending = state.audits.pop(event.audit_id, None)
     if pending is None:
         return
     samples, before_bytes = state.set_of(pending.samples), state.resident_bytes
     present, tombstoned = usable(state, samples, event, now, whole=pending.whole), event.record_bytes < 0
-    state.has_come(pending.samples, take_in(state, samples, pending.indices, event, present), now)
+    state.add_resident(pending.samples, take_in(state, samples, pending.indices, event, present), now)
     samples.move(pending.indices[tombstoned], SampleState.FAILED)
     lost = ~(present | tombstoned)
     absent = pending.indices[lost]
     samples.move(absent, SampleState.ABSENT)
     samples.attempts[absent] = 0
-    spoilt = pending.indices[lost & ((event.record_bytes > 0) | pending.whole)]
-    if spoilt.size:  # delete it, since a tombstone does not replace a record
-        state.actions.append(Drop(pending.samples, spoilt))
-    # Records left by an earlier coordinator counted as foreign memory until this audit.
+    corrupt = pending.indices[lost & ((event.record_bytes > 0) | pending.whole)]
+    if corrupt.size:  # delete it, because a tombstone does not replace a record
+        state.actions.append(Drop(pending.samples, corrupt))
+    # Records from an earlier coordinator counted as foreign memory until this audit.
     found_bytes = state.resident_bytes - before_bytes
     state.foreign_bytes = max(0, state.foreign_bytes - max(0, found_bytes))
     if absent.size:
-        _see_to(state, pending, absent)
-    rank = state.cursor(*pending.asker[:2])
-    if rank is not None and rank.job.fill is not None:  # it waits for all its audits
+        _handle_absent(state, pending, absent)
+    rank = state.cursor(*pending.requester[:2])
+    if rank is not None and rank.job.fill is not None:  # filling waits for all its audits
         state.wake(rank)
     if pending.samples in state.audit_watchers and not any(
         other.samples == pending.samples for other in state.audits.values()
@@ -80,21 +80,23 @@ def audited(state: State, event: Audited, now: float) -> None:
         del state.audit_watchers[pending.samples]
 
 
-def _see_to(state: State, asked: AuditInFlight, absent: Ints) -> None:
-    asker = asked.asker
-    if isinstance(asker, BatchPlace):
-        state.stalls.record_lost(asker)
+def _handle_absent(state: State, finished: AuditInFlight, absent: Ints) -> None:
+    requester = finished.requester
+    if isinstance(requester, BatchPlace):
+        state.stalls.record_lost(requester)
     else:
-        cursor = state.cursor(asker.job, asker.rank)
-        if cursor is not None and cursor.watermark < asker.stop <= cursor.lookahead:
-            cursor.put(Ahead(asker.start, asker.stop, asked.samples, absent))
+        cursor = state.cursor(requester.job, requester.rank)
+        if cursor is not None and cursor.watermark < requester.stop <= cursor.lookahead:
+            cursor.put(Ahead(requester.start, requester.stop, finished.samples, absent))
             state.wake(cursor)
-    watchers = [state.cursor(*key) for key in state.audit_watchers.get(asked.samples, {}) if key != asker[:2]]
-    want_again(state, asked.samples, absent, filter(None, watchers))
+    watchers = [
+        state.cursor(*key) for key in state.audit_watchers.get(finished.samples, {}) if key != requester[:2]
+    ]
+    recheck(state, finished.samples, absent, filter(None, watchers))
 
 
 def cache_reset(state: State, event: CacheReset, now: float) -> None:
-    """Mark known samples as absent. Audits in flight will also report theirs as absent."""
+    """Mark known samples as absent. Audits in flight will also report absent samples."""
     for samples in state.sets.values():
         for lost in (SampleState.RESIDENT, SampleState.FAILED):
             samples.move(samples.having(lost), SampleState.ABSENT)
@@ -117,10 +119,9 @@ def cache_evicted(state: State, event: CacheEvicted, now: float) -> None:
 
 
 def cache_grew(state: State, event: CacheGrew, now: float) -> None:
-    """Reduce our share of the cache by the memory that the server uses beyond our estimate."""
-    # Requests in flight have already pushed an unknown part of what is reserved for them. So the last
-    # estimate stands as long as it is possible. Once foreign memory must have grown, assume that half was
-    # pushed.
+    """Reduce the budget by the memory that the server uses beyond the estimate."""
+    # Requests in flight have already pushed an unknown part of their reserved bytes. So keep the last
+    # estimate while it is possible. Once foreign memory must have grown, assume that half was pushed.
     least, most = event.excess_bytes - state.reserved_bytes, event.excess_bytes
     believed = state.foreign_bytes if state.foreign_bytes >= least else (least + most) // 2
     state.foreign_bytes = max(0, min(believed, most))
@@ -128,7 +129,7 @@ def cache_grew(state: State, event: CacheGrew, now: float) -> None:
 
 def cache_resized(state: State, event: CacheResized, now: float) -> None:
     """Adopt the new budget of the cache. Make room at once if it shrank, or use more if it grew."""
-    # Halve what is withheld after refused writes: the servers' own figures explain most refusals.
+    # Halve the memory withheld after refused writes, because the servers' figures explain most refusals.
     grew = event.budget_bytes > state.budget_bytes
     state.budget_bytes = max(1, event.budget_bytes)
     state.withheld_bytes //= 2
@@ -142,15 +143,15 @@ def cache_resized(state: State, event: CacheResized, now: float) -> None:
 def choose_to_read_back(
     state: State, request: Request, indices: Ints, record_bytes: Ints, now: float
 ) -> None:
-    """Request that one record of an answer is read back, if this is due."""
-    # Something on the write path may corrupt bytes, and every reader of every record would run
-    # into it. Reading back one record in some seconds detects this for the price of one GET.
+    """Request that a record of a result is read back, if this is due."""
+    # Something on the write path may corrupt bytes, which would affect every reader. Reading
+    # back a record every few seconds detects this at the cost of a GET.
     executor = state.fleet.executors[request.order.executor]
     every_s = _DOUBTED_EVERY_S if executor.breaker.corrupts else _EVERY_S
     if not indices.size or now < executor.read_back_s + every_s:
         return
     executor.read_back_s = now
-    place = state.events % indices.size  # any would do: a different one each time
+    place = state.events % indices.size  # any record would do; use a different one each time
     if record_bytes[place] <= _BYTES_MAX:
         state.actions.append(ReadBack(request.order.samples, int(indices[place]), request.order.executor))
 
@@ -159,7 +160,7 @@ def record_read_back(state: State, event: RecordReadBack, now: float) -> None:
     """Handle the result of reading back a record."""
     executor = state.fleet.executors[event.executor]
     if not event.fault:
-        executor.breaker.reads_back()
+        executor.breaker.record_intact()
         return
     others = ", and the executor is set aside" if len(state.fleet.executors) > 1 else ""
     if not executor.breaker.corrupts:  # warn once, until it recovers
@@ -169,32 +170,32 @@ def record_read_back(state: State, event: RecordReadBack, now: float) -> None:
             "cache and the coordinator changes bytes"
         )
         state.actions.append(Warn(text))
-    # If there is another executor, this one is set aside until one of its records
-    # reads back well.
-    executor.breaker.does_not_read_back(f"its records are corrupt when read back: {event.fault}", now)
+    # If there is another executor, set this one aside until one of its records is
+    # intact.
+    executor.breaker.record_corrupt(f"its records are corrupt when read back: {event.fault}", now)
     samples = state.sets.get(event.samples)
     if samples is None:
         return
-    spoilt = samples.among(np.array([event.index]), SampleState.RESIDENT)
-    if spoilt.size:
-        state.drop(samples, spoilt)
+    corrupt = samples.among(np.array([event.index]), SampleState.RESIDENT)
+    if corrupt.size:
+        state.drop(samples, corrupt)
         reading = state.reading(event.samples.dataset)
-        want_again(state, event.samples, spoilt, reading, failed_by=event.executor)
+        recheck(state, event.samples, corrupt, reading, failed_by=event.executor)
 
 
-# Share of the budget that a search frees of unneeded samples, so that searches are few
+# Share of the budget that a search frees from unneeded samples, so that searches are rare
 _UNNEEDED_SHARE = 1 / 32
 _NEEDED_SHARE = 1 / 128  # the same for samples that will be needed again
 _SHARES_EVERY_S = 0.2
-_ANY_TIME_S = -1.0  # even samples that are needed now are later than this
-_NOT_NOW_S = 0.0  # only samples that are not needed now are later than this
-CANDIDATES_LEAST = 2048  # up to this number of resident samples, all are considered
+_ANY_TIME_S = -1.0  # earlier than the next use of any sample, even if it is needed now
+_NOT_NOW_S = 0.0  # earlier than the next use of samples that are not needed now
+CANDIDATES_LEAST = 2048  # if at most this many samples are resident, consider all
 _CANDIDATES_PER_VICTIM = 8
 _CANDIDATES_MAX = 65_536
-# Minimum on average: fewer cost as much time, since each job looks up all of a set at once
+# Minimum per set on average; fewer take as long, because each job looks up a whole set at once
 _CANDIDATES_PER_SET = 1024
-_FRESH_TIMES = 8  # factor by which more of a random recipe's samples are considered
-_LOOKUPS_MAX = 1_000_000  # maximum number of next uses computed in one search, over all jobs
+_FRESH_TIMES = 8  # consider this many times more samples of a random recipe
+_LOOKUPS_MAX = 1_000_000  # maximum number of next uses to compute in a search, over all jobs
 
 
 def fits(state: State, key: SetKey, count: int) -> bool:
@@ -203,15 +204,15 @@ def fits(state: State, key: SetKey, count: int) -> bool:
 
 
 def relieve(state: State, now: float) -> None:
-    """Drop samples until the cache fits its budget, if records grew or others took memory."""
-    # Samples that readers wait for stay: else no batch would ever be complete in a cache full of others'
-    # records.
+    """Drop samples until the cache fits its budget again, after records grew or others took memory."""
+    # Keep samples that readers wait for: otherwise no batch would ever be complete if others filled the
+    # cache.
     if state.free_bytes < 0:
         _evict(state, -state.free_bytes, later_than_s=_NOT_NOW_S, now=now)
 
 
 def room_for(state: State, key: SetKey, count: int, *, later_than_s: float, now: float) -> int:
-    """Make room by dropping samples needed after ``later_than_s``; return how many of ``count`` fit."""
+    """Make room by dropping samples needed after ``later_than_s``. Return how many of ``count`` fit."""
     size_bytes = state.set_of(key).sample_bytes
     if not state.room_search.futile(state.events, later_than_s, now):
         _make_room(state, size_bytes * count, later_than_s=later_than_s, now=now)
@@ -221,16 +222,16 @@ def room_for(state: State, key: SetKey, count: int, *, later_than_s: float, now:
 
 
 def urgent_room_for(state: State, key: SetKey, count: int, now: float) -> int:
-    """Make room for ``count`` samples that a reader waits for by dropping others; return how many fit."""
+    """Make room for ``count`` samples that a reader waits for by dropping others. Return how many fit."""
     size_bytes = state.set_of(key).sample_bytes
     for later_than_s in (_NOT_NOW_S, _ANY_TIME_S):
         _make_room(state, size_bytes * count, later_than_s=later_than_s, now=now)
     fit = fitting(state.free_bytes, size_bytes, count)
-    # Requests in flight bring room, and so do readers that fetch what was produced for them.
+    # Requests in flight will free room, and so will readers that fetch samples produced for them.
     if fit or state.is_producing or _missed_and_resident(state, now):
         return fit
-    # Nothing is left to drop: others have taken the memory, and this job's readers must not wait for that, or
-    # one sample is larger than the budget, which nothing will change.
+    # Nothing is left to drop. Either others use the memory, and readers must not wait for them, or a sample
+    # is larger than the budget.
     return max(1, fitting(state.free_bytes + state.foreign_bytes, size_bytes, count))
 
 
@@ -272,7 +273,7 @@ def _evict(state: State, wanted_bytes: int, *, later_than_s: float, now: float) 
 
 
 def see_shares(state: State, now: float) -> None:
-    """Check regularly which teams exceed their share. A dataset is divided among its teams."""
+    """Check regularly which teams exceed their share. A dataset is split among the teams that read it."""
     if now < state.room_search.shares_again_s:
         return
     state.room_search.shares_again_s = now + _SHARES_EVERY_S
@@ -300,23 +301,23 @@ def choose_victims(
     spared: Mapping[SetKey, Ints],
     unneeded_bytes: int = 0,
 ) -> dict[SetKey, Ints]:
-    """Choose resident samples to drop, by set, until ``wanted_bytes`` are free, starting
-    with the farthest next use.
+    """Choose resident samples to drop, by set, until ``wanted_bytes`` are free, starting with the farthest
+    next use first.
 
-    Up to ``unneeded_bytes`` are chosen of samples that no job will need. Candidates are
-    needed later than ``later_than_s`` and are not ``spared``. If there are very many,
-    ``turn`` determines which are considered.
+    Of the samples that no job will need, up to ``unneeded_bytes`` are chosen.
+    Candidates are needed later than ``later_than_s`` and are not ``spared``. If there
+    are very many, ``turn`` determines which are considered.
     """
     jobs = list(jobs)
-    # Of very many, only a part several times larger than the amount to drop: the
-    # cost of dropping a sample does not grow with the cache.
+    # If there are very many, consider only several times the amount to drop, so
+    # that the cost of dropping a sample does not grow with the cache.
     stride = _stride(sets, max(wanted_bytes, unneeded_bytes), jobs=len(jobs))
     keys: list[SetKey] = []
     places, indices, scores, sizes = [], [], [], []
     for samples in sets.values():
         if not samples.resident_count:
             continue
-        # Most samples of a random recipe are used up; others must not hide them.
+        # Most samples of a random recipe are used up, and others must not hide them.
         step = stride if samples.key.epoch == EVERY_EPOCH else math.ceil(stride / _FRESH_TIMES)
         candidates = samples.having(SampleState.RESIDENT)[turn % step :: step]
         if samples.key in spared:

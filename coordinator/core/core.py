@@ -1,4 +1,4 @@
-"""The ``Core``, which is the single entry point to planning and residency."""
+"""The ``Core``, the single entry point to planning and residency."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
     events.RequestDone: requests.request_done,
     events.RequestFailed: requests.request_failed,
     events.TeamsChanged: lambda state, event, _: state.teams.change(event.teams),
-    events.Tick: lambda *_: None,  # every event handles what is due
+    events.Tick: lambda *_: None,  # every event triggers the work that is due
 }
 
 
 class Core:
-    """Plans prefetching and keeps track of the cache. It takes an event and the time, and returns actions.
+    """Plans prefetching and tracks the cache. Receives an event and the time, and returns actions.
 
     The same events at the same times result in the same actions. ``state`` is read-only for callers.
     """
@@ -63,14 +63,14 @@ class Core:
         return self.handle_all((event,), now)
 
     def handle_all(self, several: Iterable[events.Event], now: float) -> list[Action]:
-        """Handle events that arrived together, and return the actions, decided once after the last event."""
+        """Handle events that arrived together. Return the actions, decided once after the last event."""
         state = self.state
         self._now_s = now
         state.ledger.settle(now)
         for event in several:
             state.events += not isinstance(event, events.Tick)
             _HANDLERS[type(event)](state, event, now)
-        # After each event, whatever is due: any event may cause any action.
+        # Do everything that is due after each event, because any event may cause any action.
         expire_tombstones(state, now)
         ranks.lapse(state, now)
         if now >= self._forget_at_s:
@@ -95,7 +95,7 @@ class Core:
         return list(self.state.jobs.values())
 
     def held(self, dataset: bytes) -> list[tuple[int, Ints]]:
-        """Return a dataset's samples that are cached or on their way, by epoch (0 for every epoch)."""
+        """Return a dataset's samples that are cached or in flight, by epoch (0 for every epoch)."""
         return [
             (max(key.epoch, 0), samples.held())
             for key, samples in self.state.sets.items()
@@ -108,7 +108,7 @@ class Core:
 
     @property
     def thrashing(self) -> bool:
-        """Return whether many needed samples had been dropped, which more memory would avoid."""
+        """Return whether many needed samples had been dropped, so that more memory would help."""
         return self.state.thrash.thrashing and self.needed_bytes > self.state.budget_bytes
 
     @property
@@ -132,7 +132,7 @@ class Core:
         return restoring.trouble(self.state)
 
     def unavailable_for_s(self, key: SetKey) -> float:
-        """Return for how long the source has failed to provide some samples, or 0 if there are none."""
+        """Return for how long the source has been unavailable for some samples, or 0 if for none."""
         samples = self.state.sets.get(key)
         return self._now_s - samples.unavailable_since_s if samples and samples.unavailable else 0.0
 

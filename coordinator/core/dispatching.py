@@ -1,4 +1,4 @@
-"""Turn needs into requests: by the teams' turns, then readers' misses, then look-ahead by deadline."""
+"""Turn demand into requests: first by the teams' turns, then readers' misses, then look-ahead by deadline."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Ints, SetKey
     from superdl.coordinator.core.state import State
 
-_ALWAYS_LATE = 8.0  # a caution above this means that readers wait all the time
+_ALWAYS_LATE = 8.0  # a caution above this means that readers always wait
 _WARN_EVERY_S = 300.0
-_MOMENT_S = 1e-3  # later than the deadline, so that it has certainly passed
+_MOMENT_S = 1e-3  # added to deadlines, so that they have certainly passed
 # Maximum distance, in batches, at which a more expensive executor is worth using while request latency and
 # the job's pace are still unknown
 _FIRST_BATCHES = 8
@@ -52,7 +52,7 @@ def expire_tombstones(state: State, now: float) -> None:
 
 
 def dispatch(state: State, now: float) -> None:
-    """Make requests while executors and the cache have room, and then the saves that are due."""
+    """Make requests while executors and the cache have room, and then make the saves that are due."""
     _produce(state, now)
     if watch_spending(state, now) is Spending.FREELY:
         for save in take_due(state, now):
@@ -73,27 +73,27 @@ def _produce(state: State, now: float) -> None:
         return
     if spending is Spending.FREELY:
         race_stragglers(state, now)
-    if state.room_search.waiting and state.room_search.over(state.events, now):  # a search may find some
+    if state.room_search.waiting and state.room_search.over(state.events, now):  # a search may find room
         cursors, state.room_search.waiting = state.room_search.waiting, {}
         state.wake_those(cursors)
     wake_deferred(state, now)
-    passed_over: set[BatchPlace] = set()
-    # Only as many requests as keep the executors busy: a late decision is a better one.
-    while (first := _first(state, passed_over, now)) is not None:
+    skipped: set[BatchPlace] = set()
+    # Make only as many requests as keep the executors busy, because later decisions are better.
+    while (first := _first(state, skipped, now)) is not None:
         if isinstance(first, BatchPlace):
-            if not _serve_reader(state, first, passed_over, now):
+            if not _serve_reader(state, first, skipped, now):
                 break
         elif (ahead := find_absent(state, first, now)) is not None:
             _look_ahead(state, first, ahead, now)
 
 
-def _first(state: State, passed_over: set[BatchPlace], now: float) -> BatchPlace | Cursor | None:
-    # In the team whose turn it is, a batch that a reader waits for and that was not passed over goes before
+def _first(state: State, skipped: set[BatchPlace], now: float) -> BatchPlace | Cursor | None:
+    # In the team whose turn it is, a batch that a reader waits for and that was not skipped goes before
     # ranks.
     spending = watch_spending(state, now)
     if spending is Spending.STOPPED:
         return None
-    place = _first_missed(state, passed_over) if state.fleet.has_place(now) else None
+    place = _first_missed(state, skipped) if state.fleet.has_room(now) else None
     soonest = state.fleet.soonest(now, state.turn) if spending is Spending.FREELY else None
     if place is not None and (soonest is None or state.teams.turn(state.team_of(place.job)) <= soonest.turn):
         return place
@@ -101,8 +101,8 @@ def _first(state: State, passed_over: set[BatchPlace], now: float) -> BatchPlace
     return None if key is None else state.cursor(*key)
 
 
-def _first_missed(state: State, passed_over: set[BatchPlace]) -> BatchPlace | None:
-    unserved = (place for place in state.misses.unserved if place not in passed_over)
+def _first_missed(state: State, skipped: set[BatchPlace]) -> BatchPlace | None:
+    unserved = (place for place in state.misses.unserved if place not in skipped)
     if not state.teams.several:
         return next(unserved, None)
     first = dict[str, BatchPlace]()
@@ -112,7 +112,7 @@ def _first_missed(state: State, passed_over: set[BatchPlace]) -> BatchPlace | No
 
 
 def wake_deferred(state: State, now: float) -> None:
-    """Wake the ranks that wait for a cheaper executor, if the choice may now be different."""
+    """Wake the ranks that wait for a cheaper executor if the choice may have changed."""
     for eligible in state.fleet.groups:
         if len(eligible.deferred):
             changed = eligible.has_changed(now)
@@ -137,7 +137,7 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
     if executor is None:
         eligible = state.eligible_for(job.dataset)
         if not len(eligible.deferred):
-            eligible.has_changed(now)  # a snapshot with which later calls compare
+            eligible.has_changed(now)  # a snapshot for comparison by later calls
         eligible.deferred.add(cursor.key, now + waits_s + _MOMENT_S)
         return
     count = min(way.indices.size, _request_samples(state, executor, cursor, ahead, way, now))
@@ -147,7 +147,7 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
     elif not fits(state, ahead.samples, count):
         room = room_for(state, ahead.samples, count, later_than_s=_due_in_s(job, ahead), now=now)
     if room:
-        taken = _with_what_comes_along(state, executor, cursor, ahead, way, room, now)
+        taken = _complete_groups(state, executor, cursor, ahead, way, room, now)
         cursor.pending[0] = ahead._replace(indices=ahead.indices[~np.isin(ahead.indices, taken)])
         make(state, executor, ahead.samples, taken, job, now, restore=way.restore)
     if room == count:
@@ -156,10 +156,10 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
         state.room_search.waiting[cursor.key] = None
 
 
-def _with_what_comes_along(
+def _complete_groups(
     state: State, executor: ExecutorState, cursor: Cursor, ahead: Ahead, way: Way, room: int, now: float
 ) -> Ints:
-    # Beside the first `room` samples, packs or runs are completed if that delays nothing needed sooner.
+    # Beyond the first `room` samples, complete packs or runs if that delays nothing that is needed sooner.
     key, taken = ahead.samples, way.indices[:room]
     if (
         way.restore
@@ -189,8 +189,8 @@ def _due_in_s(job: Job, ahead: Ahead) -> float:
 def _assign(
     state: State, key: SetKey, indices: Ints, deadline: Deadline, now: float, failed_by: int | None = None
 ) -> tuple[Way, ExecutorState | None, float]:
-    """Return the first way to get absent samples, an executor that is available for it, and 0 seconds."""
-    # If all can wait: no executor, and the longest wait. The deadline bounds a request's samples.
+    """Return the first way to get absent samples with an available executor, the executor, and 0 seconds."""
+    # If all can wait, return no executor and the longest wait. The deadline limits a request's samples.
     waits_s, executor = math.inf, None
     for way in ways(state, key, indices, now):
         fitting = deadline._replace(samples=min(deadline.samples, way.indices.size))
@@ -202,12 +202,12 @@ def _assign(
 
 
 def _slack_s(cursor: Cursor, now: float) -> float:
-    # The next batch is late: a reader may request it at any moment.
+    # The next batch is late, so a reader may request it at any moment.
     return cursor.deadline_s() - now if cursor.next_ahead > cursor.watermark else 0.0
 
 
 def _useful_slack_s(cursor: Cursor, now: float) -> float:
-    # With too few functions readers keep waiting, and small requests gain nothing.
+    # With too few functions, readers keep waiting and small requests do not help.
     return math.inf if cursor.caution > _ALWAYS_LATE else _slack_s(cursor, now)
 
 
@@ -218,16 +218,16 @@ def _request_samples(
         return 1
     return request_size(
         way.executors.latency_of(executor),
-        wanted=min(way.indices.size, cursor.job.plan.batch_size),
+        requested=min(way.indices.size, cursor.job.plan.batch_size),
         idle=executor.idle(now),
         slack_s=_useful_slack_s(cursor, now),
         most=state.most_samples(ahead.samples),
     )
 
 
-def _serve_reader(state: State, place: BatchPlace, passed_over: set[BatchPlace], now: float) -> bool:
-    """Request the missing samples of a batch, or skip it. Return ``False`` if they wait for room."""
-    # No one else may take that room, so serving ends then.
+def _serve_reader(state: State, place: BatchPlace, skipped: set[BatchPlace], now: float) -> bool:
+    """Request the missing samples of a batch, or skip it. Return ``False`` if it waits for room."""
+    # Nothing else may take that room, so stop serving.
     key, absent = _absent(state, place)
     if not absent.size:
         state.misses.served(place)
@@ -239,26 +239,26 @@ def _serve_reader(state: State, place: BatchPlace, passed_over: set[BatchPlace],
         return True
     way, executor, _ = _assign(state, key, absent, Deadline(), now)
     if executor is None:
-        passed_over.add(place)
+        skipped.add(place)
         return True
-    count = min(state.settings.request_samples, math.ceil(way.indices.size / way.executors.places(now)))
-    suspects, count = _suspects_alone(state, key, way.indices, count)
+    count = min(state.settings.request_samples, math.ceil(way.indices.size / way.executors.room(now)))
+    ordered, count = _unsuspected_first(state, key, way.indices, count)
     room = urgent_room_for(state, key, count, now)
     if room:
-        make(state, executor, key, suspects[:room], payer, now, restore=way.restore)
+        make(state, executor, key, ordered[:room], payer, now, restore=way.restore)
     return room > 0
 
 
-def _payer_of(state: State, job: Job, key: SetKey, wanted: Ints) -> Job | None:
-    """Return the job to charge: ``job``, or if its team may not spend, another that needs all samples."""
+def _payer_of(state: State, job: Job, key: SetKey, requested: Ints) -> Job | None:
+    """Return the job to charge: ``job``, or if its team may not spend, another job that needs all samples."""
     if state.turn(job.team) is not None:
         return job
     others = (other for other in state.jobs_of(key.dataset) if state.turn(other.team) is not None)
-    return next((other for other in others if (other.next_use(key, wanted) < NEVER_SOON).all()), None)
+    return next((other for other in others if (other.next_use(key, requested) < NEVER_SOON).all()), None)
 
 
 def _absent(state: State, place: BatchPlace) -> tuple[SetKey, Ints]:
-    """Return the missing samples of a batch that must be requested, or none if its job has closed."""
+    """Return the missing samples of a batch that must be requested, or none if the job has closed."""
     _, key, missed = state.misses[place]
     samples = state.sets.get(key)
     if samples is None or place.job not in state.jobs:
@@ -274,8 +274,8 @@ def _refuse(state: State, team: str, key: SetKey, absent: Ints, now: float) -> N
         state.actions.append(Warn(text))
 
 
-def _suspects_alone(state: State, key: SetKey, missed: Ints, count: int) -> tuple[Ints, int]:
-    """Put samples that never failed first. Others are requested alone, as they may crash the function."""
+def _unsuspected_first(state: State, key: SetKey, missed: Ints, count: int) -> tuple[Ints, int]:
+    """Put samples that never failed first. Request others alone, because they may crash the function."""
     suspect = state.set_of(key).attempts[missed] > 0
     untried = int(np.count_nonzero(~suspect))
     return np.concatenate((missed[~suspect], missed[suspect])), min(count, untried) if untried else 1
@@ -293,7 +293,7 @@ def watch_spending(state: State, now: float) -> Spending:
 def _refuse_readers(state: State, now: float) -> None:
     if state.is_producing:
         return
-    # At the hard cap readers get a tombstone that names it, and fail at once with the reason.
+    # At the hard cap, readers get a tombstone with the reason and fail at once.
     text = state.ledger.refusal()
     for place in list(state.misses.unserved):
         key, absent = _absent(state, place)
@@ -303,7 +303,7 @@ def _refuse_readers(state: State, now: float) -> None:
 
 
 def wake_times_s(state: State, now: float) -> Iterator[float]:
-    """Yield the times at which something becomes due or possible without an event."""
+    """Yield the times at which work becomes due or possible without an event."""
     for due_s in (
         state.expiries[0][0] if state.expiries else None,
         state.retries.soonest_s(),

@@ -77,11 +77,11 @@ class JobOpened(Event):
     dataset: DatasetFacts
     plan: Plan
     rank: int
-    # A new rank looks ahead from here.
+    # The position from which a new rank looks ahead.
     epoch: int = 0
     position: int = 0
-    # Executors, by number, that cannot produce the dataset; later changes come as
-    # ExecutorsIneligible.
+    # Numbers of the executors that cannot produce the dataset.
+    # ExecutorsIneligible reports changes.
     ineligible: frozenset[int] = frozenset()
     team: str = NO_TEAM
 
@@ -103,7 +103,7 @@ class JobClosed(Event):
 
 @dataclass(frozen=True, slots=True)
 class FillUp(Event):
-    """Fill with a job's samples, in the order of its first epoch, up to a size and cost. Renews its lease."""
+    """Fill with a job's samples, in the order of its first epoch, up to a size and cost. Renews the lease."""
 
     job: str
     size_bytes: float = math.inf
@@ -121,7 +121,7 @@ class BatchesAsked(Event):
     start: int
     stop: int
     yielded: int
-    # Its readers read records directly from the store.
+    # Whether its readers read records directly from the store.
     sees_store: bool = False
 
 
@@ -135,7 +135,7 @@ class BatchRead(Event):
     position: int
     samples: int
     hits: int
-    # Offsets in the batch, as in corrupt.
+    # Offsets in the batch, like corrupt.
     missed: Ints
     corrupt: Ints
     done: bool
@@ -148,33 +148,33 @@ class BatchRead(Event):
 
 @dataclass(frozen=True, slots=True)
 class RequestDone(Event):
-    """The answer of a function, with an entry for each sample of the request, in its order."""
+    """The result of a function, with an entry for each sample, in the order of the request."""
 
     request_id: int
-    # Places in OUTCOME_ORDER.
+    # Indices into OUTCOME_ORDER.
     outcomes: NDArray[np.uint8]
     record_bytes: Ints
     source_bytes: int
     fetch_us: int
     decode_us: int
     push_us: int
-    # By offset.
+    # By offset in the request.
     messages: dict[int, str] = field(default_factory=dict)
-    # The function's own time.
+    # Duration measured by the function.
     duration_us: int = 0
     # The billed time multiplied by its memory.
     gb_s: float = 0.0
-    # GETs.
+    # Number of GETs.
     source_requests: int = 0
     cold_start: bool = False
-    # Number of the pack that the function wrote, 0 for none.
+    # Number of the pack that the function wrote, or 0 if it wrote none.
     pack: int = 0
-    # The samples in the pack, and those for which the cache holds a pointer.
+    # Masks of the samples in the pack, and of those for which the cache holds a pointer.
     stored: Bools | None = None
     pointers: Bools | None = None
-    # The reason if the store failed to take or return records.
+    # Why the store failed to write or return records, if it did.
     store_trouble: str = ""
-    # GETs and PUTs, and the bytes read or written.
+    # Number of GETs and PUTs, and of bytes read or written.
     store_requests: int = 0
     store_bytes: int = 0
 
@@ -196,9 +196,9 @@ class RequestFailed(Event):
     request_id: int
     kind: FailureKind
     message: str
-    # Billed all the same.
+    # Billed despite the failure.
     gb_s: float = 0.0
-    # No function ran: the invocation is not billed.
+    # True if no function ran, so that the invocation is not billed.
     refused: bool = False
 
 
@@ -213,7 +213,7 @@ class Audited(Event):
 
 @dataclass(frozen=True, slots=True)
 class RecordReadBack(Event):
-    """A newly written record was read back. ``fault`` describes what is wrong with it, if anything."""
+    """A newly written record was read back. ``fault`` describes the corruption, if any."""
 
     samples: SetKey
     index: int
@@ -223,7 +223,7 @@ class RecordReadBack(Event):
 
 @dataclass(frozen=True, slots=True)
 class CacheReset(Event):
-    """The cache restarted or was emptied, so everything known about it is invalid."""
+    """The cache restarted or was emptied, so all knowledge of its contents is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,31 +240,31 @@ class CacheGrew(Event):
 
 @dataclass(frozen=True, slots=True)
 class CacheResized(Event):
-    """The memory that records may take now, as reported by the servers. Sent after every check."""
+    """The memory that records may take now, reported by the servers. Sent after every check."""
 
     budget_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorResized(Event):
-    """An executor, given by its number, now accepts another number of concurrent requests."""
+    """The number of concurrent requests that an executor accepts has changed."""
 
     capacity: int
-    # Taken right away (all, if None), and per_s more each second, as AWS Lambda
-    # adds environments.
+    # Requests accepted immediately (all if None), and per_s more each second,
+    # like AWS Lambda adds environments.
     burst: int | None = None
     per_s: float = math.inf
-    # More that may wait there for a free function, so that none idles between two;
-    # None: as many as capacity.
+    # Additional requests that may queue, so that functions do not idle in between.
+    # None means as many as capacity.
     backlog: int | None = None
     executor: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorsIneligible(Event):
-    """These executors, given by number, cannot produce a dataset's samples. At least one other can."""
+    """Executors, given by number, that cannot produce a dataset's samples. At least one other can."""
 
-    # They see no files of this machine, or may not read the source.
+    # They cannot access this machine's files, or may not read the source.
     dataset: bytes
     executors: frozenset[int]
 
@@ -273,8 +273,8 @@ class ExecutorsIneligible(Event):
 class RecordsStored(Event):
     """These samples of a dataset are in the store, in packs with these numbers (uint32, never 0).
 
-    Replaces their previous places. Arrives after the dataset's :class:`JobOpened`, or
-    together with it.
+    Replaces their previous locations. Arrives after the dataset's :class:`JobOpened`,
+    or together with it.
     """
 
     dataset: bytes
@@ -284,7 +284,7 @@ class RecordsStored(Event):
 
 @dataclass(frozen=True, slots=True)
 class PacksLost(Event):
-    """These packs are gone or unusable, and no longer contain any sample."""
+    """These packs are missing or unusable, so no sample is stored in them any more."""
 
     packs: NDArray[np.uint32]
 
@@ -296,35 +296,35 @@ class Tick(Event):
 
 @dataclass(frozen=True, slots=True)
 class Prefetch(Action):
-    """Request these samples from a function. The answer is ``RequestDone`` or ``RequestFailed``."""
+    """Request these samples from a function. Followed by ``RequestDone`` or ``RequestFailed``."""
 
     request_id: int
     job: str
     samples: SetKey
     indices: Ints
-    # From now: a function does not start the request after that.
+    # Seconds from now, after which a function does not start the request.
     expires_in_s: float
-    # For a restore, all places in the store are known.
+    # For a restore, all locations in the store are known.
     kind: RequestKind = RequestKind.DECODE
-    # A request in flight for the same samples, which this one races.
+    # Number of a request in flight for the same samples, which this request races.
     hedge_of: int | None = None
     executor: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Audit(Action):
-    """Ask the cache whether it contains these samples. The answer is ``Audited``."""
+    """Check which of these samples the cache contains. Followed by ``Audited``."""
 
     audit_id: int
     samples: SetKey
     indices: Ints
-    # Read and check each entire record, since a reader reported it as corrupt.
+    # Read and check whole records, because a reader reported them as corrupt.
     whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Drop(Action):
-    """Delete the records of these samples. There is no answer."""
+    """Delete the records of these samples. No event follows."""
 
     samples: SetKey
     indices: Ints
@@ -332,7 +332,7 @@ class Drop(Action):
 
 @dataclass(frozen=True, slots=True)
 class WriteTombstones(Action):
-    """Write tombstones that expire, because of ``reason``. There is no answer."""
+    """Write tombstones with ``reason`` that expire. No event follows."""
 
     samples: SetKey
     indices: Ints
@@ -343,7 +343,7 @@ class WriteTombstones(Action):
 
 @dataclass(frozen=True, slots=True)
 class ReadBack(Action):
-    """Read and check a newly written record. The answer is ``RecordReadBack``, or none if it is missing."""
+    """Read and check a newly written record. Followed by ``RecordReadBack``, unless the record is missing."""
 
     samples: SetKey
     index: int
@@ -352,6 +352,6 @@ class ReadBack(Action):
 
 @dataclass(frozen=True, slots=True)
 class Warn(Action):
-    """Log a warning. There is no answer."""
+    """Log a warning. No event follows."""
 
     message: str

@@ -1,4 +1,4 @@
-"""The core's view of the executors, cheapest first, and the choice of one for the next request."""
+"""The core's view of the executors, cheapest first, and the choice of an executor for the next request."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.queues import CursorKey
     from superdl.coordinator.core.settings import ExecutorFacts
 
-# Failure kinds that say nothing about samples, since no function ran
+# Failure kinds that are unrelated to samples, because no function ran
 NEVER_RUN = frozenset({FailureKind.THROTTLED, FailureKind.UNAVAILABLE})
 _WORKED = np.isin(OUTCOME_ORDER, [Outcome.CACHED, Outcome.TOMBSTONE])
-# Answers with one of these outcomes ended sooner than usual
+# Outcomes of results that took less time than usual
 _OVER_SOON = np.isin(
     OUTCOME_ORDER,
     [
@@ -38,18 +38,18 @@ _EXECUTOR_FAULTS = np.isin(
     [Outcome.CACHE_ERROR, Outcome.REFUSED, Outcome.SOURCE_ERROR, Outcome.STEP_ERROR, Outcome.UNAVAILABLE],
 )
 _SLOW = 0.99  # quantile of slow requests
-_NO_OTHER_S = 5.0  # longest pause of an executor if no other is sound
+_NO_OTHER_S = 5.0  # longest pause of an executor if no other is healthy
 _UNKNOWN_LATE_S = 5.0  # while no executor's latency is known
 
 
 @dataclass(slots=True)
 class StoreAccess:
-    """An executor's experience with the store: how long restores take, and whether it works."""
+    """An executor's access to the store: the latency of restores, and whether the store works."""
 
     latency: LatencyModel = field(default_factory=LatencyModel)
     reading: CircuitBreaker = field(default_factory=CircuitBreaker)
     writing: CircuitBreaker = field(default_factory=CircuitBreaker)
-    # The last function that decoded wrote a pack.
+    # Whether the last function that decoded wrote a pack.
     keeps: bool = False
 
 
@@ -63,26 +63,26 @@ class ExecutorState:
     latency: LatencyModel = field(default_factory=LatencyModel)
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
     in_flight: int = 0
-    samples_in_flight: int = 0  # in all its requests, including those that race another
-    # A bound until the cost of a request is known, if there is a spending cap
+    samples_in_flight: int = 0  # in all its requests, including hedges
+    # An upper bound until the cost of a request is known, if there is a spending cap
     most_in_flight: float = math.inf
     requests: int = 0  # number made so far, hedges included
     samples: int = 0  # number produced so far
-    usd: float = 0.0  # the amount billed for them so far
-    # Requests ended so far: answered, or the failure kind's name in lower case
+    usd: float = 0.0  # US dollars billed for them so far
+    # Number of requests ended so far, by "answered" or the failure kind's name in lowercase
     outcomes: Counter[str] = field(default_factory=Counter)
     cold_starts: int = 0
-    cold_s: float = 0.0  # total time from requests for functions that were not running until they began
-    read_back_s: float = -math.inf  # the time at which one of its records was last chosen to be read back
-    store: StoreAccess | None = None  # None if there is no store or its functions do not see it
-    decodes: bool = True  # if false, it is for the store alone
+    cold_s: float = 0.0  # total start-up time of functions that were not running
+    read_back_s: float = -math.inf  # when one of its records was last chosen to be read back
+    store: StoreAccess | None = None  # None if there is no store or its functions cannot access it
+    decodes: bool = True  # if false, it only serves the store
 
     def latency_of(self, *, restore: bool) -> LatencyModel:
-        """Return the latency model for restoring, or for producing."""
+        """Return the latency model for restoring or for producing."""
         return self.store.latency if restore and self.store is not None else self.latency
 
     def breaker_for(self, kind: RequestKind) -> CircuitBreaker | None:
-        """Return the breaker for the store access of this kind of request, or ``None`` if it needs none."""
+        """Return the breaker for the store access of a kind of request, or ``None`` if it needs none."""
         if self.store is None or kind is RequestKind.DECODE:
             return None
         return self.store.writing if kind.writes_pack else self.store.reading
@@ -91,15 +91,15 @@ class ExecutorState:
         """Return the number of idle functions."""
         return self.concurrency.idle(self.in_flight, now)
 
-    def places(self, now: float) -> int:
-        """Return how many more requests the executor can accept, even if it is set aside."""
-        places = self.concurrency.places(self.in_flight, now)
+    def room(self, now: float) -> int:
+        """Return how many more requests the executor has room for, even if it is set aside."""
+        room = self.concurrency.room(self.in_flight, now)
         if self.most_in_flight < math.inf:
-            places = min(places, int(self.most_in_flight) - self.in_flight)
-        return places
+            room = min(room, int(self.most_in_flight) - self.in_flight)
+        return room
 
     def answered(self, event: RequestDone, kind: RequestKind, made_s: float, now: float) -> None:
-        """Learn from the answer to a request made at ``made_s``, ignoring what may be a sample's fault."""
+        """Update from the result of a request made at ``made_s``, except for possible faults of samples."""
         took_s, worked = now - made_s, _WORKED[event.outcomes].any()
         if worked and not _OVER_SOON[event.outcomes].any():
             latency = self.latency_of(restore=kind is RequestKind.RESTORE)
@@ -112,7 +112,7 @@ class ExecutorState:
             self.breaker.failed(reason, made_s, now)
 
     def failed(self, event: RequestFailed, reason: str, made_s: float, now: float) -> None:
-        """Learn from a failed request."""
+        """Update from a failed request."""
         if event.kind is FailureKind.THROTTLED:
             self.concurrency.throttled(self.in_flight, now)
         blame = self.breaker.refused if event.kind in NEVER_RUN else self.breaker.failed
@@ -120,7 +120,7 @@ class ExecutorState:
 
     def is_resting(self, now: float) -> bool:
         """Return whether a store-only executor is set aside."""
-        # Then it gets a single request at a time, since no other work could show that it has recovered.
+        # It then gets one request at a time, because no other work could show that it has recovered.
         breaker = self.breaker
         return not self.decodes and breaker.tripped and bool(now < breaker.open_until_s() or self.in_flight)
 
@@ -130,9 +130,9 @@ class EligibleExecutors:
     read such datasets.
 
     Attributes:
-        ready: by team, the ranks that may have samples to look ahead to, ordered by deadline.
-        deferred: ranks that wait for a cheaper executor, ordered by how long they can wait.
-        restores: whether they restore from the store, which has its own latency model.
+        ready: by team, the ranks with samples to look ahead to, ordered by deadline.
+        deferred: ranks that wait for a cheaper executor, ordered by their longest wait.
+        restores: whether they restore from the store, which has a separate latency model.
         store_only: the executors that only use the store.
     """
 
@@ -151,33 +151,33 @@ class EligibleExecutors:
         self._seen: tuple[object, ...] = ()
 
     def latency_of(self, executor: ExecutorState) -> LatencyModel:
-        """Return the latency model for this group's kind of request."""
+        """Return an executor's latency model for this group's kind of request."""
         return executor.latency_of(restore=self.restores)
 
-    def places(self, now: float) -> int:
+    def room(self, now: float) -> int:
         """Return how many more requests can be made."""
-        return sum(max(0, self.places_of(executor, now)) for executor in self.executors)
+        return sum(max(0, self.room_of(executor, now)) for executor in self.executors)
 
-    def has_place(self, now: float) -> bool:
+    def has_room(self, now: float) -> bool:
         """Return whether any executor accepts one more request, even if only for stored samples."""
-        return self.places(now) > 0 or any(executor.places(now) > 0 for executor in self.store_only)
+        return self.room(now) > 0 or any(executor.room(now) > 0 for executor in self.store_only)
 
-    def places_of(self, executor: ExecutorState, now: float) -> int:
-        """Return how many more requests an executor may get, or one, as a trial, if it is set aside."""
-        places = executor.places(now)
+    def room_of(self, executor: ExecutorState, now: float) -> int:
+        """Return how many more requests an executor may get, or 1, for a trial, if it is set aside."""
+        room = executor.room(now)
         if not self._is_set_aside(executor):
-            return places
-        return 0 if now < self._open_until_s(executor) else min(places, 1 - executor.in_flight)
+            return room
+        return 0 if now < self._open_until_s(executor) else min(room, 1 - executor.in_flight)
 
     def idle(self, now: float) -> int:
-        """Return the number of idle functions of executors that may get requests."""
-        return sum(executor.idle(now) for executor in self.executors if self.places_of(executor, now) > 0)
+        """Return the number of idle functions, over the executors that may get requests."""
+        return sum(executor.idle(now) for executor in self.executors if self.room_of(executor, now) > 0)
 
     def has_changed(self, now: float) -> bool:
-        """Return whether the inputs of :func:`pick`, except the time, have changed since the last call."""
+        """Return whether the inputs of :func:`pick` other than the time have changed since the last call."""
         seen = tuple(
             (
-                self.places_of(executor, now) > 0,
+                self.room_of(executor, now) > 0,
                 self.is_sound(executor),
                 executor.latency.known,
                 executor.store and (executor.store.latency.known, executor.store.reading.tripped),
@@ -190,9 +190,9 @@ class EligibleExecutors:
 
     def slow_s(self, samples: int) -> float | None:
         """Return how long slow requests take, or ``None`` if too little is known."""
-        # The sum over the executors, since a request may wait for one and then another.
+        # Sum over the executors, because a request may wait for one and then for another.
         models = [
-            # Until it has decoded, its restores are the best estimate.
+            # Until it has decoded anything, its restores are the best estimate.
             executor.latency if executor.latency.answers or not executor.store else executor.store.latency
             for executor in (*self.executors, *self.store_only)
         ]
@@ -202,7 +202,7 @@ class EligibleExecutors:
 
     def late_s(self, executor: ExecutorState, samples: int, quantile: float) -> float | None:
         """Return after how many seconds a request is a straggler, or ``None`` if unknown."""
-        # Of an executor that has never answered, the slowest other one counts, or a default.
+        # For an executor that has never answered, use the slowest other executor, or a default.
         late_s = self.latency_of(executor).quantile_s(samples, quantile)
         if late_s is not None or len(self.executors) == 1:
             return late_s
@@ -210,13 +210,13 @@ class EligibleExecutors:
         return max((other_s for other_s in others_s if other_s is not None), default=_UNKNOWN_LATE_S)
 
     def can_turn_elsewhere(self, executor: ExecutorState) -> bool:
-        """Return whether another healthy executor could do the same work."""
+        """Return whether another healthy executor can do this work."""
         return any(self.is_sound(other) for other in self.executors if other is not executor)
 
     def wake_times_s(self, now: float) -> Iterator[float]:
-        """Yield the times at which executors that are now full may accept more without an event."""
+        """Yield the times at which full executors may accept more requests without an event."""
         for executor in (*self.executors, *self.store_only):
-            if self.places_of(executor, now) > 0:
+            if self.room_of(executor, now) > 0:
                 continue
             open_until_s = self._open_until_s(executor)
             more_at_s = executor.concurrency.more_at_s(now) if open_until_s <= now else open_until_s
@@ -237,15 +237,15 @@ class EligibleExecutors:
         return executor.concurrency.capacity > 0 and not self._is_set_aside(executor)
 
     def _is_set_aside(self, executor: ExecutorState) -> bool:
-        # If only one is eligible, there is no choice, and it is never set aside.
+        # The only eligible executor is never set aside.
         return executor.breaker.tripped and len(self.executors) > 1
 
 
 class Deadline(NamedTuple):
-    """The need for ``samples``, the first in ``slack_s`` seconds. At 0 or less, a reader is waiting."""
+    """Demand for ``samples``, the first in ``slack_s`` seconds. At 0 or less, a reader is waiting."""
 
     slack_s: float = 0.0
-    # Only samples needed soon are requested without delay while latency is unknown.
+    # While latency is unknown, only samples needed soon are requested without delay.
     soon: bool = True
     samples: int = 1
 
@@ -260,25 +260,25 @@ def pick(
 ) -> tuple[ExecutorState | None, float]:
     """Pick the cheapest executor that can meet the deadline, and return it and 0 seconds.
 
-    Return ``None`` and the longest wait in seconds if no executor has a free place, or if the
-    request can wait for a cheaper one. The wait is infinite if only a free place or an answer can
-    end it. Of the free executors, ``other_than`` is the last choice; ``failed_by`` is used only if
-    no other is healthy.
+    Return ``None`` and the longest wait in seconds if no executor has room, or if the request can
+    wait for a cheaper one. The wait is infinite if only free room or a result can end it. Of the
+    free executors, ``other_than`` is the last choice. ``failed_by`` is used only if no other is
+    healthy.
     """
     able = [executor for executor in executors.executors if executor.number != failed_by]
     if not any(map(executors.is_sound, able)):
         able = list(executors.executors)
-    free = [executor for executor in able if executors.places_of(executor, now) > 0]
+    free = [executor for executor in able if executors.room_of(executor, now) > 0]
     if not free:
         return None, math.inf
-    if deadline.slack_s <= 0:  # a reader waits: no trials of executors that were set aside
+    if deadline.slack_s <= 0:  # a reader waits, so do not try executors that were set aside
         free = [executor for executor in free if executors.is_sound(executor)] or free
     elif cheaper := [executor for executor in able[: able.index(free[0])] if executors.is_sound(executor)]:
         models = [executors.latency_of(executor) for executor in (*cheaper, free[0])]
         times_s = [model.quantile_s(deadline.samples, _SLOW) for model in models]
-        # Allow for a slow request there and, since it may fail, another one here.
+        # Allow for a slow request there and, since it may fail, another at this executor.
         enough_s = sum(time_s for time_s in times_s if time_s is not None)
-        # So the more expensive one gets what the cheaper cannot do in time, and no more.
+        # So the more expensive executor gets only the work that the cheaper cannot do in time.
         if None in times_s and not deadline.soon:
             return None, math.inf
         if None not in times_s and deadline.slack_s > enough_s:
@@ -287,7 +287,7 @@ def pick(
 
 
 class Soonest(NamedTuple):
-    """The ready rank that goes first, with its team's turn, its deadline, and the queue that it heads."""
+    """The ready rank that goes first, with its team's turn, its deadline, and its queue."""
 
     turn: Turn
     deadline_s: float
@@ -295,7 +295,7 @@ class Soonest(NamedTuple):
 
 
 class Fleet:
-    """All executors, in order of preference; at least one decodes."""
+    """All executors, in order of preference. At least one decodes."""
 
     def __init__(self, several: Sequence[ExecutorFacts], *, store: bool = False) -> None:
         self.executors = tuple(
@@ -333,18 +333,18 @@ class Fleet:
         """Return how many concurrent requests all executors accept now."""
         return sum(executor.concurrency.limit(now) for executor in self.executors)
 
-    def has_place(self, now: float) -> bool:
+    def has_room(self, now: float) -> bool:
         """Return whether any request can be made."""
-        return any(eligible.has_place(now) for eligible in self._groups.values())
+        return any(eligible.has_room(now) for eligible in self._groups.values())
 
     def soonest(self, now: float, turn: Callable[[str], Turn | None]) -> Soonest | None:
-        """Return the ready rank that goes first. ``turn`` returns ``None`` for teams that get no more."""
+        """Return the ready rank that goes first. ``turn`` returns ``None`` for teams that may not spend."""
         best: Soonest | None = None
         for eligible in self._groups.values():
             for team, ranks in eligible.ready.items():
                 deadline_s = ranks.soonest_s()
                 if deadline_s is None or (team_turn := turn(team)) is None:
                     continue
-                if (best is None or (team_turn, deadline_s) < best[:2]) and eligible.has_place(now):
+                if (best is None or (team_turn, deadline_s) < best[:2]) and eligible.has_room(now):
                     best = Soonest(team_turn, deadline_s, ranks)
         return best

@@ -1,4 +1,4 @@
-"""Jobs and their ranks, with each rank's place in its plan, and its pace.
+"""Jobs and their ranks, with each rank's position in the plan, and its pace.
 
 An *absolute position* counts batches: epoch times batches per epoch, plus the position in the epoch.
 """
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.queues import CursorKey
     from superdl.coordinator.core.samples import Bools, Ints
 
-_GAP_BATCHES = 64  # read beyond a missing report before it counts as lost
-_LAPSED_S = 1e8  # added to due times: after all living jobs
+_GAP_BATCHES = 64  # batches read after a missing report before the report counts as lost
+_LAPSED_S = 1e8  # added to due times, to sort after all live jobs
 _ENDLESS = 2**63 - 1
-_BEYOND_SHARE_S = 1e7  # added to due times: after all teams within their share
+_BEYOND_SHARE_S = 1e7  # added to due times, to sort after all teams within their share
 _CAUTION_UP = 1.5
 _CAUTION_DOWN = 0.99
-# Factors: a stall widens a cursor's look-ahead, a complete batch narrows it; the maximum
+# Factors by which a stall widens a cursor's look-ahead and a complete batch narrows it, and the maximum
 _CAUTION_MAX = 16.0
 
 
 @dataclass(slots=True)
 class JobCounters(WorkCounters):
-    """Counters of a job's cost and work so far. Dollars are in the ledger instead."""
+    """Counters of a job's work so far. The ledger has the costs."""
 
     requests_in_flight: int = 0
 
@@ -56,7 +56,7 @@ class ClosedJobs:
     stalls: JobStalls = field(default_factory=JobStalls)
 
     def add(self, job: Job) -> None:
-        """Add the totals of a job that closes."""
+        """Add the totals of a closing job."""
         for name, value in asdict(job.counters).items():
             setattr(self.counters, name, getattr(self.counters, name) + value)
         self.stalls.batches.update(job.stalls.batches)
@@ -79,20 +79,20 @@ class Ahead(NamedTuple):
     stop: int
     samples: SetKey
     indices: Ints
-    # For samples of a retry, as in queues.Retry.
+    # For samples to retry, as in queues.Retry.
     alone: bool = False
     failed_by: int | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Cursor:
-    """The place of a rank in the plan of its job."""
+    """The position of a rank in the plan of its job."""
 
     job: Job = field(repr=False)
     rank: int
     # Batches before it have been read.
     watermark: int
-    # Batches before it have been looked at; their absent samples are pending or were requested.
+    # Batches before it have been looked at, and their absent samples are pending or were requested.
     lookahead: int
     # The sampler knows the batches before it.
     asked: int
@@ -100,14 +100,14 @@ class Cursor:
     last_seen_s: float
     last_read_s: float
     pace: Pace
-    reach: int = 0  # upper end of all that the sampler was ever given
-    counted: int = 0  # upper end of the batches counted as reused or not
-    fresh: bool = True  # true until something is read after the cursor was opened or moved
-    # The factor by which the rank looks ahead farther than needed: it grows with
-    # each stall and shrinks with each batch without one.
+    reach: int = 0  # end of all batches ever sent to the sampler
+    counted: int = 0  # end of the batches counted as reused or not
+    fresh: bool = True  # true until a batch is read after the cursor was opened or moved
+    # The factor by which the rank looks ahead farther than needed. It grows with
+    # each stall and shrinks with each batch without a stall.
     caution: float = 1.0
-    lapsed: bool = False  # true if it showed no sign of life within the lease
-    sees_store: bool = False  # true if its readers read stored samples directly from the store
+    lapsed: bool = False  # whether the lease expired without a sign of life
+    sees_store: bool = False  # whether its readers read stored samples directly from the store
     wanted_bytes: int = 0
     notes: deque[BatchNote] = field(default_factory=lambda: deque(maxlen=NOTES_PER_RANK))
     read_ahead: set[int] = field(default_factory=set)
@@ -120,7 +120,7 @@ class Cursor:
         return self.job.name, self.rank
 
     def seek(self, position: int, now: float) -> None:
-        """Restart all planning for this rank at ``position``, where the sampler now is."""
+        """Restart planning for this rank at ``position``, the current position of the sampler."""
         self.watermark = self.lookahead = self.asked = self.yielded = self.counted = position
         self.read_ahead.clear()
         self.pending.clear()
@@ -129,7 +129,7 @@ class Cursor:
         self.pace.restart(now)
 
     def look_again(self) -> None:
-        """Recheck the whole window, since samples may have been dropped."""
+        """Recheck the whole window, because samples may have been dropped."""
         self.lookahead = self.watermark
         self.pending.clear()
 
@@ -149,7 +149,7 @@ class Cursor:
             return
         before = self.watermark
         self.read_ahead.add(position)
-        if max(self.read_ahead) - self.watermark > _GAP_BATCHES:  # a report was lost
+        if max(self.read_ahead) - self.watermark > _GAP_BATCHES:  # its report was lost
             self.watermark = min(self.read_ahead)
         while self.watermark in self.read_ahead or self._has_nothing():
             self.read_ahead.discard(self.watermark)
@@ -160,7 +160,7 @@ class Cursor:
             self.lookahead = max(self.lookahead, self.watermark)
 
     def pass_empty(self) -> None:
-        """Move the watermark past empty batches that were handed out, as no report arrives for them."""
+        """Move the watermark past empty batches that were sent, because readers do not report them."""
         while self._has_nothing():
             self.watermark += 1
         self.lookahead = max(self.lookahead, self.watermark)
@@ -190,7 +190,7 @@ class Cursor:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A training run's view of a dataset: its plan, the ranks known here, and its account."""
+    """A training run's use of a dataset: its plan, its known ranks, and its counters."""
 
     name: str
     dataset: bytes
@@ -200,12 +200,12 @@ class Job:
     cursors: dict[int, Cursor] = field(default_factory=dict)
     counters: JobCounters = field(default_factory=JobCounters)
     stalls: JobStalls = field(default_factory=JobStalls)
-    fill: FillUp | None = None  # set if the job has no readers: how far to fill the cache or the store
-    is_full: str = ""  # the reason why it may fill no further
-    # True if its team held more than its share of the cache when memory was last short
+    fill: FillUp | None = None  # set if the job has no readers; how far to fill the cache or the store
+    is_full: str = ""  # the reason why filling ended
+    # Whether its team exceeded its share of the cache when memory was last short
     beyond_share: bool = False
-    # True if all its readers see the store: stored samples then go into the cache only if a reader misses
-    # them
+    # Whether all its readers can access the store, so that stored samples are cached only if a reader
+    # misses them
     straight: bool = False
 
     def absolute(self, epoch: int, position: int) -> int:
@@ -213,12 +213,12 @@ class Job:
         return epoch * self.plan.batches_per_epoch + position
 
     def epoch_and_position(self, absolute: int) -> tuple[int, int]:
-        """Return the epoch and the position of an absolute position."""
+        """Split an absolute position into epoch and position."""
         return divmod(absolute, self.plan.batches_per_epoch)
 
     @property
     def end(self) -> int:
-        """Return the absolute position at which the known part of the plan ends."""
+        """Return the absolute position of the end of the known part of the plan."""
         epoch = self.plan.only_epoch
         return _ENDLESS if epoch is None else self.absolute(epoch + 1, 0)
 
@@ -251,7 +251,7 @@ class Job:
 
     @property
     def asked(self) -> int:
-        """The absolute position before which a sampler may know all batches."""
+        """The absolute position up to which samplers may know all batches."""
         return max(cursor.asked for cursor in self.cursors.values())
 
     @property
@@ -261,14 +261,14 @@ class Job:
 
     def due_in_s(self, batches: Ints) -> NDArray[np.float64]:
         """Return the seconds until batches this far ahead of the slowest rank are needed."""
-        # A job without signs of life comes after all others, and just before it one whose team has more than
-        # its share.
+        # A job without signs of life sorts after all others, and just before it jobs of teams that exceed
+        # their share.
         seconds = np.multiply(batches, self.interval_s, dtype=np.float64)
         if self.lapsed:
             return seconds + _LAPSED_S
         if self.beyond_share:
             seconds += _BEYOND_SHARE_S
-        # Batches given out may be read at any moment.
+        # Batches that were sent may be read at any moment.
         places = batches + self.watermark
         for low, end in {
             (cursor.watermark, max(cursor.yielded, cursor.watermark + 1)) for cursor in self._living
@@ -279,7 +279,7 @@ class Job:
     def next_use(self, key: SetKey, indices: Ints) -> Ints:
         """Return how many batches after the slowest rank each sample is used.
 
-        The result is ``NEVER_SOON`` for use beyond the next epoch.
+        The result is ``NEVER_SOON`` if the next use is beyond the next epoch.
         """
         epoch, position = self.epoch_and_position(self.watermark)
         if key.epoch == EVERY_EPOCH:
@@ -295,15 +295,15 @@ class Job:
 def next_use_s(
     key: SetKey, indices: Ints, jobs: Iterable[Job], stored: Bools | None = None
 ) -> NDArray[np.float64]:
-    """Return the seconds until any job needs each sample in the cache, or infinity beyond an epoch."""
-    # Plans are known, so next uses are computed from the permutations: nothing is
-    # stored, and recency does not matter.
+    """Return the seconds until a job needs each sample in the cache, or infinity beyond the next epoch."""
+    # Next uses are computed from the known permutations. Nothing is stored, and
+    # recency does not matter.
     soonest = np.full(indices.size, np.inf)
     for job in jobs:
         if job.dataset == key.dataset and job.fill is None:
             batches = job.next_use(key, indices)
             never = batches >= NEVER_SOON
-            # A straight job needs a stored sample only if a sampler may already know its place.
+            # A straight job needs a stored sample only if its sampler may already have the batch.
             if stored is not None and job.straight:
                 never |= stored & (batches + job.watermark >= job.asked)
             np.minimum(soonest, np.where(never, np.inf, job.due_in_s(batches)), out=soonest)

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from superdl.super_wire.request import RequestKind
 
 NOTES_PER_RANK = 256
-_RECENT_STALLS = 1024  # number of stalls kept individually for each job; the totals include all
-_WAITS_MAX = 8192  # open stalls, as the report that ends one may be lost
-_HALF_LIFE_S = 60.0  # of the counts of needed and dropped samples
-_SHARE_HIGH = 0.02  # share of needed samples dropped before, at which thrash begins
-_SHARE_LOW = 0.01  # share below which thrash ends
-_SAMPLES_LEAST = 500.0  # fewer show nothing
+_RECENT_STALLS = 1024  # number of stalls kept individually per job; the totals include all
+_WAITS_MAX = 8192  # open stalls, because the report that ends one may be lost
+_HALF_LIFE_S = 60.0  # of the counts of needed samples and of dropped ones
+_SHARE_HIGH = 0.02  # thrashing begins at this share of needed samples that had been dropped
+_SHARE_LOW = 0.01  # thrashing ends below this share
+_SAMPLES_LEAST = 500.0  # fewer are not significant
 
 
 class NoteKind(enum.Enum):
-    """The events in the batch history of a rank. ``{}`` is replaced by the number of the note."""
+    """The events in the batch history of a rank. ``{}`` is replaced with the number in the note."""
 
     PLANNED = "it was sent to the sampler"
     LOOKED = "looked ahead to it and its neighbours: {} samples were absent"
@@ -46,21 +46,21 @@ class BatchNote(NamedTuple):
 class Cause(enum.Enum):
     """Causes of late batches. `super_wire.waits` maps the values to names for users."""
 
-    # Functions or the job were starting: nothing can be ready before its first batches
+    # Functions or the job were starting, so nothing could be ready in time
     COLD_START = "cold_start"
-    THROTTLE = "throttle"  # executors took fewer concurrent requests than they have functions
-    SOURCE = "source"  # functions were busy, more with waiting for objects than with decoding
-    STORE = "store"  # its samples are in the store and were on their way into the cache
-    DECODE = "decode"  # functions were busy, decoding most of the time
+    THROTTLE = "throttle"  # executors accepted fewer concurrent requests than they have functions
+    SOURCE = "source"  # functions were busy, mostly waiting for objects
+    STORE = "store"  # its samples were being restored from the store
+    DECODE = "decode"  # functions were busy, mostly decoding
     RETRY = "retry"  # its samples had failed and waited for a retry
     CACHE_MEMORY = "cache_memory"  # the cache had no room for its samples, or had lost them
-    SPENDING = "spending"  # near a spending cap, only samples that a reader waits for are produced
-    LATE_PLANNING = "late_planning"  # functions were idle, and yet its samples had not been requested
-    UNKNOWN = "unknown"  # the report of its first miss was lost
+    SPENDING = "spending"  # near a spending cap, only samples that readers wait for are produced
+    LATE_PLANNING = "late_planning"  # functions were idle, but its samples had not been requested
+    UNKNOWN = "unknown"  # the report of the first miss was lost
 
 
 class Stall(NamedTuple):
-    """A batch that a reader waited for, by rank, epoch and position. ``wait_us`` is between attempts."""
+    """A batch that a reader waited for, by rank, epoch and position. ``wait_us`` excludes attempts."""
 
     rank: int
     epoch: int
@@ -71,7 +71,7 @@ class Stall(NamedTuple):
 
 @dataclass(slots=True)
 class Work:
-    """The work of functions for a dataset, according to their answers so far."""
+    """The work of functions for a dataset, according to their results so far."""
 
     answers: int = 0
     cold_starts: int = 0
@@ -82,7 +82,7 @@ class Work:
     store_us: int = 0
 
     def add(self, answer: RequestDone, kind: RequestKind) -> None:
-        """Add the answer of a function."""
+        """Add the result of a function."""
         self.answers += 1
         self.cold_starts += answer.cold_start
         if not kind.decodes:
@@ -99,13 +99,13 @@ class Work:
     @property
     def waits_for_the_source(self) -> bool:
         """Return whether the source limits the functions."""
-        # Several objects are fetched at once, so decoding must also leave half of the duration.
+        # Objects are fetched concurrently, so decoding must also take less than half of the duration.
         return self.fetch_us > self.decode_us and 2 * self.decode_us < self.duration_us
 
 
 @dataclass(slots=True)
 class JobStalls:
-    """The stalls of a job: their number and time by cause, and the most recent ones."""
+    """The stalls of a job: their number and duration by cause, and the most recent ones."""
 
     batches: Counter[Cause] = field(default_factory=Counter)
     wait_us: Counter[Cause] = field(default_factory=Counter)
@@ -118,7 +118,7 @@ class JobStalls:
         self.recent.append(stall)
 
     def by_wait(self) -> dict[str, tuple[int, int]]:
-        """Return the number of batches and the microseconds, by the users' names (`super_wire.waits`)."""
+        """Return the number of batches and the microseconds, by the names for users (`super_wire.waits`)."""
         totals: dict[str, tuple[int, int]] = {}
         for cause, count in self.batches.items():
             batches, wait_us = totals.get(name := wait_for(cause.value), (0, 0))
@@ -127,7 +127,7 @@ class JobStalls:
 
 
 class _FirstMiss(NamedTuple):
-    """The state at the first miss of a batch. ``cause`` is set if the state alone determines it."""
+    """The state at the first miss of a batch. ``cause`` is set if the state is enough to determine it."""
 
     cause: Cause | None
     work: Work
@@ -146,12 +146,12 @@ class Stalls:
 
     def begin(self, place: BatchPlace, cause: Cause | None, dataset: bytes) -> None:
         """Record the first time that a reader misses samples of a batch."""
-        if len(self.waits) >= _WAITS_MAX:  # by readers that never reported completion
+        if len(self.waits) >= _WAITS_MAX:  # of readers that never reported completion
             del self.waits[next(iter(self.waits))]
         self.waits[place] = _FirstMiss(cause, replace(self.work_for(dataset)))
 
     def record_lost(self, place: BatchPlace) -> None:
-        """Attribute a stall to cache memory, because the cache lost samples that were believed resident."""
+        """Attribute a stall to cache memory, because the cache lost samples that were assumed resident."""
         first = self.waits.get(place)
         if first is not None and first.cause is None:
             self.waits[place] = first._replace(cause=Cause.CACHE_MEMORY)
@@ -159,7 +159,7 @@ class Stalls:
 
 @dataclass(slots=True)
 class _Fading:
-    """Exponentially decaying counts of the samples that jobs needed and of those dropped before."""
+    """Exponentially decaying counts of the samples that jobs needed, and of those that had been dropped."""
 
     needed: float = 0.0
     again: float = 0.0
@@ -167,7 +167,7 @@ class _Fading:
     thrashing: bool = False
 
     def note(self, needed: int, again: int, now: float) -> bool:
-        """Add samples, and return whether thrashing begins."""
+        """Add samples. Return whether thrashing begins."""
         fading = 0.5 ** ((now - self.at_s) / _HALF_LIFE_S)
         self.needed, self.again = self.needed * fading + needed, self.again * fading + again
         self.at_s = now
@@ -179,9 +179,9 @@ class _Fading:
 
 @dataclass(slots=True)
 class Thrash:
-    """The share of needed samples that had been dropped. The weight of old samples decays."""
+    """The share of needed samples that had been dropped. Old samples have decaying weights."""
 
-    reproduced_samples: int = 0  # count since the start, random recipes included
+    reproduced_samples: int = 0  # count since the start, including random recipes
     _datasets: dict[bytes, _Fading] = field(default_factory=dict)
 
     def needed(self, dataset: bytes, samples: int, now: float) -> None:
@@ -193,7 +193,7 @@ class Thrash:
         return self._datasets.setdefault(dataset, _Fading()).note(0, samples, now)
 
     def forget(self) -> None:
-        """Start over, because the set of jobs has changed and may no longer thrash."""
+        """Start over, because a different set of jobs may not thrash."""
         self._datasets.clear()
 
     @property

@@ -1,6 +1,6 @@
-"""The ledger: how much was spent, how it is split among jobs, and how much may still be spent.
+"""The ledger: the money spent, its split among jobs, and the money that may still be spent.
 
-It also covers the teams that share a coordinator: who goes first, makes room, or may spend no more.
+It also covers the teams that share a coordinator: their order, their share, and their spending limits.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core.settings import Prices
 
-Turn: TypeAlias = tuple[int, float]  # a team's: the lesser turn goes first
-NOBODY = ""  # account for costs while no job was present, or of jobs beyond the maximum number
+Turn: TypeAlias = tuple[int, float]  # of a team; the smaller turn goes first
+NOBODY = ""  # account for costs while no job was present, and for jobs beyond the maximum number
 _GB = 2**30
 _HOUR_S = 3600.0
-_SAVED_S = 300.0  # of the hourly cap's money that may be saved up
-_SOFT_SHARE = 0.9  # of max_usd, from which on only readers are served
+_SAVED_S = 300.0  # of unused money under the hourly cap that can accumulate
+_SOFT_SHARE = 0.9  # of max_usd; beyond it only readers are served
 _JOBS_MAX = 10_000
-_SMOOTHING = 0.1  # of what a sample or a request costs, and of a team's time for a sample
+_SMOOTHING = 0.1  # of the costs of samples and requests, and of a team's time per sample
 _MOMENT_S = 1e-3
 _WARN_EVERY_S = 300.0
-UNPRICED_REQUESTS = 4  # most requests in flight at an executor before its first bill, under a spending cap
+UNPRICED_REQUESTS = 4  # maximum in flight at an executor before its first bill, if there is a spending cap
 
 
 class Spending(enum.StrEnum):
     """How freely money may be spent."""
 
     FREELY = ""
-    SLOWED = "slowed"  # only for samples that readers wait for
-    STOPPED = "stopped"  # not at all
+    SLOWED = "slowed"  # spend only on samples that readers wait for
+    STOPPED = "stopped"  # spend nothing
 
 
 @dataclass(slots=True)
@@ -49,12 +49,12 @@ class Costs:
     source_requests_usd: float = 0.0
     # GETs and PUTs of the store.
     store_requests_usd: float = 0.0
-    # Bytes out of the source, into the cache and out of it.
+    # Bytes read from the source, and written to and read from the cache.
     transfer_usd: float = 0.0
-    # By the hour, used or not, as the next.
+    # Hourly prices, used or not, like the next.
     cache_usd: float = 0.0
     coordinator_usd: float = 0.0
-    # Training machines, which the coordinator does not know and a bill adds.
+    # Training machines. The coordinator does not know them, so a bill adds them.
     trainers_usd: float = 0.0
     # The total spent by previous coordinators.
     earlier_usd: float = 0.0
@@ -76,7 +76,7 @@ class _Shares:
     total: int = 0
 
     def add(self, job: str, samples: int) -> str:
-        # Samplers choose the names of jobs, so bound their number.
+        # Samplers choose the names of jobs, so limit their number.
         name = job if job in self.by_job or len(self.by_job) < _JOBS_MAX else NOBODY
         self.by_job[name] = self.by_job.get(name, 0) + samples
         self.total += samples
@@ -90,8 +90,8 @@ class _Pool:
     produced: _Shares = field(default_factory=_Shares)
 
     def share(self, job: str) -> float:
-        # Any job may use what was produced for another: split by samples read, before that by
-        # samples produced. Shares move while jobs read, and their sum is always the amount spent.
+        # Jobs may share samples, so split by samples read, or before any are read by samples
+        # produced. Shares change while jobs read, but their sum is always the amount spent.
         for shares in (self.used, self.produced):
             if shares.total:
                 return shares.by_job.get(job, 0) / shares.total
@@ -102,9 +102,9 @@ class Ledger:
     """Spending: the amount, its split among jobs, and its rate.
 
     Args:
-        prices: unit prices by executor number, each with its own hourly costs.
+        prices: unit prices by executor number, including hourly costs.
         max_usd: the hard cap.
-        max_usd_per_hour: above this rate, only samples that readers wait for are paid for.
+        max_usd_per_hour: above this rate, only samples that readers wait for are produced.
         spent_usd: the amount spent earlier, which counts towards the hard cap but not for any job.
     """
 
@@ -115,7 +115,7 @@ class Ledger:
         self._billed = any(price.billed for price in prices)
         self._hour_usd = sum(price.hour for price in prices)
         self._coordinator_share = sum(price.coordinator_hour for price in prices) / (self._hour_usd or 1.0)
-        # Reading belongs to no executor, so the highest price counts.
+        # Reading is not specific to an executor, so use the highest price.
         self._record_gb_usd = max(price.record_gb for price in prices)
         self._max_usd, self._max_usd_per_hour = max_usd, max_usd_per_hour
         self._per_s = max_usd_per_hour / _HOUR_S
@@ -124,10 +124,10 @@ class Ledger:
         self._warn_again_s = 0.0
         self._saved_usd = self._per_s * _SAVED_S
         self._pools: dict[bytes, _Pool] = {}
-        # Costs that each job bears alone: its hours, once it has ended, and its reading
+        # Costs of a single job: its reading, and its hours once it has ended
         self._own: dict[str, Costs] = {NOBODY: Costs(earlier_usd=spent_usd)} if spent_usd else {}
         self._present: dict[str, float] = {}
-        self._hours_usd = 0.0  # the hourly costs of a hypothetical job that was always present
+        self._hours_usd = 0.0  # hourly costs of a hypothetical job that was always present
         self._settled_s: float | None = None
         self._sample_usd, self._request_usd = [0.0] * len(prices), [0.0] * len(prices)
         self._bills = [0] * len(prices)
@@ -135,7 +135,7 @@ class Ledger:
         self.total_usd = spent_usd
 
     def settle(self, now: float) -> None:
-        """Charge for the time since the last call."""
+        """Charge hourly costs for the time since the last call."""
         passed_s = 0.0 if self._settled_s is None else now - self._settled_s
         self._settled_s = now
         if passed_s <= 0:
@@ -147,7 +147,7 @@ class Ledger:
             return
         self._count(usd, now)
         if self._present:
-            # Hourly costs are split evenly over the jobs present.
+            # Hourly costs are split evenly among the jobs present.
             self._hours_usd += usd / len(self._present)
         else:
             self._own.setdefault(NOBODY, Costs()).add(self._hours(usd))
@@ -161,7 +161,7 @@ class Ledger:
         self._present.setdefault(job, self._hours_usd)
 
     def left(self, job: str) -> None:
-        """Remove a job, and settle its hourly costs."""
+        """Remove a job and settle its hourly costs."""
         since = self._present.pop(job, None)
         if since is not None:
             name = job if len(self._own) < _JOBS_MAX else NOBODY
@@ -209,7 +209,7 @@ class Ledger:
         self._sample_usd[executor] += (sample_usd - known_usd) * (_SMOOTHING if known_usd else 1.0)
 
     def used(self, dataset: bytes, job: str, samples: int, size_bytes: int, now: float) -> None:
-        """Record samples that a job has read, and bill their transfer."""
+        """Record samples that a job has read, and charge for their transfer."""
         if not samples or not self._billed:
             return
         name = self._pools.setdefault(dataset, _Pool()).used.add(job, samples)
@@ -219,7 +219,7 @@ class Ledger:
             self._count(usd, now)
 
     def job_costs(self, job: str) -> Costs:
-        """Return the costs so far of a job, which may have ended."""
+        """Return the costs so far of an open or ended job."""
         costs = replace(self._own.get(job, Costs()))
         if job in self._present:
             costs.add(self._hours(self._hours_usd - self._present[job]))
@@ -240,7 +240,7 @@ class Ledger:
         return self._lately.total(now) * _HOUR_S / 60.0
 
     def watch(self, in_flight: Sequence[tuple[int, int]], now: float) -> str | None:
-        """Update ``spending``, counting requests and samples in flight. Returns an occasional warning."""
+        """Update ``spending``, including requests and samples in flight. Occasionally returns a warning."""
         if not self.capped:
             return None
         committed_usd = self.committed_usd(in_flight)
@@ -254,7 +254,7 @@ class Ledger:
         if self.spending is Spending.FREELY or now < self._warn_again_s:
             return None
         if self.spending is Spending.STOPPED and any(requests for requests, _ in in_flight):
-            return None  # it may turn out cheaper
+            return None  # it may still turn out cheaper
         self._warn_again_s = now + _WARN_EVERY_S
         spent = f"{self.total_usd:.4f} of {self._max_usd:g} USD (max_usd) have been spent"
         if self.spending is Spending.STOPPED:
@@ -273,7 +273,7 @@ class Ledger:
         )
 
     def freely_at_s(self, now: float, in_flight: Sequence[tuple[int, int]]) -> float | None:
-        """Return when the hourly cap will allow free spending again, or ``None`` if it does now."""
+        """Return when the hourly cap will allow free spending again, or ``None`` if it already does."""
         if self._per_s == math.inf:
             return None
         missing_usd = self.committed_usd(in_flight) - self._saved_usd
@@ -288,7 +288,7 @@ class Ledger:
 
     @property
     def request_usd(self) -> float:
-        """Return the known or estimated cost of one more request."""
+        """Return the known or estimated cost of another request."""
         return max(map(self._each_usd, range(len(self._prices))))
 
     def _each_usd(self, executor: int) -> float:
@@ -300,32 +300,32 @@ class Ledger:
         self._lately.add(usd, now)
 
 
-_KEPT_S = 2.0  # of its share that a team saves up at most
-_SAMPLE_S = 0.01  # before any request has ended
+_KEPT_S = 2.0  # maximum unused share that a team can accumulate
+_SAMPLE_S = 0.01  # assumed before any request has ended
 
 
 @dataclass(slots=True)
 class TeamState:
-    """A team, with its requests in flight and so far, and their cost."""
+    """A team, with the number of its requests in flight and so far, and their cost."""
 
     facts: Team
     in_flight: int = 0
     requests: int = 0
     usd: float = 0.0
     virtual_s: float = 0.0
-    warned_s: float = -math.inf  # the time of the last warning that it may spend no more
-    sample_s: float = 0.0  # smoothed time of its requests per sample; 0 before one has ended
+    warned_s: float = -math.inf  # time of the last warning that it may spend no more
+    sample_s: float = 0.0  # smoothed time per sample of its requests; 0 before one has ended
 
 
 class Teams:
-    """All teams seen so far. ``spent_usd`` is the earlier cost of some teams' requests, by team name."""
+    """All teams seen so far. ``spent_usd`` contains earlier costs of requests, by team name."""
 
     def __init__(self, teams: Iterable[Team] = (), spent_usd: Mapping[str, float] | None = None) -> None:
         # Start-time fair queueing (Goyal et al., 1996): virtual time advances by
-        # the time that a team's requests take, divided by its share; first
-        # estimated, then corrected when they end.
+        # the time that a team's requests take, divided by its share. The time is
+        # estimated first, and corrected when they end.
         self._states = {NO_TEAM: TeamState(Team())}
-        self.given: tuple[Team, ...] = ()  # the teams set last
+        self.given: tuple[Team, ...] = ()  # the teams from the last change
         self._floor_s = 0.0  # lower bound of all virtual times
         self._sample_s = _SAMPLE_S
         self.change(teams)
@@ -347,7 +347,7 @@ class Teams:
         return len(self._states) > 1
 
     def change(self, teams: Iterable[Team]) -> None:
-        """Set the limits of teams. A team that is no longer listed keeps its limits for its open jobs."""
+        """Set the limits of teams. A team that is no longer listed keeps its limits for open jobs."""
         self.given = tuple(teams)
         facts = {team.name: team for team in self.given}
         for name in sorted({*facts, *self._states}):
@@ -359,20 +359,20 @@ class Teams:
         return -state.facts.priority, max(self._floor_s, state.virtual_s)
 
     def began(self, name: str, samples: int, *, capacity: int) -> float:
-        """Account for a new request, with ``capacity`` requests at most; return its expected seconds."""
+        """Account for a new request, of at most ``capacity`` at once. Return its expected seconds."""
         state = self[name]
         expected_s = samples * (state.sample_s or self._sample_s)
         start_s, passes_s = max(self._floor_s, state.virtual_s), expected_s / state.facts.share
         state.virtual_s = start_s + passes_s
         state.in_flight += 1
         shares = sum(team.facts.share for team in self if team.in_flight)
-        # A team that needed less must not catch up on all of it.
+        # A team that needed less for a while must not catch up completely.
         self._floor_s = max(self._floor_s, start_s - max(passes_s, _KEPT_S * capacity / shares))
         state.requests += 1
         return expected_s
 
     def ended(self, name: str, samples: int, took_s: float, *, expected_s: float) -> None:
-        """Account for a request that ended, with any result, and used a function for ``took_s``."""
+        """Account for a request that has ended, and used a function for ``took_s``."""
         state = self[name]
         state.in_flight -= 1
         state.virtual_s += (took_s - expected_s) / state.facts.share
@@ -382,7 +382,7 @@ class Teams:
             self._sample_s = state.sample_s
 
     def may_spend(self, name: str, request_usd: float) -> bool:
-        """Return whether a team can afford another request, if each in flight costs ``request_usd``."""
+        """Return whether a team can afford a request if each request in flight costs ``request_usd``."""
         state = self[name]
         expected_usd = state.usd + (state.in_flight + 1) * request_usd
         return expected_usd <= state.facts.max_usd and state.usd < state.facts.max_usd

@@ -1,8 +1,8 @@
-"""Look-ahead: the window of a rank, its samples that must be requested, and those
-that are requested with them.
+"""Look-ahead: the window of a rank, the samples to request for it, and others that are requested together
+with them.
 
-If samples are members of shards, a *run* is a sequence of them within a few MiB of one object. A
-request for part of a run also includes its *neighbours*, so a cold epoch needs about one GET per run.
+If samples are members of shards, a *run* is a sequence of them within a few MiB of an object. A
+request for part of a run also includes its *neighbours*, so a cold epoch takes about one GET per run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from superdl.coordinator.core.cache import audit, room_for
 from superdl.coordinator.core.jobs import Ahead, CursorSpan, next_use_s
 from superdl.coordinator.core.journal import BatchNote, NoteKind
-from superdl.coordinator.core.restoring import share_in_cache, wanted_in_cache
+from superdl.coordinator.core.restoring import needed_in_cache, share_in_cache
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 
 if TYPE_CHECKING:
@@ -29,18 +29,20 @@ if TYPE_CHECKING:
 WINDOW_SHARE = 0.5  # share of the budget for all look-ahead windows; the rest keeps samples that recur
 _SAFETY = 2.0  # factor on the batches read during a slow request
 _SPARE_BATCHES = 8
-_SPAN_BATCHES = 8  # looked at together
+_SPAN_BATCHES = 8  # batches to look at together
 _STRIDE_SHARE = 4
-_FILL_AUDITS = 8  # most unanswered audits of a job that fills
-LEAST_BATCHES = 2  # minimum look-ahead in batches beyond what the sampler has given out
+_FILL_AUDITS = 8  # maximum unanswered audits of a filling job
+LEAST_BATCHES = 2  # minimum look-ahead in batches beyond those the sampler has yielded
 
 
 def _window_end(state: State, cursor: Cursor) -> int:
     job = cursor.job
-    if job.fill is not None:  # no readers: one epoch, as far as the cache has answered audits
+    if job.fill is not None:  # no readers: one epoch, limited by unanswered audits
         state.want(cursor, 0)
-        askers = [audit.asker for audit in state.audits.values() if isinstance(audit.asker, CursorSpan)]
-        unanswered = sum(asker.job == job.name for asker in askers)
+        requesters = [
+            audit.requester for audit in state.audits.values() if isinstance(audit.requester, CursorSpan)
+        ]
+        unanswered = sum(requester.job == job.name for requester in requesters)
         return cursor.lookahead if unanswered >= _FILL_AUDITS else job.plan.batches_per_epoch
     epoch, _ = job.epoch_and_position(cursor.lookahead)
     samples = state.set_of(job.samples_of(epoch))
@@ -48,7 +50,7 @@ def _window_end(state: State, cursor: Cursor) -> int:
     batches = batches_wanted(state, cursor, caution=cursor.caution)
     state.want(cursor, int(batches * batch_bytes * share_in_cache(job, samples)))
     scarcity = WINDOW_SHARE * state.budget_bytes / max(state.wanted_bytes, 1)
-    # Readers wait for what the sampler has given out, however late their reports are.
+    # Readers wait for batches that the sampler has yielded, however late their reports are.
     end = max(cursor.watermark + share_of(batches, scarcity), cursor.yielded + LEAST_BATCHES)
     return min(end, job.end)
 
@@ -63,7 +65,7 @@ def _stride(cursor: Cursor, end: int) -> int:
 
 
 def batches_wanted(state: State, cursor: Cursor, *, caution: float) -> int:
-    """Return how many batches to look ahead: those read during a slow request (Little's law), and spares."""
+    """Return how many batches to look ahead: those read during a slow request (Little's law), plus spares."""
     job = cursor.job
     samples = min(state.settings.request_samples, job.plan.batch_size)
     slow_s = state.eligible_for(job.dataset).slow_s(samples)
@@ -84,9 +86,9 @@ def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
             return None
         while cursor.pending:
             ahead = cursor.pending[0]
-            if ahead.stop > cursor.watermark:  # else it was read meanwhile
+            if ahead.stop > cursor.watermark:  # otherwise it was read meanwhile
                 samples = state.set_of(ahead.samples)
-                absent = wanted_in_cache(job, samples, samples.among(ahead.indices, SampleState.ABSENT))
+                absent = needed_in_cache(job, samples, samples.among(ahead.indices, SampleState.ABSENT))
                 if absent.size:
                     cursor.pending[0] = ahead._replace(indices=absent)
                     return cursor.pending[0]
@@ -97,7 +99,7 @@ def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
         if room <= 0 or (room < _stride(cursor, end) and not given_out and job.fill is None):
             return None
         epoch, position = job.epoch_and_position(cursor.lookahead)
-        # The first batches one by one, as a span has the deadline of its first batch.
+        # Look at the first batches one by one, because a span has the deadline of its first batch.
         batches = 1 if cursor.lookahead - cursor.watermark < LEAST_BATCHES else _SPAN_BATCHES
         stop = min(position + min(batches, end - cursor.lookahead), job.plan.batches_per_epoch)
         span = job.plan.span(epoch, position, stop, cursor.rank)
@@ -111,32 +113,32 @@ def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
             cursor.counted = cursor.lookahead + stop - position
             if key.epoch == EVERY_EPOCH:
                 state.thrash.needed(key.dataset, indices.size, now)
-        state.has_come(key, indices[states == SampleState.RESIDENT], now)  # or it is never saved
+        state.add_resident(key, indices[states == SampleState.RESIDENT], now)  # otherwise it is never saved
         start, cursor.lookahead = cursor.lookahead, cursor.lookahead + stop - position
-        absent = wanted_in_cache(job, samples, indices[states == SampleState.ABSENT])
+        absent = needed_in_cache(job, samples, indices[states == SampleState.ABSENT])
         cursor.pending.append(Ahead(start, cursor.lookahead, key, absent))
         cursor.notes.append(BatchNote(now, NoteKind.LOOKED, start, cursor.lookahead, absent.size))
-        asker = CursorSpan(job.name, cursor.rank, start, cursor.lookahead)
-        if (states == SampleState.CHECKING).any():  # this rank, too, needs the absent ones
+        requester = CursorSpan(job.name, cursor.rank, start, cursor.lookahead)
+        if (states == SampleState.CHECKING).any():  # this rank needs the absent ones, too
             state.audit_watchers.setdefault(key, {})[cursor.key] = None
-        # Samples in an unknown state come back to the rank if they are absent.
-        audit(state, key, samples.to_check(wanted_in_cache(job, samples, indices)), asker)
+        # Samples in an unknown state return to the rank if they are absent.
+        audit(state, key, samples.to_check(needed_in_cache(job, samples, indices)), requester)
 
 
 _HEADROOM_SHARE = 0.1
 _HEADROOM_BYTES = 64 * 2**20
 _HEADROOM_SHARE_MAX = 0.25
-_MARGIN = 1.02  # unseen records may be larger than those seen so far
-_FRESH_MARGIN = 1.06  # windows move in whole batches and requests; read samples stay until room is needed
+_MARGIN = 1.02  # future records may be larger than those seen so far
+_FRESH_MARGIN = 1.06  # windows move by whole batches and requests; read samples stay until room is needed
 _ROUNDS = 64
 
 
 def needed_bytes(state: State) -> int:
     """Return the budget in bytes with which no recurring sample would be dropped."""
-    # All that recurs for any reader at any look-ahead, except what all readers take
-    # from the store. For random recipes also the look-ahead with that budget, and
-    # what the first of several jobs has read and the last has not. The simulator
-    # verifies that thrash ends with it, and not with a tenth less.
+    # All samples that recur for any reader, except those that all readers take from
+    # the store. For random recipes add the look-ahead with that budget, and samples
+    # that the first of several jobs has read and the last has not. The simulator
+    # verifies that thrashing ends with this budget, but not with 10% less.
     kept = _MARGIN * _recurring_bytes(state) + state.foreign_bytes + state.withheld_bytes
     fresh_jobs: dict[bytes, list[Job]] = {}
     for job in state.jobs.values():
@@ -156,7 +158,7 @@ def needed_bytes(state: State) -> int:
         number * _batch_bytes(state, state.jobs[name]) for (name, _), number in batches.items()
     )
     budget = kept
-    for _ in range(_ROUNDS):  # windows grow with the budget, up to the need
+    for _ in range(_ROUNDS):  # windows grow with the budget, up to the required size
         scarcity = WINDOW_SHARE * budget / max(wanted_bytes, 1.0)
         windows = (
             max(
@@ -218,7 +220,7 @@ def exceeding_text(source: str, size_bytes: int, budget_bytes: int, *, kept: boo
 
 
 def thrash_text(state: State) -> str:
-    """Describe how much memory the thrashing cache has, and how much would stop the thrashing."""
+    """Describe how much memory the thrashing cache has, and how much it needs."""
     needed = needed_bytes(state)
     now, enough, maxmemory = map(_mebibytes, (state.budget_bytes, needed, maxmemory_for(needed)))
     return (
@@ -231,9 +233,9 @@ def _mebibytes(size_bytes: float) -> str:
     return f"{math.ceil(size_bytes / 2**20):,} MiB"
 
 
-RUN_BYTES = 16 * 2**20  # maximum number of an object's bytes fetched with one GET
-_SLACK_SHARE = 0.5  # share of the time until the first sample is needed that a request may take
-_SOON_DONE_S = 30.0  # a quarter of the default time that a reader waits for a batch
+RUN_BYTES = 16 * 2**20  # maximum number of bytes of an object to fetch with one GET
+_SLACK_SHARE = 0.5  # maximum duration of a request, as a share of the time until its first sample is needed
+_SOON_DONE_S = 30.0  # a quarter of the default read timeout
 
 
 def runs_of(
@@ -244,7 +246,7 @@ def runs_of(
     *,
     whole: Bools | None = None,
 ) -> Ints | None:
-    """Return where runs begin in a catalog, ascending from 0, or ``None`` if each is one sample.
+    """Return the index of each run's first sample, ascending from 0, or ``None`` if every run is one sample.
 
     Args:
         objects: integers ``[n]``, the object of each sample. Equal ones are adjacent.
@@ -255,10 +257,10 @@ def runs_of(
     """
     if not objects.size:
         return None
-    # A row group, which is read whole, is a run. Others begin in one of the equal
-    # windows that an object is cut into.
+    # A row group, which is read as a whole, is a run. Other runs consist of the
+    # samples that begin in one of an object's equal windows.
     spans = np.ones(objects.size, dtype=np.bool_) if whole is None else ~whole
-    # A window and a sample that begins at its end are at most run_bytes together.
+    # A window and a sample that begins at its end have at most run_bytes in total.
     window_bytes = max(run_bytes - int(lengths.max(where=spans, initial=0)), run_bytes // 2, 1)
     windows = offsets.astype(np.int64) // np.where(spans, window_bytes, 1)
     begins = np.ones(objects.size, dtype=np.bool_)
@@ -271,33 +273,33 @@ def with_their_neighbours(
     executor: ExecutorState,
     cursor: Cursor,
     key: SetKey,
-    wanted: Ints,
+    requested: Ints,
     *,
     slack_s: float,
     later_than_s: float,
     now: float,
 ) -> Ints:
-    """Return the first samples with the absent rest of their runs, or ``wanted`` unchanged.
+    """Return the first samples together with the absent rest of their runs, or ``requested`` unchanged.
 
-    ``wanted`` are absent, most urgent first, and there is room for them. ``slack_s`` is the
-    time until the first is needed, or infinity if it cannot be in time. Samples needed after
-    ``later_than_s`` may be dropped to make room.
+    ``requested`` are absent samples, most urgent first, for which there is room. ``slack_s`` is
+    the time until the first is needed, or infinity if it cannot be in time. Samples needed
+    after ``later_than_s`` may be dropped to make room.
     """
     runs = state.datasets[key.dataset].runs
-    # Neighbours are needed late, and must not delay anything that is needed sooner:
-    # a rank's first look-ahead takes none.
+    # Neighbours are needed late and must not delay anything that is needed sooner,
+    # so a rank's first look-ahead requests none.
     if runs is None or cursor.fresh or cursor.job.fill is not None or not executor.latency.answers:
-        return wanted
+        return requested
     samples = state.set_of(key)
-    # If readers always wait, no request is in time: neighbours come once functions
-    # are soon through. Sooner, readers would wait for most of a large dataset, as a
-    # batch has samples of very many runs.
+    # If readers always wait, no request is in time, so request neighbours only once
+    # functions will soon be done. Otherwise readers would wait for most of a large
+    # dataset, because a batch has samples from very many runs.
     if slack_s == math.inf and _time_left_s(state, executor, samples) > _SOON_DONE_S:
-        return wanted
-    taken = _whole_runs(state, samples, runs, wanted)
+        return requested
+    taken = _whole_runs(state, samples, runs, requested)
     added_bytes = math.ceil(samples.sample_bytes * taken.size)
-    # In time with all neighbours, no more in flight than look-ahead may fill, none at
-    # the more expensive of several executors; and they must stay until they are needed.
+    # All neighbours must arrive in time and stay until they are needed, with no more in flight than the
+    # look-ahead may fill, and none at the more expensive of several executors.
     if (
         executor.latency.expected_s(taken.size) > _SLACK_SHARE * slack_s
         or state.reserved_bytes + added_bytes > WINDOW_SHARE * state.budget_bytes
@@ -305,16 +307,16 @@ def with_their_neighbours(
         or not _keeps(state, executor, samples)
         or room_for(state, key, taken.size, later_than_s=later_than_s, now=now) < taken.size
     ):
-        return wanted
+        return requested
     return taken
 
 
-def _whole_runs(state: State, samples: SampleSet, runs: Ints, wanted: Ints) -> Ints:
+def _whole_runs(state: State, samples: SampleSet, runs: Ints, requested: Ints) -> Ints:
     """Return whole runs of the first requested samples, at least as many samples as were requested."""
-    # A run has its requested samples, and other absent ones that a job will need and that have never failed.
+    # Include a run's requested samples, and absent ones that a job will need and that have never failed.
     most = state.most_samples(samples.key)
-    taken, remaining = wanted[:0], wanted
-    while remaining.size and taken.size < wanted.size:
+    taken, remaining = requested[:0], requested
+    while remaining.size and taken.size < requested.size:
         start, stop = _piece(runs, samples.state.size, int(remaining[0]), most)
         near = np.arange(start, stop)
         others = near[
@@ -332,7 +334,7 @@ def _whole_runs(state: State, samples: SampleSet, runs: Ints, wanted: Ints) -> I
 
 
 def _piece(runs: Ints, size: int, index: int, most: int) -> tuple[int, int]:
-    """Return the bounds of a sample's run, or of one of the equal parts of a run longer than ``most``."""
+    """Return the bounds of a sample's run, or of one of its equal parts if it is longer than ``most``."""
     place = int(np.searchsorted(runs, index, side="right"))
     start, stop = int(runs[place - 1]), int(runs[place]) if place < runs.size else size
     length = math.ceil((stop - start) / math.ceil((stop - start) / most))
@@ -353,6 +355,6 @@ def _keeps(state: State, executor: ExecutorState, samples: SampleSet) -> bool:
     store = executor.store
     if samples.key.epoch == EVERY_EPOCH and store is not None and store.keeps and not samples.has_lost_packs:
         return True
-    # For a random recipe there must also be room for the whole epoch.
+    # A random recipe also needs room for the whole epoch.
     epoch_bytes = 0.0 if samples.key.epoch == EVERY_EPOCH else samples.sample_bytes * samples.state.size
     return needed_bytes(state) + epoch_bytes <= state.budget_bytes

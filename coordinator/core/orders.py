@@ -1,11 +1,11 @@
 """The orders of epochs: a keyed permutation, draws (a selection, weights, repetitions), and mixes.
 
-The permutation of ``range(size)`` is computed and never stored. It is a shuffle, not encryption, after Black
-and Rogaway, "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002). It depends only on integer arithmetic
-modulo 2**64 and on BLAKE2b, because users rely on the order.
+The permutation of ``range(size)`` is computed and never stored. It is a shuffle rather than encryption,
+after Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002). It depends only on integer
+arithmetic modulo 2**64 and on BLAKE2b, because users rely on the order.
 
-*Draws* are numbered sample by sample. The order of an epoch is an order of draws, and
-each draw takes one order position per repetition, consecutively.
+*Draws* are numbered sample by sample. The order of an epoch is an order of draws. Each draw takes one
+order position per repetition, consecutively.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Ints
     from superdl.super_wire.draws import Draws
 
-SIZE_MAX: Final = 2**40  # the largest supported (and tested) size; more needs wider hashes in the rounds
-PREFIX_SIZE_MAX: Final = 256  # up to this size the permutation is a small table; above, a Feistel network
-KEY_BYTES_MAX: Final = 64  # the longest key that BLAKE2b takes
+SIZE_MAX: Final = 2**40  # the largest supported (and tested) size; more would need wider hashes in the rounds
+PREFIX_SIZE_MAX: Final = 256  # up to this size the permutation is a small table; above it, a Feistel network
+KEY_BYTES_MAX: Final = 64  # BLAKE2b's limit for a key
 _ROUNDS: Final = 8
-# Chi-squared tests over neighbours, and positions one radix apart, see 4 rounds and not 6.
-_BLOCK: Final = 8192  # values per pass: its five arrays fit into a core's own cache
+# Chi-squared tests over neighbours, and positions one radix apart, detect 4 rounds but not 6.
+_BLOCK: Final = 8192  # values per pass, whose five arrays fit into a core's private cache
 _WORDS_PER_DIGEST: Final = 8
 
 # The multipliers of splitmix64's finaliser (Steele, Lea and Flood, OOPSLA 2014).
@@ -42,14 +42,14 @@ _HALF: Final = np.uint64(32)
 
 
 class Permutation:
-    """A bijection of ``range(size)`` determined by ``key``, which is equal on every machine
-    and in every release.
+    """A bijection of ``range(size)`` that ``key`` determines, identical on every machine and in every
+    release.
 
     Raises ``PlanError`` unless there are 1 to `SIZE_MAX` elements and 1 to `KEY_BYTES_MAX` bytes of key.
     """
 
-    # Up to PREFIX_SIZE_MAX elements a table: the positions, sorted by keyed random words. Above, a
-    # generalised Feistel network on pairs of digits, with cycle walking.
+    # Up to PREFIX_SIZE_MAX elements, a table of positions sorted by keyed random words. Above
+    # that, a generalised Feistel network on pairs of digits, with cycle walking.
     def __init__(self, size: int, key: bytes) -> None:
         if not 1 <= size <= SIZE_MAX:
             raise PlanError(f"the size of a permutation must be from 1 to {SIZE_MAX}, not {size}")
@@ -64,8 +64,8 @@ class Permutation:
             elements = np.argsort(_keyed_words(key, size, size), kind="stable").astype(np.int64)
             self._tables = elements, np.argsort(elements, kind="stable").astype(np.int64)
             return
-        # The product of the radices exceeds size by less than the left radix:
-        # hardly any value leaves the range.
+        # The product of the radices exceeds size by less than the left radix,
+        # so hardly any value leaves the range.
         left_radix = math.isqrt(size - 1) + 1
         self._left_radix = np.uint64(left_radix)
         self._right_radix = np.uint64(-(-size // left_radix))
@@ -88,9 +88,9 @@ class Permutation:
     def _apply(self, values: Ints, *, decrypt: bool) -> Ints:
         if self._tables is not None:
             return self._tables[decrypt][values]
-        # This ends: a value lies on a cycle of the network's bijection, and that cycle holds at least the
-        # value itself, which is in range, and fewer than `left_radix` values that are not.
-        # Fresh and contiguous, so that reshape gives a view: work in place must reach `walked`.
+        # This terminates: a value is on a cycle of the network's bijection, which contains at least the
+        # value itself, which is in range, and fewer than `left_radix` values outside the range.
+        # Contiguous, so that reshape returns a view and in-place changes reach `walked`.
         walked = np.array(values, dtype=np.uint64, order="C")
         flat = walked.reshape(-1)
         self._pass(flat, decrypt=decrypt)
@@ -122,7 +122,7 @@ class Permutation:
                 target, source, radix = right, left, self._right_radix
             _hash(source, self._round_keys[number], radix, hashed, other)
             # Sum and difference modulo the radix, without a branch. Arithmetic is modulo 2**64, so of the
-            # value and the value moved by one radix, the wrong one is always the larger.
+            # value and the value shifted by one radix, the wrong one is always larger.
             if decrypt:
                 np.subtract(target, hashed, out=target)
                 np.add(target, radix, out=other)
@@ -137,7 +137,7 @@ class Permutation:
 
 @lru_cache(maxsize=64)  # two epochs of 32 jobs; an entry has at most 4 KiB
 def order_of(size: int, seed: int, epoch: int) -> Permutation:
-    """Return the order of one epoch, whose key is the BLAKE2b of seed and epoch."""
+    """Return the order of an epoch, whose key is the BLAKE2b of seed and epoch."""
     return Permutation(size, epoch_key(b"super-plan-1", seed, epoch))
 
 
@@ -153,7 +153,7 @@ def checked_elements(values: Ints, name: str, size: int) -> Ints:
     if array.dtype.kind not in "iu":
         raise PlanError(f"{name} must be integers, not {array.dtype}")
     signed = array.astype(np.int64, copy=False)
-    # Seen as unsigned, a negative value is a huge one: one pass finds both.
+    # As unsigned, a negative value is huge, so one pass finds both kinds of error.
     if signed.size and int(signed.view(np.uint64).max()) >= size:
         raise PlanError(f"{name} must be in range({size}), but range from {array.min()} to {array.max()}")
     return signed
@@ -161,7 +161,7 @@ def checked_elements(values: Ints, name: str, size: int) -> Ints:
 
 def _keyed_words(key: bytes, size: int, count: int) -> NDArray[np.uint64]:
     """Return ``count`` pseudorandom uint64 words: BLAKE2b of size and counter, with the key."""
-    # The size is in them because nearby sizes have equal radices, and would have all but equal orders.
+    # Include the size, because nearby sizes have equal radices and would have nearly equal orders.
     digests = -(-count // _WORDS_PER_DIGEST)
     prefix = size.to_bytes(8, "little")
     stream = b"".join(
@@ -190,18 +190,18 @@ def _hash(
     np.right_shift(hashed, _HALF, out=hashed)
 
 
-# Maximum number of places returned per sample and epoch. More take long, and such a sample is needed soon
-# anyway
+# Maximum number of positions returned per sample and epoch. More take too long, and the sample is needed
+# soon anyway
 PLACES_MAX: Final = 64
-_EPOCHS_KEPT: Final = 3  # this one, the next one, and one of a rank that is behind
+_EPOCHS_KEPT: Final = 3  # the current epoch, the next, and that of a slow rank
 _RANDOM_BITS: Final = 53
 
 
 class Drawing:
-    """The draws of every epoch of one plan, and their places in its order.
+    """The draws of every epoch of a plan, and their order positions.
 
-    With ``shuffle``, each epoch has its own order, else the order of the indices. Raises ``PlanError``
-    if an index is not in the catalog, or if the weights are invalid or not one per sample.
+    With ``shuffle``, each epoch has a different order, otherwise the order of the indices. Raises
+    ``PlanError`` if an index is not in the catalog, or unless there is one valid weight per sample.
     """
 
     def __init__(self, draws: Draws, size: int, seed: int, *, shuffle: bool) -> None:
@@ -211,14 +211,13 @@ class Drawing:
         if not 1 <= self.length <= SIZE_MAX:
             raise PlanError(f"an epoch must have 1 to {SIZE_MAX} samples, not {self.length}")
         self._count = self.length // self._repeats
-        # Memory: 16 bytes an index; with weights, 8 bytes a sample for each of three epochs.
-        self._samples: Ints | None = None  # the samples that are drawn at all, ascending; None: all
-        # The first draw of each sample, and the end of the last one's; None: one draw each
+        # Memory: 16 bytes per index, or with weights 8 bytes per sample for each of three epochs.
+        self._samples: Ints | None = None  # the samples that are ever drawn, ascending, or None for all
+        # The first draw of each sample and the end of the last sample's draws, or None for one draw each
         self._firsts: Ints | None = None
         self._weights: NDArray[np.float64] | None = None
         self._counted: dict[int, Ints] = {}
-        # The position of each draw when the user's indices define the order; None: draws are in their own
-        # order
+        # The position of each draw if the user's indices define the order, or None if draws are in order
         self._by_sample: NDArray[np.intp] | None = None
         self._in_order: NDArray[np.intp] | None = None
         indices, weights = draws.index_array, draws.weight_array
@@ -263,8 +262,8 @@ class Drawing:
     def places(self, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
         """Return the order positions of samples, as the inverse of :meth:`at`.
 
-        There is an entry for each draw, or for `PLACES_MAX` evenly spread ones of very many,
-        with the sample's position in ``indices``, and the draw's first and last order position.
+        Each draw has an entry (of very many, `PLACES_MAX` evenly spread ones), with the
+        sample's position in ``indices``, and the draw's first and last order position.
         """
         kinds = checked_elements(indices, "indices", self._size)
         if self._is_plain:
@@ -301,11 +300,11 @@ class Drawing:
         return self._counted[epoch]
 
 
-def _check_weights(weights: NDArray[np.float64], wanted: int, *, shuffle: bool) -> None:
+def _check_weights(weights: NDArray[np.float64], samples: int, *, shuffle: bool) -> None:
     if not shuffle:
         raise PlanError("weights draw samples at random, so they need shuffle=True")
-    if weights.size != wanted:
-        raise PlanError(f"there must be one weight per sample, {wanted:,} in all, not {weights.size:,}")
+    if weights.size != samples:
+        raise PlanError(f"there must be one weight per sample, {samples:,} in all, not {weights.size:,}")
     if not np.isfinite(weights).all() or weights.min() < 0 or not 0 < float(weights.sum()) < np.inf:
         raise PlanError("weights must be finite and not negative, and at least one must be above 0")
 
@@ -313,12 +312,12 @@ def _check_weights(weights: NDArray[np.float64], wanted: int, *, shuffle: bool) 
 def _counts(weights: NDArray[np.float64], count: int, key: bytes) -> Ints:
     """Return how often an epoch draws each sample, ``count`` times in total."""
     # Systematic sampling has low variance (Madow, "On the theory of systematic
-    # sampling II", 1949): samples end to end on a line, each as long as its
-    # expected count, are drawn by marks at distance 1. Left-to-right sums and
-    # single IEEE 754 operations give the same result everywhere.
+    # sampling II", 1949): lay samples end to end on a line, each as long as
+    # its expected count, and draw them at marks with distance 1. Left-to-right
+    # sums and single IEEE 754 operations give equal results everywhere.
     order = Permutation(weights.size, key).forward(np.arange(weights.size))
     ends = np.cumsum(weights[order])
-    # A random number below 1 with as many bits as a double's fraction has.
+    # A random number below 1 with as many bits as the fraction of a double.
     mark = (int.from_bytes(key[:8], "little") >> (64 - _RANDOM_BITS)) * 2.0**-_RANDOM_BITS
     passed = np.minimum(np.floor(ends / ends[-1] * count + mark), count).astype(np.int64)
     counts = np.empty(weights.size, dtype=np.int64)
@@ -326,21 +325,21 @@ def _counts(weights: NDArray[np.float64], count: int, key: bytes) -> Ints:
     return counts
 
 
-# Most samples in an epoch of a mix: the product of two, with padding, fits into 63 bits
+# Maximum samples in an epoch of a mix: the product of two such numbers, with padding, fits into 63 bits
 SLOTS_MAX: Final = 2**31 - 2**24
 
 
 class Mixing:
-    """The slots of one dataset in a mix, as a function of the counts per epoch.
+    """The slots of a dataset in a mix, as a function of the counts per epoch.
 
     Args:
         counts: number of samples of each dataset in an epoch, in the order of the mix.
         member: the index of this dataset in the mix.
-        run: number of consecutive slots with the same dataset, which divides the counts.
+        run: number of consecutive slots per dataset, which must divide the counts.
 
     Raises:
-        PlanError: there is no such dataset, one has no samples, all together have too
-            many, or the counts are not multiples of the run.
+        PlanError: there is no such dataset, a dataset has no samples, there are too
+            many in total, or the counts are not multiples of the run.
     """
 
     def __init__(self, counts: Sequence[int], member: int, run: int = 1) -> None:
@@ -354,13 +353,13 @@ class Mixing:
             )
         if run < 1 or any(count % run for count in counts):
             raise PlanError(f"the counts of a mix must be multiples of its run length, {run:,}")
-        # Number of an epoch's slots that belong to this dataset
+        # Number of slots per epoch that belong to this dataset
         self.count, self._run = counts[member], run
-        # The slots that each earlier dataset takes, and the number it takes them from
+        # For each earlier dataset, the number of slots that it takes, and the number that it takes them from
         self._others: list[tuple[int, int]] = []
-        # The first dataset takes its share of the slots, evenly spaced; the second
-        # its share of those left, and so on. So any run of slots, such as a global
-        # batch or a rank's part, has each in proportion.
+        # The first dataset takes its share of the slots, evenly spaced, the second its share of the remaining
+        # slots, and so on. So any sequence of slots, such as a global batch or a rank's slice, contains all
+        # datasets in proportion.
         remaining = self.slots // run
         for count in counts[:member]:
             self._others.append((count // run, remaining))
@@ -382,7 +381,7 @@ class Mixing:
         return runs * self._own // self._left
 
     def slots_of(self, places: Ints) -> Ints:
-        """Return the slots of this dataset's samples, from the first, as the inverse of :meth:`before`."""
+        """Return the slots of this dataset's samples, as the inverse of :meth:`before`."""
         own, rest = np.divmod(places, self._run)
         runs = -(-(own + 1) * self._left // self._own) - 1
         for count, available in reversed(self._others):

@@ -1,15 +1,15 @@
 """The plan: the batches of every rank, as a pure function of the arguments and the epoch.
 
 * The *order* of an epoch is a permutation of ``range(size)`` keyed by seed and epoch (the natural order
-  without ``shuffle``). An *order position* is a place in it, an *index* is a sample of the catalog.
-* A *global batch* is what all ranks read at once: ``G = batch_size * replicas`` samples. Global batch
-  ``j`` covers the order positions ``j * G`` to ``(j + 1) * G``; rank ``r`` takes its ``r``-th contiguous
-  slice. A *position* is the number of a global batch within its epoch.
+  without ``shuffle``). An *order position* is a position in it, and an *index* a sample of the catalog.
+* A *global batch* consists of the samples that all ranks read at once: ``G = batch_size * replicas``.
+  Global batch ``j`` covers the order positions ``j * G`` to ``(j + 1) * G``; rank ``r`` takes its
+  ``r``-th contiguous slice. A *position* is the number of a global batch within its epoch.
 * A short last global batch is padded to a multiple of the ranks with the first samples of the same
   epoch, as torch's DistributedSampler does, unless ``drop_last`` leaves it out. Each index that is not
   flagged as padding is delivered at most once per epoch.
-* If an epoch is not simply each sample once, its order is one of *draws* (:mod:`.orders`). If a user's
-  sampler drew it, its batches have the given lengths, there is one rank, and other epochs are unknown.
+* If an epoch does not draw each sample once, its order consists of *draws* (:mod:`.orders`). If a user's
+sampler drew it, its batches have the given lengths, there is one rank, and other epochs are unknown.
 * In a *mix*, an epoch has as many *slots* as all its datasets have samples together, a global batch is
   ``G`` slots, and the plan has its dataset's part of a rank's slice.
 """
@@ -29,7 +29,7 @@ from superdl.super_wire.errors import PlanError
 if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Bools, Ints
 
-# Distance of samples with no known next use: far beyond others, safe to add to in int64
+# Distance of samples with no known next use: far beyond all others, and safe to add to in int64
 NEVER_SOON: Final = 2**62
 _SEED_MIN: Final = -(2**63)
 _SEED_MAX: Final = 2**64 - 1
@@ -40,15 +40,15 @@ _REPLICAS_MAX: Final = 2**20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """One rank's parts of consecutive global batches, concatenated.
+    """A rank's slices of consecutive global batches, concatenated.
 
     Attributes:
         indices: int64 ``[n]``, the samples in their order.
-        padding: bool ``[n]``, True for a sample that only gives all ranks equal lengths.
+        padding: bool ``[n]``, True for samples that only make the ranks' lengths equal.
         offsets: int64 ``[batches + 1]``. Batch ``i`` of the span is
             ``indices[offsets[i] : offsets[i + 1]]``.
-        repetitions: int64 ``[n]``, how often each sample was drawn before in the epoch,
-            or ``None`` if each is drawn once.
+        repetitions: int64 ``[n]``, how often the epoch drew each sample before, or
+            ``None`` if each is drawn once.
     """
 
     indices: Ints
@@ -63,20 +63,20 @@ class Span:
 
 @dataclass(frozen=True)
 class Plan:
-    """The batches of every epoch of one job.
+    """The batches of every epoch of a job.
 
     Args:
         size: Samples in the catalog, 1 to 2**40.
         batch_size: Samples per batch and rank, from 1.
         replicas: Ranks, from 1.
         seed: Any integer from -2**63 to 2**64 - 1; each is a different seed. Unused without ``shuffle``.
-        shuffle: Whether each epoch has its own order.
-        drop_last: Whether to leave out the short last global batch.
-        draws: The draws of an epoch, if it is not simply each sample once.
-        mix: Samples per epoch of each dataset of the mix that these batches are parts of.
+        shuffle: Whether each epoch has a different order.
+        drop_last: Whether to drop the short last global batch.
+        draws: The draws of an epoch, if it does not draw each sample once.
+        mix: Samples per epoch of each dataset, if these batches are parts of a mix.
         member: This plan's index in the mix.
         mix_run: Number of consecutive samples from the same dataset: 1, or a global batch.
-        only_epoch: The one epoch that ``draws`` define, or ``None`` if they define all epochs.
+        only_epoch: The epoch that ``draws`` define, or ``None`` if they define all epochs.
 
     Raises:
         PlanError: If an argument is out of its range, or if ``drop_last`` leaves no batch.
@@ -172,7 +172,7 @@ class Plan:
 
     @property
     def global_batch_size(self) -> int:
-        """Return how many samples all ranks read at once, of all datasets of a mix. The last may be fewer."""
+        """Return how many samples all ranks read at once, over all datasets of a mix, at most."""
         return self.batch_size * self.replicas
 
     @property
@@ -185,7 +185,7 @@ class Plan:
 
     @property
     def samples_per_epoch(self) -> int:
-        """Return the number of samples that all ranks together deliver per epoch, without padding."""
+        """Return the number of samples that all ranks deliver per epoch in total, without padding."""
         return self._before(self._slots_per_epoch)
 
     @property
@@ -207,7 +207,7 @@ class Plan:
         return self.span(epoch, position, position + 1, rank)
 
     def span(self, epoch: int, start: int, stop: int, rank: int) -> Span:
-        """Return what ``rank`` reads at [start, stop) of an epoch. Raises ``PlanError`` if out of range."""
+        """Return the samples for ``rank`` in [start, stop). Raises ``PlanError`` if out of range."""
         epoch = _bounded("epoch", epoch, 0, _EPOCH_MAX)
         stop = _bounded("stop", stop, 0, self.batches_per_epoch)
         start = _bounded("start", start, 0, stop)
@@ -217,11 +217,11 @@ class Plan:
             end = self._mixing.before(first + lengths)
             first = self._mixing.before(first)
             lengths = end - first
-        # A single vectorised call for many batches costs little more than for one.
+        # A vectorised call for many batches takes little more time than for one.
         places = np.arange(int(lengths.sum()), dtype=np.int64) * self._step
         places += np.repeat(first - (np.cumsum(lengths) - lengths) * self._step, lengths)
         padding = places >= self.length
-        # Padding wraps around to the samples that open the epoch.
+        # Padding wraps around to the first samples of the epoch.
         if padding.any():
             places %= self.length
         offsets = np.zeros(stop - start + 1, dtype=np.int64)
@@ -240,11 +240,11 @@ class Plan:
         """Return how many global batches after ``position`` each sample is used next, as
         int64 ``[n]``.
 
-        0 is the batch at ``position``, which may be the epoch's end. A sample not used
-        in the rest of this epoch or in the next gets `NEVER_SOON`. Padding counts. With
+        0 is the batch at ``position``, which may be the end of the epoch. Samples not used
+        in the rest of this epoch or in the next get `NEVER_SOON`. Padding counts. With
         very many draws, a sample may be used sooner. Raises ``PlanError`` if out of range.
         """
-        # Constant time per sample, by the inverse of the order; nothing is stored.
+        # This takes constant time per sample, through the inverse of the order, and stores nothing.
         batches = self.batches_per_epoch
         epoch = _bounded("epoch", epoch, 0, _EPOCH_MAX)
         position = _bounded("position", position, 0, batches)
@@ -267,7 +267,7 @@ class Plan:
         last_batch = first_batch if last is first else self._batches_of(last)
         used = np.maximum(first_batch, position)
         used[(last_batch < position) | (used >= batches)] = NEVER_SOON
-        if position < batches:  # the samples that open the epoch come again in its last batch, as padding
+        if position < batches:  # the first samples of the epoch are repeated in its last batch, as padding
             reopened = first < self.padding_per_epoch
             used[reopened] = np.minimum(used[reopened], batches - 1)
         if self.draws is None:  # each sample once
@@ -278,12 +278,12 @@ class Plan:
 
     @property
     def _step(self) -> int:
-        # Repetitions go to different ranks: a rank takes every replicas-th position
-        # of the global batch.
+        # Distribute repetitions over the ranks: a rank takes every replicas-th
+        # position of the global batch.
         return self.replicas if self.draws is not None and self.draws.repeats > 1 else 1
 
     def _slices(self, start: int, stop: int, rank: int) -> tuple[Ints, Ints]:
-        """Return the first slots and the lengths of a rank's parts of global batches."""
+        """Return the first slots and the lengths of a rank's slices of global batches."""
         if self._ends is not None:
             ends = np.concatenate(([0], self._ends))[start : stop + 1]
             return ends[:-1], np.diff(ends)

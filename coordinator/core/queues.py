@@ -1,4 +1,4 @@
-"""Queues of items that wait for a time, a retry, a reader, room in the cache, or a late answer."""
+"""Queues of items that wait for a time, a retry, a reader, room in the cache, or a late result."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Bools, Ints, SetKey
     from superdl.coordinator.core.settings import CoreSettings
 
-# Plain tuples and numbers name cursors, batches and requests: nothing here keeps them alive.
+# Items refer to cursors, batches and requests by tuples and numbers, so that nothing here keeps them alive.
 CursorKey: TypeAlias = tuple[str, int]  # a rank's cursor, by job and rank
 _Item = TypeVar("_Item")
 
-_VOID_MAX = 64  # beyond as many as are valid, before a heap is rebuilt
-_BELIEVED_S = 3.0  # a reader repeats its misses every second
-_PAUSE_S = 0.05  # between searches for room that find too little
+_VOID_MAX = 64  # void entries beyond the number of valid ones before a heap is rebuilt
+_BELIEVED_S = 3.0  # readers repeat their misses every second
+_PAUSE_S = 0.05  # between searches for room that free too little
 _PAUSE_PER_JOB_S = 0.001
-_LOOKED_AT = 64  # stragglers in one check
+_LOOKED_AT = 64  # maximum stragglers per check
 
 
 class BatchPlace(NamedTuple):
-    """The place of a batch in a job. At most one reader at a time waits for it."""
+    """The position of a batch in a job. At most one reader at a time waits for it."""
 
     job: str
     rank: int
@@ -54,7 +54,7 @@ class TimeQueue(Generic[_Item]):
     def add(self, item: _Item, at_s: float) -> None:
         """Add an item, or change its time."""
         self._count += 1
-        # Entries are never searched for: this voids the item's old entry.
+        # The heap is not searched. This voids the item's old entry.
         self._valid[item] = self._count
         heapq.heappush(self._heap, (at_s, self._count, item))
         if len(self._heap) > 2 * len(self._valid) + _VOID_MAX:
@@ -98,24 +98,24 @@ class Retry:
     samples: SetKey
     indices: Ints
     job: str
-    # Each gets its own invocation, since one of them may crash it.
+    # Whether each sample gets a separate invocation, because one of them may crash it.
     alone: bool = False
-    # The executor where they failed; another one is tried first.
+    # The executor where they failed. Others are tried first.
     failed_by: int | None = None
-    # The source failed to provide them.
+    # Whether the source failed to provide them.
     of_source: bool = False
 
 
 @dataclass(slots=True)
 class Outage:
-    """Consecutive failures for which no sample is to blame. At most one is counted per wait."""
+    """Consecutive failures that are not the fault of a sample. At most one is counted per wait."""
 
     failures: int = 0
     until_s: float = 0.0  # no attempts before this time
-    probing: bool = False  # true while an attempt tests whether the outage is over
+    probing: bool = False  # whether an attempt is testing if the outage is over
 
     def failed(self, settings: CoreSettings, now: float) -> bool:
-        """Count a failure and extend the wait, and return whether it is a new failure."""
+        """Count a failure and extend the wait. Return whether the failure is new."""
         if now < self.until_s and not self.probing:
             return False
         self.failures, self.probing = self.failures + 1, False
@@ -142,8 +142,8 @@ class ReportedMisses:
     """The samples that readers are waiting for, by batch, oldest report first."""
 
     def __init__(self) -> None:
-        # A reader repeats missing samples every second: those not repeated for some seconds
-        # have arrived, or it gave up. Of a batch in progress, only they must stay in the cache.
+        # A reader repeats missing samples every second. Those not repeated for some seconds have arrived, or
+        # the reader gave up. Reported samples of a batch must stay in the cache.
         self._by_batch: dict[BatchPlace, Misses] = {}
         self._unserved: dict[BatchPlace, None] = {}
 
@@ -159,7 +159,7 @@ class ReportedMisses:
         return self._unserved.keys()
 
     def report(self, place: BatchPlace, samples: SetKey, indices: Ints, now: float) -> None:
-        """Record the samples of a batch that a reader is missing."""
+        """Record the samples that a reader is missing in a batch."""
         # Remove the old report first, so that reports stay in order of their expiry.
         self._by_batch.pop(place, None)
         self._by_batch[place] = Misses(now + _BELIEVED_S, samples, indices)
@@ -173,7 +173,7 @@ class ReportedMisses:
         )
 
     def served(self, place: BatchPlace) -> None:
-        """Mark a batch as served, because all its missing samples are present or on their way."""
+        """Mark a batch as served, because all its missing samples are present or in flight."""
         self._unserved.pop(place, None)
 
     def discard(self, place: BatchPlace) -> None:
@@ -182,7 +182,7 @@ class ReportedMisses:
         self.served(place)
 
     def by_set(self, now: float) -> dict[SetKey, Ints]:
-        """Return all missing samples by set, with duplicates if several readers are missing the same ones."""
+        """Return all missing samples by set, with duplicates if several readers are missing a sample."""
         self._expire(now)
         collected: dict[SetKey, list[Ints]] = {}
         for misses in self._by_batch.values():
@@ -206,13 +206,13 @@ class ReportedMisses:
 class RoomSearch:
     """The last failed search for room in the cache, and the cursors that wait for room."""
 
-    # Searching costs milliseconds, and more with every job. After a search that freed too little,
-    # searches with no wider choice are futile until an event has come and some time has passed.
+    # A search takes milliseconds, and more with every job. After a search that freed too little, searches
+    # without a wider choice are futile until an event has arrived and some time has passed.
     until_s: float = -math.inf
     events: int = -1
     later_than_s: float = math.inf
     waiting: dict[CursorKey, None] = field(default_factory=dict)
-    # The time of the next check for teams that hold more than their share
+    # Time of the next check for teams that exceed their share
     shares_again_s: float = -math.inf
 
     def failed(self, events: int, later_than_s: float, now: float, *, jobs: int) -> None:
@@ -246,7 +246,7 @@ class Stragglers:
         self._later: TimeQueue[int] = TimeQueue()
         self._late: dict[int, None] = {}
         self.landings = 0
-        # No check for stragglers that readers wait for before this time: it takes a while
+        # Time before which not to check for stragglers that readers wait for, because the check is slow
         self.look_again_s = 0.0
         self.hedges = 0
 
@@ -254,7 +254,7 @@ class Stragglers:
         return len(self._late)
 
     def watch(self, number: int, late_at_s: float | None) -> None:
-        """Watch a new request, with ``None`` if the time at which it becomes late is unknown."""
+        """Watch a new request. ``late_at_s`` is ``None`` if it is unknown when the request becomes late."""
         if late_at_s is not None:
             self._later.add(number, late_at_s)
 
@@ -278,11 +278,11 @@ class Stragglers:
         return list(itertools.islice(self._late, _LOOKED_AT))
 
     def next_late_s(self) -> float | None:
-        """Return when the next request becomes a straggler if it is still unanswered."""
+        """Return when the next unanswered request becomes a straggler."""
         return self._later.soonest_s()
 
     def affordable(self, share: float) -> int:
-        """Return how many more hedges are within this share of all ended requests."""
+        """Return how many more hedges stay within this share of all ended requests."""
         return max(0, int(share * self.landings) - self.hedges)
 
 
@@ -290,10 +290,11 @@ class UnsavedQueue:
     """Cached samples to write to the store, in order of arrival. It is empty unless saving is ``wanted``."""
 
     def __init__(self) -> None:
-        # True if some functions do not see the store, or a job fills it.
+        # True if some functions cannot access the store, or a job fills it.
         self.wanted = False
         self._waiting: dict[SetKey, deque[tuple[float, Ints]]] = {}
-        # Each is queued at most once: the queue cannot grow while the store takes nothing.
+        # Each is queued at most once, so that the queue stays bounded while the store accepts
+        # nothing.
         self._is_here: dict[SetKey, Bools] = {}
 
     def add(self, key: SetKey, size: int, indices: Ints, now: float) -> None:
@@ -305,7 +306,7 @@ class UnsavedQueue:
             self._waiting.setdefault(key, deque()).append((now, fresh))
 
     def first(self) -> tuple[SetKey, float] | None:
-        """Return the set whose first sample has waited longest, and the start of its wait."""
+        """Return the set whose first sample has waited longest, and when its wait began."""
         since = {key: waiting[0][0] for key, waiting in self._waiting.items()}
         return min(since.items(), key=lambda entry: entry[1]) if since else None
 

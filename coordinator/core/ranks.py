@@ -1,4 +1,4 @@
-"""The life of a rank: it opens a job, requests, reads or misses batches, becomes silent, is forgotten."""
+"""The life of a rank: open a job, request, read and miss batches, become silent, and be forgotten."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Ints, SampleSet
     from superdl.coordinator.core.state import State
 
-# Most batches given out but unread; earlier ones count as read even without a report
+# Maximum number of unread batches that were sent. Earlier ones count as read even without a report
 _UNREPORTED_BATCHES = 256
 _DOUBTFUL = np.zeros(len(SampleState), dtype=np.bool_)
 _DOUBTFUL[[SampleState.UNKNOWN, SampleState.RESIDENT, SampleState.FAILED]] = True
@@ -30,7 +30,7 @@ _EPOCHS_MAX = 2**40
 
 
 def job_opened(state: State, event: JobOpened, now: float) -> None:
-    """Open a job or add a rank. It starts to look ahead at once, from the place in the event."""
+    """Open a job or add a rank, which starts to look ahead at once, from the position in the event."""
     dataset, job = event.dataset, state.jobs.get(event.job)
     state.datasets.setdefault(dataset.content, dataset)
     state.unused_datasets.discard(dataset.content)
@@ -56,7 +56,7 @@ def job_opened(state: State, event: JobOpened, now: float) -> None:
             job, event.rank, start, start, start, start, last_seen_s=now, last_read_s=now, pace=Pace(now)
         )
         cursor.reach = start
-        # Readers likely see a directory; if their first page denies it, restoring is quick.
+        # Readers can probably access a directory. If their first page request denies it, restoring is quick.
         cursor.sees_store = state.settings.store and not state.settings.whole_packs
         job.cursors[event.rank] = cursor
         job.sees_store_changed()
@@ -99,7 +99,7 @@ def executors_ineligible(state: State, event: ExecutorsIneligible, now: float) -
 
 
 def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
-    """Record that a page of the plan was sent. If it is from another place, the rank moves there."""
+    """Record that a page of the plan was sent. If it is from another position, the rank moves there."""
     cursor = state.cursor(event.job, event.rank)
     if cursor is None:
         return
@@ -107,7 +107,7 @@ def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
     renew(state, cursor, now)
     start, stop = job.absolute(event.epoch, event.start), job.absolute(event.epoch, event.stop)
     yielded = job.absolute(event.epoch, event.yielded)
-    if start > cursor.asked or _goes_back(cursor, yielded):
+    if start > cursor.asked or _is_rewound(cursor, yielded):
         cursor.seek(yielded, now)
     if stop > cursor.asked:
         cursor.notes.append(BatchNote(now, NoteKind.PLANNED, max(start, cursor.asked), stop))
@@ -115,7 +115,7 @@ def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
     cursor.pass_empty()
     cursor.reach = max(cursor.reach, stop)
     cursor.yielded = max(cursor.yielded, yielded)
-    if event.yielded > 0:  # an epoch that goes on has ended the one before it
+    if event.yielded > 0:  # the previous epoch ends once this epoch yields
         cursor.skip_to(job.absolute(event.epoch, 0))
     cursor.skip_to(cursor.yielded - _UNREPORTED_BATCHES)
     if cursor.sees_store != (event.sees_store and state.settings.store):
@@ -127,9 +127,9 @@ def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
     state.wake(cursor)
 
 
-def _goes_back(cursor: Cursor, yielded: int) -> bool:
-    # Less was yielded than before, and than was read. A report may overtake a request, but that request still
-    # yields no less than the one before.
+def _is_rewound(cursor: Cursor, yielded: int) -> bool:
+    # Fewer batches were yielded than before, and than were read. A report may overtake a request, but even
+    # then the request yields no fewer than the previous one.
     return yielded < cursor.watermark and yielded < cursor.yielded
 
 
@@ -145,7 +145,7 @@ def batch_read(state: State, event: BatchRead, now: float) -> None:
     if not job.plan.covers(event.epoch):
         return
     position = job.absolute(event.epoch, event.position)
-    # No one reads what was not given out; an earlier coordinator may have given out a bit more.
+    # Batches that were not sent cannot be read, but an earlier coordinator may have sent a few more.
     if position >= cursor.reach + _UNREPORTED_BATCHES:
         return
     renew(state, cursor, now)
@@ -178,26 +178,26 @@ def _missed(state: State, job: Job, place: BatchPlace, event: BatchRead, now: fl
     missed = event.missed[(event.missed >= 0) & (event.missed < batch.size)]
     corrupt = event.corrupt[(event.corrupt >= 0) & (event.corrupt < batch.size)]
     key = job.samples_of(event.epoch)
-    if not state.admits(key, waited_for=True):  # the reader will repeat it
+    if not state.admits(key, waited_for=True):  # the reader will report it again
         return
     samples = state.set_of(key)
-    spoilt = state.unique(batch[corrupt])
-    dropped = samples.among(spoilt, SampleState.ABSENT)
-    if dropped.size:  # a tombstone does not replace a record, so make way for it
+    corrupt_indices = state.unique(batch[corrupt])
+    dropped = samples.among(corrupt_indices, SampleState.ABSENT)
+    if dropped.size:  # a tombstone does not replace a record, so delete the record
         state.actions.append(Drop(key, dropped))
     missing = state.unique(batch[missed])
     batch_missed(state, place, samples, missing, now)
     state.misses.report(place, key, missing, now)
-    # The report may be older than the sample, or forged, so the cache is asked before a record is believed
-    # spoilt or lost.
-    audit(state, key, spoilt[_DOUBTFUL[samples.state[spoilt]]], place, whole=True)
+    # The report may be older than the sample, or forged, so check the cache before assuming that a record
+    # is corrupt or lost.
+    audit(state, key, corrupt_indices[_DOUBTFUL[samples.state[corrupt_indices]]], place, whole=True)
     audit(state, key, missing[_DOUBTFUL[samples.state[missing]]], place)
 
 
 def renew(state: State, cursor: Cursor, now: float) -> None:
     """Renew the lease of a rank."""
     cursor.last_seen_s = now
-    if cursor.lapsed or cursor.key not in state.leases:  # one entry each, checked again when due
+    if cursor.lapsed or cursor.key not in state.leases:  # one entry per rank, checked again when due
         state.leases.add(cursor.key, now + state.settings.lease_s)
     if cursor.lapsed:
         cursor.lapsed = False
@@ -215,8 +215,8 @@ def lapse(state: State, now: float) -> None:
             job_closed(state, JobClosed(name, rank), now)
             continue
         if cursor.last_seen_s + settings.lease_s <= now:
-            # Nothing is looked ahead for it until it comes back; samples that only
-            # it will read go first.
+            # Do not look ahead for it until it returns. Samples that only it will
+            # read are dropped first.
             cursor.lapsed = True
             state.rest(cursor)
             state.want(cursor, 0)
@@ -240,7 +240,7 @@ def forget_empty_sets(state: State, now: float) -> None:
     state.unused_datasets = unused
 
 
-_NOT_ASKED_FOR = frozenset({SampleState.UNKNOWN, SampleState.CHECKING, SampleState.ABSENT})
+_NOT_REQUESTED = frozenset({SampleState.UNKNOWN, SampleState.CHECKING, SampleState.ABSENT})
 _WHERE = {RequestKind.RESTORE: "from the store, ", RequestKind.SAVE: "into the store, "}
 
 
@@ -258,7 +258,7 @@ def history(state: State, name: str, rank: int, epoch: int, position: int) -> li
     ]
     indices = job.plan.batch(epoch, position, rank).indices
     requests = [request for request in state.recent_requests if request.order.samples == key]
-    # One call for all of them: thousands of requests are remembered.
+    # Use a single call, because thousands of requests are remembered.
     named = np.isin(np.concatenate([indices[:0], *(request.order.indices for request in requests)]), indices)
     ends = np.cumsum([0, *(request.order.indices.size for request in requests)])
     for request, begin, end in zip(requests, ends[:-1], ends[1:], strict=True):
@@ -280,18 +280,18 @@ def history(state: State, name: str, rank: int, epoch: int, position: int) -> li
 
 
 def batch_missed(state: State, place: BatchPlace, samples: SampleSet, indices: Ints, now: float) -> None:
-    """Record why samples of a batch were missing at first. Later misses do not count."""
+    """Record why samples of a batch were missing at the first attempt. Later misses do not count."""
     stalls, cursor = state.stalls, state.cursor(place.job, place.rank)
     if place in stalls.waits or not indices.size or cursor is None:
         return
-    # Searching thousands of requests would be exact but cost milliseconds for each
-    # stalled batch. No decision depends on causes.
-    cause = _cause_at_once(state, cursor, samples, indices, now)
+    # This is approximate: searching thousands of requests takes milliseconds per
+    # stalled batch, and no decision depends on causes.
+    cause = _cause_from_states(state, cursor, samples, indices, now)
     stalls.begin(place, cause, cursor.job.dataset)
 
 
 def stall_ended(state: State, place: BatchPlace, job: Job, wait_us: int, now: float) -> None:
-    """End the stall of a batch that has now been read, and count it for its job."""
+    """End the stall of a batch that has been read, and count it for the job."""
     first = state.stalls.waits.pop(place, None)
     cause = Cause.UNKNOWN
     if first is not None:
@@ -299,16 +299,16 @@ def stall_ended(state: State, place: BatchPlace, job: Job, wait_us: int, now: fl
     job.stalls.add(Stall(place.rank, place.epoch, place.position, cause, wait_us))
 
 
-def _cause_at_once(
+def _cause_from_states(
     state: State, cursor: Cursor, samples: SampleSet, indices: Ints, now: float
 ) -> Cause | None:
-    """Return the cause if the states of the samples determine it, or ``None`` if functions do."""
+    """Return the cause if the states of the samples determine it, or ``None`` if it lies in the functions."""
     counts = np.bincount(samples.state[indices], minlength=len(SampleState))
     commonest = SampleState(int(counts.argmax()))
     if commonest is SampleState.WAITING:
         return Cause.THROTTLE if _is_limited(state, cursor.job, now) else Cause.RETRY
     from_store = waits_for_the_store(state, samples, indices, now)
-    if commonest not in _NOT_ASKED_FOR:  # also if a record arrived after the reader looked
+    if commonest not in _NOT_REQUESTED:  # also if a record arrived after the reader's attempt
         return Cause.STORE if from_store else None
     if cursor.fresh:
         return Cause.COLD_START

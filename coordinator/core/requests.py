@@ -1,7 +1,7 @@
 """The life of a request: it is made, sent, answered or failed, and finished.
 
-Its *claim* is the samples that are still missing, and the room reserved for them in
-the cache. Two requests that race share a claim.
+A request's *claim* is the samples that are still missing, and the room reserved for
+them in the cache. Two racing requests share a claim.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _LATE_LEAST_S = 0.05  # no request is a straggler before this
 _RESTORE_LATE_LEAST_S = 2.0  # no restore is a straggler before this
-_LOOK_EVERY_S = 0.05  # for stragglers that readers wait for
+_LOOK_EVERY_S = 0.05  # interval between checks for stragglers that readers wait for
 
 
 def make(
@@ -46,7 +46,7 @@ def make(
     *,
     restore: bool = False,
 ) -> None:
-    """Request absent samples, produced or restored, from an executor, and charge a job."""
+    """Request that an executor produces or restores absent samples, and charge a job."""
     indices = indices.copy()  # a view would keep the whole array alive
     samples = state.set_of(key)
     if not restore:
@@ -84,12 +84,12 @@ def _note_thrash(state: State, samples: SampleSet, indices: Ints, now: float) ->
     if again and key.epoch == EVERY_EPOCH and state.thrash.produced_again(key.dataset, again, now):
         if needed_bytes(state) > state.budget_bytes:
             state.actions.append(Warn(thrash_text(state)))
-        else:  # there is room for all by now: dropped samples come back only once
+        else:  # there is room for all now, so dropped samples are produced again only once
             state.thrash.forget()
 
 
 def _send(state: State, request: Request, now: float) -> None:
-    """Send a request, and watch whether it is late unless it is a save, which no one waits for."""
+    """Send a request. Watch for its deadline unless it is a save, for which nothing waits."""
     order, counters = request.order, state.account(request)
     counters.invocations += 1
     counters.requests_in_flight += 1
@@ -123,7 +123,7 @@ def _late_at_s(state: State, request: Request, now: float) -> float | None:
 
 
 def race_stragglers(state: State, now: float) -> None:
-    """Race stragglers, up to a share of all requests, if functions are idle or a reader is waiting."""
+    """Hedge stragglers, up to a share of all requests, if functions are idle or a reader is waiting."""
     # Dean and Barroso, "The Tail at Scale", 2013.
     watched = state.stragglers
     if not len(watched) or not state.settings.hedge_share:
@@ -136,7 +136,7 @@ def race_stragglers(state: State, now: float) -> None:
         late = state.requests[number]
         dataset = late.order.samples.dataset
         deserved = watched.affordable(state.settings.hedge_share) > 0 and (
-            # Idle functions alone are no reason to decode what the store will bring.
+            # Idle functions are no reason to decode samples that the store will provide.
             (late.order.kind.decodes and any(group.idle(now) for group in state.fleet.groups))
             or _is_missed(state, late, misses)
         )
@@ -148,7 +148,7 @@ def race_stragglers(state: State, now: float) -> None:
 
 
 def _race(state: State, late: Request, executor: ExecutorState, now: float) -> None:
-    """Request the missing samples of a straggler from an executor. The first answer counts."""
+    """Request the missing samples of a straggler from an executor. The first result counts."""
     state.stragglers.raced(late.order.request_id)
     late.rival = next(state.numbers)
     state.account(late).hedges += 1
@@ -159,7 +159,7 @@ def _race(state: State, late: Request, executor: ExecutorState, now: float) -> N
 
 def _is_unproven(state: State, request: Request) -> bool:
     """Return whether the executor of a straggler has never answered, and there is another executor."""
-    # Hedges against it have no bound except that it is soon set aside.
+    # Hedges against it are not limited, but it is soon set aside.
     executor = state.fleet.executors[request.order.executor]
     return (
         not executor.latency.answers
@@ -177,7 +177,7 @@ def _is_missed(state: State, request: Request, misses: Mapping[SetKey, Ints]) ->
 
 
 def request_done(state: State, event: RequestDone, now: float) -> None:
-    """Handle an answer: accept the samples that arrived, and retry the others."""
+    """Handle a result: accept the samples that arrived, and retry the others."""
     ended = finish(state, event, now)
     if ended is None:
         return
@@ -193,7 +193,7 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
         return
     samples, indices = state.set_of(order.samples), order.indices
     records = restoring.take_in(state, samples, indices, event, cached)
-    state.has_come(order.samples, records, now)
+    state.add_resident(order.samples, records, now)
     choose_to_read_back(state, request, indices[cached], event.record_bytes[cached], now)
     samples.move(indices[ended.failed], SampleState.FAILED)
     for offset in np.flatnonzero(ended.failed):
@@ -202,7 +202,7 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
         end_outages(state, request)
     restoring.take_in_late(state, samples, indices, event, ended.late)
     if ended.left.any():
-        retry_rest(state, request, event, ended.left, now, some_came=bool(cached.any()))
+        retry_rest(state, request, event, ended.left, now, any_arrived=bool(cached.any()))
 
 
 def request_failed(state: State, event: RequestFailed, now: float) -> None:
@@ -219,7 +219,7 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
     if event.kind is FailureKind.THROTTLED:
         state.stalls.work_for(request.order.samples.dataset).throttled += 1
     not_restored = request.order.kind is RequestKind.RESTORE and event.kind not in NEVER_RUN
-    if not_restored:  # decode: what crashes or hangs one function would again
+    if not_restored:  # decode instead, because a restore would crash or hang again
         unsettled = request.order.indices[ended.left | request.claim.unsettled]
         restoring.forget(state, state.set_of(request.order.samples), unsettled)
     if not_restored or event.kind is FailureKind.TIMED_OUT:  # a hanging store delays writers
@@ -232,17 +232,17 @@ class Ended(NamedTuple):
     """A request that has ended, with bools ``[samples]`` for each possible result."""
 
     request: Request
-    # Of its unsettled samples, the cached ones and those that failed for good.
+    # Of its unsettled samples, those that are cached and those that failed permanently.
     cached: Bools
     failed: Bools
-    # To be retried, unless a rival may still bring them.
+    # Samples to retry, unless a rival may still provide them.
     left: Bools
-    # They came after they were settled.
+    # Samples that arrived after they were settled.
     late: Bools
 
 
 def finish(state: State, event: RequestDone | RequestFailed, now: float) -> Ended | None:
-    """Free the place of a request, bill it and settle its samples. Returns ``None`` for a second answer."""
+    """Finish a request, bill it and settle its samples. Returns ``None`` for a duplicate result."""
     request = state.requests.pop(event.request_id, None)
     if request is None:
         return None
@@ -254,11 +254,11 @@ def finish(state: State, event: RequestDone | RequestFailed, now: float) -> Ende
         written = event.outcomes == CACHED
         cached, late = unsettled & written, written & ~unsettled
         failed = unsettled & (event.outcomes == TOMBSTONE)
-    raced = request.rival in state.requests  # the rival may still bring the rest
+    raced = request.rival in state.requests  # the rival may still provide the rest
     remaining = np.zeros_like(unsettled) if raced else unsettled & ~(cached | failed)
     order, claim = request.order, request.claim
     claim.unsettled &= ~(cached | failed | remaining)
-    # A rival of a request for pointers still writes records over them.
+    # The rival of a request for pointers may still overwrite them with records.
     if not claim.unsettled.any() and not (raced and order.kind is RequestKind.DECODE_TO_POINTERS):
         state.reserved_bytes -= claim.reserved_bytes
         claim.reserved_bytes = 0
@@ -306,7 +306,7 @@ def _bill(state: State, request: Request, event: RequestDone | RequestFailed, no
         if event.cold_start:
             executor.cold_starts += 1
             executor.cold_s += max(0.0, now - request.made_s - event.duration_us / 1e6)
-        if order.kind.fills_cache:  # a save reads what was counted before
+        if order.kind.fills_cache:  # the samples of a save were counted before
             state.stalls.work_for(order.samples.dataset).add(event, order.kind)
             counters.fetch_s += event.fetch_us / 1e6
             counters.decode_s += event.decode_us / 1e6
@@ -332,7 +332,7 @@ def _bill(state: State, request: Request, event: RequestDone | RequestFailed, no
 
 
 def _judge_loser(state: State, winner: Request, now: float) -> None:
-    """Blame the loser of a race, because it may never answer."""
+    """Blame the loser of a race, which may never answer."""
     loser = state.requests.get(winner.rival) if winner.rival is not None else None
     if loser is None:
         return

@@ -1,8 +1,8 @@
-"""The core's view of the store: stored samples, who restores them, and what to do if it fails.
+"""The core's view of the store: stored samples, the executors that restore them, and failures.
 
-A job whose readers all see the store is *straight*: only samples that a reader misses are
-written to the cache. If all jobs of a dataset are straight, decoded samples arrive as
-*pointers* into their new pack.
+A job whose readers can all access the store is *straight*: only samples that a reader
+    misses are written to the cache. If all jobs of a dataset are straight, decoded
+    samples are cached as *pointers* into their new pack.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Bools, Ints, SampleSet
     from superdl.coordinator.core.state import Request, State
 
-_NO_POINTERS_S = 60.0  # time for which records are pushed after a reader could not follow a pointer
+_NO_POINTERS_S = 60.0  # how long to push records after a reader could not follow a pointer
 _NOT_STORED = OUTCOME_ORDER.index(Outcome.NOT_STORED)
 _STORE_ERROR = OUTCOME_ORDER.index(Outcome.STORE_ERROR)
 _READING = "the executor {} cannot read the store: {}; samples are decoded until it can"
@@ -47,16 +47,16 @@ class Way(NamedTuple):
 
 
 def records_stored(state: State, event: RecordsStored, now: float) -> None:
-    """Record places in the store. For a dataset without a job they are ignored, and will be sent again."""
+    """Record locations in the store. They are ignored for a dataset without a job, and will be sent again."""
     dataset = state.datasets.get(event.dataset)
     if dataset is None or dataset.random or not state.settings.store or not event.indices.size:
         return
-    # The core knows a place by the number of its pack; the coordinator knows name and offset.
+    # The core stores the number of the pack. The coordinator has its name and the offset.
     state.set_of(SetKey(event.dataset, EVERY_EPOCH)).place(event.indices, event.packs)
 
 
 def packs_lost(state: State, event: PacksLost, now: float) -> None:
-    """Forget the places in lost packs."""
+    """Forget the locations in lost packs."""
     for samples in state.sets.values():
         if samples.packs is not None:
             lost = np.isin(samples.packs, event.packs) & (samples.packs != 0)
@@ -65,7 +65,7 @@ def packs_lost(state: State, event: PacksLost, now: float) -> None:
 
 
 def forget(state: State, samples: SampleSet, indices: Ints) -> None:
-    """Forget places. Straight ranks check again, as they may have skipped these samples."""
+    """Forget locations. Straight ranks check again, because they may have skipped these samples."""
     if not indices.size:
         return
     samples.place(indices, 0)
@@ -74,7 +74,7 @@ def forget(state: State, samples: SampleSet, indices: Ints) -> None:
 
 
 def all_straight(state: State, dataset: bytes) -> bool:
-    """Return whether all readers of a dataset see the store."""
+    """Return whether all readers of a dataset can access the store."""
     return all(job.straight for job in state.jobs_of(dataset))
 
 
@@ -91,8 +91,8 @@ def withdraw_pointers(state: State, dataset: bytes) -> None:
 
 
 def usable(state: State, samples: SampleSet, event: Audited, now: float, *, whole: bool) -> Bools:
-    """Return which audited samples readers can use. Pointers count only if all readers can follow them."""
-    # A `whole` audit comes from a reader that tried to follow a pointer.
+    """Return a mask of usable audited samples. Pointers are usable only if all readers can follow them."""
+    # A `whole` audit is caused by a reader that tried to follow a pointer.
     present: Bools = event.record_bytes > 0
     if event.pointers is None:
         return present
@@ -118,8 +118,8 @@ def take_in(
 
 def take_in_late(state: State, samples: SampleSet, indices: Ints, event: RequestDone, written: Bools) -> None:
     """Delete samples that the loser of a race wrote after they had been dropped."""
-    # Nothing would account for them. It may also have written a pointer over a record, or the other way
-    # round.
+    # They would not be accounted for. The loser may also have replaced a record with a pointer, or vice
+    # versa.
     late = samples.among(indices[written], SampleState.ABSENT)
     if late.size:
         state.actions.append(Drop(samples.key, late))
@@ -129,8 +129,8 @@ def take_in_late(state: State, samples: SampleSet, indices: Ints, event: Request
         take_in(state, samples, indices, event, over)
 
 
-def wanted_in_cache(job: Job, samples: SampleSet, indices: Ints) -> Ints:
-    """Return which of ``indices`` a job needs in the cache before its readers reach them."""
+def needed_in_cache(job: Job, samples: SampleSet, indices: Ints) -> Ints:
+    """Return a mask of the ``indices`` that a job needs in the cache before its readers reach them."""
     to_store = job.fill is not None and job.fill.to_store
     if not (job.straight or to_store) or samples.packs is None:
         return indices
@@ -143,7 +143,7 @@ def share_in_cache(job: Job, samples: SampleSet) -> float:
 
 
 def ways(state: State, key: SetKey, indices: Ints, now: float) -> Iterator[Way]:
-    """Yield the ways to get absent samples: first decoding, which takes longer, then restoring."""
+    """Yield the ways to get absent samples: first decoding, because it takes longer, then restoring."""
     eligible, samples = state.eligible_for(key.dataset), state.sets[key]
     stored = None if samples.packs is None else samples.packs[indices] != 0
     executors = None if stored is None or not stored.any() else _restorers(state, eligible, now)
@@ -151,7 +151,7 @@ def ways(state: State, key: SetKey, indices: Ints, now: float) -> Iterator[Way]:
         yield Way(indices, eligible)
         return
     decoded, restored = indices[~stored], indices[stored]
-    if state.settings.whole_packs and samples.packs is not None:  # samples of a pack go together
+    if state.settings.whole_packs and samples.packs is not None:  # request the samples of a pack together
         restored = restored[np.argsort(samples.packs[restored], kind="stable")]
     if decoded.size:
         yield Way(decoded, eligible)
@@ -159,7 +159,7 @@ def ways(state: State, key: SetKey, indices: Ints, now: float) -> Iterator[Way]:
 
 
 def _restorers(state: State, eligible: EligibleExecutors, now: float) -> EligibleExecutors | None:
-    """Return the executors that can restore, or ``None``. Skips those set aside if another works."""
+    """Return the executors that can restore, or ``None``. Skips those that are set aside if another works."""
     able = [
         executor
         for executor in (*eligible.executors, *eligible.store_only)
@@ -173,38 +173,38 @@ def _restorers(state: State, eligible: EligibleExecutors, now: float) -> Eligibl
 
 
 def is_usable(state: State, breaker: CircuitBreaker, now: float) -> bool:
-    """Return whether the store can be used. After a failure and a pause, one trial request may use it."""
+    """Return whether the store can be used. After a failure and a pause, a trial request may use it."""
     return not breaker.tripped or (now >= breaker.open_until_s() and breaker.probe not in state.requests)
 
 
-def with_their_packs(state: State, key: SetKey, wanted: Ints) -> Ints:
-    """Return the complete first packs of ``wanted``, as many as one request and the free room allow."""
-    # Other absent samples of these packs come along if a job will need them.
+def with_their_packs(state: State, key: SetKey, requested: Ints) -> Ints:
+    """Return the complete first packs of ``requested``, as many as a request and the free room allow."""
+    # Include other absent samples of these packs that a job will need.
     samples = state.set_of(key)
     fitting = int(state.free_bytes / samples.sample_bytes)
-    if not state.settings.whole_packs or samples.packs is None or fitting <= wanted.size:
-        return wanted
+    if not state.settings.whole_packs or samples.packs is None or fitting <= requested.size:
+        return requested
     most = min(state.settings.request_samples, fitting)
-    packs = samples.packs[wanted]
+    packs = samples.packs[requested]
     parts: list[Ints] = []
     count = 0
     for pack in dict.fromkeys(packs.tolist()):
-        inside = samples.among(samples.lying_in(pack), SampleState.ABSENT)
+        inside = samples.among(samples.samples_in_pack(pack), SampleState.ABSENT)
         if parts and count + inside.size > most:
             break
-        requested = wanted[packs == pack]
-        parts += [requested, np.setdiff1d(inside, requested)[: most - count - requested.size]]
+        of_pack = requested[packs == pack]
+        parts += [of_pack, np.setdiff1d(inside, of_pack)[: most - count - of_pack.size]]
         count += parts[-2].size + parts[-1].size
     taken = np.concatenate(parts)
-    is_wanted = np.isin(taken, wanted)
+    is_requested = np.isin(taken, requested)
     uses_s = next_use_s(key, taken, state.jobs.values(), np.ones(taken.size, dtype=np.bool_))
-    return taken[is_wanted | np.isfinite(uses_s)]
+    return taken[is_requested | np.isfinite(uses_s)]
 
 
 def kind_for(
     state: State, executor: ExecutorState, samples: SampleSet, indices: Ints, now: float, *, restore: bool
 ) -> RequestKind:
-    """Choose the kind of a request according to what the executor and the readers see."""
+    """Choose the kind of a request, based on the store access of the executor and the readers."""
     if restore:
         return RequestKind.RESTORE
     access = executor.store
@@ -226,7 +226,7 @@ def kind_for(
 
 
 def answered(state: State, request: Request, access: StoreAccess, event: RequestDone, now: float) -> None:
-    """Learn from an answer which records the store has, and whether the store works."""
+    """Update from a result: which records the store has, and whether it works."""
     samples = state.set_of(request.order.samples)
     if event.pack and event.stored is not None and request.order.samples.epoch == EVERY_EPOCH:
         samples.place(request.order.indices[event.stored], event.pack)
@@ -251,7 +251,7 @@ def answered(state: State, request: Request, access: StoreAccess, event: Request
 def distrust(state: State, request: Request, reason: str, now: float, *, refused: bool = False) -> None:
     """Blame the store for a failed or refused request that used it. Warns when it is first set aside."""
     executor = state.fleet.executors[request.order.executor]
-    # By executor, since functions may be configured differently.
+    # Track this by executor, because functions may be configured differently.
     breaker = executor.breaker_for(request.order.kind)
     if breaker is None:
         return
@@ -264,7 +264,7 @@ def distrust(state: State, request: Request, reason: str, now: float, *, refused
 
 
 def trouble(state: State) -> str:
-    """Return why the store is not read or written now, or an empty string if it is."""
+    """Return why the store cannot be read or written now, or an empty string if it can."""
     breakers = [
         (executor.name, breaker, text)
         for executor in state.fleet.executors

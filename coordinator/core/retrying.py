@@ -37,18 +37,18 @@ _UNCOUNTED = np.isin(OUTCOME_ORDER, [Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Ou
 _NOT_RESTORED = np.isin(OUTCOME_ORDER, [Outcome.NOT_STORED, Outcome.STORE_ERROR])
 
 _EXPIRED_EARLY = (
-    "; it gave this answer {:.1f} s into the {:.0f} s that a request may take: the function's own time limit "
-    "is too short for any work"
+    "; it answered after {:.1f} s of the {:.0f} s that a request may take: the function's time limit is too "
+    "short for any work"
 )
 _OUTAGES_PER_WARNING = 8
-_GOLDEN = (5**0.5 - 1) / 2  # fractions of its multiples are spread evenly
+_GOLDEN = (5**0.5 - 1) / 2  # the fractions of its multiples are evenly distributed
 
-# Most failures of a sample that a set-aside executor is blamed for, if there is another
+# Maximum failures of a sample to blame on an executor that is set aside, if there is another
 BLAMED_ON_EXECUTOR_MAX = 2
 
 
 def end_outages(state: State, request: Request) -> None:
-    """End the outage, and that of the source if samples were decoded rather than restored."""
+    """End the outage, and also that of the source if samples were decoded rather than restored."""
     state.outage.failures = 0
     if request.order.kind.decodes:
         state.source_outages.pop(request.order.samples.dataset, None)
@@ -56,8 +56,8 @@ def end_outages(state: State, request: Request) -> None:
 
 def release_due(state: State, now: float) -> None:
     """Mark samples whose retry is due as absent, and make ranks look ahead to them again."""
-    # While a source gives nothing, one retry in each wait tries it. The others are spread over the wait, so
-    # that they do not all come at once when it is back.
+    # While a source is down, one retry per wait tries it. Spread the others over the wait, so that they do
+    # not all run at once when it is back.
     for retry in state.retries.take_until(now):
         outage = state.source_outages.get(retry.samples.dataset) if retry.of_source else None
         if outage is not None and not outage.may_try(state.settings, now):
@@ -69,13 +69,13 @@ def release_due(state: State, now: float) -> None:
         absent = samples.among(retry.indices, SampleState.WAITING)
         samples.move(absent, SampleState.ABSENT)
         reading = state.jobs_of(retry.samples.dataset)
-        # One job is enough; if it lapses before that, readers of the others will miss them.
+        # One job is enough. If it lapses first, readers of the others will miss the samples.
         job = min(reading, key=lambda job: (job.lapsed, job.name != retry.job), default=None)
         cursors = job.cursors.values() if job is not None else ()
-        want_again(state, retry.samples, absent, cursors, alone=retry.alone, failed_by=retry.failed_by)
+        recheck(state, retry.samples, absent, cursors, alone=retry.alone, failed_by=retry.failed_by)
 
 
-def want_again(
+def recheck(
     state: State,
     key: SetKey,
     absent: Ints,
@@ -96,11 +96,11 @@ def want_again(
 
 
 def retry_rest(
-    state: State, request: Request, event: RequestDone, left: Bools, now: float, *, some_came: bool
+    state: State, request: Request, event: RequestDone, left: Bools, now: float, *, any_arrived: bool
 ) -> None:
-    """Retry the samples that an answer lacks: at once, after a wait, or when the source is back."""
+    """Retry the samples that are missing from a result: at once, after a wait, or when the source is back."""
     order, messages = request.order, event.messages
-    # The function began nothing, out of time long before our clock says so.
+    # The function started nothing, because it ran out of time long before this clock says so.
     is_early = now - request.made_s < state.settings.request_ttl_s / 2
     expired_early = is_early and bool((event.outcomes == _EXPIRED).all())
     uncounted = left & _UNCOUNTED[event.outcomes] & (not expired_early)
@@ -114,18 +114,18 @@ def retry_rest(
         for offset in np.flatnonzero(uncounted)
     }
     try_again(state, request, np.flatnonzero(uncounted), why, now, counts=False, alone=False)
-    await_source(state, request, np.flatnonzero(unavailable), now, some_came=some_came)
-    if expired_early:  # else they would be requested, and paid for, forever
+    await_source(state, request, np.flatnonzero(unavailable), now, any_arrived=any_arrived)
+    if expired_early:  # otherwise they would be requested, and paid for, forever
         note = _EXPIRED_EARLY.format(now - request.made_s, state.settings.request_ttl_s)
         messages = {offset: messages.get(offset, "") + note for offset in range(order.indices.size)}
-    slow = counted & (event.outcomes == _TIMED_OUT)  # alone: it delays its whole function
+    slow = counted & (event.outcomes == _TIMED_OUT)  # requested alone, because it delays its whole function
     try_again(state, request, np.flatnonzero(slow), messages, now, counts=True, alone=True)
     try_again(state, request, np.flatnonzero(counted & ~slow), messages, now, counts=True, alone=False)
 
 
 def _withhold_refused(state: State, request: Request, refused: int) -> None:
     """Withhold memory after the cache refused samples for which it should have had room."""
-    # All that seems free, plus the size of the refused samples, until the servers' figures correct it.
+    # Withhold all memory that seems free, plus the refused samples' size, until the servers report again.
     if refused:
         refused_bytes = math.ceil(state.set_of(request.order.samples).sample_bytes * refused)
         withheld_bytes = state.withheld_bytes + max(0, state.free_bytes) + refused_bytes
@@ -135,7 +135,7 @@ def _withhold_refused(state: State, request: Request, refused: int) -> None:
 def retry_failed(
     state: State, request: Request, kind: FailureKind, left: NDArray[np.intp], now: float
 ) -> None:
-    """Retry the samples of a failed request, each on its own if one may be to blame."""
+    """Retry the samples of a failed request, each separately if one of them may be to blame."""
     never_run = kind in NEVER_RUN
     if request.order.kind is RequestKind.RESTORE and not never_run:
         _wait(state, request, request.order.indices[left], 0.0, now)
@@ -183,16 +183,16 @@ def try_again(
 
 
 def await_source(
-    state: State, request: Request, offsets: NDArray[np.intp], now: float, *, some_came: bool
+    state: State, request: Request, offsets: NDArray[np.intp], now: float, *, any_arrived: bool
 ) -> None:
     """Queue samples that the source cannot provide now, without using up attempts."""
-    # If it gave nothing at all, one retry in each wait tries it, so that the others do not keep it
-    # overloaded.
+    # If it returned nothing at all, only one retry per wait tries it, so that the others do not
+    # keep it overloaded.
     offsets = _turn_elsewhere(state, request, offsets, now, counts=False)
     if not offsets.size:
         return
     samples, indices = state.set_of(request.order.samples), request.order.indices[offsets]
-    if not some_came:
+    if not any_arrived:
         state.source_outages.setdefault(request.order.samples.dataset, Outage()).failed(state.settings, now)
     if not samples.unavailable:
         samples.unavailable_since_s = now
@@ -208,7 +208,7 @@ def _wait(
     now: float,
     **how: Any,
 ) -> None:
-    """Make samples wait for a retry, for 0 s if another executor or another way can provide them."""
+    """Make samples wait for a retry, or retry at once (0 s) if another executor or way can provide them."""
     if not indices.size:
         return
     key = request.order.samples
@@ -228,7 +228,7 @@ def _turn_elsewhere(
     state: State, request: Request, offsets: NDArray[np.intp], now: float, *, counts: bool
 ) -> NDArray[np.intp]:
     """Retry at once elsewhere if an executor that was set aside failed, and return the other offsets."""
-    # The executor is more likely to blame than the samples, but it excuses each only a few times.
+    # The executor is more likely to blame than the samples, but each sample is excused only a few times.
     executor = state.fleet.executors[request.order.executor]
     if not (
         executor.breaker.tripped

@@ -1,6 +1,6 @@
-"""The residency of samples: one byte of state for each, and the table of legal changes.
+"""The residency of samples: one byte of state per sample, and the table of legal transitions.
 
-A *sample set* contains the samples of one dataset with one recipe, and for one epoch
+A *sample set* contains the samples of a dataset with a recipe, and of a single epoch
 if the recipe is random.
 """
 
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
 Ints: TypeAlias = "NDArray[np.int64]"
 Bools: TypeAlias = "NDArray[np.bool_]"
 
-EVERY_EPOCH = -1  # the SetKey.epoch of a deterministic recipe: the samples of all epochs are the same
+EVERY_EPOCH = -1  # the SetKey.epoch of a deterministic recipe, whose samples are equal in all epochs
 _OBJECT_BYTES = 16
-# Key, dictionary entry and object header of one key, as measured with Valkey 9 and Redis 7
+# Bytes for key, dictionary entry and object header, as measured with Valkey 9 and Redis 7
 _KEY_OVERHEAD_BYTES = 160
 
 
 class SetKey(NamedTuple):
-    """The name of a sample set: dataset (content of catalog and recipe), and epoch of a random recipe."""
+    """The name of a sample set: dataset (digest of catalog and recipe), and epoch if the recipe is random."""
 
     dataset: bytes
     epoch: int
 
 
 class SampleState(enum.IntEnum):
-    """The assumed state of one sample. The actual state is in the cache."""
+    """The assumed state of a sample. The cache has the actual state."""
 
-    UNKNOWN = 0  # never checked: the cache may hold it from an earlier coordinator
+    UNKNOWN = 0  # never checked; the cache may hold it from an earlier coordinator
     CHECKING = 1  # an audit is in flight
     ABSENT = 2
     IN_FLIGHT = 3  # a request for it is in flight
     WAITING = 4  # it failed and waits for its retry
     RESIDENT = 5
-    FAILED = 6  # a tombstone has the reason
+    FAILED = 6  # a tombstone contains the reason
 
 
 _S = SampleState
@@ -65,7 +65,7 @@ _FROM_STORED[_S.CHECKING] = False
 
 
 def footprint(record_bytes: Ints) -> Ints:
-    """Return the bytes that records take in Redis: jemalloc's size class (four per doubling) and the key."""
+    """Return the bytes of records in Redis: jemalloc's size class (four per doubling), plus the key."""
     size = np.maximum(np.asarray(record_bytes, dtype=np.int64) + _OBJECT_BYTES, _OBJECT_BYTES)
     step = np.int64(1) << np.maximum(np.floor(np.log2(size - 1)).astype(np.int64) - 2, 4)
     taken: Ints = (size + step - 1) // step * step + _KEY_OVERHEAD_BYTES
@@ -80,7 +80,7 @@ def count_again(counts: Counter[int], indices: Ints) -> Ints:
 
 @dataclass(slots=True)
 class CacheMemory:
-    """The cache memory that the records of several sample sets take together."""
+    """The total cache memory of the records of several sample sets."""
 
     resident_bytes: int = 0
 
@@ -100,40 +100,40 @@ class SampleSet:
         start = SampleState.ABSENT if known_absent else SampleState.UNKNOWN
         self.key = key
         self.state: NDArray[np.uint8] = np.full(size, start, dtype=np.uint8)
-        # Footprint in the cache. Only resident samples have one, and keep it while
+        # Bytes in the cache. Only resident samples have any, and keep them while
         # an audit checks them.
         self.stored_bytes: NDArray[np.uint32] = np.zeros(size, dtype=np.uint32)
         self.attempts: NDArray[np.uint8] = np.zeros(size, dtype=np.uint8)
-        # It was in the cache and had to make room.
+        # Whether the sample was dropped from the cache to make room.
         self.dropped: Bools = np.zeros(size, dtype=np.bool_)
-        # Number of the pack in the store with the record, 0 if no place is known;
-        # None if none is known at all, as always with a random recipe.
+        # Number of the pack in the store with the record, or 0 if unknown. None
+        # if no location is known, as always with a random recipe.
         self.packs: NDArray[np.uint32] | None = None
         self.stored_count = 0
-        # Packs with some of the samples were removed.
+        # Whether packs with some of the samples were removed.
         self.has_lost_packs = False
-        # The cache holds a pointer into the store; None if it never did.
+        # Whether the cache holds a pointer into the store. None if it never did.
         self.pointed: Bools | None = None
-        # Before this, no pointers are used: a reader could not follow one.
+        # Time until which no pointers are used, because a reader could not follow one.
         self.pointers_from_s = 0.0
         self._by_pack: tuple[Ints, NDArray[np.uint32]] | None = None
         self._moved = 0
         self._doubted: Bools | None = None
         # Failures of a sample that were blamed on the executor.
         self.blamed_on_executor: Counter[int] = Counter()
-        # How often in a row the source failed to provide a sample; not empty since
+        # How often in a row the source failed to provide a sample. Not empty since
         # unavailable_since_s.
         self.unavailable: Counter[int] = Counter()
         self.unavailable_since_s = 0.0
         self.resident_bytes = 0
         self.resident_count = 0
-        # Expected footprint of a sample not yet produced: a running mean once some have been
+        # Expected footprint of a sample that was not produced yet: a running mean once there are any
         self.sample_bytes = float(footprint(np.array([record_bytes]))[0])
         self._stored_count = 0
         self._memory = memory or CacheMemory()
 
     def among(self, indices: Ints, state: SampleState) -> Ints:
-        """Return the ``indices`` of samples in ``state``, in their order."""
+        """Return the ``indices`` of samples in ``state``, in order."""
         matching: Ints = indices[self.state[indices] == state]
         return matching
 
@@ -154,7 +154,7 @@ class SampleSet:
         return indices[unsure]
 
     def stored(self, indices: Ints) -> Bools:
-        """Return a mask of the ``indices`` that have a known place in the store."""
+        """Return a mask of the ``indices`` with a known location in the store."""
         if self.packs is None:
             return np.zeros(indices.size, dtype=np.bool_)
         known: Bools = self.packs[indices] != 0
@@ -168,11 +168,11 @@ class SampleSet:
         self.packs[indices] = packs
         self.stored_count += int(np.count_nonzero(self.packs[indices]))
         self._moved += indices.size
-        if self._moved > max(self.state.size // 16, 1024):  # sorting pays for many at once
+        if self._moved > max(self.state.size // 16, 1024):  # sorting is only worth it for many
             self._by_pack, self._moved = None, 0
 
-    def lying_in(self, pack: int) -> Ints:
-        """Return the samples in a pack. Some that were placed most recently may be missing."""
+    def samples_in_pack(self, pack: int) -> Ints:
+        """Return the samples in a pack. Some of the most recent ones may be missing."""
         if self.packs is None:
             return np.empty(0, dtype=np.int64)
         if self._by_pack is None:
@@ -184,11 +184,11 @@ class SampleSet:
         return current
 
     def held(self) -> Ints:
-        """Return all samples that are or may be in the cache, or are on their way there, ascending."""
+        """Return all samples that are or may be in the cache or in flight, ascending."""
         return np.flatnonzero((self.state != SampleState.UNKNOWN) & (self.state != SampleState.ABSENT))
 
     def move(self, indices: Ints, to: SampleState) -> None:
-        """Change the state of distinct ``indices``. Raises ``RuntimeError`` for an illegal change, a bug."""
+        """Change the state of distinct ``indices``. Raises ``RuntimeError`` for illegal changes (bugs)."""
         if not indices.size:
             return
         before = self.state[indices]
@@ -225,7 +225,7 @@ class SampleSet:
         self.sample_bytes += (total / indices.size - self.sample_bytes) * max(share, 0.05)
 
     def point(self, indices: Ints, record_bytes: Ints) -> None:
-        """Mark resident pointers of these lengths, which are unrelated to the lengths of their records."""
+        """Mark resident pointers, whose lengths are independent of those of the records."""
         if not indices.size:
             return
         known = self.sample_bytes, self._stored_count
@@ -250,7 +250,7 @@ class SampleSet:
 
     @property
     def idle(self) -> bool:
-        """Return whether no sample of this set is cached, on its way or waiting."""
+        """Return whether no sample of this set is cached, in flight or waiting."""
         return not self.resident_count and not self.under_way
 
     @property

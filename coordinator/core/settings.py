@@ -1,4 +1,4 @@
-"""Settings of the core: limits, waits, prices, datasets and teams, frozen and checked on creation."""
+"""Settings of the core: limits, waits, prices, datasets and teams. Immutable and checked on creation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core.samples import Ints
 
-NO_TEAM = ""  # the team of jobs whose token names none
+NO_TEAM = ""  # the team of jobs whose token has no team
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHARE_MIN, _SHARE_MAX = 1e-3, 1e6
 _PRIORITY_MAX = 1000
@@ -24,21 +24,21 @@ _PRIORITY_MAX = 1000
 class Prices:
     """Prices in US dollars per unit of use, all zero if use is not billed."""
 
-    # One request to a function.
+    # Per request to a function.
     invocation: float = 0.0
-    # One second of one GB (2**30 bytes) of a function's memory.
+    # Per second and GB (2**30 bytes) of a function's memory.
     gb_s: float = 0.0
-    # One GET, of the source or of a store in a bucket.
+    # Per GET, from the source or a store in a bucket.
     source_request: float = 0.0
-    # One GB fetched from the source.
+    # Per GB fetched from the source.
     source_gb: float = 0.0
-    # One GB written to or read from the cache.
+    # Per GB written to or read from the cache.
     record_gb: float = 0.0
-    # One PUT to a store in a bucket.
+    # Per PUT to a store in a bucket.
     store_put: float = 0.0
-    # The cache and the coordinator, used or not.
+    # Per hour of the cache and the coordinator, used or not.
     hour: float = 0.0
-    # The coordinator's part of it.
+    # The coordinator's part of hour.
     coordinator_hour: float = 0.0
 
     @property
@@ -62,29 +62,29 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class DatasetFacts:
-    """Facts about a catalog combined with a recipe. ``random`` recipes produce new samples in each epoch."""
+    """Properties of a catalog with a recipe. ``random`` recipes produce new samples in each epoch."""
 
-    # Its digest.
+    # Digest of catalog and recipe.
     content: bytes
     size: int
     random: bool
-    # Expected length of a record.
+    # Expected length of a record in bytes.
     record_bytes: int
-    # The cache was seen empty.
+    # Whether the cache is known to be empty.
     known_absent: bool
-    # Places in the catalog (int64) where runs of neighbours begin
-    # (lookahead.runs_of); None if each sample has its own object.
+    # Catalog indices (int64) where runs of neighbours begin
+    # (lookahead.runs_of). None if every sample is an object.
     runs: Ints | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorFacts:
-    """Facts about an executor."""
+    """Properties of an executor."""
 
     name: str = "local"
     prices: Prices = field(default_factory=Prices)
     sees_store: bool = True
-    # If not, its functions only restore and save.
+    # If false, its functions only restore and save.
     decodes: bool = True
 
 
@@ -96,7 +96,7 @@ class Team:
         name: at most 64 letters, digits and ``. _ -``.
         share: share of the functions' time and of the cache's memory, relative to the
             shares of other teams.
-        priority: teams with a higher priority go first, and others get only what they leave.
+        priority: teams with a higher priority go first. Others only get the remaining capacity.
         max_usd: maximum cost of all requests of the team, in US dollars.
     """
 
@@ -123,41 +123,41 @@ class Team:
 class CoreSettings:
     """Limits for planning."""
 
-    # Cache memory for records.
+    # Cache memory for records, in bytes.
     budget_bytes: int
-    # At most, ahead of a rank.
+    # Maximum number of batches ahead of a rank.
     lookahead_batches: int = 64
-    # At most, per invocation.
+    # Maximum number per invocation.
     request_samples: int = 64
-    # Per sample before a tombstone.
+    # Maximum number per sample before a tombstone.
     attempts: int = 3
-    # Before the second attempt, doubled for each further one, up to the maximum.
+    # Wait before the second attempt, doubled for each further attempt, up to the maximum.
     backoff_s: float = 0.2
     backoff_max_s: float = 5.0
-    # For a function to begin a sample.
+    # Time within which a function must start a sample.
     request_ttl_s: float = 60.0
-    # Before a sample without attempts left may be tried again.
+    # Time before a sample without attempts left may be tried again.
     tombstone_ttl_s: float = 60.0
-    # After this, a silent rank is forgotten.
+    # A rank that is silent for this long is forgotten.
     forget_s: float = 1800.0
-    # After this, nothing is looked ahead for a silent rank.
+    # After this, there is no look-ahead for a silent rank.
     lease_s: float = 15.0
-    # A request that takes longer than this quantile of all may be raced, by at most
-    # this share of all.
+    # A request that takes longer than this quantile may be hedged, for at most this
+    # share of requests.
     hedge_quantile: float = 0.95
     hedge_share: float = 0.05
-    # Cheapest first.
+    # Executors, cheapest first.
     executors: tuple[ExecutorFacts, ...] = (ExecutorFacts(),)
     max_usd_per_hour: float = math.inf
     max_usd: float = math.inf
-    # By earlier coordinators.
+    # Amount spent by earlier coordinators.
     spent_usd: float = 0.0
     teams: tuple[Team, ...] = ()
     # Previous cost of each team's requests.
     teams_usd: Mapping[str, float] = field(default_factory=dict)
     store: bool = False
     store_read_only: bool = False
-    # Reading a whole pack costs hardly more than one record, as in a bucket.
+    # Whether reading a whole pack costs hardly more than one record, as in a bucket.
     whole_packs: bool = False
 
     def backoff_after_s(self, attempts: int) -> float:

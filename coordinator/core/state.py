@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Bools, Ints
     from superdl.coordinator.core.settings import CoreSettings, DatasetFacts
 
-EPOCH_SETS_MAX = 8  # most epochs of a random recipe with a sample set, for each job that reads it
-_FAILURES_MAX = 10_000  # number of failure reasons remembered, the newest
+EPOCH_SETS_MAX = 8  # maximum number of epochs with a sample set, per job that reads a random recipe
+_FAILURES_MAX = 10_000  # maximum number of failure reasons to remember
 _REQUESTS_KEPT = 4096
 
-# Maximum request: this share of the cache, or this number of samples if that is more
+# Maximum size of a request: this share of the cache, or this number of samples if that is more
 _REQUEST_SHARE, _MODEST_REQUEST = 1 / 16, 64
 _NONE: frozenset[int] = frozenset()
 
@@ -54,22 +54,22 @@ _NONE: frozenset[int] = frozenset()
 class Claim:
     """The state shared by two requests that race."""
 
-    # [samples]: those not yet settled.
+    # Bools [samples]: not yet settled.
     unsettled: Bools
-    # In the cache, for them.
+    # Reserved in the cache for them.
     reserved_bytes: int
 
 
 @dataclass(slots=True)
 class Request:
-    """A request that was sent, with its result once it has ended."""
+    """A request that was sent, and its result once it has ended."""
 
     order: Prefetch
-    payer: Job | None  # the job to charge, though it may close before the answer; None: no job
+    payer: Job | None  # the job to charge, which may close before the result arrives, or None
     claim: Claim
     made_s: float
-    rival: int | None = None  # the request that races this one, whichever came first
-    expected_s: float = 0.0  # the seconds it was expected to take when it was made
+    rival: int | None = None  # the request that this one races
+    expected_s: float = 0.0  # expected duration when it was made
     ended_s: float | None = None
     ending: str = ""
 
@@ -85,59 +85,59 @@ class AuditInFlight:
 
     samples: SetKey
     indices: Ints
-    asker: BatchPlace | CursorSpan
+    requester: BatchPlace | CursorSpan
     whole: bool = False
 
 
 @dataclass(slots=True)
 class State:
-    """Everything that the core remembers."""
+    """The state that the core keeps between events."""
 
     settings: CoreSettings
     datasets: dict[bytes, DatasetFacts] = field(default_factory=dict)
-    # Datasets that had no samples and no readers at the last check
+    # Datasets with no samples and no readers at the last check
     unused_datasets: set[bytes] = field(default_factory=set)
     sets: dict[SetKey, SampleSet] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
     closed: ClosedJobs = field(default_factory=ClosedJobs)
     requests: dict[int, Request] = field(default_factory=dict)
     audits: dict[int, AuditInFlight] = field(default_factory=dict)
-    # Ranks that passed over samples while others' audits of them were in flight
+    # Ranks that skipped samples because audits of them were in flight
     audit_watchers: dict[SetKey, dict[CursorKey, None]] = field(default_factory=dict)
     # Samples in state WAITING, by the time of their next attempt
     retries: TimeQueue[Retry] = field(default_factory=TimeQueue)
     misses: ReportedMisses = field(default_factory=ReportedMisses)
-    # The reasons of samples in state FAILED
+    # The reasons for samples in state FAILED
     failures: dict[tuple[SetKey, int], str] = field(default_factory=dict)
-    # Expiry times of tombstones; in order, since all have the same lifetime
+    # Expiry times of tombstones, in order, because all have equal lifetimes
     expiries: deque[tuple[float, SetKey, Ints]] = field(default_factory=deque)
     room_search: RoomSearch = field(default_factory=RoomSearch)
     # Ranks by the time at which their lease may end
     leases: TimeQueue[CursorKey] = field(default_factory=TimeQueue)
-    # Samples to be saved from the cache to the store, if some functions do not see it
+    # Samples to save from the cache to the store, if some functions cannot access it
     unsaved: UnsavedQueue = field(default_factory=UnsavedQueue)
     stragglers: Stragglers = field(default_factory=Stragglers)
     stalls: Stalls = field(default_factory=Stalls)
     thrash: Thrash = field(default_factory=Thrash)
-    # The newest requests, ended or not, for a batch's history
+    # The newest requests, ended or not, for the history of batches
     recent_requests: deque[Request] = field(default_factory=lambda: deque(maxlen=_REQUESTS_KEPT))
     wanted_bytes: int = 0  # cache memory for the full look-ahead of all ranks
-    outage: Outage = field(default_factory=Outage)  # the outage of all that produces samples
-    # Outages of datasets whose source last gave nothing
+    outage: Outage = field(default_factory=Outage)  # the outage of all executors
+    # Outages of datasets whose source last returned nothing
     source_outages: dict[bytes, Outage] = field(default_factory=dict)
     events: int = 0  # events handled so far, without ticks
     budget_bytes: int = 0
     reserved_bytes: int = 0
-    foreign_bytes: int = 0  # cache memory that others use, which reduces ours
-    withheld_bytes: int = 0  # memory left unused, since the cache refused writes for lack of it
-    emptied: bool = False  # true if the cache was seen emptied: samples never requested are then absent
+    foreign_bytes: int = 0  # cache memory used by others, which reduces the budget
+    withheld_bytes: int = 0  # memory left unused, because the cache had refused writes
+    emptied: bool = False  # true if the cache was emptied, so that samples never requested are absent
     memory: CacheMemory = field(default_factory=CacheMemory)
     evictions: int = 0
     dropped_samples: int = 0
     actions: list[Action] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     fleet: Fleet = field(init=False)
-    # Executors, by number, that cannot produce the samples of a dataset
+    # Numbers of the executors that cannot produce the samples of a dataset
     ineligible: dict[bytes, frozenset[int]] = field(default_factory=dict)
     ledger: Ledger = field(init=False)
     teams: Teams = field(init=False)
@@ -157,7 +157,7 @@ class State:
         self.teams = Teams(settings.teams, settings.teams_usd)
         if self.ledger.capped:
             for executor, facts in zip(self.fleet.executors, settings.executors, strict=True):
-                if facts.prices.billed:  # until their cost is known
+                if facts.prices.billed:  # until the cost of requests is known
                     executor.most_in_flight = UNPRICED_REQUESTS
 
     @property
@@ -183,7 +183,7 @@ class State:
 
     def most_samples(self, key: SetKey) -> int:
         """Return the maximum number of samples of a set in one request."""
-        # Many at once that take much of the cache would drop what others have brought.
+        # Large requests that take much of the cache would evict the samples of others.
         share = int(_REQUEST_SHARE * self.budget_bytes / self.set_of(key).sample_bytes)
         return min(self.settings.request_samples, max(_MODEST_REQUEST, share))
 
@@ -201,8 +201,8 @@ class State:
             )
         return samples
 
-    def has_come(self, key: SetKey, indices: Ints, now: float) -> None:
-        """Record new resident samples. An executor that sees the store saves those that are in no pack."""
+    def add_resident(self, key: SetKey, indices: Ints, now: float) -> None:
+        """Record new resident samples. An executor with store access saves those in no pack."""
         if self.unsaved.wanted and key.epoch == EVERY_EPOCH:
             samples = self.set_of(key)
             self.unsaved.add(key, samples.state.size, indices[~samples.stored(indices)], now)
@@ -220,9 +220,9 @@ class State:
         """Return whether a sample set exists or may be created."""
         if key in self.sets or key.epoch == EVERY_EPOCH:
             return True
-        # A call for a far-off epoch must not cost memory: at the maximum, an epoch
-        # that no rank is at makes room; for a waiting reader, too, one that is only
-        # looked ahead at, the farthest first.
+        # A call for a distant epoch must not use memory. At the maximum, an epoch
+        # that no rank reads is removed, and for a waiting reader also one that is
+        # only looked ahead to, the farthest first.
         epochs = [other for other in self.sets if other.dataset == key.dataset]
         if len(epochs) < EPOCH_SETS_MAX * max(1, len(self.jobs_of(key.dataset))):
             return True
@@ -232,7 +232,7 @@ class State:
             return False
         chosen = min(spare, key=lambda other: (needs[other], -other.epoch))
         samples = self.sets.pop(chosen)
-        self.drop(samples, samples.having(SampleState.RESIDENT))  # nothing would account for its records
+        self.drop(samples, samples.having(SampleState.RESIDENT))  # its records would not be accounted for
         return True
 
     def drop(self, samples: SampleSet, indices: Ints) -> None:
@@ -242,7 +242,7 @@ class State:
             self.actions.append(Drop(samples.key, indices))
 
     def need(self, key: SetKey) -> int:
-        """Return 2 if a rank reads this set, 1 if one only looks ahead to it, and 0 otherwise."""
+        """Return 2 if a rank reads this set, 1 if a rank only looks ahead to it, and 0 otherwise."""
         need = 0
         for cursor in self.reading(key.dataset):
             first, last = (
@@ -258,7 +258,7 @@ class State:
         return self.fleet.eligible(self.ineligible.get(dataset, _NONE))
 
     def cursor(self, job: str, rank: int) -> Cursor | None:
-        """Return the cursor of a rank, or ``None`` if it is unknown (closed, or from before a restart)."""
+        """Return the cursor of a rank, or ``None`` if it is unknown (closed, or opened before a restart)."""
         open_job = self.jobs.get(job)
         return open_job.cursors.get(rank) if open_job else None
 
@@ -278,7 +278,7 @@ class State:
         return payer.counters if payer is not None and is_open else self.closed.counters
 
     def team_of(self, job: str) -> str:
-        """Return the team of a job if it is open, else no team."""
+        """Return the team of a job, or ``NO_TEAM`` if the job is not open."""
         return self.jobs[job].team if job in self.jobs else NO_TEAM
 
     def turn(self, team: str) -> Turn | None:
@@ -318,7 +318,7 @@ class State:
                 self.wake(cursor)
 
     def look_again(self, cursors: Iterable[Cursor]) -> None:
-        """Make ranks recheck their whole look-ahead, since samples may have been dropped."""
+        """Make ranks recheck their whole look-ahead, because samples may have been dropped."""
         for cursor in cursors:
             cursor.look_again()
             self.wake(cursor)
@@ -331,7 +331,7 @@ class State:
         self.room_search.waiting.pop(cursor.key, None)
 
     def remember_failure(self, key: SetKey, index: int, reason: str) -> None:
-        """Store the reason why a sample failed. If there are very many, the newest are kept."""
+        """Store the reason why a sample failed. Only the newest reasons are kept."""
         self.failures.pop((key, index), None)
         self.failures[key, index] = reason
         if len(self.failures) > _FAILURES_MAX:
@@ -346,7 +346,7 @@ class State:
         *,
         reason: str = "retries_spent",
     ) -> None:
-        """Write tombstones that expire, after which the samples may be retried."""
+        """Write tombstones. The samples may be retried when they expire."""
         ttl_s = self.settings.tombstone_ttl_s
         self.set_of(key).move(indices, SampleState.FAILED)
         for index, text in zip(indices.tolist(), reasons, strict=True):

@@ -1,4 +1,4 @@
-"""A coordinator's ports: the main one, and others for health probes and for scrapes."""
+"""A coordinator's ports: the main port, and further ports for health probes and metrics."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MAX_EXIT_CODE = 255
 class Reception(WorkServicer):
     """A servicer of the protocol, for :func:`superdl.coordinator.server.listening.listen`.
 
-    ``run_ended`` is called with the exit code of the coordinator's run, or ``None`` if it has no run.
+    ``run_ended`` is called with the exit code of the coordinator's run. It is ``None`` if there is no run.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Reception(WorkServicer):
     ) -> None:
         super().__init__(workers)
         self._run_ended = run_ended
-        # Answers samplers; None until it can.
+        # The service for samplers, or None while it is not ready.
         self.service: CoordinatorService | None = None
         for name in pb.DESCRIPTOR.services_by_name["Coordinator"].methods_by_name:
             if name not in {"Work", "EndRun"}:
@@ -68,7 +68,7 @@ class Reception(WorkServicer):
 
 
 class Doors:
-    """The coordinator's ports, which close with the stack. ``run_ended`` is that of :class:`Reception`."""
+    """The coordinator's ports, which close with the stack. ``run_ended`` is passed to :class:`Reception`."""
 
     def __init__(
         self,
@@ -80,10 +80,10 @@ class Doors:
         files = settings.tls_cert, settings.tls_key, settings.tls_client_ca
         self._tls = ServerTls(*files) if settings.tls_cert else None
         self._settings, self._tokens, self._stack = settings, tokens, stack
-        # With another executor a decoder stays: they decode alike.
+        # With another executor, the decoder cannot change, because all must decode identically.
         patience_s = _PATIENCE_S if settings.executors == (WorkersExecutor.name,) else None
         calls_in = WorkersExecutor.name in settings.executors
-        # Workers that decode, if any may connect.
+        # The workers that decode, or None if none may connect.
         self.workers = Workers(patience_s=patience_s) if calls_in else None
         self.savers = Workers(decodes=False) if settings.store_only else None
         both = {True: self.workers, False: self.savers}
@@ -98,12 +98,12 @@ class Doors:
         """Admit workers, if functions run in any. ``store_id`` returns the id of an existing directory."""
         for workers in self._all_workers.values():
             workers.follow_store(store, store_id)
-        # Workers first: how they decode decides which records in the cache may be used.
+        # Open this first, because the workers' decoder determines which cached records are usable.
         if self.workers is not None:
             await self._listen()
 
     async def open(self, service: CoordinatorService, metrics: Metrics | None) -> None:
-        """Admit all callers, and serve metrics too if settings ask for it."""
+        """Admit all callers, and also serve metrics if they are configured."""
         self._reception.service, self._metrics = service, metrics
         if not self._is_open:
             await self._listen()
@@ -123,10 +123,10 @@ class Doors:
 
     def _close(self) -> None:
         self._health.serves = False
-        # Before their service ends.
+        # Close them before their service ends.
         self._reception.service = None
         for workers in self._all_workers.values():
-            # Release the workers, which would wait.
+            # Release the workers, which would otherwise wait.
             workers.close()
 
     async def _listen(self) -> None:

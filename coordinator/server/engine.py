@@ -1,4 +1,4 @@
-"""The engine, which carries out the core's actions and turns every result back into an event."""
+"""The engine, which executes the core's actions and turns every result into an event."""
 
 from __future__ import annotations
 
@@ -65,23 +65,23 @@ _log = logging.getLogger(__name__)
 
 _OUTCOME_NUMBERS: dict[str, int] = {outcome: number for number, outcome in enumerate(OUTCOME_ORDER)}
 _ANSWER_GRACE_S = 10.0
-_ANSWER_MARGIN_S = 2.0  # time that a function reserves for answering
+_ANSWER_MARGIN_S = 2.0  # time that a function reserves for returning its result
 _RETRY_S = 0.5
-_SAVING_S = 2.0  # for writes to the store, when closing
+_SAVING_S = 2.0  # for writes to the store at shutdown
 _TICK_LEAST_S = 0.001
 _SENDS_PER_TURN = 16
 _NOTED_S = 60.0  # longer than the time between two attempts
 
 
 class Engine:
-    """The core and the tasks that carry out its actions. Create it on its event loop.
+    """The core and the tasks that execute its actions. Create it on its event loop.
 
-    ``failed`` receives the exception if anything fails that must not, which is a bug: the account
-    is then wrong, and the coordinator should restart.
+    ``failed`` receives the exception if a task fails, which is a bug. The core's state is then
+    wrong, and the coordinator should restart.
 
     Args:
-        executors: the executors, in the order of the settings.
-        datasets: the registry, in which the datasets that the core uses are open.
+        executors: the executors, in settings order.
+        datasets: the registry, in which the core's datasets are open.
         function_memory_mb: a function's memory, to count GB-seconds if results do not report it.
     """
 
@@ -95,7 +95,7 @@ class Engine:
         *,
         function_memory_mb: int = 1769,
     ) -> None:
-        # All of it runs on one event loop, so the core needs no lock.
+        # Everything runs on one event loop, so the core needs no lock.
         self.core = Core(settings)
         self._memory_gb = function_memory_mb / 1024
         self._cache = cache
@@ -107,7 +107,7 @@ class Engine:
         self._dropping: asyncio.Task[None] | None = None
         self._to_send: deque[tuple[Prefetch, asyncio.Task[None] | None]] = deque()
         self.cache_load = CacheLoad()
-        # Why the cache does not answer, and since when; upkeep sets both.
+        # Why the cache does not answer, and since when. Upkeep sets both.
         self.cache_trouble = ""
         self._run = uuid.uuid4().hex[:8]
         self._timer: asyncio.TimerHandle | None = None
@@ -117,12 +117,12 @@ class Engine:
 
     @property
     def cache_address(self) -> str:
-        """Return the address where readers find the records."""
+        """Return the address of the cache, for readers."""
         return self._cache.address
 
     @property
     def busy(self) -> bool:
-        """Return whether an action is being carried out."""
+        """Return whether an action is in progress."""
         return bool(self._tasks or self._to_send)
 
     @staticmethod
@@ -131,11 +131,11 @@ class Engine:
         return time.monotonic()
 
     def post(self, event: Event) -> None:
-        """Pass an event to the core, and start the actions it returns."""
+        """Pass an event to the core and start the returned actions."""
         self.post_all((event,))
 
     def post_all(self, events: Iterable[Event]) -> None:
-        """Pass events that arrived together to the core, and start the actions it returns."""
+        """Pass events that arrived together to the core and start the returned actions."""
         if self._closed:
             return
         now = time.monotonic()
@@ -148,7 +148,7 @@ class Engine:
         self._set_timer(now)
 
     def _set_timer(self, now: float) -> None:
-        """Schedule the core's next tick; a tick that comes too early does no harm."""
+        """Schedule the core's next tick. An early tick is harmless."""
         wake_at_s = max(self.core.wake_at_s, now + _TICK_LEAST_S)
         if self._timer is not None:
             if now < self._tick_at_s <= wake_at_s:
@@ -162,11 +162,11 @@ class Engine:
         self.post(Tick())
 
     async def close(self) -> None:
-        """Stop and abandon pending work, but give writes to the store a bounded time to finish."""
+        """Stop and abandon pending work, but allow writes to the store a limited time to finish."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        # The next coordinator finds out what was not sent.
+        # The next coordinator detects events that were not sent.
         self._to_send.clear()
         if self._saving:
             await asyncio.wait(self._saving, timeout=_SAVING_S)
@@ -197,8 +197,8 @@ class Engine:
                 _log.warning("%s", action.message)
 
     def _send_some(self) -> None:
-        # Leave the rest to later turns of the loop, so that replies do not wait
-        # while hundreds of requests are built.
+        # Leave the rest to later iterations of the loop, so that replies are
+        # not delayed while hundreds of requests are built.
         for _ in range(min(_SENDS_PER_TURN, len(self._to_send))):
             action, dropping = self._to_send.popleft()
             task = self._tasks.start(self._prefetch(action, dropping))
@@ -213,7 +213,7 @@ class Engine:
 
     async def _prefetch(self, action: Prefetch, dropping: asyncio.Task[None] | None) -> None:
         if dropping is not None:
-            await asyncio.wait([dropping])  # else a late UNLINK could delete a new record
+            await asyncio.wait([dropping])  # otherwise a late UNLINK could delete a new record
         dataset, executor = self.datasets[action.samples.dataset], self._executors[action.executor]
         keeper, kind = self.keeper, action.kind
         if _log.isEnabledFor(logging.DEBUG):
@@ -252,22 +252,22 @@ class Engine:
             self.post(RequestFailed(action.request_id, failure, str(error), *billed))
         else:
             self.post(done)
-            self._tell_unavailable(action, result, dataset)
+            self._report_unavailable(action, result, dataset)
 
-    def _tell_unavailable(self, action: Prefetch, result: PrefetchResult, dataset: Dataset) -> None:
-        """Warn about samples that the source cannot provide now, and leave a note for readers."""
-        places = [place for place, outcome in enumerate(result.outcomes) if outcome == Outcome.UNAVAILABLE]
-        if not places:
+    def _report_unavailable(self, action: Prefetch, result: PrefetchResult, dataset: Dataset) -> None:
+        """Warn about samples that the source cannot provide now, and write a note for readers."""
+        offsets = [offset for offset, outcome in enumerate(result.outcomes) if outcome == Outcome.UNAVAILABLE]
+        if not offsets:
             return
         for_s = self.core.unavailable_for_s(action.samples)
-        why = f"{one_line(result.messages.get(str(places[0]), ''))} (for {for_s:.0f} s)"
-        source, count = dataset.listing.source, counted(len(places), "sample")
+        why = f"{one_line(result.messages.get(str(offsets[0]), ''))} (for {for_s:.0f} s)"
+        source, count = dataset.listing.source, counted(len(offsets), "sample")
         about = {"cause": "source unavailable", "dataset": source}
         _log.warning("%s of %s cannot be read now: %s", count, source, why, extra=about)
         self.note(self.datasets.ids_of(dataset.content), Tombstone(source, UNAVAILABLE, why, permanent=False))
 
     def note(self, dataset_ids: bytes, note: Tombstone) -> None:
-        """Leave a note in the cache that explains why samples of datasets do not arrive."""
+        """Write a note to the cache that explains why samples of datasets do not arrive."""
 
         async def write() -> None:
             with suppress(CacheError):  # upkeep reports trouble with the cache
@@ -278,12 +278,12 @@ class Engine:
     def _done(self, action: Prefetch, result: PrefetchResult, dataset: Dataset) -> RequestDone:
         """Return an answer as an event."""
         memory_gb = result.memory_mb / 1024 or self._memory_gb
-        bad = [place for place, outcome in enumerate(result.outcomes) if outcome == Outcome.TOMBSTONE]
+        bad = [offset for offset, outcome in enumerate(result.outcomes) if outcome == Outcome.TOMBSTONE]
         if bad:
             (first,) = dataset.catalog.names_at(action.indices[bad[:1]])
             words = f"can never be decoded: {one_line(result.messages.get(str(bad[0]), ''))}"
             warn_of_samples(dataset.listing.source, "bad sample", first.decode(), len(bad), words)
-        pack, stored = self.keeper.heard(dataset, action.indices, result)
+        pack, stored = self.keeper.process_result(dataset, action.indices, result)
         is_remote = not dataset.catalog.bucket.startswith("file://")
         return RequestDone(
             request_id=action.request_id,
@@ -308,7 +308,7 @@ class Engine:
 
     async def _audit(self, action: Audit) -> None:
         ids, silent = self._ids(action.samples, action.indices), False
-        while True:  # until the cache answers: the core waits, readers have timeouts
+        while True:  # retry until the cache answers: the core waits, and readers have timeouts
             try:
                 look = self._cache.read_back if action.whole else self._cache.audit
                 lengths = await look(ids)
@@ -327,7 +327,7 @@ class Engine:
         sample_id = self._ids(action.samples, np.array([action.index], dtype=np.int64))
         try:
             record = await self._cache.record(sample_id)
-        except CacheError:  # the next one will find it, and upkeep reports the cache
+        except CacheError:  # the next read-back will detect it, and upkeep reports the failure
             return
         if record is None:
             return
@@ -343,7 +343,7 @@ class Engine:
     async def _drop(self, ids: bytes, dropping: asyncio.Task[None] | None) -> None:
         if dropping is not None:
             await asyncio.wait([dropping])  # keep the order of drops
-        while True:  # undeleted records would take memory that the core believes to be free
+        while True:  # records that are not deleted take memory that the core assumes to be free
             try:
                 await self._cache.drop(ids)
             except CacheUnreachableError:
@@ -365,5 +365,5 @@ class Engine:
         warn_of_samples(dataset.listing.source, "not produced", first.key, len(tombstones), words)
         try:
             await self._cache.bury(self._ids(action.samples, action.indices), tombstones, action.expires_in_s)
-        except CacheError as error:  # readers report them again, and the core retries
+        except CacheError as error:  # readers report the samples again, and the core retries
             _log.warning("%s could not be written: %s", counted(len(tombstones), "tombstone"), error)

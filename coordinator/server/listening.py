@@ -1,4 +1,4 @@
-"""A grpc.aio server on a port or a unix socket, with limits on the resources strangers can use up."""
+"""A grpc.aio server on a port or a unix socket, with limits on the resources that strangers can use."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ _HEALTH_SERVICE = "grpc.health.v1.Health"
 _REQUEST_BYTES_MAX = 4 * 2**20
 _REPLY_BYTES_MAX = 8 * 2**20
 _CALLS_MAX = 10_000
-_CALLS_PER_CONNECTION_MAX = 256  # a process has one, and a call per sampler
-_CONNECTIONS_MAX = 4096  # idle ones were measured at 45 KB each: 190 MB
-_OWN_FILES_MAX = 1024  # the cache's nodes, functions, S3, workers' pipes, listings
-_HANDSHAKE_TIMEOUT_MS = 20_000  # a silent client keeps no connection
-_IDLE_MS = 60_000  # without a call: samplers call every two seconds, others reconnect
-_MESSAGE_TIMEOUT_S = 10.0  # as long as our clients wait for an answer
+_CALLS_PER_CONNECTION_MAX = 256  # a process has one connection, and a call per sampler
+_CONNECTIONS_MAX = 4096  # 190 MB if idle, measured at 45 KB each
+_OWN_FILES_MAX = 1024  # for cache nodes, functions, S3, workers' pipes and listings
+_HANDSHAKE_TIMEOUT_MS = 20_000  # drop the connections of silent clients
+_IDLE_MS = 60_000  # time without a call; samplers call every two seconds, others reconnect
+_MESSAGE_TIMEOUT_S = 10.0  # as long as SUPER's clients wait for a reply
 _HEALTH_REQUEST_BYTES_MAX = 4096
 _HEALTH_CALLS_MAX = 100
 _PROBE_TIMEOUT_S = 1.0
-_ERROR_BYTES_MAX = 2000  # it travels in a header, which must be short
+_ERROR_BYTES_MAX = 2000  # it is sent in a header, which must be short
 
 
 _CODES: tuple[tuple[type[SuperError], grpc.StatusCode], ...] = (
@@ -73,8 +73,8 @@ class Health:
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """Return the handler for a grpc.aio server."""
-        # No message is read: a client that sends a large one, or only its beginning, ties
-        # up nothing. There is no Watch, which would stay open as long as the client likes.
+        # No message is read, so that a large or incomplete one uses no resources. There is
+        # no Watch, which would stay open as long as the client likes.
         check = grpc.stream_unary_rpc_method_handler(
             self._check, response_serializer=health_pb2.HealthCheckResponse.SerializeToString
         )
@@ -102,19 +102,19 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic o
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
         name = str(handler_call_details.method)
-        # Probes have no token, and learn only whether it serves.
+        # Probes need no token, because they only learn whether the service is running.
         tokens = None if name == f"/{_HEALTH_SERVICE}/Check" else self._tokens
         shown = handler_call_details.invocation_metadata
         if tokens is not None and (refusal := tokens.refusal(shown)):
-            # For a unary handler grpc.aio would first wait for the call's message: strangers could hold
-            # calls without one, and memory with many large ones. A stream's handler runs at once, and
+            # For a unary handler, grpc.aio would first wait for the call's message, so strangers could
+            # hold calls open, or use memory with large messages. A stream's handler runs at once, and
             # this one reads nothing.
             return grpc.stream_unary_rpc_method_handler(partial(_refuse, CoordinatorTrustError(refusal)))
         handler: Any = await continuation(handler_call_details)
         if handler is None or handler.unary_unary is None:
-            return handler  # type: ignore[no-any-return]  # it has the right type
-        # grpc.aio would wait for the message as long as the caller likes, and write a traceback
-        # for malformed bytes. So take each call as a stream of bytes, and read one message.
+            return handler  # type: ignore[no-any-return]  # the type is correct
+        # grpc.aio would wait for the message indefinitely, and write a traceback for malformed
+        # bytes. So treat each call as a stream of bytes, and read one message.
         return grpc.stream_unary_rpc_method_handler(
             partial(self._answer, handler, name), None, handler.response_serializer
         )
@@ -122,7 +122,7 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic o
     async def _answer(
         self, handler: Any, name: str, _: Any, context: grpc.aio.ServicerContext[Any, Any]
     ) -> Any:
-        # A cancelled read leaves gRPC writing to freed memory: end the call, which ends the read.
+        # A cancelled read leaves gRPC writing to freed memory, so end the call, which also ends the read.
         limit = asyncio.get_running_loop().call_later(
             self._timeout_s, lambda: self._ending.start(self._abort(context))
         )
@@ -157,7 +157,7 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic o
 
 async def _refuse(error: SuperError, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
     code = next(code for kind, code in _CODES if isinstance(error, kind))
-    # The message travels as the status's details, the error's class in the trailing metadata.
+    # Send the message in the status details, and the error's class in the trailing metadata.
     message = str(error).encode(errors="replace")[:_ERROR_BYTES_MAX].decode(errors="ignore")
     await context.abort(code, message, ((ERROR_METADATA_KEY, type(error).__name__),))
 
@@ -173,8 +173,8 @@ async def listen(
 ) -> grpc.aio.Server:
     """Start serving on ``address``, which is ``host:port`` or ``unix:/path``.
 
-    Callers need one of ``tokens``, if given. ``called`` receives the method and seconds of each
-    answered call. Raises ``ConfigError`` if the address is taken or cannot be used.
+    Callers need one of ``tokens``, if given. ``called`` receives the method and duration in seconds of each
+    answered call. Raises ``ConfigError`` if the address is in use or cannot be used.
     """
     server = grpc.aio.server(
         options=_options(
@@ -217,7 +217,7 @@ def _options(request_bytes: int, connections: int, *more: tuple[str, int]) -> Se
 
 
 def raise_limit_of_open_files() -> None:
-    """Raise the limit on open files to the maximum. The usual 1024 is meant for old programs."""
+    """Raise the limit on open files to the maximum. The usual 1024 is intended for old programs."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -227,7 +227,7 @@ def connections_that_fit(most: int) -> int:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return most
-    # Half of all open files, or 1024, stay for other uses.
+    # Half of all open files, or 1024, are reserved for other uses.
     return max(1, min(most, limit - min(limit // 2, _OWN_FILES_MAX)))
 
 
@@ -247,13 +247,13 @@ def _add_port(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> N
 
 
 def _clear(path: Path) -> None:
-    """Remove the socket that a killed predecessor left, and nothing else."""
+    """Remove a socket that a killed process left. Anything else is kept."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise FileExistsError("a file of that name exists and is not a socket")
+        raise FileExistsError("a file with that name exists and is not a socket")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_PROBE_TIMEOUT_S)
         try:
@@ -261,4 +261,4 @@ def _clear(path: Path) -> None:
         except (ConnectionRefusedError, FileNotFoundError):
             path.unlink(missing_ok=True)
             return
-    raise FileExistsError("another process answers there")
+    raise FileExistsError("another process is listening there")

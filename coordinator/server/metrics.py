@@ -1,4 +1,4 @@
-"""The coordinator's metrics: their list, their values at a scrape, and log lines for CloudWatch."""
+"""The coordinator's metrics: definitions, values at a scrape, and log lines for CloudWatch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _Row: TypeAlias = "tuple[str, tuple[str, ...], float]"
 
-# Labels are bounded: no sample has one, and only the busiest jobs have names.
+# The number of labels is limited: samples have none, and only the busiest jobs have names.
 JOBS_NAMED = 50
 OTHER = "other"
 CALL_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -40,18 +40,18 @@ EMF_PAUSE_S = 60.0
 
 
 class Metric(NamedTuple):
-    """A metric's name, labels and help text; ``kind`` is counter, gauge or histogram."""
+    """A metric's name, labels and help text. ``kind`` is counter, gauge or histogram."""
 
     name: str
     kind: str
     labels: tuple[str, ...]
     help: str
-    # Its field in the statistics of an executor, a team or the cache, if it is one of those.
+    # The metric's field in the statistics of an executor, a team or the cache, if it has one.
     field: str = ""
 
 
-# Name, kind, labels, field of the statistics, help. "job" is not used as a label: Prometheus gives that
-# to its targets.
+# Name, kind, labels, field of the statistics, help. The label "job" is reserved by Prometheus for its
+# targets.
 _LIST = """
 super_batches_read_total counter job_name | Batches that readers have received.
 super_samples_read_total counter job_name place | Samples by where first found: cache, store, missed.
@@ -124,7 +124,7 @@ def _listed(line: str) -> Metric:
 METRICS = tuple(map(_listed, _LIST.strip().splitlines()))
 
 
-# A job's counters: the metric, and the job's attribute, after the other label's value if any.
+# Counters of jobs: the metric and the job's attribute, preceded by the value of the other label, if any.
 _COUNTED = """
 batches_read batches_read
 samples_read cache=cache_hits store=samples_straight missed=cache_misses
@@ -157,7 +157,7 @@ def _figures(account: Job | ClosedJobs) -> NDArray[np.float64]:
 
 
 class Metrics:
-    """A collector of all metrics for ``prometheus_client``. Raises ``ConfigError`` without that extra."""
+    """A collector of all metrics for ``prometheus_client``. Raises ``ConfigError`` if it is missing."""
 
     def __init__(self, engine: Engine, executors: Sequence[Executor]) -> None:
         try:
@@ -166,7 +166,7 @@ class Metrics:
             raise ConfigError("metrics need an optional package: pip install 'superdl[metrics]'") from error
         self._engine, self._executors = engine, executors
         self._named: frozenset[str] = frozenset()
-        # Open jobs at the last scrape, and their figures then.
+        # Jobs that were open at the last scrape, and their figures.
         self._seen: dict[str, tuple[Job, NDArray[np.float64]]] = {}
         self._rows: dict[str, NDArray[np.float64]] = {}
         self._in_rows = self._others = _NOTHING
@@ -180,7 +180,7 @@ class Metrics:
         )
 
     def called(self, method: str, took_s: float) -> None:
-        """Record an answered call; ``method`` is one of the service's methods."""
+        """Record an answered call. ``method`` is one of the service's methods."""
         self._calls.labels(method.rpartition("/")[2]).observe(took_s)
 
     def look(self) -> Callable[[], bytes]:
@@ -229,10 +229,10 @@ class Metrics:
                 yield "super_lookahead_batches", (job.name,), ahead
                 yield "super_lookahead_seconds", (job.name,), ahead * job.interval_s
                 yield "super_job_usd", (job.name,), core.state.ledger.job_costs(job.name).usd
-        while len(self._rows) > JOBS_NAMED:  # the first job closed longest ago
+        while len(self._rows) > JOBS_NAMED:  # the first job has been closed the longest
             del self._rows[next(iter(self._rows))]
-        # Figures once in a row never move to OTHER, where they would look like a burst of work.
-        # Sums in a different order differ in the last digit, and a counter must never fall.
+        # Figures that had a row never move to OTHER, where they would look like a burst of work. Sums in a
+        # different order differ in the last digit, and a counter must never fall.
         self._others = np.maximum(self._others, total - self._in_rows)
         for job_name, row in (*self._rows.items(), (OTHER, self._others)):
             for (name, labels), value in zip(_ROW, row.tolist(), strict=True):
@@ -288,7 +288,7 @@ class Metrics:
 
 
 def _fields(stats: object, labels: tuple[str, ...], values: tuple[str, ...]) -> Iterator[_Row]:
-    """Yield the metrics that are fields of these statistics. A non-empty string counts as 1."""
+    """Yield the metrics that are fields of the statistics. A non-empty string counts as 1."""
     for metric in METRICS:
         if metric.field and metric.labels == labels:
             value = getattr(stats, metric.field)
@@ -334,8 +334,8 @@ class EmfLines:
         metrics = [
             {"Name": name, "Unit": "Percent" if name.endswith("Percent") else "Count"} for name in values
         ]
-        # CloudWatch makes metrics of such a log line, so a coordinator on AWS needs
-        # no agent, permission or call:
+        # CloudWatch extracts metrics from such log lines, so a coordinator on AWS needs no agent, permission
+        # or call:
         # https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/CloudWatch_Embedded_Metric_Format_Specification.html
         described = {"Namespace": "SUPER", "Dimensions": [["Coordinator"]], "Metrics": metrics}
         about = {"Timestamp": int(time.time() * 1000), "CloudWatchMetrics": [described]}

@@ -1,4 +1,4 @@
-"""Plans of newly opened jobs, and pages of plans and catalogs with batches' ids, labels and status."""
+"""Plans of newly opened jobs, and pages of plans and catalogs with the batches' ids, labels and status."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _REPETITION_BYTES = 4
 _PACK_NAME_BYTES = 64  # longer than any name
 _OCCURRENCES_MAX = 16
 _KEYS_AT_A_TIME = 256
-_SAMPLES_BYTES = 2**18  # of keys: unpacking takes milliseconds, which block all other calls
+_SAMPLES_BYTES = 2**18  # of keys; unpacking takes milliseconds and blocks all other calls
 _EPOCH_MAX = 2**40
 _JOB_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,256}")  # part of a Redis key: ASCII, no braces
 _INDEX_BYTES = 8
@@ -44,14 +44,14 @@ _TOLD = (SampleState.RESIDENT, SampleState.FAILED)
 
 
 class Orders:
-    """Orders drawn by users' samplers, as far as received. The oldest are dropped. Thread-safe."""
+    """Orders drawn by users' samplers, as far as they were received. The oldest are dropped. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, int], bytearray] = OrderedDict()
 
     def add(self, part: pb.OrderPart) -> int:
-        """Keep a part of an order, and return the number of indices received without a gap.
+        """Keep a part of an order. Return the number of indices received without a gap.
 
         A part at the first index starts the order over, and a part that would leave a gap is
         not kept. Raises ``ConfigError`` if the part is malformed or the order is too long.
@@ -69,7 +69,7 @@ class Orders:
             return len(order) // _INDEX_BYTES
 
     def plan_of(self, request: pb.OpenJobRequest, size: int) -> Plan:
-        """Return a job's plan on a dataset of ``size`` samples. Many draws take a second.
+        """Return a job's plan for a dataset of ``size`` samples. Takes a second for many draws.
 
         Raises ``ConfigError`` or ``PlanError`` if the plan is invalid, and ``UnknownJobError``
         if the order was dropped.
@@ -103,7 +103,7 @@ class Orders:
 
 
 def check_job_id(name: str) -> None:
-    """Raise ``ConfigError`` if ``name`` cannot be the id of a job."""
+    """Raise ``ConfigError`` unless ``name`` is a valid job id."""
     if not _JOB_ID.fullmatch(name):
         raise ConfigError(
             "a job's id must consist of 1 to 256 letters, digits or characters of . _ : @ / + = -; "
@@ -111,8 +111,8 @@ def check_job_id(name: str) -> None:
         )
 
 
-def check_place(plan: Plan, epoch: int, position: int) -> None:
-    """Raise ``PlanError`` for a place outside the plan, ``UnknownJobError`` for an unknown order."""
+def check_position(plan: Plan, epoch: int, position: int) -> None:
+    """Raise ``PlanError`` for a position outside the plan, and ``UnknownJobError`` for an unknown order."""
     if epoch > _EPOCH_MAX:
         raise PlanError(f"epoch must be from 0 to {_EPOCH_MAX}, not {epoch}")
     if not plan.covers(epoch):
@@ -124,7 +124,7 @@ def check_place(plan: Plan, epoch: int, position: int) -> None:
 
 
 class Occurrence(NamedTuple):
-    """A batch's place in a plan."""
+    """The position of a batch in a plan."""
 
     job: str
     rank: int
@@ -133,7 +133,7 @@ class Occurrence(NamedTuple):
 
 
 class PlannedBatches:
-    """The most recently planned batches by id, with the newest occurrences of each."""
+    """The most recently planned batches by id, with their latest occurrences."""
 
     def __init__(self, capacity: int = 65_536) -> None:
         self._capacity = capacity
@@ -141,11 +141,11 @@ class PlannedBatches:
 
     def add(self, batch: bytes, occurrence: Occurrence) -> None:
         """Remember an occurrence of a batch."""
-        places = self._occurrences.setdefault(batch, {})
-        places.pop(occurrence, None)
-        places[occurrence] = None
-        if len(places) > _OCCURRENCES_MAX:  # without shuffle a batch occurs in every epoch
-            del places[next(iter(places))]
+        known = self._occurrences.setdefault(batch, {})
+        known.pop(occurrence, None)
+        known[occurrence] = None
+        if len(known) > _OCCURRENCES_MAX:  # without shuffling, a batch occurs in every epoch
+            del known[next(iter(known))]
         self._occurrences.move_to_end(batch)
         while len(self._occurrences) > self._capacity:
             self._occurrences.popitem(last=False)
@@ -155,30 +155,30 @@ class PlannedBatches:
         return list(self._occurrences.get(batch, ()))
 
 
-def places_fit(plan: Plan, dataset: Dataset) -> bool:
-    """Return whether a batch's places fit into a page even if each record is in a different pack."""
+def locations_fit(plan: Plan, dataset: Dataset) -> bool:
+    """Return whether the locations of a batch fit into a page, even if each record is in a different pack."""
     sample_bytes = ID_BYTES + dataset.catalog.label_bytes + 1 + _PLACE_BYTES + _PACK_NAME_BYTES
     sample_bytes += _REPETITION_BYTES if plan.draws else 0
     return bool(plan.batch_size * sample_bytes + _BATCH_BYTES <= _PAGE_BYTES)
 
 
-class _PagePlaces:
-    """The places of a page's records. Packs are listed once, as batches need them."""
+class _PageLocations:
+    """The locations of a page's records. Each pack is listed once, when a batch first needs it."""
 
-    def __init__(self, page: pb.Page, found: RecordPlaces) -> None:
+    def __init__(self, page: pb.Page, locations: RecordPlaces) -> None:
         self._page = page
-        self._found = found
-        # Each pack's number in the page, by its number in ``found``.
-        self._numbers = np.zeros(len(found.packs) + 1, dtype="<u4")
+        self._found = locations
+        # Each pack's number in the page, by its number in ``locations``.
+        self._numbers = np.zeros(len(locations.packs) + 1, dtype="<u4")
 
     def new_packs(self, first: int, end: int) -> list[int]:
-        """Return the numbers of packs that a batch of these samples would add to the page."""
+        """Return the numbers of the packs that a batch of these samples would add to the page."""
         theirs = np.unique(self._found.pack_of[first:end])
         new: list[int] = theirs[(theirs > 0) & (self._numbers[theirs] == 0)].tolist()
         return new
 
     def fields(self, first: int, end: int, new: list[int]) -> dict[str, bytes]:
-        """Add packs, and return the batch's fields, or none if no sample has a place."""
+        """Add packs, and return the batch's fields, or none if no sample has a location."""
         names, located = self._page.packs, self._found
         self._numbers[new] = np.arange(len(names) + 1, len(names) + 1 + len(new))
         names.extend(located.packs[number - 1] for number in new)
@@ -201,10 +201,10 @@ def page_of(
     with_keys: bool,
     places: Places | None = None,
 ) -> pb.Page:
-    """Return up to ``count`` batches of one rank from ``start`` on, and at least one unless the epoch ends.
+    """Return up to ``count`` batches of a rank from ``start`` on, and at least one unless the epoch ends.
 
-    A page stays below MAX_REPLY_BYTES; keys are included if they fit. With
-    ``places``, for readers that see the store, batches include their records' places.
+    A page stays below MAX_REPLY_BYTES. Keys are included if they fit. With ``places``, for readers with
+    access to the store, batches include the locations of records.
     """
     catalog = dataset.catalog
     sample_bytes = ID_BYTES + catalog.label_bytes + (_PLACE_BYTES if places else 0)
@@ -218,7 +218,7 @@ def page_of(
     states = core.state.states(job.samples_of(epoch), span.indices)
     page, size = pb.Page(), 0
     located = places.of(dataset.content, span.indices) if places else None
-    placing = _PagePlaces(page, located) if located else None
+    placing = _PageLocations(page, located) if located else None
     states = states if located is None else np.where(located.pack_of > 0, SampleState.RESIDENT, states)
     resident, failed = (_counts(states == state, span.offsets) for state in _TOLD)
     for number, batch in enumerate(batch_ids(ids, offsets)):
@@ -244,7 +244,7 @@ def page_of(
             sample_ids=ids[first * ID_BYTES : end * ID_BYTES],
             labels=labels,
             padding=padding_bytes,
-            keys=cast("list[str]", keys),  # protobuf takes UTF-8 as it is
+            keys=cast("list[str]", keys),  # protobuf accepts UTF-8
             resident=resident[number],
             failed=failed[number],
             repetitions=b"" if again is None or not again.any() else again.astype("<u4").tobytes(),
@@ -259,11 +259,11 @@ def samples_from(catalog: Catalog, start: int, *, with_keys: bool) -> pb.Samples
     Raises ``PlanError`` if ``start`` is beyond the last sample.
     """
     if start > len(catalog):
-        raise PlanError(f"the dataset has {len(catalog)} samples, so place {start} does not exist")
+        raise PlanError(f"the dataset has {len(catalog)} samples, so index {start} does not exist")
     least_bytes = label_dtype_of(catalog.label_dtype).itemsize
-    places = np.arange(start, min(len(catalog), start + max(1, _PAGE_BYTES // least_bytes)))
-    ends = np.cumsum(catalog.label_sizes(places))
-    stop = start + min(len(places), max(1, int(np.searchsorted(ends, _PAGE_BYTES, side="right"))))
+    indices = np.arange(start, min(len(catalog), start + max(1, _PAGE_BYTES // least_bytes)))
+    ends = np.cumsum(catalog.label_sizes(indices))
+    stop = start + min(len(indices), max(1, int(np.searchsorted(ends, _PAGE_BYTES, side="right"))))
     keys = list[bytes]()
     if with_keys:
         room, end, stop = _SAMPLES_BYTES, stop, start

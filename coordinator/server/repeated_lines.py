@@ -1,4 +1,4 @@
-"""Log lines as text or JSON. A repeated cause is logged once a minute, with its count."""
+"""Log as text or JSON. A repeated cause is logged once a minute, with its count."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _log = logging.getLogger(__name__)
 
 _EVERY_S = 60.0
 _CAUSES_MAX = 256
-# Written per minute, at most; errors always are.
+# Maximum number of warnings per minute. Errors are always written.
 _WARNINGS_MAX = 15
 _LATELY_S = 900.0
 _LATEST_MAX = 10
 _TEXT_MAX = 500
-# The parts of the coordinator that warn: its packages, and everything else in its process.
+# The parts of the coordinator that log: its packages, and everything else in the process.
 PARTS = ("cache", "catalog", "core", "executors", "server", "store", "other")
 _HUNG_UP = "ExecuteBatchError raised in core by servicer method"
 _NUMBER = re.compile(r"\b[0-9a-f]*[0-9][0-9a-f]*\b|\d+")
@@ -36,7 +36,7 @@ class _Text(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        # For terminals: lines may contain keys, sources and errors from strangers.
+        # Make lines safe for terminals: they may contain keys, sources and errors from strangers.
         return shown_lines(super().format(record))
 
 
@@ -55,7 +55,7 @@ LINE_FORMATS: dict[str, Callable[[], logging.Formatter]] = {"text": _Text, "json
 
 
 class Warned(NamedTuple):
-    """A cause of warnings or errors: its newest line, that line's Unix time, and the count."""
+    """A cause of warnings or errors: its latest line, the line's Unix time, and the count."""
 
     at_s: float
     level: str
@@ -64,39 +64,39 @@ class Warned(NamedTuple):
 
 
 class RepeatedLines(logging.StreamHandler[TextIO]):
-    """A handler that writes warnings and errors of one cause once a minute, and all lower-level lines.
+    """A handler that writes warnings and errors once a minute per cause, and all lower-level lines.
 
     The first line of a cause is written at once. Lines within the next minute are only counted,
-    and the line after that includes their number; if none comes, :meth:`tell_counts` logs it.
-    Beyond fifteen warnings a minute, warnings with new causes are only counted, too.
+    and the line after that includes their number. If there is none, :meth:`log_counts` logs
+    it. Beyond fifteen warnings a minute, warnings with new causes are only counted, too.
     """
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(stream)
         self._clock = clock
-        # By cause: when it was last written, the count since, and the newest record of these.
-        self._told: dict[tuple[str, int, str], tuple[float, int, logging.LogRecord]] = {}
+        # By cause: when it was last written, the count since then, and the latest counted record.
+        self._reported: dict[tuple[str, int, str], tuple[float, int, logging.LogRecord]] = {}
         self._minute_s = -_EVERY_S
-        # Numbers written in this minute, and counted beyond those.
+        # Number of lines written in this minute, and of lines only counted.
         self._warnings = self._beyond = 0
         self._counts: Counter[str] = Counter()
         self._latest: dict[tuple[str, int, str], Warned] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Drop gRPC's traceback for each client that hung up before it was answered."""
+        """Drop gRPC's tracebacks for clients that hung up before the reply."""
         return not record.getMessage().startswith(_HUNG_UP) and bool(super().filter(record))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write or count a line. Called with the handler's lock held."""
         if record.levelno >= logging.WARNING:
-            # Lines that differ only in numbers have one cause. If a stranger
-            # chooses the words, the record must name the cause (extra=).
+            # Lines that differ only in numbers share a cause. If a stranger
+            # controls the words, the record must contain the cause (extra=).
             words = getattr(record, "cause", None) or _NUMBER.sub("#", record.getMessage())
             cause, now_s = (record.name, record.levelno, words), self._clock()
             self._note(cause, record)
-            told_s, repeats, _ = self._told.pop(cause, (now_s - _EVERY_S, 0, record))
-            if now_s - told_s < _EVERY_S:
-                self._told[cause] = told_s, repeats + 1, record
+            reported_s, repeats, _ = self._reported.pop(cause, (now_s - _EVERY_S, 0, record))
+            if now_s - reported_s < _EVERY_S:
+                self._reported[cause] = reported_s, repeats + 1, record
                 return
             if now_s >= self._minute_s + _EVERY_S:
                 self._minute_s, self._warnings = now_s, 0
@@ -104,9 +104,9 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
                 self._beyond += 1 + repeats
                 return
             self._warnings += 1
-            self._told[cause] = now_s, 0, record
-            if len(self._told) > _CAUSES_MAX:
-                del self._told[next(iter(self._told))]
+            self._reported[cause] = now_s, 0, record
+            if len(self._reported) > _CAUSES_MAX:
+                del self._reported[next(iter(self._reported))]
             if repeats:
                 record = _with(record, f" (and {repeats:,} more times since it was last logged)")
         super().emit(record)
@@ -121,19 +121,19 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
             del self._latest[next(iter(self._latest))]
 
     def warned_of(self) -> tuple[Counter[str], list[Warned]]:
-        """Return each part's number of warnings, and the causes of the last fifteen minutes, newest last."""
+        """Return the number of warnings by part, and the causes of the last fifteen minutes, newest last."""
         with self.lock or contextlib.nullcontext():
             since_s = time.time() - _LATELY_S
             return self._counts.copy(), [cause for cause in self._latest.values() if cause.at_s >= since_s]
 
-    def tell_counts(self) -> None:
-        """Log what has been counted for a minute. Call this regularly."""
+    def log_counts(self) -> None:
+        """Log the counts of the last minute. Call this regularly."""
         with self.lock or contextlib.nullcontext():
             now_s = self._clock()
-            for cause, (told_s, repeats, record) in list(self._told.items()):
-                if repeats and now_s - told_s >= _EVERY_S:
-                    self._told[cause] = now_s, 0, record
-                    late = _with(record, f" (the newest of {repeats:,} in {now_s - told_s:.0f} s)")
+            for cause, (reported_s, repeats, record) in list(self._reported.items()):
+                if repeats and now_s - reported_s >= _EVERY_S:
+                    self._reported[cause] = now_s, 0, record
+                    late = _with(record, f" (the newest of {repeats:,} in {now_s - reported_s:.0f} s)")
                     late.created = time.time()
                     late.msecs = late.created % 1 * 1000
                     super().emit(late)
@@ -147,10 +147,10 @@ def _with(record: logging.LogRecord, words: str) -> logging.LogRecord:
     return logging.makeLogRecord({**record.__dict__, "msg": f"{record.getMessage()}{words}", "args": None})
 
 
-def tell_counts() -> None:
-    """Make the handler of this process log its counts."""
+def log_counts() -> None:
+    """Log the counts of this process's handler."""
     for handler in _of_this_process():
-        handler.tell_counts()
+        handler.log_counts()
 
 
 def warned_of() -> tuple[Counter[str], list[Warned]]:
@@ -163,6 +163,6 @@ def _of_this_process() -> list[RepeatedLines]:
 
 
 def warn_of_samples(source: str, cause: str, first: str, count: int, words: str) -> None:
-    """Warn about samples of a source, naming the first."""
+    """Warn about samples of a source. The message names the first sample."""
     others = f" (and {counted(count - 1, 'more sample')})" if count > 1 else ""
     _log.warning("%s%s %s", first, others, words, extra={"cause": cause, "dataset": source})

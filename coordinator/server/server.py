@@ -1,4 +1,4 @@
-"""Start a coordinator, serve until it has to stop, and shut it down in order."""
+"""Start a coordinator, serve until it must stop, and shut it down in order."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 _UPKEEP_S = 1.0
 _RETRY_S = 0.2
 _GOODBYE_S = 5.0
-_DRAIN_MAX_S = 9.0  # less than the ten seconds after which service managers kill
+_DRAIN_MAX_S = 9.0  # less than the ten seconds after which service managers kill a process
 _CACHE_END_S = 2.0
 _SHARDS, _DECODER = "shards", "decoder.json"
 
@@ -68,17 +68,17 @@ class Holders(Protocol):
     """The processes for which a coordinator runs."""
 
     def begin(self, stop: Callable[[], None]) -> None:
-        """Start in the running event loop, and call ``stop`` when no process holds the coordinator."""
+        """Start watching in the running event loop. Call ``stop`` when no process holds the coordinator."""
 
     def serving(self) -> None:
-        """Note that the coordinator is serving."""
+        """Record that the coordinator is serving."""
 
 
 async def serve(settings: Settings, holders: Holders | None = None, decoder: str = "") -> int:
-    """Run until SIGTERM, SIGINT, or the end of the run or of the holders; then drain.
+    """Run until SIGTERM, SIGINT, or the end of the run or of the holders. Then drain.
 
-    The decoder in use is ``decoder``, or else that of the cache's records. Returns the exit
-    code: 0, or that of the run.
+    The decoder in use is ``decoder``, or otherwise that of the cache's records. Returns the
+    exit code, which is 0 or that of the run.
 
     Raises:
         SuperError: the coordinator cannot start, or lost its cache to another coordinator.
@@ -96,7 +96,7 @@ async def serve(settings: Settings, holders: Holders | None = None, decoder: str
 
     def run_ended(code: int) -> None:
         codes.append(code)
-        loop.call_later(_GOODBYE_S, stop.set)  # workers that connect late must learn of it
+        loop.call_later(_GOODBYE_S, stop.set)  # so that workers that connect late are told
 
     async with contextlib.AsyncExitStack() as stack:
         stopped = loop.create_task(stop.wait(), name="stop")
@@ -104,7 +104,7 @@ async def serve(settings: Settings, holders: Holders | None = None, decoder: str
         starting = loop.create_task(_start(settings, stack, run_ended, decoder, holders), name="start")
         await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
-            _bound_the_end()
+            _limit_shutdown()
             await cancel_and_wait(starting)
             return codes[-1]
         engine, steps = starting.result()
@@ -118,15 +118,15 @@ async def serve(settings: Settings, holders: Holders | None = None, decoder: str
         stack.push_async_callback(cancel_and_wait, *loops)
         ends: list[asyncio.Future[Any]] = [stopped, engine.failed, *loops]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        _bound_the_end()
+        _limit_shutdown()
         for ended in filter(asyncio.Future.done, ends):
-            ended.result()  # the loops and the engine end only by an error: raise it
+            ended.result()  # the loops and the engine only end with an error, which this raises
         _log.info("draining")
     return codes[-1]
 
 
-def _bound_the_end() -> None:
-    # Whatever hangs: the interpreter waits for threads after this module has returned.
+def _limit_shutdown() -> None:
+    # Guard against hanging threads, for which the interpreter waits after this module has returned.
     faulthandler.dump_traceback_later(_DRAIN_MAX_S, exit=True)
 
 
@@ -137,24 +137,25 @@ async def _start(
     decoder: str,
     holders: Holders | None,
 ) -> tuple[Engine, _Steps]:
-    """Start everything on the stack, the ports last. Return steps to repeat, with pauses in seconds."""
+    """Start everything on the stack, the ports last. Return the steps to repeat, with pauses in seconds."""
     warn_if_insecure(settings)
-    _facts(settings)  # report mistakes in prices at once
+    _facts(settings)  # report mistakes in prices immediately
     tokens = Tokens(settings.token, settings.token_file) if settings.token or settings.token_file else None
     cache = Cache(settings.cache, owner=settings.owner, insecure=settings.insecure)
     stack.push_async_callback(cache.close)
-    stack.push_async_callback(_at_the_end, cache.release_lock, "the lock was not released and will expire")
+    stack.push_async_callback(_last_call, cache.release_lock, "the lock was not released and will expire")
     executors = executor_classes(settings.executors)
     state = open_state(settings.state, settings.store_choice.address, os.environ)
     scratch = state.directory / _SHARDS if state.directory is not None else None
-    # Only an embedded coordinator alone with its cache may find out late that its worker decodes otherwise.
+    # Only an embedded coordinator with a private cache may find out late that its decoder
+    # differs.
     starts_early = holders is not None and settings.executors == (LocalExecutor.name,)
     decoder_file = state.directory / _DECODER if starts_early and state.directory is not None else None
     changed = asyncio.Event()
     doors = Doors(settings, tokens, stack, run_ended)
     datasets, keeper = await _with_store(settings, state, stack)
     await doors.open_to_workers(keeper.address, lambda: keeper.store_id)
-    # Those that only restore and save keep no shards.
+    # Executors that only restore and save do not cache shards.
     saving = replace(executor_context(settings), workers=doors.savers)
     decoding = replace(
         saving,
@@ -210,8 +211,8 @@ async def _start(
         fingerprint=manager.fingerprint,
         cache_bytes=settings.cache_bytes,
     )
-    stack.push_async_callback(_at_the_end, upkeep.keep_spent, "the amount spent was not saved")
-    # Functions may start for longer than a lock lasts, and others' memory must count at once.
+    stack.push_async_callback(_last_call, upkeep.keep_spent, "the amount spent was not saved")
+    # Functions may take longer to start than a lock lasts, and the memory of others must count at once.
     await upkeep.once()
     metrics = Metrics(engine, manager.executors) if settings.metrics_listen else None
     await doors.open(service, metrics)
@@ -239,7 +240,7 @@ async def _with_store(
     choice, read_only = settings.store_choice, settings.store_read_only
     keeper = StoreKeeper(choice, datasets, settings.store_bytes, read_only=read_only)
     stack.push_async_callback(keeper.close)
-    # Before functions look for the store.
+    # Open the store before functions look for it.
     await keeper.open()
     return datasets, keeper
 
@@ -253,9 +254,9 @@ async def _follow(
     workers: Workers | None,
     changed: asyncio.Event,
 ) -> None:
-    """Report to the core which executors come, go and resize, what new ones can produce, and teams' limits.
+    """Report changes to the core: executors, their sizes, what new ones can produce, and teams' limits.
 
-    This is done once a second, and whenever executors have ``changed``.
+    Runs once a second, and whenever executors have ``changed``.
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_UPKEEP_S):
@@ -263,7 +264,7 @@ async def _follow(
     changed.clear()
     known = engine.core.state.datasets
     opened = [dataset for content, dataset in engine.datasets.opened.items() if content in known]
-    # Eligibility first: the core must know it before the executors accept requests.
+    # Report eligibility first, because the core must know it before the executors accept requests.
     eligibility.tell_changes(opened, engine.post)
     manager.tell_changes(engine.post)
     if tokens is not None and (teams := tokens.teams_now()) != engine.core.state.teams.given:
@@ -280,7 +281,7 @@ async def _follow(
 
 
 def _facts(settings: Settings, workers: Workers | None = None) -> tuple[ExecutorFacts, ...]:
-    """Return the executors' facts. Connected ``workers`` count as seeing the store if all of them do."""
+    """Return the properties of executors. Connected ``workers`` can access the store if all of them can."""
     prices_of, store = shipped_prices_of, settings.store_choice.address
     if settings.prices:
         from superdl.coordinator.executors.price_table import load_prices
@@ -290,7 +291,7 @@ def _facts(settings: Settings, workers: Workers | None = None) -> tuple[Executor
     for name in settings.executors:
         all_see = name == WorkersExecutor.name and workers is not None and workers.all_see_store
         facts.append(ExecutorFacts(name, prices_of(name), sees_store=all_see or sees_store(name, store)))
-    for executor, _ in settings.store_only:  # their machines' hours are already counted
+    for executor, _ in settings.store_only:  # the hours of their machines are already counted
         of_its_work = replace(prices_of(executor.name), hour=0.0, coordinator_hour=0.0)
         facts.append(ExecutorFacts(executor.name, of_its_work, decodes=False))
     return tuple(facts)
@@ -332,8 +333,8 @@ def _core_settings(
     )
 
 
-async def _at_the_end(step: Callable[[], Awaitable[object]], otherwise: str) -> None:
-    """Make a last call to the cache, which may not answer any more."""
+async def _last_call(step: Callable[[], Awaitable[object]], otherwise: str) -> None:
+    """Make a last call to the cache, which may no longer answer."""
     try:
         async with asyncio.timeout(_CACHE_END_S):
             await step()
@@ -342,7 +343,7 @@ async def _at_the_end(step: Callable[[], Awaitable[object]], otherwise: str) -> 
 
 
 async def _forever(step: Callable[[], Awaitable[None]], *, pause_s: float) -> None:
-    """Repeat a step until cancelled; if the cache does not answer, retry after a pause."""
+    """Repeat a step until cancelled. If the cache does not answer, retry after a pause."""
     while True:
         try:
             await step()

@@ -1,4 +1,4 @@
-"""The gRPC service, which checks requests and calls the engine. Calls are idempotent or raise SuperError."""
+"""The gRPC service: validate requests and call the engine. Calls are idempotent or raise SuperError."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from superdl.coordinator.server.paging import (
     Orders,
     PlannedBatches,
     check_job_id,
-    check_place,
+    check_position,
+    locations_fit,
     page_of,
-    places_fit,
     samples_from,
 )
 from superdl.coordinator.server.statistics import batch_status, filling, stats
@@ -53,16 +53,16 @@ _MAX_COUNT = 1024
 _STORIES_MAX = 16
 _MAX_JOBS = 10_000
 _MAX_BATCH_REPLY_BYTES = 4 * 2**20
-_MAX_RANKS = 100_000  # of all jobs together
+_MAX_RANKS = 100_000  # of all jobs in total
 _MAX_TEXT = 65_536
 _MAX_BATCH_IDS = 4096
-_MAX_JOBS_TOLD = 1024
+_MAX_JOB_STATS = 1024
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class CoordinatorService(pb_grpc.CoordinatorServicer):
-    """The service for samplers. ``facts_of`` returns a dataset's facts; ``tokens`` determine a job's team."""
+    """The service for samplers. ``facts_of`` returns a dataset's facts. ``tokens`` determine the team."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._watch = watch or Watch(engine)
 
     async def RegisterDataset(self, request: pb.RegisterDatasetRequest, context: _Context) -> pb.Dataset:
-        """Start listing a source, or find it already listed."""
+        """Start listing a source, unless it is already listed."""
         if request.protocol_version != PROTOCOL_VERSION:
             raise ProtocolMismatchError(
                 f"this coordinator uses protocol version {PROTOCOL_VERSION}, but the sampler uses version "
@@ -101,12 +101,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         recipe = Recipe.from_json(request.recipe)
         naming = checked_naming(request.alias or None, request.versions or None)
         classes = checked_classes(tuple(request.classes)) if request.classes else ()
-        place = request.source, recipe, request.key_list, request.run_id
-        dataset = self._datasets.register(*place, naming, classes, renew=request.renew)
-        return await self._described(dataset, listed=0, wait_s=0.5)  # most are listed by then
+        source = request.source, recipe, request.key_list, request.run_id
+        dataset = self._datasets.register(*source, naming, classes, renew=request.renew)
+        return await self._described(dataset, listed=0, wait_s=0.5)  # enough for most sources
 
     async def GetDataset(self, request: pb.GetDatasetRequest, context: _Context) -> pb.Dataset:
-        """Return the progress of a listing, after a bounded wait for news."""
+        """Return the progress of a listing, after a bounded wait for progress."""
         wait_s = min(request.wait_s, _MAX_WAIT_S) if request.wait_s > 0 else 0.0  # NaN is not above 0
         return await self._described(self._dataset(request.dataset_id), listed=request.listed, wait_s=wait_s)
 
@@ -126,7 +126,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             )
         if request.rank >= plan.replicas:
             raise PlanError(f"rank must be from 0 to {plan.replicas - 1}, not {request.rank}")
-        check_place(plan, request.epoch, request.position)
+        check_position(plan, request.epoch, request.position)
         if request.fills and (dataset.recipe.random or plan.replicas > 1 or plan.draws is not None):
             raise ConfigError(
                 "a job that only fills the cache or store must have one rank, all samples and a non-random "
@@ -136,11 +136,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         await self._forget_closed_jobs()
         await self._reports.follow(request.job)
         await self._engine.keeper.opened(dataset)
-        # Await nothing from here on, so that of two ranks with two plans the second is refused.
+        # Do not await anything from here on, so that if two ranks have different plans the second is refused.
         job = self._core.job(request.job)
         facts = (plan, dataset.content, request.fills)
         if job is not None and plan.only_epoch is not None and job.plan.only_epoch is not None:
-            facts = (job.plan, *facts[1:])  # the order of another epoch, or a new one of this epoch
+            facts = (job.plan, *facts[1:])  # the order of another epoch, or a new order of this epoch
         if job is not None and (job.plan, job.dataset, job.fill is not None) != facts:
             raise ConfigError(
                 f"the job {request.job!r} is already open with another plan, dataset or use: choose another "
@@ -169,7 +169,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         fills = [FillUp(request.job, size_bytes=0.0)] if request.fills else []
         self._engine.post_all([opened, *stored, *fills])
         self._watch.look()
-        store_id = keeper.store_id if places_fit(plan, dataset) else ""
+        store_id = keeper.store_id if locations_fit(plan, dataset) else ""
         return pb.Job(
             job=request.job,
             cache=self._engine.cache_address,
@@ -190,9 +190,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         job = self._job(request.job)
         if request.rank not in job.cursors:
             raise UnknownJobError(f"rank {request.rank} has not opened the job {request.job!r}")
-        check_place(job.plan, request.epoch, request.position)
+        check_position(job.plan, request.epoch, request.position)
         dataset = self._datasets[job.dataset]
-        sees_store = request.sees_store and places_fit(job.plan, dataset)
+        sees_store = request.sees_store and locations_fit(job.plan, dataset)
         page = page_of(
             self._core,
             job,
@@ -205,8 +205,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             places=self._engine.keeper.places if sees_store else None,
         )
         for batch in page.batches:
-            place = Occurrence(request.job, request.rank, request.epoch, batch.position)
-            self._planned.add(batch.batch_id, place)
+            occurrence = Occurrence(request.job, request.rank, request.epoch, batch.position)
+            self._planned.add(batch.batch_id, occurrence)
         stop = request.position + len(page.batches)
         yielded = min(request.yielded, stop)
         span = (request.job, request.rank, request.epoch, request.position, stop, yielded)
@@ -226,14 +226,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return filling(self._core, job, self._datasets[job.dataset])
 
     async def GetBatchStatus(self, request: pb.GetBatchStatusRequest, context: _Context) -> pb.BatchStatuses:
-        """Return the status of batches, with that of each sample while the reply is below 1 MiB."""
+        """Return the status of batches, and of each sample while the reply is below 1 MiB."""
         if len(request.batch_ids) > _MAX_BATCH_IDS:
             raise ConfigError(f"one call may request at most {_MAX_BATCH_IDS} batches")
         if any(len(batch) != ID_BYTES for batch in request.batch_ids):
             raise ConfigError(f"a batch id must be {ID_BYTES} bytes long")
         reply, room_bytes = pb.BatchStatuses(), MAX_REPLY_BYTES
         for number, batch in enumerate(request.batch_ids):
-            with_events = number < _STORIES_MAX  # each takes some milliseconds
+            with_events = number < _STORIES_MAX  # each takes a few milliseconds
             occurrences = self._planned.find(batch)
             status = batch_status(self._engine, occurrences, batch, room_bytes, with_events=with_events)
             room_bytes -= status.ByteSize()
@@ -244,7 +244,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """Close a rank. The job closes with its last rank."""
         check_job_id(request.job)
         known = self._core.job(request.job) is not None
-        # Its last reports must reach the core before the job closes.
+        # The last reports must reach the core before the job closes.
         await self._reports.catch_up(request.job)
         self._watch.look()
         self._watch.note(request.job)
@@ -257,8 +257,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def GetJobStats(self, request: pb.GetJobStatsRequest, context: _Context) -> pb.JobStatsList:
         """Return statistics of jobs and of the cache."""
         core = self._core
-        if len(request.jobs) > _MAX_JOBS_TOLD:
-            raise ConfigError(f"one call may request at most {_MAX_JOBS_TOLD} jobs, or all if it lists none")
+        if len(request.jobs) > _MAX_JOB_STATS:
+            raise ConfigError(f"one call may request at most {_MAX_JOB_STATS} jobs, or all if it lists none")
         jobs = [self._job(name) for name in request.jobs] if request.jobs else core.jobs
         with_stalls = request.with_stalls and len(request.jobs) == 1
         history = self._watch.ended() if request.history else []
@@ -266,7 +266,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return stats(*facts, with_stalls=with_stalls, history=history)
 
     async def _described(self, dataset: Dataset, *, listed: int, wait_s: float) -> pb.Dataset:
-        """Describe a dataset, after waiting for news of its listing or its preflight."""
+        """Describe a dataset, after waiting for progress of its listing or preflight."""
         until_s = self._engine.now_s() + wait_s
         await self._datasets.wait(dataset, listed=listed, wait_s=wait_s)
         if dataset.ready:
@@ -331,7 +331,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return [exceeding_text(dataset.listing.source, size, budget, kept=not keeper.unwritten)]
 
     async def _forget_closed_jobs(self) -> None:
-        # Their ranks left without closing them.
+        # Their ranks disappeared without closing them.
         for name in self._reports.jobs:
             if self._core.job(name) is None:
                 await self._reports.leave(name)

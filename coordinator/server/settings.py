@@ -1,4 +1,4 @@
-"""The coordinator's settings: arguments, else ``SUPER_*`` variables, else a TOML file, else defaults."""
+"""The coordinator's settings: arguments, then ``SUPER_*`` variables, a TOML file and defaults."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _FROM_TEXT: dict[str, Callable[[str], Any]] = {
 }
 _ANY_S = 1e9
 _ANY_USD = 1e12
-# For the store alone: they copy bytes, and hardly compute.
+# Slots that only serve the store copy bytes and need little CPU.
 _STORE_SLOTS = 2
 
 
@@ -53,7 +53,7 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
         "superdl.lambda_prefetch.handler:handler",
         "module:attribute that the local executor runs (superdl.lambda_prefetch.handler:handler)",
     )
-    # Of the cache server, as its maxmemory: records get what the headroom leaves.
+    # Memory of the cache server, like its maxmemory, including headroom.
     cache_bytes: int = setting(
         0,
         "memory of the cache server, such as 4gb; nine tenths of it are for records (its maxmemory)",
@@ -91,7 +91,7 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
         1769, "memory of a function in MB, for cost accounting (1769)", low=128, high=10_240
     )
     prices: str = setting("", "TOML price table that replaces built-in prices")
-    # 0 means no cap, as for the next.
+    # 0 means no cap, also for the next setting.
     max_usd: float = setting(0.0, "stop producing once this much has been spent (no cap)", high=_ANY_USD)
     max_usd_per_hour: float = setting(
         0.0, "above this hourly rate, produce only what readers are waiting for (no cap)", high=_ANY_USD
@@ -118,9 +118,9 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
 
     @property
     def store_choice(self) -> StoreChoice:
-        """Return the store's address, or why there is none; ``ConfigError`` if no functions can see it."""
+        """Return the store's address, or why there is none. ``ConfigError`` if no functions can access it."""
         choice = chosen_store(self.store, os.environ)
-        if not choice.address or self._is_seen(choice.address) or _is_there(self.function):
+        if not choice.address or self._is_seen(choice.address) or _is_importable(self.function):
             return choice
         words = (
             f"functions of {self.executor} cannot see the directory {choice.address}, and the coordinator's "
@@ -134,11 +134,11 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
 
     @property
     def store_only(self) -> list[tuple[type[Executor], Settings]]:
-        """Return the executors that restore and save for functions that do not see the store."""
+        """Return the executors that restore and save for functions without access to the store."""
         address = self.store_choice.address
         if not address or self._is_seen(address):
             return []
-        # A few local slots, and workers that connect for it.
+        # A few local slots, and workers that connect for this purpose.
         few = replace(self, slots=min(self.slots, _STORE_SLOTS))
         return [(LocalExecutor, few), (WorkersExecutor, self)]
 
@@ -147,11 +147,11 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
 
     @property
     def executors(self) -> tuple[str, ...]:
-        """Return the executors in order of preference, cheapest first; at least one."""
+        """Return at least one executor, in order of preference, cheapest first."""
         return executor_names(self.executor)
 
 
-def _is_there(function: str) -> bool:
+def _is_importable(function: str) -> bool:
     try:
         return importlib.util.find_spec(function.partition(":")[0]) is not None
     except (ImportError, ValueError):
@@ -217,38 +217,38 @@ def _read_file(file: str, known: Mapping[str, Any]) -> dict[str, Any]:
     return table
 
 
-def _typed(one: Field[Any], origin: str, value: Any) -> Any:
+def _typed(entry: Field[Any], origin: str, value: Any) -> Any:
     """Return a value as its field's type. Only strings are converted."""
-    if one.name == "executor" and isinstance(value, list) and all(isinstance(name, str) for name in value):
+    if entry.name == "executor" and isinstance(value, list) and all(isinstance(name, str) for name in value):
         value = ",".join(value)
-    if isinstance(value, str) and one.name.endswith("_bytes"):
+    if isinstance(value, str) and entry.name.endswith("_bytes"):
         return parse_bytes(value, origin)
     try:
         if isinstance(value, str):
-            if one.name == "log_level":
+            if entry.name == "log_level":
                 return value.upper()
-            return _FROM_TEXT[str(one.type)](value)
-        if type(value).__name__ == one.type:
+            return _FROM_TEXT[str(entry.type)](value)
+        if type(value).__name__ == entry.type:
             return value
-        if one.type == "float" and type(value) is int:
+        if entry.type == "float" and type(value) is int:
             return float(value)
     except (KeyError, ValueError, OverflowError) as error:
-        raise _ill_typed(one, origin, value) from error
-    raise _ill_typed(one, origin, value)
+        raise _ill_typed(entry, origin, value) from error
+    raise _ill_typed(entry, origin, value)
 
 
-def _ill_typed(one: Field[Any], origin: str, value: Any) -> ConfigError:
-    shown = repr(str(value)[:80]) if one.repr else type(value).__name__
-    return ConfigError(f"the setting {origin} must be of type {one.type}, not {shown}")
+def _ill_typed(entry: Field[Any], origin: str, value: Any) -> ConfigError:
+    shown = repr(str(value)[:80]) if entry.repr else type(value).__name__
+    return ConfigError(f"the setting {origin} must be of type {entry.type}, not {shown}")
 
 
 def allowed_to_listings(settings: Settings) -> Allowed:
-    """Return what clients are allowed to have listed."""
+    """Return the limits of listings for clients."""
     roots, hosts = parse_roots(settings.file_roots), parse_http_hosts(settings.http_hosts, "http_hosts")
-    # Clients on other machines get no files and no web servers that this one
-    # reaches, unless settings allow it.
+    # Clients on other machines have no access to files and web servers through
+    # this machine, unless settings allow it.
     anywhere = not leaves_this_machine(settings.listen)
-    # Workers may read this machine's files as another user.
+    # Workers may read this machine's files as a different user.
     own = all(EXECUTORS[name].runs_on is not RunsOn.OTHER_HOSTS for name in settings.executors)
     return Allowed(
         None if anywhere and not roots else roots,

@@ -1,4 +1,4 @@
-"""Statistics of jobs, the cache and single batches, as messages of the protocol."""
+"""Statistics of jobs, the cache and batches, as protocol messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.server.settings import Settings
 
 _DETAIL_BYTES = 64
-_TOLD_OCCURRENCES = 4
+_SHOWN_OCCURRENCES = 4
 _TOLD_FAILURES = 20
 
 
@@ -44,7 +44,7 @@ def stats(
     with_stalls: bool,
     history: Sequence[pb.JobStats],
 ) -> pb.JobStatsList:
-    """Return statistics of jobs and cache, recent warnings, and the settings."""
+    """Return statistics of jobs and the cache, recent warnings, and the settings."""
     core, sources = engine.core, engine.datasets
     return pb.JobStatsList(
         jobs=[
@@ -62,12 +62,12 @@ def stats(
 
 
 def job_stats(core: Core, job: Job, source: str, *, with_stalls: bool = False) -> pb.JobStats:
-    """Return the statistics of a job, with its newest stalls one by one if requested."""
+    """Return the statistics of a job, including its latest stalls if requested."""
     costs = core.state.ledger.job_costs(job.name)
     counters = asdict(job.counters) | {"usd": costs.usd}
     counters |= {name: usd for name, usd in asdict(costs).items() if name in counters}
     message = pb.JobStats(job=job.name, source=source, lapsed=job.lapsed, team=job.team, **counters)
-    if job.cursors:  # else it has closed
+    if job.cursors:  # otherwise it has closed
         furthest = max(cursor.watermark for cursor in job.cursors.values())
         message.epoch, message.position = job.epoch_and_position(furthest)
         message.lookahead_batches, message.interval_s = core.lookahead_batches(job), job.interval_s
@@ -87,7 +87,7 @@ def job_stats(core: Core, job: Job, source: str, *, with_stalls: bool = False) -
 
 
 def coordinating(settings: Settings) -> pb.Coordinating:
-    """Describe this coordinator and its settings, without its secrets."""
+    """Describe this coordinator and its settings, except secrets."""
     message = pb.Coordinating(
         version=installed_version(),
         clock_s=time.time(),
@@ -103,7 +103,7 @@ def coordinating(settings: Settings) -> pb.Coordinating:
 
 
 def cache_stats(engine: Engine) -> pb.CacheStats:
-    """Return the state of the cache and the store, and statistics that concern all jobs."""
+    """Return the state of the cache and the store, and statistics of all jobs together."""
     core, keeper = engine.core, engine.keeper
     return pb.CacheStats(
         budget_bytes=core.state.budget_bytes,
@@ -168,7 +168,7 @@ def team_stats(core: Core) -> list[pb.TeamStats]:
 
 
 def _trouble(core: Core, member: ExecutorState) -> str:
-    """Explain why an executor does less than it could."""
+    """Explain why an executor is not fully available."""
     several = len(core.state.fleet.executors) > 1
     reasons = []
     if times := member.concurrency.throttled_lately(core.now_s):
@@ -190,10 +190,10 @@ def executor_prices(core: Core) -> list[pb.ExecutorPrices]:
 
 
 def filling(core: Core, job: Job, dataset: Dataset) -> pb.Filling:
-    """Return the progress of a job that fills, with its first few failures."""
+    """Return the progress of a filling job, with its first few failures."""
     progress = core.filled(job)
     answer = pb.Filling(
-        there=progress.there, failed=progress.failed, size_bytes=progress.size_bytes, ended=progress.ended
+        there=progress.present, failed=progress.failed, size_bytes=progress.size_bytes, ended=progress.ended
     )
     key, state = job.samples_of(0), core.state
     failed = np.flatnonzero(state.states(key, np.arange(job.plan.size)) == SampleState.FAILED)
@@ -214,32 +214,32 @@ def batch_status(
 ) -> pb.BatchStatus:
     """Return a batch's status and history, and its samples if they fit into ``room_bytes``."""
     status, core = pb.BatchStatus(batch_id=batch[:ID_BYTES]), engine.core
-    places = [place for place in occurrences if core.job(place.job)]
-    job = core.job(places[-1].job) if places else None
+    current = [occurrence for occurrence in occurrences if core.job(occurrence.job)]
+    job = core.job(current[-1].job) if current else None
     if job is None:
         return status
-    place, now = places[-1], engine.now_s()
-    indices = job.plan.batch(place.epoch, place.position, place.rank).indices
-    key = job.samples_of(place.epoch)
+    latest, now = current[-1], engine.now_s()
+    indices = job.plan.batch(latest.epoch, latest.position, latest.rank).indices
+    key = job.samples_of(latest.epoch)
     counts = np.bincount(core.state.states(key, indices), minlength=len(SampleState))
     status.known = True
     status.samples = indices.size
     status.resident = int(counts[SampleState.RESIDENT])
     status.in_flight = int(counts[SampleState.IN_FLIGHT])
     status.failed = int(counts[SampleState.FAILED])
-    for number, occurrence in enumerate(reversed(places)):
+    for number, occurrence in enumerate(reversed(current)):
         message = pb.Occurrence(
             job=occurrence.job, epoch=occurrence.epoch, position=occurrence.position, rank=occurrence.rank
         )
         status.occurrences.insert(0, message)
-        if not with_events or number >= _TOLD_OCCURRENCES or status.ByteSize() > room_bytes // 2:
+        if not with_events or number >= _SHOWN_OCCURRENCES or status.ByteSize() > room_bytes // 2:
             continue
         for at_s, text in core.history(
             occurrence.job, occurrence.rank, occurrence.epoch, occurrence.position
         ):
             status.events.add(occurrence=message, seconds_ago=now - at_s, what=text)
     if indices.size * _DETAIL_BYTES + status.ByteSize() <= room_bytes:
-        status.details.extend(_details(core, engine.datasets[job.dataset], key, place.epoch, indices))
+        status.details.extend(_details(core, engine.datasets[job.dataset], key, latest.epoch, indices))
         if status.ByteSize() > room_bytes:
             del status.details[:]
     return status

@@ -1,4 +1,4 @@
-"""Tokens, which decide who may call a coordinator and a job's team. Each token allows every call."""
+"""Tokens, which determine who may call a coordinator, and the team of a job. Each token allows every call."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ class Tokens:
     def _take(self, from_file: tuple[Token, ...]) -> None:
         known = (*self._own, *from_file)
         self._teams = _teams_of(known, "token_file" if self._file else "token")
-        # A token listed without a team too, like a client's own in SUPER_TOKEN, keeps its team.
+        # A token that is also listed without a team, like a client's token in SUPER_TOKEN, keeps its team.
         named = sorted(known, key=lambda one: "team" in one.rights)
         self._teams_by_digest = {_digest(token): rights.get("team", NO_TEAM) for token, rights in named}
 
     def teams_now(self) -> tuple[Team, ...]:
-        """Return the teams of all tokens, according to the current file."""
+        """Return the teams of all tokens in the current file."""
         if self._file and (stamp := file_stamp(self._file)) != self._stamp:
             self._stamp = stamp
             self._renew()
         return self._teams
 
     def accept(self, presented: str) -> bool:
-        """Return whether this token is accepted, in a time that does not depend on the token."""
+        """Return whether a token is accepted, in constant time."""
         return self._team(presented) is not None
 
     def refusal(self, metadata: Iterable[tuple[str, Any]]) -> str:
@@ -70,14 +70,14 @@ class Tokens:
         return "" if self.accept(shown[0].removeprefix(_SCHEME)) else _WRONG
 
     def team(self, presented: str) -> str:
-        """Return a token's team, or :data:`NO_TEAM` if it has none or is not accepted."""
+        """Return a token's team, or :data:`NO_TEAM` if it has no team or is not accepted."""
         return self._team(presented) or NO_TEAM
 
     def _team(self, presented: str) -> str | None:
         self.teams_now()
         digest, matched = _digest(presented), None
-        # All are compared, each in constant time. Neither logs nor errors repeat a
-        # token, valid or not.
+        # Compare all tokens, each in constant time. Logs and errors never contain
+        # a token, valid or not.
         for known, team in self._teams_by_digest.items():
             if hmac.compare_digest(digest, known):
                 matched = team
@@ -87,7 +87,7 @@ class Tokens:
         try:
             from_file = read_tokens(self._file, "token_file", may_be_none=True)
             self._take(from_file)
-        # A missing or broken file changes nothing, since it may be half written.
+        # A missing or broken file changes nothing, because it may be incomplete.
         except ConfigError as error:
             _log.error("keeping the previous tokens: %s; to revoke them all, empty the file", error)
         else:
@@ -96,7 +96,7 @@ class Tokens:
 
 
 def team_of(tokens: Tokens | None, context: grpc.aio.ServicerContext[Any, Any]) -> str:
-    """Return the team of the token that a call carries."""
+    """Return the team of a call's token."""
     shown = dict(context.invocation_metadata() or ()).get(TOKEN_METADATA_KEY, "")
     return NO_TEAM if tokens is None else tokens.team(str(shown).removeprefix(_SCHEME))
 
@@ -107,11 +107,11 @@ def is_named(tokens: Tokens | None, team: str) -> bool:
 
 
 def _teams_of(tokens: Sequence[Token], origin: str) -> tuple[Team, ...]:
-    """Return the limits of teams, given by one or more tokens of each, which must agree."""
+    """Return the limits of teams. All tokens of a team must agree."""
     rights_by_team: dict[str, dict[str, str]] = {}
     teams: dict[str, str] = {}
-    for place, (token, rights) in enumerate(tokens, 1):
-        which = f"{origin}: token {place} of {len(tokens)}"
+    for number, (token, rights) in enumerate(tokens, 1):
+        which = f"{origin}: token {number} of {len(tokens)}"
         if not rights:
             continue
         name = rights.get("team")
@@ -137,5 +137,5 @@ def _team(origin: str, team: str, share: str = "1", priority: str = "0", max_usd
 
 
 def _digest(token: str) -> bytes:
-    # All digests have one length, so comparing two reveals no token's length.
+    # All digests have the same length, so comparing them does not reveal the length of a token.
     return hashlib.sha256(token.encode(errors="surrogateescape")).digest()

@@ -1,4 +1,4 @@
-"""Settings of a coordinator's addresses, TLS and tokens, checks of them, and its certificate."""
+"""Settings of a coordinator's addresses, TLS and tokens, their checks, and its certificate."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _log = logging.getLogger(__name__)
 _PEM = "-----BEGIN "
 _MAX_FILE_BYTES = 2**20
 _WARN_DAYS = 30
-_SOCKET_PATH_BYTES = 107  # the size of the kernel's sockaddr_un path
+_SOCKET_PATH_BYTES = 107  # size of the path in the kernel's sockaddr_un
 
 
-# Credentials of the cache are not settings: see superdl.super_wire.cache.Credentials.
+# Credentials of the cache are not settings, see superdl.super_wire.cache.Credentials.
 @dataclass(frozen=True)
 class TrustSettings:
-    """Addresses, certificates and tokens. Each of the ``tls_`` settings may also be the PEM text itself."""
+    """Addresses, certificates and tokens. Each of the ``tls_`` settings may also be PEM text."""
 
     listen: str = setting("127.0.0.1:50051", "host:port or unix:/path (127.0.0.1:50051)")
     cache: str = setting(
@@ -43,7 +43,7 @@ class TrustSettings:
     tls_cert: str = setting("", "PEM file of this server's certificate chain")
     tls_key: str = setting("", "PEM file of the certificate's key", secret=True)
     tls_client_ca: str = setting("", "PEM file of the authority whose certificates clients must present")
-    # No argument, as it is secret; commas between tokens.
+    # Not an argument, because it is secret. Tokens are separated by commas.
     token: str = setting("", secret=True)
     token_file: str = setting("", "file with one token per line; clients must present one of them")
     health_listen: str = setting("", "another address, without TLS, for the health service only")
@@ -73,18 +73,18 @@ class TrustSettings:
                 raise ConfigError(
                     f"metrics_listen={self.metrics_listen}: metrics need a host:port of their own"
                 )
-        lacking = next((name for name in ("listen", "metrics_listen") if self.lacks(name)), "")
-        if lacking and not self.insecure:
+        risky = next((name for name in ("listen", "metrics_listen") if self.missing(name)), "")
+        if risky and not self.insecure:
             raise ConfigError(
-                f"{lacking}={getattr(self, lacking)}: beyond loopback a coordinator needs TLS and a token, "
-                f"but this one has {self.lacks(lacking)}. Set tls_cert and tls_key, and token or token_file; "
+                f"{risky}={getattr(self, risky)}: beyond loopback a coordinator needs TLS and a token, "
+                f"but this one has {self.missing(risky)}. Set tls_cert and tls_key, and token or token_file; "
                 "or listen on 127.0.0.1 or a unix socket, and connect from elsewhere through an SSH tunnel; "
                 "or, in a network that nobody else can reach, pass --insecure (SUPER_INSECURE=1)"
             )
 
-    def lacks(self, name: str = "listen") -> str:
-        """Name the protection (TLS, a token) that an address reachable from other machines lacks, or return
-        an empty string.
+    def missing(self, name: str = "listen") -> str:
+        """Return the missing protection (TLS, a token) of an address that other machines can reach, or an
+        empty string.
         """
         if not leaves_this_machine(getattr(self, name)):
             return ""
@@ -109,24 +109,24 @@ class TrustSettings:
 
 
 def warn_if_insecure(settings: TrustSettings) -> None:
-    """Log what ``insecure`` allows at this coordinator's ports, if anything."""
-    if lacks := settings.lacks():
+    """Log the risks that ``insecure`` allows at this coordinator's ports, if there are any."""
+    if missing := settings.missing():
         _log.warning(
             "INSECURE: listening on %s with %s: anyone who can reach this port can read what functions can "
             "read, and spend your money",
             settings.listen,
-            lacks,
+            missing,
         )
-    if lacks := settings.lacks("metrics_listen"):
+    if missing := settings.missing("metrics_listen"):
         _log.warning(
             "INSECURE: anyone who can reach %s can read all metrics: it has %s",
             settings.metrics_listen,
-            lacks,
+            missing,
         )
 
 
 def check_listen_address(listen: str, name: str = "listen") -> None:
-    """Raise :class:`ConfigError` with the name of the setting unless a server can listen there."""
+    """Raise :class:`ConfigError`, with the setting's name, unless a server can listen there."""
     path = socket_path(listen)
     if path is None:
         if not host_and_port(listen)[1]:
@@ -141,7 +141,7 @@ def check_listen_address(listen: str, name: str = "listen") -> None:
 
 
 def leaves_this_machine(listen: str) -> bool:
-    """Return whether a server that listens there can be reached from other machines."""
+    """Return whether other machines can reach a server that listens there."""
     host, _ = host_and_port(listen)
     return bool(host) and not is_loopback(host)
 
@@ -166,12 +166,12 @@ class _Loaded:
 
 
 class ServerTls:
-    """A server's certificate, and the authorities whose clients it accepts.
+    """A server's certificate, and the CAs of the clients that it accepts.
 
-    ``cert`` (the chain), ``key`` and ``client_ca`` are paths of PEM files, or the
-    PEM text itself. With ``client_ca``, clients must present a certificate of its
-    authorities. Raises ``ConfigError`` if one of them cannot be read or is not PEM, or
-    if the key belongs to another certificate.
+    ``cert`` (the chain), ``key`` and ``client_ca`` are paths of PEM files, or PEM
+    text. With ``client_ca``, clients must present a certificate from these CAs. Raises
+    ``ConfigError`` if one of them cannot be read or is not PEM, or if the key does not
+    match the certificate.
     """
 
     def __init__(self, cert: str, key: str, client_ca: str = "") -> None:
@@ -182,8 +182,8 @@ class ServerTls:
 
     def credentials(self) -> grpc.ServerCredentials:
         """Return credentials for a port of a gRPC server."""
-        # gRPC requests the certificate at each handshake: one renewed on disk is
-        # presented to the next client.
+        # gRPC requests the certificate at each handshake, so a renewed file is
+        # used for the next client.
         return grpc.dynamic_ssl_server_credentials(
             self._loaded.for_grpc(),
             self._renewed,  # type: ignore[arg-type]  # None means no change, which the stubs do not say
@@ -191,10 +191,10 @@ class ServerTls:
         )
 
     def context(self) -> ssl.SSLContext:
-        """Return a context for an asyncio server. At each handshake, it presents what is on disk, too.
+        """Return a context for an asyncio server. It also presents the certificate on disk at each handshake.
 
-        Do not use it together with :meth:`credentials`: if both look for changes,
-        one misses them.
+        Do not use this together with :meth:`credentials`: if both check for
+        changes, one misses them.
         """
         newest = [_checked_context(self._loaded)]
 
@@ -209,7 +209,7 @@ class ServerTls:
 
     def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
         """Return a renewed certificate, or ``None`` for no change."""
-        # gRPC calls this in its own thread before each handshake.
+        # gRPC calls this in one of its threads before each handshake.
         with self._lock:
             stamps = self._look()
             if stamps == self._stamps:
@@ -217,7 +217,7 @@ class ServerTls:
             self._stamps = stamps
             try:
                 self._loaded = self._load()
-            except ConfigError as error:  # perhaps half written: the next change is checked again
+            except ConfigError as error:  # possibly incomplete; the next change is checked again
                 _log.error("cannot use the renewed certificate, so the previous one stays: %s", error)
                 return None
             _log.info("the certificate was renewed on disk and is now in use")
@@ -234,14 +234,14 @@ class ServerTls:
 
 
 def _pem(name: str, given: str) -> bytes:
-    if _PEM in given:  # secrets that pass through a shell or JSON twice have escaped line ends
+    if _PEM in given:  # secrets that pass through a shell or JSON twice have escaped line breaks
         return given.replace("\\n", "\n").encode()
     try:
         with Path(given).open("rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a null byte
         reason = getattr(error, "strerror", None) or "it is not a path"
-        # It may be the key itself, mangled.
+        # It may be the key itself, in a mangled form.
         shown = "its value" if name == "tls_key" else repr(given[:200])
         raise ConfigError(
             f"{name} must be the path of a PEM file or its text, but {shown} cannot be read: {reason}"
@@ -252,9 +252,9 @@ def _pem(name: str, given: str) -> bytes:
 
 
 def _checked_context(loaded: _Loaded) -> ssl.SSLContext:
-    """Check that OpenSSL accepts the certificate and key, and warn of expiry: gRPC does neither."""
-    # Python's ssl reads only files: use one in memory where possible, since a key
-    # must not reach a disk.
+    """Check that OpenSSL accepts the certificate and key, and warn of expiry, because gRPC does neither."""
+    # Python's ssl only reads files. Use a file in memory if possible, because a
+    # key must not be written to disk.
     with (
         tempfile.TemporaryFile()
         if not hasattr(os, "memfd_create")
@@ -271,7 +271,7 @@ def _checked_context(loaded: _Loaded) -> ssl.SSLContext:
                 f"tls_cert and tls_key cannot be used: {error}; they must be the PEM of a certificate "
                 "(followed by its chain) and of that certificate's own key, without a passphrase"
             ) from None
-        _warn_of_the_end(path)
+        _warn_of_expiry(path)
     if loaded.client_ca is not None:
         try:
             context.load_verify_locations(cadata=loaded.client_ca.decode("ascii", "replace"))
@@ -285,9 +285,9 @@ def _no_password() -> str:
     raise ssl.SSLError("the key is encrypted with a passphrase")
 
 
-def _warn_of_the_end(path: str) -> None:
-    """Log whether the first certificate in a file has expired, or will within 30 days."""
-    # No public function of ssl reads a certificate that was not shown by a peer.
+def _warn_of_expiry(path: str) -> None:
+    """Log a warning if the first certificate in a file has expired, or will expire within 30 days."""
+    # ssl has no public function that parses a certificate, except that of a peer.
     read: Any = getattr(ssl, "_ssl", None)
     if not hasattr(read, "_test_decode_cert"):
         return

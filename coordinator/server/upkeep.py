@@ -32,12 +32,12 @@ _log = logging.getLogger(__name__)
 _REACH_TIMEOUT_S = 10.0
 _DROPPED_AT_ONCE = 2000
 _RETRY_S = 0.2
-_LOOK_TIMEOUT_S = LOCK_TTL_S / 2  # a hanging node must not let another's lock expire
+_LOOK_TIMEOUT_S = LOCK_TTL_S / 2  # a hanging node must not let the lock on another node expire
 _BUFFER_SHARE = 0.25
 _SETTLED_S = 60.0
 _CROWDED_SHARE = 0.9
 _FOREIGN_SHARE = 0.125
-_SHORT_SHARE = 1 / 32  # of the budget, which the core frees at once: with less it soon drops more
+_SHORT_SHARE = 1 / 32  # of the budget; with less free, the core will soon drop more
 _FREED_SHARE = 1 / 16
 _EVEN_S = 15.0  # period over which the CPU of the cache's nodes is averaged
 _RENEWED_S = 0.5  # a larger change of the expiry is a renewal
@@ -60,7 +60,7 @@ async def take_over(cache: Cache) -> CacheInfo:
         except LockHeldError as error:
             expiry_s = clock() + error.expires_in_s
             first_expiry_s = expiry_s if first_expiry_s is None else first_expiry_s
-            # A renewed lock has a living owner. Else wait until it expires.
+            # A lock that is renewed has a live owner. Otherwise wait until it expires.
             if expiry_s > first_expiry_s + _RENEWED_S or clock() > wait_until_s:
                 raise
         except CacheUnreachableError:
@@ -74,12 +74,12 @@ async def take_over(cache: Cache) -> CacheInfo:
 async def warm_and_take_over(
     manager: ExecutorManager, cache: Cache, workers: Workers | None = None, decoder: str = ""
 ) -> CacheInfo:
-    """Start functions while connecting to the cache, since both take a while."""
+    """Start functions while connecting to the cache, because both take a while."""
     chooses = workers is not None and workers.patience_s is not None
-    # Functions that cost money start once the cache is ours: a coordinator that
-    # finds another one there ends.
+    # Start functions that cost money only after taking the cache, because
+    # another coordinator may own it.
     info = await take_over(cache) if manager.remote or chooses else None
-    # Workers that connect decode as the cache's records were decoded, or as decoder.
+    # Connecting workers must have the decoder of the cache's records, or ``decoder``.
     if workers is not None and chooses and (digest := decoder or await cache.fingerprint()):
         workers.use(digest)
     warming = asyncio.create_task(manager.start(), name="warm")
@@ -98,7 +98,7 @@ async def warm_and_take_over(
 
 
 async def agree_on_fingerprint(cache: Cache, digest: str) -> bool:
-    """Return whether the cache was empty; raise ``ConfigError`` if its records were decoded differently."""
+    """Return whether the cache was empty. Raises ``ConfigError`` if its records were decoded differently."""
     agreed, is_new = await cache.agree_on_fingerprint(digest)
     # Functions write it only once.
     if agreed != digest and (await cache.agree_on_fingerprint(digest))[0] != agreed:
@@ -126,7 +126,7 @@ class DecoderReplacedError(Exception):
 
 
 async def _replace_decoder(cache: Cache, digest: str) -> bool:
-    """Drop all records of another decoder; return whether there may have been any."""
+    """Drop all records of another decoder. Return whether there may have been any."""
     earlier = await cache.fingerprint()
     if earlier in ("", digest):
         return False
@@ -138,15 +138,15 @@ async def _replace_decoder(cache: Cache, digest: str) -> bool:
         first = False
         await cache.drop(ids)
         await cache.hold_lock()
-    await cache.keep(FINGERPRINT_KEY, digest.encode())  # last: it matches even if this ends
+    await cache.keep(FINGERPRINT_KEY, digest.encode())  # last, so that it always matches
     return True
 
 
 class Upkeep:
-    """Holds the cache's lock, watches its identity and memory, and reports changes to the core.
+    """Holds the cache's lock, monitors its identity and memory, and reports changes to the core.
 
-    ``info`` is the server's state when it was taken over, ``fingerprint`` the digest that its records
-    must match, and ``cache_bytes`` how much of its memory may be used, with 0 for all of it.
+    ``info`` is the server's report when it was taken over, ``fingerprint`` the digest that its
+    records must match, and ``cache_bytes`` the maximum memory to use, or 0 for all of it.
     """
 
     def __init__(
@@ -180,14 +180,14 @@ class Upkeep:
         """Check the cache once. If it does not answer, the next check retries.
 
         Raises ``LockHeldError`` if another coordinator took the cache, and ``ConfigError`` if
-        that one's functions decode differently.
+        the functions of that coordinator decode differently.
         """
         try:
             was_taken = await self._cache.hold_lock()
             async with asyncio.timeout(_LOOK_TIMEOUT_S):
                 self._is_new |= await agree_on_fingerprint(self._cache, self._fingerprint)
                 await self._reports.keep(self._clock())
-                info = await self._cache.info()  # last: what arrives meanwhile would count as others'
+                info = await self._cache.info()  # last: new records would count as foreign
         except LockHeldError:
             raise
         except (CacheError, TimeoutError) as error:
@@ -201,7 +201,7 @@ class Upkeep:
             _log.info("the cache is answering again")
         self._engine.cache_trouble = ""
         self._note_load(info)
-        if info.nodes == self._nodes and info.evicted_keys > self._evicted_keys:  # perhaps the digest too
+        if info.nodes == self._nodes and info.evicted_keys > self._evicted_keys:  # perhaps the digest
             _log.warning(
                 "the cache has evicted %d keys by itself: other programs fill it, or its maxmemory is too "
                 "small for the budget. Its policy is %s, but noeviction would be better",
@@ -219,7 +219,7 @@ class Upkeep:
         await self.keep_spent()
 
     async def keep_spent(self) -> None:
-        """Save the amount spent if it has changed, so that a cap holds across a restart."""
+        """Save the amount spent if it has changed, so that a cap holds across restarts."""
         usd = self._core.spent_usd
         if usd == self._kept_usd:
             return
@@ -268,13 +268,13 @@ class Upkeep:
         self._engine.post(CacheResized(budget_bytes))
         if not info.maxmemory:
             return
-        # Long-lived memory of others may take part of the headroom; the rest is for buffers.
+        # Long-lived memory of others may take part of the headroom. The rest is for buffers.
         headroom_bytes = int((1 - _BUFFER_SHARE) * (info.maxmemory - core.state.budget_bytes))
         used_bytes = info.used_memory - headroom_bytes
         foreign_bytes = used_bytes - core.state.resident_bytes
         self._engine.post(CacheGrew(foreign_bytes))
         wanted_bytes = self._wanted_bytes()
-        # Not at once: after a restart, jobs come back within seconds and own their records.
+        # Do not do this at once, because jobs return within seconds of a restart and own their records.
         if (
             wanted_bytes > 0
             and used_bytes > _CROWDED_SHARE * core.state.budget_bytes
@@ -291,8 +291,8 @@ class Upkeep:
         producing = bool(core.state.requests) or requests > self._asked
         dropping = core.state.dropped_samples > self._dropped
         self._asked, self._dropped = requests, core.state.dropped_samples
-        # Above 0 only if since the last check samples were requested while the
-        # cache had hardly any room, or were dropped for others.
+        # Above 0 only if since the last check samples were dropped for others,
+        # or were requested while the cache had hardly any room.
         short = core.state.free_bytes < _SHORT_SHARE * core.state.budget_bytes
         if not core.jobs or not (dropping or (producing and short)):
             return 0.0
@@ -300,4 +300,4 @@ class Upkeep:
 
     def _known(self) -> list[Ids] | None:
         core, now_s = self._core, self._engine.now_s()
-        return known_ids(self._engine.datasets, wanted=core.state.wants, held=core.held, now_s=now_s)
+        return known_ids(self._engine.datasets, is_read=core.state.wants, held=core.held, now_s=now_s)

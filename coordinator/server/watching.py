@@ -1,4 +1,4 @@
-"""Log changes, one line each, and keep the history of closed jobs in the cache across restarts."""
+"""Log changes, a line each, and keep the history of closed jobs in the cache across restarts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import DecodeError
 
 from superdl.coordinator.core import Spending
-from superdl.coordinator.server.repeated_lines import tell_counts
+from superdl.coordinator.server.repeated_lines import log_counts
 from superdl.coordinator.server.statistics import job_stats
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.errors import CacheError
@@ -35,7 +35,7 @@ _TIME_MAX = 1e11
 
 
 class Watch:
-    """A watch on the core that logs changes. Call :meth:`step` every second."""
+    """Watches the core and logs changes. Call :meth:`step` every second."""
 
     def __init__(self, engine: Engine, history: JobHistory | None = None) -> None:
         self._engine = engine
@@ -45,18 +45,18 @@ class Watch:
         self._opened_s: dict[str, float] = {}
         self._turn = 0
         self._lapsed: set[tuple[str, int]] = set()
-        # Executors that take less than they could, and the time when that was last logged.
+        # Executors below their capacity, and the time when this was last logged.
         self._limited: dict[int, float] = {}
         self._thrashes = False
         self._stopped: set[str] = set()
         self._capped_s: float | None = None
 
     def step(self) -> None:
-        """Check everything once, and log what has been counted for a minute."""
+        """Check everything once, and log the counts of the last minute."""
         self.look()
         jobs = list(self._jobs.values())
-        for place in range(min(len(jobs), _NOTED_PER_STEP)):  # in turn, as there may be thousands
-            self._note(jobs[(self._turn + place) % len(jobs)])
+        for offset in range(min(len(jobs), _NOTED_PER_STEP)):  # in turn, because of their number
+            self._note(jobs[(self._turn + offset) % len(jobs)])
         self._turn += _NOTED_PER_STEP
         self._look_at_ranks()
         for member in self._core.state.fleet.executors:
@@ -70,7 +70,7 @@ class Watch:
         elif self._capped_s is not None and self._core.now_s >= self._capped_s + _EVERY_S:
             self._capped_s = None
             _log.info("spending was near no cap for %g s: producing everything ahead again", _EVERY_S)
-        tell_counts()
+        log_counts()
 
     def _look_at_teams(self) -> None:
         state = self._core.state
@@ -88,7 +88,7 @@ class Watch:
         await self.history.keep()
 
     def look(self) -> None:
-        """Log opened and closed jobs. Also called just before and after jobs may open or close."""
+        """Log opened and closed jobs. Also called immediately before and after jobs may open or close."""
         now = self._core.state.jobs
         closed = [job for name, job in self._jobs.items() if now.get(name) is not job]
         opened = [job for name, job in now.items() if self._jobs.get(name) is not job]
@@ -106,7 +106,7 @@ class Watch:
             self._note(job)
 
     def note(self, name: str) -> None:
-        """Record the position of a job that may close now, since it is unknown afterwards."""
+        """Record the position of a job that may close now, because it is unknown afterwards."""
         if job := self._jobs.get(name):
             self._note(job)
 
@@ -127,11 +127,11 @@ class Watch:
     def _look_at_ranks(self) -> None:
         lapsed = {cursor.key for cursor in self._core.state.cursors if cursor.lapsed}
         back = {key for key in self._lapsed - lapsed if self._core.state.cursor(*key) is not None}
-        self._tell_ranks("no sign of life, so nothing is produced ahead", lapsed - self._lapsed)
-        self._tell_ranks("back", back)
+        self._log_ranks("no sign of life, so nothing is produced ahead", lapsed - self._lapsed)
+        self._log_ranks("back", back)
         self._lapsed = lapsed
 
-    def _tell_ranks(self, what: str, keys: Iterable[tuple[str, int]]) -> None:
+    def _log_ranks(self, what: str, keys: Iterable[tuple[str, int]]) -> None:
         names = [f"{job}, rank {rank}" for job, rank in sorted(keys)]
         if len(names) == 1:
             ((name, rank),) = keys
@@ -155,17 +155,17 @@ class Watch:
 
 
 class JobHistory:
-    """The newest 256 jobs by name and opening time, kept in the cache if there is one."""
+    """The newest 256 jobs by name and opening time, stored in the cache if there is one."""
 
     def __init__(self, cache: Cache | None = None) -> None:
         self._cache = cache
-        # Open jobs are included, so that a killed coordinator leaves their last
-        # figures. In the order in which they were last noted.
+        # Includes open jobs, so that a killed coordinator leaves their last
+        # figures. Ordered by their last update.
         self.jobs: dict[tuple[str, float], pb.JobStats] = {}
         self._changed = False
 
     def note(self, stats: pb.JobStats, opened_s: float, closed_s: float = 0.0) -> None:
-        """Record the figures of a job that is open or closes now. Times are Unix time."""
+        """Record the figures of an open or closing job. Times are Unix time."""
         before = self.jobs.pop((stats.job, opened_s), stats)
         stats.opened_s, stats.closed_s = opened_s, closed_s
         stats.source = (stats.source or before.source)[:_SOURCE_MAX]
@@ -197,7 +197,7 @@ class JobHistory:
 
 
 def read_history(content: bytes) -> list[pb.JobStats]:
-    """Parse what :class:`JobHistory` wrote; raise ``ValueError`` for anything else."""
+    """Parse a history written by :class:`JobHistory`. Raises ``ValueError`` for anything else."""
     if len(content) > _BYTES_MAX:
         raise ValueError(f"it is too long ({len(content):,} bytes)")
     try:

@@ -1,4 +1,4 @@
-"""The coordinator's side of the store: choosing it, locating its records and limiting its size."""
+"""The coordinator's side of the store: selection, record locations and size limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read and write the index of a store: segments with many packs' entries, and packs. Blocks."""
+"""Read and write the index of a store: segments with the entries of many packs, and packs. Blocks."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ _log = logging.getLogger(__name__)
 
 AT_ONCE = 16
 
-# Per collection; more are merged into one.
+# Maximum per collection; more are merged.
 _SEGMENTS_MAX = 16
 _LENGTH_BYTES, _DIGEST_BYTES = 8, 16
 
-# Entries of a full segment. It gets no more, and merging leaves it alone.
+# Number of entries of a full segment, which is not extended or merged.
 _LARGE = 2**20
 
 
 @dataclass(slots=True)
 class Known:
-    """The packs and segments of a collection read so far. :func:`look` only reads new ones."""
+    """The packs and segments of a collection that have been read. :func:`look` only reads new ones."""
 
     packs: set[str] = field(default_factory=set)
     segments: set[str] = field(default_factory=set)
@@ -64,26 +64,26 @@ class IndexedPack:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoreChanges:
     """The result of :func:`look`: the sizes of all packs in the store, and the new packs."""
 
     sizes: dict[str, int]
-    # Those that hold records of this decoder and have the right length.
+    # Packs that contain records of this decoder and have the right length.
     packs: list[IndexedPack]
-    # The other packs, and those with a broken index.
+    # Packs of other decoders, and packs with a broken index.
     useless: frozenset[str]
-    # Known before, and missing now.
+    # Known packs that are missing now.
     gone: frozenset[str]
 
 
 def collection_in(dataset: Dataset | None) -> str:
-    """Return the collection of a dataset's records, or an empty string without a dataset."""
+    """Return the collection of a dataset's records, or an empty string if there is no dataset."""
     return "" if dataset is None else collection_of(dataset.catalog.id_bucket, dataset.recipe.digest)
 
 
-def look(store: Store, collection: str, fingerprint: str, known: Known) -> Found:
-    """Read a collection's packs and segments that ``known`` lacks, and add them. May raise ``StoreError``."""
-    before = frozenset(known.packs)  # excludes packs that are added to it during this look
+def look(store: Store, collection: str, fingerprint: str, known: Known) -> StoreChanges:
+    """Add the packs and segments of a collection that are not ``known`` yet. May raise ``StoreError``."""
+    before = frozenset(known.packs)  # excludes packs that are added meanwhile
     sizes = store.packs()
     present = {name for name in sizes if name.startswith(collection)}
     gone, new = before - present, present - before
@@ -93,7 +93,7 @@ def look(store: Store, collection: str, fingerprint: str, known: Known) -> Found
         store, {name: sizes[name] for name in sorted(new - {pack.name for pack in packs})}
     )
     if indexed and not store.read_only:
-        # Save the next reader from reading these packs.
+        # Save the next reader from reading these packs again.
         with contextlib.suppress(StoreError):  # a full disk: packs can be read again
             names += write_segments(store, collection, indexed)
     packs += indexed
@@ -102,17 +102,17 @@ def look(store: Store, collection: str, fingerprint: str, known: Known) -> Found
         for pack in packs
         if sizes.get(pack.name) == pack.bytes and pack.index.meta.fingerprint == fingerprint
     ]
-    # A segment may list a pack newer than the listing: the next look finds it.
+    # A segment may contain a pack newer than the listing, which the next look finds.
     useless = {pack.name for pack in packs if pack.name in sizes} - {pack.name for pack in usable}
     known.segments.update(names)
     known.packs = present | (known.packs - before)
-    return Found(sizes, usable, frozenset(useless | broken), gone)
+    return StoreChanges(sizes, usable, frozenset(useless | broken), gone)
 
 
 def pack_written(
     dataset: Dataset, indices: NDArray[np.int64], result: PrefetchResult, fingerprint: str
 ) -> IndexedPack:
-    """Return the pack that a result describes. Raises ``StoreFormatError`` if there is no such pack."""
+    """Return the pack that a result describes. Raises ``StoreFormatError`` if it is invalid."""
     made_of = dataset.catalog.id_bucket, dataset.recipe.json, fingerprint, result.function_version
     meta = PackMeta(collection_in(dataset), *made_of)
     if not checked_name(PACKS, result.pack).startswith(f"{meta.collection}-"):
@@ -128,7 +128,7 @@ def pack_written(
 
 
 def write_segments(store: Store, collection: str, packs: Iterable[IndexedPack]) -> list[str]:
-    """Write packs' entries as segments, small enough for readers' memory, and return their names."""
+    """Write the entries of packs as segments that fit into readers' memory. Return the segments' names."""
     names, group, entries = [], list[IndexedPack](), 0
     for pack in packs:
         if entries >= _LARGE:
@@ -150,12 +150,12 @@ def merge_segments(store: Store, collection: str) -> None:
     for name in names:
         for packs in read_segments(store, [name]):
             if sum(len(pack.index.entries) for pack in packs) < _LARGE:
-                # Each pack once, and only those that still exist.
+                # Write each pack once, and only if it still exists.
                 kept += [pack for pack in packs if pack.name in existing]
                 existing.difference_update(pack.name for pack in packs)
                 merged.append(name)
-    # Others may merge at the same time, or read removed segments: they read more
-    # packs, or entries twice.
+    # Others may merge concurrently, or read removed segments. Then they read
+    # more packs, or entries twice.
     if len(merged) > 1:
         write_segments(store, collection, kept)
         for name in merged:
@@ -167,7 +167,7 @@ def _segments_of(store: Store, collection: str) -> list[str]:
 
 
 def read_segments(store: Store, names: Iterable[str]) -> Iterator[list[IndexedPack]]:
-    """Yield the packs in each readable segment. The packs themselves contain the same entries."""
+    """Yield the packs in each readable segment. Skip unreadable ones: packs contain the entries, too."""
     for name in names:
         with contextlib.suppress(StoreGoneError):
             try:
@@ -182,9 +182,9 @@ def read_indexes(store: Store, packs: Mapping[str, int]) -> Iterator[tuple[str, 
     def read(item: tuple[str, int]) -> PackIndex | StoreError:
         try:
             index = store.read_index(*item)
-        except (StoreGoneError, StoreFormatError, StoreRefusedError) as error:  # concerns this pack alone
+        except (StoreGoneError, StoreFormatError, StoreRefusedError) as error:  # specific to this pack
             return error
-        return replace(index, entries=index.entries.copy())  # a view would keep all that was read
+        return replace(index, entries=index.entries.copy())  # a view would keep all read bytes alive
 
     with threads(AT_ONCE) as pool:
         for name, outcome in zip(packs, pool.map(read, packs.items()), strict=True):
@@ -194,7 +194,7 @@ def read_indexes(store: Store, packs: Mapping[str, int]) -> Iterator[tuple[str, 
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    """Yield a thread pool. On an error or an interrupt, work that has not started is dropped."""
+    """Yield a thread pool. After an error or an interrupt, work that has not started is dropped."""
     pool = ThreadPoolExecutor(count, thread_name_prefix="super-store")
     try:
         yield pool
@@ -203,7 +203,7 @@ def threads(count: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def _by_own_indexes(store: Store, packs: Mapping[str, int]) -> tuple[list[IndexedPack], set[str]]:
-    """Return packs with the indexes that they contain, and the names of damaged packs."""
+    """Return packs with the indexes read from them, and the names of damaged packs."""
     indexed: list[IndexedPack] = []
     unread: dict[str, StoreError] = {}
     for name, outcome in read_indexes(store, packs):
@@ -218,12 +218,12 @@ def _by_own_indexes(store: Store, packs: Mapping[str, int]) -> tuple[list[Indexe
             counted(len(unread), "pack"),
             example,
         )
-    # Packs of others that may not be read are not broken.
+    # Packs that may not be read are not broken.
     return indexed, {name for name, why in unread.items() if isinstance(why, StoreFormatError)}
 
 
 def pack_segment(packs: Sequence[IndexedPack]) -> bytes:
-    """Encode a segment: the length of a JSON table of packs, the table, all their entries, a digest."""
+    """Encode a segment: the length of a JSON table of packs, the table, all their entries, and a digest."""
     numbers = {meta: number for number, meta in enumerate({pack.index.meta: None for pack in packs})}
     rows = [(pack.name, pack.bytes, len(pack.index.entries), numbers[pack.index.meta]) for pack in packs]
     table = json.dumps({"metas": [asdict(meta) for meta in numbers], "packs": rows}, ensure_ascii=False)

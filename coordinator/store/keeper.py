@@ -1,4 +1,4 @@
-"""The keeper of the store. If the store does not answer, samples are decoded, and none is lost."""
+"""The keeper of the store. If the store does not answer, samples are decoded, so none are lost."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 _OPENING_S, _LOOK_S, _CLOSE_S = 10.0, 5.0, 2.0
 _MINUTE_S, _HOUR_S = 60.0, 3600.0
 _THERE_S, _AGAIN_S = 5.0, 30.0
-_OPENED_S = 60.0  # keep a dataset's places this long for the job about to open it
+_OPENED_S = 60.0  # keep a dataset's locations this long for the job that is about to open it
 _THREADS, _MAX_WORDS = 4, 600
 
 
@@ -48,10 +48,10 @@ class StoreKeeper:
     """Manages one store, or none, on one event loop. All waits are bounded.
 
     Args:
-        choice: the store, or the reason why there is none.
-        datasets: the registry, whose open datasets are those that jobs read.
+        choice: the store, or the reason why no store is used.
+        datasets: the registry, whose open datasets are read by jobs.
         wanted_bytes: maximum size of the store; 0 for a quarter of its used plus free bytes.
-        read_only: whether never to write to the store.
+        read_only: never write to the store.
     """
 
     def __init__(
@@ -81,40 +81,40 @@ class StoreKeeper:
 
     @property
     def takes_packs(self) -> bool:
-        """Return whether functions should write packs now, which they should not once the store is full."""
+        """Return whether functions should write packs now, which is false once the store is full."""
         return not (self.unwritten or self.room.excess_bytes)
 
     @property
     def unwritten(self) -> str:
-        """Return why no packs are written, for display.
+        """Return the reason why no packs are written, for display.
 
-        Empty if they are written, or while room is being made.
+        Empty if packs are written, or while room is being made.
         """
         if self._store is None:
             return "it is not open"
         if self._store.read_only:
             return "it is read-only"
-        return f"it is full ({self.room.told})" if self.room.exhausted else ""
+        return f"it is full ({self.room.usage})" if self.room.exhausted else ""
 
     @property
     def told(self) -> str:
-        """Describe, for display, where decoded records are kept and how full the store is.
+        """Describe where decoded records are kept and how full the store is, for display.
 
-        Empty without a store.
+        Empty if there is no store.
         """
         if self._store is None:
             reason = self.trouble if self.address else self._reason
             return reason and f"decoded images are kept only in the cache: {reason}"
-        use = "read only" if self._store.read_only else f"{self.room.told} used"
+        use = "read only" if self._store.read_only else f"{self.room.usage} used"
         return f"decoded images are kept in {self.address} ({use}); set SUPER_STORE=none to turn this off"
 
     @property
     def store_id(self) -> str:
-        """Return the id that proves that readers see the store, or an empty string if they cannot."""
+        """Return the id by which readers prove access to the store, or an empty string if none can."""
         return "" if self._store is None or is_bucket(self.address) else self._store.id
 
     async def open(self) -> None:
-        """Open the store, creating it if needed. If it does not answer, a later call tries again.
+        """Open the store, and create it if needed. If it does not answer, a later call tries again.
 
         Raises ``StoreError`` if a store chosen by the user is not a store, has another version,
         or may not be read.
@@ -124,23 +124,23 @@ class StoreKeeper:
         self._opening = self._opening or asyncio.create_task(self._threads.run(self._opened))
         await asyncio.wait([self._opening], timeout=_OPENING_S)  # a long listing continues
         if not self._opening.done():
-            return self._in_trouble(f"it cannot be opened because it did not answer within {_OPENING_S:g} s")
+            return self._warn(f"it cannot be opened because it did not answer within {_OPENING_S:g} s")
         opening, self._opening = self._opening, None
         try:
             self._store = opening.result()
         except StoreError as error:
             if isinstance(error, (StoreFormatError, StoreRefusedError)) and not self._by_default:
                 raise
-            self._in_trouble(f"it cannot be opened: {error}")
+            self._warn(f"it cannot be opened: {error}")
         else:
             self.room.exhausted = self.room.excess_bytes > 0
 
     def begin(self, fingerprint: str, post: Callable[[Event], None]) -> None:
-        """Send events to ``post`` from now on. Packs with another decoder fingerprint are not used."""
+        """Start sending events to ``post``. Packs with a different decoder fingerprint are not used."""
         self.fingerprint, self._post = fingerprint, post
 
     async def opened(self, dataset: Dataset) -> None:
-        """Look up a dataset that will be opened, and wait a limited time for the result."""
+        """Look up the records of a dataset that will be opened, and wait a limited time for the result."""
         if self._store is None or dataset.all_ids is None:  # random recipes have no ids
             return
         content = dataset.content
@@ -152,18 +152,18 @@ class StoreKeeper:
             task.add_done_callback(lambda _: self._looks.pop(content, None))
         await asyncio.wait([task], timeout=_LOOK_S)
         if not task.done():
-            # The look goes on. Its result is posted when it comes.
-            self._in_trouble(f"its contents were not listed within {_LOOK_S:g} s, so jobs start without them")
+            # The lookup continues, and its result is posted when it is done.
+            self._warn(f"its contents were not listed within {_LOOK_S:g} s, so jobs start without them")
 
     def stored(self, content: bytes) -> list[Event]:
-        """Return the events that inform the core where the records of an open dataset are."""
+        """Return the events with the locations of an open dataset's records, for the core."""
         indices, packs = self.places.known(content)
         return [RecordsStored(content, indices, packs)] if indices.size else []
 
-    def heard(
+    def process_result(
         self, dataset: Dataset, indices: NDArray[np.int64], result: PrefetchResult
     ) -> tuple[int, NDArray[np.bool_] | None]:
-        """Process a function's result. Return its pack's number, or 0, and a mask of the stored samples."""
+        """Process a function's result. Return its pack's number, or 0, and a mask of stored samples."""
         if result.store_trouble:
             self.trouble = one_line(result.store_trouble, _MAX_WORDS)
             self._due_s["room"] = 0.0  # the store may be full
@@ -174,22 +174,22 @@ class StoreKeeper:
         try:
             written = index.pack_written(dataset, indices, result, self.fingerprint)
         except StoreFormatError as error:
-            self._in_trouble(f"a function reported an invalid pack, {result.pack[:80]!r}: {error}")
+            self._warn(f"a function reported an invalid pack, {result.pack[:80]!r}: {error}")
             return 0, None
         self._pending[written.index.meta.collection].append(written)
         stored = np.array(result.offsets) > 0
         placed = indices[stored]
         number = self.places.put_pack(dataset.content, written, placed)
-        self.room.wrote(result.pack, result.store_bytes, placed.size)
+        self.room.add(result.pack, result.store_bytes, placed.size)
         if self.room.is_overdue:
-            self.step()  # at once: until there is room, decoded records are not stored
+            self.step()  # immediately, because decoded records are not stored until there is room
         if dataset.content in self._known:
             self._known[dataset.content].packs.add(result.pack)
         self.trouble = ""
         return number, stored
 
     def step(self) -> None:
-        """Start the maintenance that is due, unless it is running. Call this every second."""
+        """Start the maintenance that is due, unless it is already running. Call this every second."""
         soon_s = time.monotonic() - _OPENED_S
         opening = {content for content, opened_s in self._opened_s.items() if opened_s > soon_s}
         for content in self.places.close_unknown(opening.union(self._datasets.opened)):
@@ -199,7 +199,7 @@ class StoreKeeper:
             self._upkeep = self._tasks.start(self._keep())
 
     async def close(self) -> None:
-        """Write pending segments and remove this instance's mark, giving up on what takes too long."""
+        """Write pending segments and remove the mark of this instance. Give up if this takes too long."""
         store = self._store
         await self._tasks.cancel()
         if self._opening is not None:
@@ -211,23 +211,23 @@ class StoreKeeper:
                     await self._threads.run(lambda: store.forget(self._instance))
         except (StoreError, TimeoutError) as error:
             _log.info("the store was not closed properly, which does no harm: %s", error)
-        self._threads.close(StoreError("the coordinator ends"))
+        self._threads.close(StoreError("the coordinator is shutting down"))
 
     def _opened(self) -> Store:
         same = self._filesystem in (None, filesystem_of(self.address))
-        create = same and not self._read_only  # never in the mount point of a missing disk
+        create = same and not self._read_only  # never create it in the mount point of a missing disk
         store = open_own(self.address, self._instance, create=create, read_only=self._read_only)
         self._filesystem = filesystem_of(self.address)
-        self.room.found(store.packs(), self.room.sizes)
+        self.room.adopt(store.packs(), self.room.sizes)
         self.room.measure()
         return store
 
     async def _look(self, store: Store, dataset: Dataset, ids: NDArray[np.uint8]) -> None:
         content, collection = dataset.content, index.collection_in(dataset)
-        packs_before = set(self.room.sizes)  # the look may miss packs that are written during it
+        packs_before = set(self.room.sizes)  # the lookup may miss packs that are written meanwhile
         known = self._known.setdefault(content, index.Known())
 
-        def looked() -> tuple[Joined, index.Found]:
+        def looked() -> tuple[Joined, index.StoreChanges]:
             contents = index.look(store, collection, self.fingerprint, known)
             joined = self.places.join(ids, contents.packs)
             dataset.moved = "" if joined.indices.size or known.packs else moved_line(store, dataset)
@@ -236,51 +236,51 @@ class StoreKeeper:
         try:
             joined, contents = await self._threads.run(looked)
         except StoreError as error:
-            self._in_trouble(f"its contents cannot be read: {error}")
+            self._warn(f"its contents cannot be read: {error}")
             return
         self.trouble = ""
         self.room.records.update({pack.name: len(pack.index.entries) for pack in contents.packs})
-        self.room.found(contents.sizes, packs_before)
+        self.room.adopt(contents.sizes, packs_before)
         self.room.useless |= contents.useless
-        self._lose(contents.gone | contents.useless)
+        self._mark_lost(contents.gone | contents.useless)
         self.places.put(content, joined)
-        # Jobs that have it open began without what this look has found.
+        # Jobs that have it open began without the result of this lookup.
         if joined.indices.size and content in self._datasets.opened:
             self._post(RecordsStored(content, joined.indices, joined.packs))
         if not store.read_only:
             self._tasks.start(self._mark_and_merge(store, collection))
 
     async def _keep(self) -> None:
-        # Each part on its own: even on a full disk, room must be made.
+        # Run each part separately, because room must be made even on a full disk.
         for work in (self._keep_open, self._keep_room, self._keep_marks, self._keep_index):
             try:
                 try:
                     await work(self._store)
                 except StoreGoneError:
-                    if not await self._let_go_if_gone():
+                    if not await self._close_if_removed():
                         raise
             except StoreError as error:
-                self._in_trouble(str(error))
+                self._warn(str(error))
 
     async def _keep_open(self, store: Store | None) -> None:
-        if store is not None and self._is_due("there", _THERE_S):  # cached data would hide that it is gone
-            await self._let_go_if_gone()
+        if store is not None and self._is_due("there", _THERE_S):  # cached data would hide its removal
+            await self._close_if_removed()
         elif store is None and self._is_due("open", _AGAIN_S):
             await self.open()
             if self._store is not None:
                 self.trouble = ""
                 _log.info("the store is open again: %s", self.told)
-                for dataset in list(self._datasets.opened.values()):  # they were opened without a store
+                for dataset in list(self._datasets.opened.values()):  # they were opened without the store
                     await self.opened(dataset)
 
-    async def _let_go_if_gone(self) -> bool:
-        """Drop the handle of a directory that was removed or replaced, and return whether it was."""
+    async def _close_if_removed(self) -> bool:
+        """Drop the handle of a directory that was removed or replaced. Return whether it was."""
         if self._store is None or not await self._threads.run(partial(is_gone, self.address, self.store_id)):
             return False
-        self._in_trouble("its directory was removed or replaced")
+        self._warn("its directory was removed or replaced")
         self._store, self.room.exhausted = None, False
         names = list(self.room.sizes)
-        self._lose(names)
+        self._mark_lost(names)
         self.room.forget(names)
         self._known.clear()
         self._pending.clear()
@@ -296,12 +296,12 @@ class StoreKeeper:
     async def _keep_marks(self, store: Store | None) -> None:
         if store is None or store.read_only or not self._is_due("touch", _MINUTE_S):
             return
-        # Other coordinators see from the marks that the store and its collections are in use.
+        # The marks show other coordinators that the store and its collections are in use.
         await self._threads.run(partial(store.touch, self._instance))
         for collection in self._open_collections():
             await self._threads.run(partial(store.mark_used, collection))
         if self._is_due("sweep", _HOUR_S):
-            # Remove what dead writers left.
+            # Remove the files of dead writers.
             await self._threads.run(partial(store.sweep, time.time()))
         self.trouble = ""
 
@@ -329,16 +329,16 @@ class StoreKeeper:
             await self._threads.run(partial(store.mark_used, collection))
             await self._threads.run(partial(index.merge_segments, store, collection))
         except StoreError as error:
-            self._in_trouble(str(error))
+            self._warn(str(error))
 
     async def _make_room(self, store: Store) -> None:
-        """Remove packs if the store exceeds its limit, and record whether it may still grow."""
+        """Remove packs if the store exceeds its limit, and update whether it may still grow."""
         room, was_exhausted = self.room, self.room.exhausted
         if store.read_only or not room.bounded:
             return
-        if not is_bucket(self.address) or room.excess_bytes:  # others write too; S3 bills lists
+        if not is_bucket(self.address) or room.excess_bytes:  # others write, too, but S3 charges for listings
             packs_before = set(room.sizes)
-            room.found(await self._threads.run(store.packs), packs_before)
+            room.adopt(await self._threads.run(store.packs), packs_before)
         await self._threads.run(room.measure)
         if room.excess_bytes:
             used = await self._threads.run(store.used)
@@ -347,7 +347,7 @@ class StoreKeeper:
                 for content, dataset in self._datasets.opened.items()
                 if content in self._known and dataset.catalog.whole_bucket and not dataset.listing.key_list
             ]
-            while names := room.to_prune(  # packs in progress arrive while others are removed: check again
+            while names := room.to_prune(  # packs may be finished while others are removed, so check again
                 used, self._open_collections(), room.live(self.places.live(), listed), time.time()
             ):
                 await self._remove(store, names)
@@ -355,22 +355,22 @@ class StoreKeeper:
             _log.warning(
                 "the store %s is full (%s), and all of it belongs to datasets that jobs have open. Nothing "
                 "more is written: raise store_bytes, or free space on its disk",
-                *(self.address, room.told),
+                *(self.address, room.usage),
             )
 
     async def _remove(self, store: Store, names: list[str]) -> None:
-        self._lose(names)  # before removal, so that no more requests use them
+        self._mark_lost(names)  # before removal, so that no more requests use them
         for name in names:
             await self._threads.run(partial(store.remove, name))
             self.room.forget([name])
-            await self._keep_marks(store)  # others must see the store in use meanwhile
+            await self._keep_marks(store)  # others must see that the store is in use meanwhile
         if names:
             _log.info(
-                "the store %s dropped %d packs and now uses %s", self.address, len(names), self.room.told
+                "the store %s dropped %d packs and now uses %s", self.address, len(names), self.room.usage
             )
 
-    def _lose(self, names: Iterable[str]) -> None:
-        lost = self.places.lose(names)
+    def _mark_lost(self, names: Iterable[str]) -> None:
+        lost = self.places.mark_lost(names)
         if lost.size:
             self._post(PacksLost(lost))
 
@@ -388,7 +388,7 @@ class StoreKeeper:
         self._due_s[what] = now + every_s
         return True
 
-    def _in_trouble(self, words: str) -> None:
+    def _warn(self, words: str) -> None:
         if words != self.trouble:
             _log.warning("the store %s: %s", self.address, words)
         self.trouble = words

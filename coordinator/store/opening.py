@@ -1,4 +1,4 @@
-"""Choose a coordinator's store, the configured one or the user's own, and open it."""
+"""Choose a coordinator's store, either the configured store or the user's default, and open it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Settings in place of an address: no store, and the user's own.
+# Settings other than an address: no store, and the user's default.
 NONE, AUTO = "none", "auto"
 
 _LEAST_FREE_BYTES = 2 * 2**30
@@ -34,20 +34,20 @@ _NETWORK = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class StoreChoice:
-    """The canonical address of a store or, if that is empty, the reason why there is none, for display."""
+    """The normalised address of a store, or if it is empty the reason why there is none, for display."""
 
     address: str
     reason: str = ""
-    # The user did not name the store: if it cannot be used, there is none.
+    # Whether the store is a default. If it cannot be used, no store is used.
     by_default: bool = False
 
 
 def open_own(address: str, instance: str, *, create: bool, read_only: bool) -> Store:
-    """Open the coordinator's own store, read-only if necessary, and mark it as used; see open_store()."""
+    """Open the coordinator's store, read-only if necessary, and mark it as used. See open_store()."""
     try:
         store = open_store(address, create=create, read_only=read_only)
         if not store.read_only:
-            with contextlib.suppress(StoreFullError):  # it can be read, and room is made soon
+            with contextlib.suppress(StoreFullError):  # it can be read, and will soon have room
                 store.touch(instance)
     except StoreRefusedError as error:
         if read_only:
@@ -58,7 +58,7 @@ def open_own(address: str, instance: str, *, create: bool, read_only: bool) -> S
 
 
 def filesystem_of(address: str) -> int:
-    """Return the device number of a directory's (future) filesystem, or 0 for a bucket."""
+    """Return the device number of the filesystem of a directory, which need not exist, or 0 for a bucket."""
     if is_bucket(address):
         return 0
     path = Path(address)
@@ -66,7 +66,7 @@ def filesystem_of(address: str) -> int:
 
 
 def is_gone(address: str, store_id: str) -> bool:
-    """Return whether a directory is missing or has another store. Raises ``StoreError`` if it is no store."""
+    """Return whether a store's directory is missing or replaced. Raises ``StoreError`` if it is no store."""
     try:
         return not is_bucket(address) and open_store(address, create=False, read_only=True).id != store_id
     except StoreGoneError:
@@ -81,21 +81,21 @@ def chosen_store(text: str, environment: Mapping[str, str]) -> StoreChoice:
 
 
 def default_store(environment: Mapping[str, str]) -> StoreChoice:
-    """Return the user's own store, or none on a network or read-only filesystem, or with little space."""
+    """Return the user's default store, or none on a network or read-only filesystem or with little space."""
     try:
         directory = Path(os.path.realpath(default_directory(environment)))
-        # Raises for a name that messages cannot carry.
+        # This raises if messages cannot contain the name.
         str(directory).encode()
         existing = next(path for path in (directory, *directory.parents) if path.exists())
         kind = network_filesystem(existing)
         read_only = read_only_reason(existing)
         free_bytes = shutil.disk_usage(existing).free
-    except (OSError, RuntimeError, UnicodeEncodeError) as error:  # no home; a name that is no text
+    except (OSError, RuntimeError, UnicodeEncodeError) as error:  # no home directory, or an undecodable name
         return StoreChoice("", f"the cache directory cannot be reached: {error}")
-    # A store on a network filesystem must be named by the user.
+    # A store on a network filesystem must be configured explicitly.
     if kind:
         return StoreChoice("", f"{existing} is on a network filesystem ({kind})")
-    if read_only:  # before the free room, which a read-only filesystem lacks
+    if read_only:  # check this first, because a read-only filesystem has no free space
         return StoreChoice("", read_only)
     if free_bytes < _LEAST_FREE_BYTES:
         return StoreChoice("", f"{existing} has only {free_bytes / 2**30:.1f} GiB free")
@@ -115,7 +115,7 @@ def network_filesystem(directory: Path) -> str:
     real, best = Path(os.path.realpath(directory)), (-1, "")
     for mount in psutil.disk_partitions(all=True):
         point = Path(mount.mountpoint)
-        # Of equal mount points, the last one hides the others.
+        # The last of several equal mount points hides the others.
         if (real == point or point in real.parents) and len(point.parts) >= best[0]:
             best = len(point.parts), mount.fstype
     kind = best[1]

@@ -1,4 +1,4 @@
-"""The places of records in the store: pack numbers, and 16 bytes per sample of each open dataset."""
+"""Locations of records in the store: pack numbers, and 16 bytes per sample of each open dataset."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _LOOKED_AT = 64
 _IDS_DERIVED = 10**7  # takes seconds
 _DIRECTORY = "file://"
 
-# Flag on a pack's number: the record is damaged, but earlier requests may refer to it.
+# Flag in a pack's number: the record is damaged, but earlier requests may refer to it.
 _SPOILT = np.uint32(2**31)
 
 
 class Joined(NamedTuple):
-    """The result of joining a dataset with entries: catalog indices, and the place of each record."""
+    """The result of joining a dataset with entries: catalog indices, and the location of each record."""
 
     indices: NDArray[np.int64]
     packs: NDArray[np.uint32]
@@ -48,7 +48,7 @@ class _Columns:
 
 
 class Places:
-    """The places of the open datasets' records. Only :meth:`number` is thread-safe."""
+    """The locations of open datasets' records. Only :meth:`number` is thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,7 +58,7 @@ class Places:
         self._columns: dict[bytes, _Columns] = {}
 
     def number(self, pack: str) -> int:
-        """Return a pack's number, which is at least 1 and never reused. Marks a lost pack as present."""
+        """Return the number of a pack, at least 1 and never reused. A lost pack is marked as present."""
         with self._lock:
             number = self._numbers.get(pack)
             if number is None:
@@ -70,14 +70,14 @@ class Places:
             return number
 
     def join(self, ids: NDArray[np.uint8], packs: Sequence[IndexedPack]) -> Joined:
-        """Return which of a dataset's ids are in packs from the store. The last of equal ids is used."""
+        """Return which of a dataset's ids are in packs of the store. The last of equal ids is used."""
         entries = [pack.index.entries for pack in packs]
         numbers = np.array([self.number(pack.name) for pack in packs], dtype=np.uint32)
         of_entries = np.repeat(numbers, [len(part) for part in entries])
         return join(ids, np.concatenate([np.empty(0, ENTRY_DTYPE), *entries]), of_entries)
 
     def open(self, content: bytes, size: int) -> None:
-        """Allocate the places of a dataset with ``size`` samples, unless they exist."""
+        """Allocate locations for a dataset with ``size`` samples, unless they exist."""
         if content not in self._columns:
             pack, length = np.zeros((2, size), dtype=np.uint32)
             self._columns[content] = _Columns(pack, np.zeros(size, dtype=np.uint64), length)
@@ -90,7 +90,7 @@ class Places:
         return closed
 
     def put(self, content: bytes, joined: Joined) -> None:
-        """Record places, unless the dataset was closed in the meantime."""
+        """Record locations, unless the dataset was closed in the meantime."""
         columns = self._columns.get(content)
         if columns is not None:
             columns.pack[joined.indices] = joined.packs
@@ -98,7 +98,7 @@ class Places:
             columns.length[joined.indices] = joined.lengths
 
     def put_pack(self, content: bytes, pack: IndexedPack, indices: NDArray[np.int64]) -> int:
-        """Record the places of ``indices`` in a newly written pack, and return its number."""
+        """Record the locations of ``indices`` in a newly written pack. Return the pack's number."""
         entries, number = pack.index.entries, self.number(pack.name)
         numbers = np.full(indices.size, number, dtype=np.uint32)
         self.put(content, Joined(indices, numbers, entries["offset"], entries["bytes"]))
@@ -110,8 +110,8 @@ class Places:
         if columns is not None:
             columns.pack[indices] |= _SPOILT * (columns.pack[indices] > 0)
 
-    def lose(self, packs: Iterable[str]) -> NDArray[np.uint32]:
-        """Mark packs as lost, and return the numbers of those that have one."""
+    def mark_lost(self, packs: Iterable[str]) -> NDArray[np.uint32]:
+        """Mark packs as lost. Return the numbers of those that have one."""
         with self._lock:
             numbers = [self._numbers[pack] for pack in packs if pack in self._numbers]
             lost = np.array(numbers, dtype=np.uint32)
@@ -119,11 +119,11 @@ class Places:
         return lost
 
     def known(self, content: bytes) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-        """Return the samples of a dataset whose places are known, and the numbers of their packs."""
+        """Return the samples of a dataset with known locations, and the numbers of their packs."""
         columns = self._columns.get(content)
         if columns is None:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint32)
-        packs = self._good(columns.pack)
+        packs = self._valid(columns.pack)
         indices = np.flatnonzero(packs)
         return indices, packs[indices]
 
@@ -131,7 +131,7 @@ class Places:
         """Return the number of samples of open datasets in each pack that contains any."""
         counts = np.zeros(len(self._names), dtype=np.int64)
         for columns in self._columns.values():
-            counts += np.bincount(self._good(columns.pack), minlength=counts.size)[: counts.size]
+            counts += np.bincount(self._valid(columns.pack), minlength=counts.size)[: counts.size]
         # 0 means no pack.
         counts[0] = 0
         return {self._names[number]: int(counts[number]) for number in np.flatnonzero(counts).tolist()}
@@ -139,18 +139,18 @@ class Places:
     def of(
         self, content: bytes, indices: NDArray[np.int64], *, with_gone: bool = False
     ) -> RecordPlaces | None:
-        """Return the places of some samples, or ``None`` if there are none.
+        """Return the locations of some samples, or ``None`` if there are none.
 
         Set ``with_gone`` to include lost packs and damaged records, for an earlier
-        request, which reports them.
+        request that will report them.
         """
         columns = self._columns.get(content)
         if columns is None:
             return None
         numbers = columns.pack[indices]
-        numbers = numbers & ~_SPOILT if with_gone else self._good(numbers)
+        numbers = numbers & ~_SPOILT if with_gone else self._valid(numbers)
         distinct, pack_of = np.unique(numbers, return_inverse=True)
-        # In the result, places count from 1, and 0 is unknown.
+        # In the result, pack_of is 1-based, and 0 means unknown.
         if distinct.size and distinct[0] == 0:
             distinct = distinct[1:]
         else:
@@ -164,7 +164,7 @@ class Places:
             columns.length[indices],
         )
 
-    def _good(self, numbers: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    def _valid(self, numbers: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """Return the pack numbers, with 0 for lost packs and damaged records."""
         bad = (numbers >= _SPOILT) | self._gone[numbers & ~_SPOILT]
         usable: NDArray[np.uint32] = np.where(bad, np.uint32(0), numbers)
@@ -184,9 +184,9 @@ def join(ids: NDArray[np.uint8], entries: NDArray[Any], packs: NDArray[np.uint32
         entries, packs = entries[holds_data], packs[holds_data]
     id_halves = np.ascontiguousarray(ids).view("<u8")
     entry_halves = np.ascontiguousarray(entries["id"]).view("<u8").reshape(-1, 2)
-    # Sort by an id's first half, then compare the second. A shared first half costs a decode.
+    # Sort by the first half of an id, then compare the second. A shared first half only costs a decode.
     order, by_need = np.argsort(entry_halves[:, 0], kind="stable"), np.argsort(id_halves[:, 0])
-    # With a stable sort and side="right", this is the last of equal ids.
+    # With a stable sort and side="right", this selects the last of equal ids.
     at = np.searchsorted(entry_halves[order, 0], id_halves[by_need, 0], side="right") - 1
     entry = order[np.maximum(at, 0)] if order.size else at[:0]
     by_need = by_need if order.size else by_need[:0]
@@ -199,14 +199,14 @@ def join(ids: NDArray[np.uint8], entries: NDArray[Any], packs: NDArray[np.uint32
 
 
 def moved_line(store: Store, dataset: Dataset) -> str:
-    """Return a line for the user if the store has the samples under another path. May raise StoreError."""
+    """Return a message for the user if the store has the samples under another path. May raise StoreError."""
     catalog, recipe = dataset.catalog, dataset.recipe
     if not catalog.whole_bucket:
         return ""
     packs = store.packs()
     of_collections = {name.partition("-")[0]: name for name in packs}
     used = store.used()
-    # One pack of each of the newest collections, for seconds at most.
+    # Check one pack of each of the newest collections, for a few seconds at most.
     newest = sorted(of_collections, key=lambda collection: -used.get(collection, 0.0))[:_LOOKED_AT]
     derived = 0
     for _, index in read_indexes(
@@ -217,11 +217,11 @@ def moved_line(store: Store, dataset: Dataset) -> str:
         bucket = index.meta.bucket
         if bucket == catalog.bucket or not bucket.startswith(_DIRECTORY):
             continue
-        # Deriving ids takes time, so bound their total.
+        # Deriving ids takes time, so limit their number.
         derived += len(catalog)
         if derived > _IDS_DERIVED:
             break
-        # These are the samples' ids in the other directory.
+        # The ids that the samples have in the other directory.
         ids = replace(catalog, bucket=bucket).sample_ids(recipe.digest, fields=recipe.beside)
         by_sample = np.frombuffer(ids, dtype=np.uint8).reshape(-1, ID_BYTES)
         if join(by_sample, index.entries, np.ones(len(index.entries), dtype=np.uint32)).indices.size:

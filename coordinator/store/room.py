@@ -1,4 +1,4 @@
-"""The room in a store: the size of its packs, their limit, and the order of removal."""
+"""Space in a store: the size of its packs, their limit, and the order of removal."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class StoredPack:
 
     name: str
     bytes: int
-    useless: bool  # it is broken, or was written by another decoder
+    useless: bool  # whether it is broken or was written by another decoder
     used_s: float  # Unix time when its collection was last opened; 0 if unknown
-    live: float = 1.0  # the share of its records that a catalog still has; 1 if unknown
-    wanted: bool = False  # an open job, here or elsewhere, reads its collection
+    live: float = 1.0  # share of its records that are still in a catalog; 1 if unknown
+    wanted: bool = False  # whether an open job, here or elsewhere, reads its collection
 
 
 class Room:
@@ -45,9 +45,9 @@ class Room:
         self.used_bytes = 0
         self.records: dict[str, int] = {}
         self.useless: set[str] = set()
-        # By this coordinator's functions, since the last measurement.
+        # Written by this coordinator's functions since the last measurement.
         self.written_bytes = 0
-        # True if it is still full after all that may be removed was removed.
+        # Whether the store is still full after everything removable was removed.
         self.exhausted = False
 
     @property
@@ -57,30 +57,30 @@ class Room:
 
     @property
     def excess_bytes(self) -> int:
-        """Return how many bytes to remove before more are written, with a margin for packs in progress."""
+        """Return how many bytes to remove before writing more, with a margin for packs in progress."""
         most = self.bytes - min(self.bytes // _MARGIN_SHARE, _MARGIN_BYTES)
         is_full = self.bounded and self.used_bytes >= most
         return max(1, self.used_bytes - most + most // _FREED_SHARE) if is_full else 0
 
     @property
-    def told(self) -> str:
-        """Return the used and the available size, for display."""
+    def usage(self) -> str:
+        """Return the used and the maximum size, for display."""
         of = f" of {self.bytes / _GIB:.1f}" if self.bounded else ""
         return f"{self.used_bytes / _GIB:.1f}{of} GiB"
 
     @property
     def is_overdue(self) -> bool:
-        """Return whether to make room, or to measure again after large writes."""
+        """Return whether to make room, or to measure again after many writes."""
         is_full = self.excess_bytes > 0 and not self.exhausted
         return is_full or (self.bounded and self.written_bytes > self.bytes // _MARGIN_SHARE)
 
-    def found(self, packs: Mapping[str, int], before: Container[str]) -> None:
-        """Adopt the packs of a listing. Known packs that are not in ``before`` are newer, and are kept."""
+    def adopt(self, packs: Mapping[str, int], before: Container[str]) -> None:
+        """Adopt the packs of a listing. Known packs that are not in ``before`` are newer and are kept."""
         since = {pack: size for pack, size in self.sizes.items() if pack not in before}
         self.sizes = {**packs, **since}
         self.used_bytes = sum(self.sizes.values())
 
-    def wrote(self, pack: str, size: int, records: int) -> None:
+    def add(self, pack: str, size: int, records: int) -> None:
         """Add a pack written by a function."""
         self.used_bytes += size - self.sizes.get(pack, 0)
         self.sizes[pack], self.records[pack] = size, records
@@ -94,7 +94,7 @@ class Room:
             self.useless.discard(pack)
 
     def measure(self) -> None:
-        """Measure the room for packs. Blocks, and raises ``StoreGoneError`` if the directory is missing."""
+        """Measure the space for packs. Blocks. Raises ``StoreGoneError`` if the directory is missing."""
         if not self._is_bucket:
             try:
                 disk = shutil.disk_usage(self._address)
@@ -104,9 +104,9 @@ class Room:
         self.written_bytes = 0
 
     def live(self, live: Mapping[str, int], listed: Iterable[Iterable[str]]) -> dict[str, float]:
-        """Return the share of each pack's records in open catalogs, if these list a whole bucket."""
-        # In S3, another folder of the bucket may belong to another dataset. For
-        # directories there is no other.
+        """Return the share of each pack's records in open catalogs, if these cover a whole bucket."""
+        # In S3, another folder of the bucket may belong to another dataset, but
+        # a directory has only one.
         names = {name for packs in listed for name in packs if self.records.get(name)}
         return {name: live.get(name, 0) / self.records[name] for name in names}
 
@@ -118,7 +118,7 @@ class Room:
         Args:
             used: when each collection was last opened (Unix time).
             reading: collections that jobs have open here.
-            live: the share of each pack's records that catalogs still contain, if known.
+            live: the share of each pack's records that are still in a catalog, if known.
             now: the current Unix time.
         """
         packs = [
@@ -147,18 +147,18 @@ def to_prune(packs: Iterable[StoredPack], bytes_to_free: int, bytes_too_many: in
     """Return the packs to remove to free ``bytes_to_free``."""
 
     def order(pack: StoredPack) -> tuple[int, float, str]:
-        # First useless packs, then packs whose samples are in no catalog any more,
-        # then the collections opened least recently.
+        # First useless packs, then packs whose samples are no longer in a catalog,
+        # then the least recently opened collections.
         if pack.useless:
             return 0, pack.used_s, pack.name
-        if pack.live < 0.5:  # noqa: PLR2004  # most of it is unused
+        if pack.live < 0.5:  # noqa: PLR2004  # mostly unused
             return 1, pack.live, pack.name
         return (3, pack.live, pack.name) if pack.wanted else (2, pack.used_s, pack.name)
 
     chosen: list[str] = []
     for pack in sorted(packs, key=order):
-        # Packs that open jobs read go only if the others do not free bytes_too_many:
-        # making room for more of the same data is not worth losing any of it.
+        # Remove packs that open jobs read only if the others do not free
+        # bytes_too_many: losing data is not worth making room for more of it.
         if (bytes_too_many if order(pack)[0] == 3 else bytes_to_free) <= 0:  # noqa: PLR2004  # the last group
             break
         chosen.append(pack.name)

@@ -53,7 +53,7 @@ class Decode:
 
         self.samples = samples
         # The epoch of random steps. Workers see its changes.
-        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._recipe = recipe
         self._skips_bad = skips_bad
         self._modules: frozenset[str] = frozenset()

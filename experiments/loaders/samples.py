@@ -127,8 +127,9 @@ def list_samples(source: Source, kind: str) -> Samples:
         key_list = str(Path(key_list).expanduser())
     naming = checked_naming(source.alias, source.versions)
     catalog = list_source(source.url, key_list, naming=naming, classes=source.classes)
-    named = catalog.classes and isinstance(catalog.labels, np.ndarray) and catalog.label_dtype == "int64"
-    if not named or catalog.members is not None:
+    labels = catalog.labels
+    named = catalog.classes and catalog.label_dtype == "int64"
+    if not named or not isinstance(labels, np.ndarray) or catalog.members is not None:
         raise ConfigError(
             f"loader.kind {kind} needs a key list of whole objects whose labels are class names, which "
             f"{source.key_list} is not: set loader.kind=super"
@@ -137,7 +138,7 @@ def list_samples(source: Source, kind: str) -> Samples:
     return Samples(
         catalog.bucket,
         keys,
-        catalog.labels.tolist(),
+        labels.tolist(),
         catalog.classes,
         catalog.fingerprint,
         catalog.id_bucket,

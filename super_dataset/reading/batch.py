@@ -33,7 +33,7 @@ from superdl.super_wire.record import (
     read_tombstone,
     verify_payload,
 )
-from superdl.super_wire.record_kinds import Pointer, array_places, read_pointer
+from superdl.super_wire.record_kinds import Pointer, array_locations, read_pointer
 from superdl.super_wire.redaction import shown
 from superdl.super_wire.stream_entries import ReadReport
 
@@ -313,7 +313,7 @@ def _parsed(buffer: BatchBuffer, sample_ids: bytes, offset: int) -> Header | Oth
         if header.kind is RecordKind.POINTER:
             return read_pointer(raw_header + bytes(payload), sample_id=sample_id)
         if header.kind is RecordKind.ARRAYS:
-            array_places(payload)
+            array_locations(payload)
     except RecordError as error:
         return error
     return header

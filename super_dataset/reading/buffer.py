@@ -197,9 +197,7 @@ class SeenRecords:
         chosen: NDArray[np.bool_] = new | turn
         return chosen
 
-    def unlike(
-        self, sample_ids: bytes, buffer: BatchBuffer, offsets: NDArray[np.intp]
-    ) -> NDArray[np.intp]:
+    def unlike(self, sample_ids: bytes, buffer: BatchBuffer, offsets: NDArray[np.intp]) -> NDArray[np.intp]:
         """Return the ``offsets`` whose record differs from the one that was hashed before."""
         slots, entries = _entries(sample_ids, buffer, offsets)
         changed: NDArray[np.intp] = offsets[self._entries[slots] != entries]

@@ -15,7 +15,7 @@ from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.labels import RaggedLabels, label_fields_of
 from superdl.super_wire.record import RecordKind, parse_header
-from superdl.super_wire.record_kinds import array_places
+from superdl.super_wire.record_kinds import array_locations
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from superdl.super_dataset.reading.buffer import BatchBuffer
     from superdl.super_wire.batch_ref import BatchRef
     from superdl.super_wire.labels import Labels
-    from superdl.super_wire.record_kinds import ArrayPlace
+    from superdl.super_wire.record_kinds import ArrayLocation
 
 OnBadSample: TypeAlias = Literal["raise", "skip", "replace"]
 Padding: TypeAlias = Literal["keep", "skip"]
@@ -172,11 +172,11 @@ def _field_tensors(buffer: BatchBuffer, chosen: Sequence[int]) -> dict[str, _Ten
     return tensors
 
 
-def _places_in(buffer: BatchBuffer, offset: int) -> dict[str, ArrayPlace]:
+def _places_in(buffer: BatchBuffer, offset: int) -> dict[str, ArrayLocation]:
     """Return the named arrays of a sample, or an empty dict if it is a single array."""
     if buffer.headers["kind"][offset] != RecordKind.ARRAYS:
         return {}
-    return {place.name: place for place in array_places(buffer.payload(offset))}
+    return {place.name: place for place in array_locations(buffer.payload(offset))}
 
 
 @dataclass(slots=True, eq=False)  # not frozen: Lightning refuses frozen dataclasses in batches

@@ -21,7 +21,7 @@ _FORMS = "redis://host:port[/db], rediss://host:port[/db] or unix:///path"
 
 _log = logging.getLogger(__name__)
 
-# An address travels in every request and BatchRef; each side has its own credentials.
+# Addresses are sent in every request and BatchRef. Credentials are configured on each side.
 _CREDENTIALS_IN_ADDRESS = (
     "the cache address contains credentials: remove them, and set SUPER_CACHE_USERNAME and "
     "SUPER_CACHE_PASSWORD"
@@ -102,7 +102,7 @@ def _database(text: str, address: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Credentials(ClientTls):
-    """The credentials of one side. They are empty if the cache requires none."""
+    """Credentials for the cache. They are empty if the cache requires none."""
 
     peer: ClassVar[str] = "the cache"
     variables: ClassVar[Mapping[str, str]] = {
@@ -129,13 +129,13 @@ class Credentials(ClientTls):
         """Refuse plain text to another machine, unless ``insecure`` is set."""
         if not (address.tls or address.local or self.insecure):
             raise ConfigError(
-                f"the cache at {address} is beyond loopback, so the connection must use TLS: use rediss://, "
-                "a cache on this machine, or an SSH tunnel to the other one. In a network that nobody else "
+                f"the cache at {address} is on another machine, so TLS is required: use rediss://, "
+                "a cache on this machine, or an SSH tunnel. In a network that nobody else "
                 "can reach, set SUPER_INSECURE=1 on each side to connect without TLS"
             )
 
     def admit(self, address: CacheAddress) -> None:
-        """Make the same check before data is sent. Warn once if plain text is allowed nevertheless."""
+        """Run :meth:`check_encrypted` before data is sent. Warn once if plain text is allowed."""
         self.check_encrypted(address)
         if not (address.tls or address.local):
             _warn_once(str(address))

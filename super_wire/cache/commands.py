@@ -1,8 +1,8 @@
-"""Send commands to the nodes that own their keys, to all nodes at once, and return the answers.
+"""Send commands to the nodes that own their keys, to all nodes in parallel, and return the replies.
 
 A command whose connection breaks is sent once more, so it must be safe to repeat: a GET, a
 SET of a record (equal ids have equal bytes), or an XADD whose duplicates are dropped. A node
-that is down only fails its own commands.
+that is down fails only the commands sent to it.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from superdl.super_wire.cache.nodes import NodeConnections
     from superdl.super_wire.cache.resp import Reply
 
-# The cache's answer, possibly an error reply, or the reason why there is none.
+# The cache's reply, which may be an error, or the reason why there is no reply.
 Answer: TypeAlias = "Reply | CacheError"
-_GRACE_S = 2.0  # for healthy nodes, if another node has used up the time of the exchange
+_GRACE_S = 2.0  # for healthy nodes, if another node has used up the timeout
 _SLOTS_TIMEOUT_S = 5.0
 _ASKING = encode_command(b"ASKING")
 
 
 class Command(NamedTuple):
-    """One command, given by its bytes in ``buffers``. ``key`` determines its node."""
+    """An encoded command, whose bytes are in ``buffers``. ``key`` determines its node."""
 
     key: bytes
     buffers: tuple[bytes | memoryview, ...]
 
     @classmethod
     def of(cls, key: bytes, *words: bytes) -> Command:
-        """Return a small command with these words."""
+        """Return a command that consists of these words."""
         return cls(key, (encode_command(*words),))
 
 
@@ -47,12 +47,12 @@ class _Destination(NamedTuple):
 
 
 def exchange(nodes: NodeConnections, commands: Sequence[Command], *, timeout_s: float = 10.0) -> list[Answer]:
-    """Send commands and return the answer to each."""
+    """Send commands and return the reply to each."""
     return _Exchange(nodes, commands, timeout_s).run()
 
 
 class _Exchange:
-    """Commands that are sent in rounds. All answers of a round are read before the next one."""
+    """Commands that are sent in rounds. All replies of a round are read before the next round begins."""
 
     def __init__(self, nodes: NodeConnections, commands: Sequence[Command], timeout_s: float) -> None:
         self._nodes = nodes
@@ -61,7 +61,7 @@ class _Exchange:
         self._until_s = time.monotonic() + timeout_s
         self._answers: list[Answer] = [CacheUnreachableError("the command was not sent")] * len(commands)
         self._redirected: dict[int, _Destination] = {}
-        self._failed: set[int] = set()  # together with their connection, so they may have been executed
+        self._failed: set[int] = set()  # their connection broke, so they may have been executed
 
     def run(self) -> list[Answer]:
         remaining = list(range(len(self._commands)))
@@ -72,11 +72,11 @@ class _Exchange:
             for to, connection in sent.items():
                 if connection is not None:
                     self._take_answers(to, groups[to], connection)
-            remaining = [*self._redirected, *filter(self._may_go_again, self._failed)]
+            remaining = [*self._redirected, *filter(self._may_retry, self._failed)]
             if not remaining:
                 break
             if self._failed and self._nodes.slots is None:
-                # The connection to a single server broke: the second attempt gets the full time again.
+                # The connection to a single server broke: give the second attempt the full timeout.
                 self._until_s = time.monotonic() + self._timeout_s
         return self._answers
 
@@ -88,20 +88,20 @@ class _Exchange:
             nodes.refresh(_SLOTS_TIMEOUT_S, first=named)
         if nodes.slots is None:
             return {_Destination(nodes.home): left}
-        places = {index: self._redirected.get(index) or self._destination(index) for index in left}
+        destinations = {index: self._redirected.get(index) or self._destination(index) for index in left}
         # A newer map may have a node for these slots.
-        if None in places.values():
+        if None in destinations.values():
             nodes.refresh(_SLOTS_TIMEOUT_S)
-            places |= {index: self._destination(index) for index in left if places[index] is None}
+            destinations |= {index: self._destination(index) for index in left if destinations[index] is None}
         groups: dict[_Destination, list[int]] = {}
-        for index, place in places.items():
-            if place is None:
+        for index, destination in destinations.items():
+            if destination is None:
                 slot = key_slot(self._commands[index].key)
                 self._answers[index] = CacheUnreachableError(
                     f"no node of the cluster at {nodes.address} serves slot {slot}"
                 )
             else:
-                groups.setdefault(place, []).append(index)
+                groups.setdefault(destination, []).append(index)
         return groups
 
     def _send(self, to: _Destination, group: list[int]) -> CacheConnection | None:
@@ -132,9 +132,9 @@ class _Exchange:
         for index, answer in zip(group, answers[1::2] if to.asking else answers, strict=True):
             self._answers[index] = answer
             if isinstance(answer, ErrorReply):
-                self._heed(to.node, index, answer.text)
+                self._handle_error(to.node, index, answer.text)
 
-    def _heed(self, node: Node, index: int, text: str) -> None:
+    def _handle_error(self, node: Node, index: int, text: str) -> None:
         """Handle an error reply, which may redirect the command to another node."""
         nodes = self._nodes
         if wants_credentials(text):
@@ -147,7 +147,7 @@ class _Exchange:
         redirection = None if nodes.slots is None else parse_redirection(text, node)
         if redirection is not None:
             asking = redirection.kind == "ASK"
-            self._redirected[index] = _Destination(nodes.place(redirection.node), asking)
+            self._redirected[index] = _Destination(nodes.connection_node(redirection.node), asking)
             nodes.stale = nodes.stale or not asking
 
     def _fail(self, group: list[int], error: CacheError, lost: Node | None = None) -> None:
@@ -158,7 +158,7 @@ class _Exchange:
         self._failed.update(group)
         self._nodes.stale = True  # another node may have taken over their slots
 
-    def _may_go_again(self, index: int) -> bool:
+    def _may_retry(self, index: int) -> bool:
         node = self._nodes.node_of(self._commands[index].key)
         return node is not None and node not in self._nodes.broken
 

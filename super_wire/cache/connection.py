@@ -1,4 +1,4 @@
-"""One connection to one cache node: connect, authenticate, send, and receive into given memory."""
+"""A connection to a cache node: connect, authenticate, send, and receive into the caller's memory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from superdl.super_wire.cache.resp import (
     no_redis,
     parse_reply,
     refusal,
+    silence_hint,
     tls_failure,
-    unheard,
 )
 from superdl.super_wire.cache.tls import TlsStream
 from superdl.super_wire.errors import CacheUnreachableError
@@ -41,20 +41,20 @@ _OK = b"+OK\r\n"
 
 
 class ProtocolDoubtError(CacheUnreachableError):
-    """The bytes cannot be the expected replies, so the connection must be closed."""
+    """The received bytes are not the expected replies, so the connection must be closed."""
 
 
 class CacheConnection:
     """An open, authenticated connection. Close it after any exception, because its stream is then undefined.
 
-    ``owed`` counts replies that were not waited for. The next read skips them first and appends
+    ``owed`` counts replies that nobody has read yet. The next read skips them first and appends
     those that were errors to ``late_errors``. ``timeout_s`` limits the connect, the handshake
     and, until :meth:`limit_wait` is called, each wait for bytes.
 
     Raises:
         CacheUnreachableError: the cache does not answer, or not in time.
         CacheError: the credentials, a certificate or the database are refused.
-        ConfigError: the TLS files cannot be used, or the node is beyond loopback and without TLS.
+        ConfigError: the TLS files cannot be used, or the node is on another machine and does not use TLS.
     """
 
     def __init__(
@@ -70,16 +70,16 @@ class CacheConnection:
         self.late_errors: list[str] = []
         self._tls: TlsStream | None = None
         self._limit_s = 0.0
-        self._heard = False  # whether the peer has ever sent a byte
+        self._has_received = False  # whether the peer has ever sent a byte
         credentials.admit(address)
         if address.tls and context is None:
             context = credentials.tls_context()
         try:
-            # A raw socket, since a client library's objects and copies cost more than the transfer.
+            # Use a raw socket, because a client library's objects and copies cost more than the transfer.
             self._socket = _connect(address, max(timeout_s, _MIN_TIMEOUT_S))
         except OSError as error:
             raise self._failure(error) from error
-        # Datasets are not closed explicitly: their connections end with them.
+        # Datasets are not closed explicitly, so close the connection when its owner is collected.
         weakref.finalize(self, self._socket.close).atexit = False
         try:
             self.limit_wait(timeout_s)
@@ -110,7 +110,7 @@ class CacheConnection:
 
     @property
     def pending(self) -> bool:
-        """Whether bytes may be buffered here that the socket no longer signals."""
+        """Whether received bytes may be buffered here, so that the socket does not become readable."""
         return self._tls is not None and self._tls.pending
 
     def send(self, data: bytes) -> None:
@@ -147,18 +147,18 @@ class CacheConnection:
             raise self._failure(error) from error
         if not count and self._tls is None:
             raise self._failure(EOFError())
-        self._heard = True
+        self._has_received = True
         return count
 
     def ask(self, *words: bytes) -> Reply:
-        """Return the answer to a command. An error reply is raised, as by :func:`refusal`."""
+        """Send a command and return the reply. An error reply is raised, as by :func:`refusal`."""
         (answer,) = self.converse(words)
         if isinstance(answer, ErrorReply):
             raise refusal(self.address, answer.text)
         return answer
 
     def converse(self, *commands: Sequence[bytes], timeout_s: float | None = None) -> list[Reply]:
-        """Send several commands at once and return the answer to each.
+        """Send several commands at once and return the reply to each.
 
         Waits at most ``timeout_s``, or as long as :meth:`limit_wait` allows.
         """
@@ -167,7 +167,7 @@ class CacheConnection:
         return self.answers(len(commands), time.monotonic() + (timeout_s or self._limit_s))
 
     def answers(self, count: int, until_s: float) -> list[Reply]:
-        """Return ``count`` answers, including errors, before the monotonic time ``until_s``."""
+        """Return ``count`` replies, including errors, before the monotonic time ``until_s``."""
         began_s = time.monotonic()
         received, at = b"", 0
         answers: list[Reply] = []
@@ -183,7 +183,7 @@ class CacheConnection:
             if parsed is None:
                 received, at = self._longer(received[at:], began_s, until_s), 0
                 if len(received) > _MAX_ANSWER_BYTES:
-                    raise self._failure(ProtocolDoubtError("its answer is too long"))
+                    raise self._failure(ProtocolDoubtError("its reply is too long"))
                 continue
             answer, at = parsed
             answers.append(answer)
@@ -191,27 +191,27 @@ class CacheConnection:
         self.late_errors += [answer.text for answer in late if isinstance(answer, ErrorReply)]
         self.owed = 0
         if at < len(received):
-            raise self._failure(ProtocolDoubtError(f"{received[at : at + 40]!r} does not answer any command"))
+            raise self._failure(ProtocolDoubtError(f"{received[at : at + 40]!r} is no reply to any command"))
         return answers
 
     def close(self) -> None:
-        """Close this process's end. A copy in a forked process is not affected."""
+        """Close the socket in this process. A copy in a forked process is not affected."""
         self._socket.close()
 
     def _longer(self, received: bytes, began_s: float, until_s: float) -> bytes:
-        """Return the received bytes with at least one more piece."""
+        """Receive at least one more piece and return all bytes."""
         pieces = [received, self._next_piece(began_s, until_s)]
         size = len(pieces[1])
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        # An incomplete reply is parsed from its start each time, so double what there is.
+        # An incomplete reply is parsed from its start each time, so double the number of bytes before that.
         while size < len(received) and (self.pending or poll.poll(0)):
             pieces.append(self._next_piece(began_s, until_s))
             size += len(pieces[-1])
         return b"".join(pieces)
 
     def _next_piece(self, began_s: float, until_s: float) -> bytes:
-        """Return the next bytes, or none if an encrypted record is still incomplete."""
+        """Return the next bytes, or an empty piece if an encrypted record is still incomplete."""
         if not self.pending:
             self._wait(select.POLLIN, began_s, until_s)
         piece = memoryview(bytearray(_PIECE_BYTES))
@@ -260,9 +260,13 @@ class CacheConnection:
         reason = "it closed the connection" if isinstance(error, EOFError) else str(error)
         if silent:
             reason = f"it did not respond for {waited_s or self._limit_s or IO_TIMEOUT_S:.3g} s"
-        # If only the peer uses TLS, it hangs up; if only we do, it waits for more bytes.
+        # If only the peer uses TLS, it hangs up. If only this side does, the peer waits for more bytes.
         doubt = hung_up or (silent and self.address.tls)
-        hint = unheard(self.address, encrypted=self._tls is not None) if doubt and not self._heard else ""
+        hint = (
+            silence_hint(self.address, encrypted=self._tls is not None)
+            if doubt and not self._has_received
+            else ""
+        )
         kind = ProtocolDoubtError if isinstance(error, ProtocolDoubtError) else CacheUnreachableError
         return kind(f"the cache at {self.address} cannot be reached: {reason}{hint}")
 
@@ -285,7 +289,7 @@ def _connect(address: CacheAddress, timeout_s: float) -> socket.socket:
 
 
 def _joined(buffers: Sequence[bytes | memoryview]) -> Iterator[bytes]:
-    """Yield the buffers, unsplit, in pieces of at least 64 KiB (except the last)."""
+    """Join the buffers into pieces of at least 64 KiB (except the last) without splitting any."""
     waiting: list[bytes | memoryview] = []
     waiting_bytes = 0
     for buffer in buffers:

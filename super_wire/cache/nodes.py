@@ -55,7 +55,7 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotMap:
-    """The masters, in the order of their first slots, and the index of each slot's master, or -1."""
+    """The masters, in the order of their first slots, and for each slot the index of its master, or -1."""
 
     # No replicas: the latest writes may not have reached them.
     nodes: tuple[Node, ...]
@@ -86,46 +86,46 @@ def key_slot(key: bytes) -> int:
     return crc_hqx(key, 0) % SLOTS
 
 
-def parse_slots(reply: Reply, asked: Node) -> SlotMap:
-    """Parse the reply of the node ``asked`` to ``CLUSTER SLOTS``. Raises ``ValueError`` if it is invalid."""
+def parse_slots(reply: Reply, sender: Node) -> SlotMap:
+    """Parse the reply of ``sender`` to ``CLUSTER SLOTS``. Raises ``ValueError`` if it is invalid."""
     if not isinstance(reply, list) or len(reply) > SLOTS:  # each entry has at least one slot
         raise ValueError(f"a slot map must be an array of at most {SLOTS} entries, not {reprlib.repr(reply)}")
-    places: dict[Node, int] = {}
+    indices: dict[Node, int] = {}
     # 16 bits suffice, since there are no more masters than slots.
     owners = array("h", [-1]) * SLOTS
     for item in reply:
-        first, last, node = _range(item, asked)
+        first, last, node = _range(item, sender)
         if node is not None:
-            place = places.setdefault(node, len(places))
-            owners[first : last + 1] = array("h", [place]) * (last + 1 - first)
-    return SlotMap(tuple(places), owners)
+            index = indices.setdefault(node, len(indices))
+            owners[first : last + 1] = array("h", [index]) * (last + 1 - first)
+    return SlotMap(tuple(indices), owners)
 
 
-def parse_redirection(text: str, asked: Node) -> Redirection | None:
-    """Parse an error of the node ``asked``, such as ``MOVED 3999 10.0.0.1:6381``, or return ``None``."""
-    kind, slot, place = (*text.split(" "), "", "", "")[:3]
+def parse_redirection(text: str, sender: Node) -> Redirection | None:
+    """Parse an error of ``sender`` such as ``MOVED 3999 10.0.0.1:6381``, or return ``None``."""
+    kind, slot, address = (*text.split(" "), "", "", "")[:3]
     if kind not in ("MOVED", "ASK"):
         return None
-    host, colon, port = place.rpartition(":")
+    host, colon, port = address.rpartition(":")
     host = host.strip("[]")
     if not (colon and _is_number(slot, SLOTS - 1) and _is_number(port, _MAX_PORT)):
         return None
     if host and not _is_host(host):  # such as "?", for a node without a name
         return None
-    return Redirection("MOVED" if kind == "MOVED" else "ASK", int(slot), Node(host or asked.host, int(port)))
+    return Redirection("MOVED" if kind == "MOVED" else "ASK", int(slot), Node(host or sender.host, int(port)))
 
 
-def _range(item: Reply, asked: Node) -> tuple[int, int, Node | None]:
+def _range(item: Reply, sender: Node) -> tuple[int, int, Node | None]:
     """Return the first and last slot of an entry, and its master if that has an address."""
     match item:
         case [int(first), int(last), master, *_] if 0 <= first <= last < SLOTS:
-            return first, last, _master(master, asked)
+            return first, last, _master(master, sender)
     raise ValueError(
         f"an entry of a slot map must be [first, last, [host, port, ...], ...], not {reprlib.repr(item)}"
     )
 
 
-def _master(item: Reply, asked: Node) -> Node | None:
+def _master(item: Reply, sender: Node) -> Node | None:
     match item:
         case [None | bytes() as host, int(port), *_] if 0 <= port <= _MAX_PORT:
             if host == b"?" or not port:  # it has no name, or no port of the required kind (TLS or plain)
@@ -133,7 +133,7 @@ def _master(item: Reply, asked: Node) -> Node | None:
             name = host.decode(errors="replace") if host else ""
             if not name or _is_host(name):
                 # No host means the host of the node that answered.
-                return Node(name or asked.host, port)
+                return Node(name or sender.host, port)
     raise ValueError(f"a node in a slot map must be [host, port, ...], not {reprlib.repr(item)}")
 
 
@@ -148,8 +148,8 @@ def _is_number(text: str, limit: int) -> bool:
 class NodeConnections:
     """Connections to the nodes of one cache, opened on demand, and the slot map.
 
-    Only one thread may use it at a time. ``renewed`` is called with the refused credentials and
-    the cache's error. It returns other credentials, which are tried once, or raises.
+    Not thread-safe. ``renewed`` is called with the refused credentials and the cache's error.
+    It returns new credentials, which are tried once, or raises.
     """
 
     def __init__(
@@ -159,18 +159,18 @@ class NodeConnections:
         renewed: Callable[[Credentials, WrongPasswordError], Credentials] | None = None,
     ) -> None:
         self.address = address
-        # The node that the user set. It has no host for a unix socket.
+        # The node that the user configured. It has no host for a unix socket.
         self.home = Node(address.host, address.port)
-        # None for a single server, and before the first answer.
+        # None for a single server, and until the first slot map arrives.
         self.slots: SlotMap | None = None
         # The slot map must be refreshed before it is used.
         self.stale = True
-        # Nodes that are not tried again until renew(), with the reasons.
+        # Nodes that are not retried until renew(), with the reasons.
         self.broken: dict[Node, SuperError] = {}
         self._lost_once: set[Node] = set()
         # The open connections, as far as this side knows.
         self.opened: dict[Node, CacheConnection] = {}
-        self._told_by = self.home
+        self._map_source = self.home
         self._credentials = credentials
         self._renewed = renewed
         # Created once: reading the system's CA certificates takes longer than a handshake.
@@ -178,12 +178,12 @@ class NodeConnections:
 
     @property
     def all_broken(self) -> str:
-        """The reasons why no node is tried until :meth:`renew`, or an empty string if any node still is."""
-        known = {self.home} if self.slots is None else set(map(self.place, self.slots.nodes))
+        """The reasons why no node is tried before :meth:`renew`, or an empty string if some node still is."""
+        known = {self.home} if self.slots is None else set(map(self.connection_node, self.slots.nodes))
         return "; ".join(map(str, self.broken.values())) if self.broken.keys() >= known else ""
 
     def connect(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-        """Connect to the node that the user set, and find the other nodes. Raises as CacheConnection does."""
+        """Connect to the configured node and discover the others. Raises as ``CacheConnection`` does."""
         connection = self.connection(self.home, timeout_s)
         try:
             self.slots, self.stale = _learned_slots(connection, self.home, timeout_s), False
@@ -193,13 +193,13 @@ class NodeConnections:
         self._close_strangers()
 
     def connection(self, node: Node, timeout_s: float = CONNECT_TIMEOUT_S) -> CacheConnection:
-        """Return a node's open connection, or a new one. A broken node is only tried again after
+        """Return the connection to a node, opening it if needed. A broken node is not retried before
         :meth:`renew`.
         """
         if node in self.opened:
             return self.opened[node]
         if node in self.broken:
-            # A new instance: an error raised repeatedly would collect tracebacks.
+            # Raise a new instance, because an error that is raised repeatedly collects tracebacks.
             raise type(self.broken[node])(str(self.broken[node]))
         at_home = node == self.home or not node.host
         address = self.address if at_home else self.address.node(node.host, node.port)
@@ -216,21 +216,21 @@ class NodeConnections:
         if self.slots is None:
             return self.home
         node = self.slots.node_of(key_slot(key))
-        return None if node is None else self.place(node)
+        return None if node is None else self.connection_node(node)
 
-    def place(self, node: Node) -> Node:
+    def connection_node(self, node: Node) -> Node:
         """Return the key of a node's connection. A node without a host is the home node."""
         return node if node.host else self.home
 
     def refresh(self, timeout_s: float, *, first: Node | None = None) -> None:
-        """Request the slot map from one node after another, within ``timeout_s``.
+        """Request the slot map from one node after another, for at most ``timeout_s`` in total.
 
-        If no node sends one, the old map is kept. ``first`` is asked first.
+        If no node sends a map, the old one is kept. ``first`` is the first node to try.
         """
         until_s = time.monotonic() + timeout_s
-        known = dict.fromkeys((self.home, *map(self.place, self.slots.nodes if self.slots else ())))
-        # The source of the current map last: if it was cut off, its map is still outdated.
-        order = sorted(known, key=lambda node: (node not in self.opened, node == self._told_by))
+        known = dict.fromkeys((self.home, *map(self.connection_node, self.slots.nodes if self.slots else ())))
+        # Ask the node that sent the current map last: if it was cut off, its map is still outdated.
+        order = sorted(known, key=lambda node: (node not in self.opened, node == self._map_source))
         for node in dict.fromkeys((first, *order) if first is not None else order):
             left_s = until_s - time.monotonic()
             if node in self.broken:
@@ -240,12 +240,12 @@ class NodeConnections:
             try:
                 slots = _learned_slots(self.connection(node, left_s), node, min(left_s, _SLOTS_TIMEOUT_S))
             except (CacheError, ConfigError) as error:
-                # The next one may know; if none does, the exchange reports it.
+                # The next node may know. If none does, the exchange reports it.
                 self.lose(node, str(error))
                 continue
             # Keep a known map rather than an empty one.
             if (slots is not None and slots.nodes) or self.slots is None:
-                self.slots, self._told_by, self.stale = slots, node, False
+                self.slots, self._map_source, self.stale = slots, node, False
                 break
         self._close_strangers()
 
@@ -254,13 +254,13 @@ class NodeConnections:
         :class:`CacheError`.
         """
         for node in (self.slots.nodes if self.slots else ()) or (self.home,):
-            connection = self.connection(self.place(node), timeout_s)
+            connection = self.connection(self.connection_node(node), timeout_s)
             (answer,) = connection.converse((b"GET", cache_key(bytes(ID_BYTES))))
             if isinstance(answer, ErrorReply) and not is_redirection(answer.text):
                 raise refusal(connection.address, answer.text)
 
     def lose(self, node: Node, why: str) -> None:
-        """Close a failed connection. The node gets one more connection until :meth:`renew`."""
+        """Close a failed connection. One more connection to the node is allowed before :meth:`renew`."""
         self.drop(node)
         if node in self._lost_once:
             self.broken.setdefault(node, CacheUnreachableError(why))
@@ -271,7 +271,7 @@ class NodeConnections:
         return node in self._lost_once
 
     def renew(self) -> None:
-        """Allow broken nodes to be tried again."""
+        """Allow connections to broken nodes again."""
         self.broken.clear()
         self._lost_once.clear()
 
@@ -299,22 +299,22 @@ class NodeConnections:
         """Close the connections to nodes that are not in the slot map."""
         if self.slots is None:
             return
-        members = set(map(self.place, self.slots.nodes)) or {self.home}
+        members = set(map(self.connection_node, self.slots.nodes)) or {self.home}
         for node in [node for node in self.opened if node not in members]:
             self.drop(node)
 
 
-def _learned_slots(connection: CacheConnection, asked: Node, timeout_s: float) -> SlotMap | None:
-    """Return a node's slot map, or ``None`` if it is not in a cluster or does not reveal the map."""
+def _learned_slots(connection: CacheConnection, node: Node, timeout_s: float) -> SlotMap | None:
+    """Return a node's slot map, or ``None`` if it is not in a cluster or refuses the command."""
     (answer,) = connection.converse((b"CLUSTER", b"SLOTS"), timeout_s=timeout_s)
     if isinstance(answer, ErrorReply):
         if is_passing(answer.text) or wants_credentials(answer.text):
             raise refusal(connection.address, answer.text)
-        # Without cluster support or permission to ask, it is a single node that owns every key.
+        # Without cluster support or permission to ask, treat it as a single node that owns every key.
         return None
     try:
-        return parse_slots(answer, asked)
+        return parse_slots(answer, node)
     except ValueError as error:
         raise CacheError(
-            f"the cache at {connection.address} gave an invalid answer to CLUSTER SLOTS: {error}"
+            f"the cache at {connection.address} sent an invalid reply to CLUSTER SLOTS: {error}"
         ) from error

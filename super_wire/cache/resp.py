@@ -23,7 +23,7 @@ MAX_ELEMENTS = 2**20
 
 
 class MalformedReplyError(ValueError):
-    """The bytes are not a reply, or a reply that exceeds the limits. The stream can no longer be used."""
+    """The bytes are not a reply, or the reply exceeds the limits. The stream can no longer be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def _malformed(why: str, data: bytes, at: int) -> MalformedReplyError:
     return MalformedReplyError(f"invalid reply {data[at : at + 40]!r} ({why})")
 
 
-_IS_THERE_TLS = " (does that port use TLS? If not, use redis://)"
+_TLS_HINT = " (does that port use TLS? If not, use redis://)"
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING", "HTTP_REQUEST"})
 
 
@@ -127,7 +127,7 @@ class WrongPasswordError(CacheError):
 
 
 def is_passing(text: str) -> bool:
-    """Return whether an error reply describes a temporary state of the cache."""
+    """Return whether an error reply reports a temporary state of the cache."""
     return text.startswith(
         ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "ERR max number of clients")
     )
@@ -139,7 +139,7 @@ def is_for_memory(text: str) -> bool:
 
 
 def wants_credentials(text: str) -> bool:
-    """Return whether an error reply means that credentials are missing, wrong or not needed."""
+    """Return whether an error reply means that credentials are missing, wrong or not required."""
     return text.startswith(("NOAUTH", "WRONGPASS", "ERR AUTH", "ERR Client sent AUTH"))
 
 
@@ -169,7 +169,7 @@ def refusal(address: CacheAddress | str, text: str) -> CacheError:
 
 
 def no_redis(address: CacheAddress, received: bytes, error: Exception) -> CacheError:
-    """Return the exception for a peer that does not send Redis replies."""
+    """Return the exception for a peer that does not speak the Redis protocol."""
     remedy = " (this is TLS: use rediss://)" if received.startswith(b"\x15\x03") else ""
     return CacheError(f"the server at {address} does not speak the Redis protocol: {error}{remedy}")
 
@@ -177,27 +177,27 @@ def no_redis(address: CacheAddress, received: bytes, error: Exception) -> CacheE
 def tls_failure(address: CacheAddress, error: ssl.SSLError) -> CacheError:
     """Return the exception for an OpenSSL failure. It is permanent if a certificate is refused."""
     reason = error.reason or str(error)
-    place = f"the cache at {address}"
+    peer = f"the cache at {address}"
     if reason == "CERTIFICATE_VERIFY_FAILED":
         detail = getattr(error, "verify_message", "") or reason
         return CacheError(
-            f"{place} presented a certificate that was not accepted: {detail} (set SUPER_CACHE_CA_FILE to a "
+            f"{peer} presented a certificate that was not accepted: {detail} (set SUPER_CACHE_CA_FILE to a "
             "PEM file of the authorities to trust; the certificate must be valid for the host in the "
             "address)"
         )
     if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
         return CacheError(
-            f"{place} did not accept the client certificate: {reason} (set SUPER_CACHE_CERT_FILE and "
+            f"{peer} did not accept the client certificate: {reason} (set SUPER_CACHE_CERT_FILE and "
             "SUPER_CACHE_KEY_FILE to a certificate that it accepts, and its key)"
         )
-    remedy = _IS_THERE_TLS if reason in _NOT_TLS else ""
-    return CacheUnreachableError(f"{place} cannot be reached because TLS failed: {reason}{remedy}")
+    remedy = _TLS_HINT if reason in _NOT_TLS else ""
+    return CacheUnreachableError(f"{peer} cannot be reached because TLS failed: {reason}{remedy}")
 
 
-def unheard(address: CacheAddress, *, encrypted: bool) -> str:
-    """Return a hint about a peer that sent nothing or hung up, perhaps after a TLS handshake."""
+def silence_hint(address: CacheAddress, *, encrypted: bool) -> str:
+    """Return a hint for a peer that sent nothing or hung up, possibly after a TLS handshake."""
     if encrypted:
         return " (does it require a client certificate? Set SUPER_CACHE_CERT_FILE and SUPER_CACHE_KEY_FILE)"
     if address.tls:
-        return _IS_THERE_TLS
+        return _TLS_HINT
     return "" if address.path else " (does that port require TLS? Use rediss://)"

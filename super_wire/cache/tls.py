@@ -1,4 +1,4 @@
-"""TLS over a connected socket, decrypting into given memory."""
+"""TLS over a connected socket, with decryption into the caller's memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
-# One system call per piece. A wrapped socket takes two for every 16 KiB, and 5% more CPU.
+# This takes one system call per piece. A wrapped socket takes two per 16 KiB, and 5% more CPU.
 _PIECE_BYTES = 256 * 1024
 
 
@@ -26,7 +26,7 @@ class TlsStream:
     def __init__(
         self, connected: socket.socket, context: ssl.SSLContext, host: str, *, timeout_s: float
     ) -> None:
-        # Bytes may already be buffered here, so waiting for the socket could be in vain.
+        # Bytes may already be buffered here, so do not wait for the socket first.
         self.pending = False
         self._socket = connected
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -44,17 +44,17 @@ class TlsStream:
     def receive_some(self, buffers: Sequence[memoryview]) -> int:
         """Wait for the socket at most once and return the number of bytes put into ``buffers``.
 
-        It is 0 if an encrypted record is still incomplete. Raises ``EOFError`` at the end.
+        The number is 0 if an encrypted record is still incomplete. Raises ``EOFError`` at the end.
         """
         if not self.pending:
             self._take()
         count = self._decrypt(buffers)
-        if self._outgoing.pending:  # the protocol's own answers, such as to a key update
+        if self._outgoing.pending:  # replies of the protocol, such as to a key update
             self._flush()
         return count
 
     def _decrypt(self, buffers: Sequence[memoryview]) -> int:
-        # With a buffer, it returns a number. typeshed does not know this.
+        # Given a buffer, read() returns a number. typeshed does not declare this.
         read: Callable[[int, memoryview], int] = self._tls.read  # type: ignore[assignment]
         total = 0
         self.pending = True

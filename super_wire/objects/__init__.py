@@ -34,13 +34,13 @@ __all__ = [
 def open_bucket(bucket: str, hosts: tuple[str, ...] | None = None, roots: tuple[str, ...] = ()) -> Bucket:
     """Return this process's client for a bucket such as ``s3://name``, with the settings of its environment.
 
-    ``hosts`` are the web servers that may be read, each as ``https://host``. For ``None``, see
-    :func:`superdl.super_wire.objects.web.may_read`. ``roots`` are the directories to which links
-    in a ``file://`` bucket may lead. By default, they may only lead to the bucket itself.
+    ``hosts`` are the allowed web servers, each as ``https://host``. For ``None``, see
+    :func:`superdl.super_wire.objects.web.may_read`. ``roots`` are the directories to which links in a
+    ``file://`` bucket may lead. By default, they may only lead to the bucket itself.
 
     Raises:
         ConfigError: the kind is unknown, a package is missing, or a directory is outside all ``roots``.
-        ObjectError: the environment lacks a setting that the client needs.
+        ObjectError: the environment has no value for a setting that the client needs.
     """
     # Clients are imported on demand: their packages may be missing, or slow to import.
     if bucket.startswith("s3://") and bucket != "s3://":
@@ -80,7 +80,7 @@ def pinned_bucket(bucket: str) -> str:
 
 @contextmanager
 def source_failures(what: str) -> Iterator[None]:
-    """Turn an ``ObjectError`` into a ``SourceError`` that says ``what`` was being read."""
+    """Convert ``ObjectError`` into a ``SourceError`` that names ``what`` was being read."""
     try:
         yield
     except ObjectError as error:

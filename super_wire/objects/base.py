@@ -1,4 +1,4 @@
-"""The interface of all buckets, and the table of what their failures mean to SUPER."""
+"""The interface of all buckets, and the table that maps failures to SUPER's errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from superdl.super_wire.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-# How often a request with temporary failures is tried before it raises ObjectError.
+# Maximum attempts for a request whose failures are temporary, before it raises ObjectError.
 ATTEMPTS = 3
 
 
@@ -51,7 +51,7 @@ _FAULTS = {401: Fault.REFUSED, 403: Fault.REFUSED, 404: Fault.MISSING, 410: Faul
 # If-Match failed, or the object ends before the range.
 _FAULTS |= {412: Fault.CHANGED, 416: Fault.CHANGED}
 _FAULTS |= dict.fromkeys((408, 429), Fault.UNAVAILABLE)
-# 501 and 505: the server does not support the request at all.
+# 501 and 505 mean that the server does not support the request at all.
 _FAULTS |= dict.fromkeys({*range(500, 600)} - {501, 505}, Fault.UNAVAILABLE)
 
 
@@ -64,13 +64,13 @@ def fault_of(status: int) -> Fault:
 
 
 class ObjectError(Exception):
-    """A request failed. The text contains the reason and what to do, but not the object's name."""
+    """A failed request. The message contains the reason and the remedy, but not the object's name."""
 
     def __init__(self, fault: Fault, why: str, *, unreachable: bool = False, full: bool = False) -> None:
         super().__init__(why)
         self.fault = fault
-        self.unreachable = unreachable  # there is no route to the server
-        self.full = full  # there is no room to write
+        self.unreachable = unreachable  # no route to the server
+        self.full = full  # no space left to write
 
     def of_source(self, what: str) -> SourceError:
         """Return the error for a source, in which ``what`` is the object or bucket."""
@@ -88,7 +88,7 @@ class ObjectError(Exception):
 
 
 class Span(NamedTuple):
-    """The bytes of an object from ``begin`` up to ``end``. From -n to 0, the last n bytes."""
+    """The bytes of an object from ``begin`` up to ``end``. Values of -n and 0 mean the last n bytes."""
 
     begin: int
     end: int
@@ -104,7 +104,7 @@ class Span(NamedTuple):
         return f"bytes={self.begin}" if self.begin < 0 else f"bytes={self.begin}-{self.end - 1}"
 
     def within(self, size_bytes: int) -> Span:
-        """Clip the span to an object of ``size_bytes``. It is empty if the object ends before it."""
+        """Clip the span to an object of ``size_bytes``. It is empty if the object ends before the span."""
         if self.begin < 0:
             return Span(max(size_bytes + self.begin, 0), size_bytes)
         return Span(self.begin, max(min(self.end, size_bytes), self.begin))
@@ -114,13 +114,13 @@ class Listed(NamedTuple):
     """An object in a listing."""
 
     key: str
-    version: str  # empty if the server gives none
+    version: str  # empty if the server sends none
     size: int
     modified: str = ""  # a time in ISO 8601, only set by S3
 
 
 class Page(NamedTuple):
-    """One page of a listing: objects, and the prefixes of ``folders`` that are not expanded."""
+    """A page of a listing: objects, and the prefixes of ``folders`` that are not expanded."""
 
     objects: list[Listed]
     folders: Sequence[str] = ()
@@ -139,16 +139,16 @@ class Pending(Protocol):
 class Bucket(ABC):
     """The objects of one bucket, for any number of threads. Each method raises :class:`ObjectError`."""
 
-    name: str  # as in sources
-    threads: int = 16  # each waits for one answer
-    in_flight: int = 1  # objects that each thread should request at a time
-    lists_folders: bool = True  # each folder is best listed separately
+    name: str  # as in source URLs
+    threads: int = 16  # number of reader threads; each waits for one response
+    in_flight: int = 1  # objects that each thread should request at once
+    lists_folders: bool = True  # whether to list each folder separately
     # Held while a page of a listing is parsed. Many threads that parse at once would block the others
     # without being faster.
     page_lock: AbstractContextManager[object] = nullcontext()
 
     def begin(self, key: str, version: str, span: Span | None = None) -> Pending | None:  # noqa: ARG002
-        """Request an object, or a span of it, for :meth:`read`. Returns ``None`` if this is not possible."""
+        """Request an object, or a span of it, for a later :meth:`read`. Returns ``None`` if unsupported."""
         return None
 
     def read(
@@ -160,9 +160,9 @@ class Bucket(ABC):
         before: Callable[[int], None] = lambda _: None,
         begun: Pending | None = None,  # noqa: ARG002
     ) -> bytes | bytearray:
-        """Return the bytes of an object, or of a span of it. They are fewer if the object ends earlier.
+        """Return the bytes of an object, or of a span of it. Fewer are returned if the object ends earlier.
 
-        An object with another ``version`` raises the fault ``CHANGED``. An empty version accepts any.
+        If the object has a different ``version``, raises the fault ``CHANGED``. An empty version matches any.
         ``before`` is called once with the number of bytes, before they are received, and its errors are
         passed on. ``begun`` is the result of :meth:`begin` for the same arguments, and is consumed.
         """
@@ -200,20 +200,20 @@ class Bucket(ABC):
         return ConfigError(f"{self.name} is read-only: objects can only be written to s3:// or a directory")
 
 
-def check_version(found: str, version: str) -> None:
-    """Refuse an object whose version is not the listed one."""
-    # The sample's id would be wrong.
-    if found != version:
-        raise ObjectError(Fault.CHANGED, f"its version is {found}, but the catalog lists {version}")
+def check_version(actual: str, version: str) -> None:
+    """Raise the fault ``CHANGED`` unless ``actual`` is the listed version."""
+    # Otherwise the sample's id would be wrong.
+    if actual != version:
+        raise ObjectError(Fault.CHANGED, f"its version is {actual}, but the catalog lists {version}")
 
 
-def check_range(told: str, size_bytes: int, span: Span) -> None:
-    """Refuse bytes that are not those of a span, which may be cut off by the end of the object."""
-    match = CONTENT_RANGE.fullmatch(told)
+def check_range(content_range: str, size_bytes: int, span: Span) -> None:
+    """Refuse bytes that do not match a span. The end of the object may cut off the span."""
+    match = CONTENT_RANGE.fullmatch(content_range)
     first, last, total = map(int, match.groups()) if match else (-1, -1, -1)
     if (first, last + 1) != span.within(total) or size_bytes != last + 1 - first:
         raise ObjectError(
             Fault.FAILED,
             f"the server does not support range requests: it answered {span.header} with {size_bytes} bytes "
-            f"and Content-Range {told[:60]!r}",
+            f"and Content-Range {content_range[:60]!r}",
         )

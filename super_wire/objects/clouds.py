@@ -51,7 +51,7 @@ _REMEDIES = {
 # Endpoints and credentials come from the variables of each cloud's tools.
 _OURS = ("GOOGLE_", "AZURE_", "STORAGE_EMULATOR_HOST")
 _STATUS = re.compile(r"status code: (\d{3})")
-_NO_ANSWER = ("HTTP error: ", "error decoding response body")  # obstore's messages for a broken connection
+_NO_ANSWER = ("HTTP error: ", "error decoding response body")  # obstore's messages about broken connections
 _WORDS = 300
 
 
@@ -137,8 +137,8 @@ class _Cloud(Bucket):
             fault = Fault.MISSING if isinstance(error, FileNotFoundError) else fault_of(status)
             if not status and any(words in str(error) for words in _NO_ANSWER):
                 fault = Fault.UNAVAILABLE
-            # Failures without a server get a remedy too: without credentials, obstore asks a server
-            # that only exists on the cloud's own machines.
+            # Add a remedy if no server answered: without credentials, obstore calls a server that
+            # only exists on the cloud's machines.
             remedy = "" if status and fault is not Fault.REFUSED else f"; {_REMEDIES[self._scheme]}"
             raise ObjectError(fault, f"{message}{remedy}") from error
 
@@ -148,5 +148,5 @@ def _listed(meta: Any) -> Listed:
 
 
 def _version(meta: Any) -> str:
-    # All clouds give each version its own ETag.
+    # All clouds assign a new ETag to each version.
     return str(meta["e_tag"] or "").removeprefix("W/").strip('"')

@@ -1,4 +1,4 @@
-"""Directories as buckets: ``file://`` and a path that no key can leave, neither with ``..`` nor by a link."""
+"""Directories as buckets: ``file://`` and a path that no key can escape, with ``..`` or through a link."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-_MAX_KEPT = 128  # open directories; files in further ones are opened by their full path
+_MAX_KEPT = 128  # open directories; files in others are opened by their full path
 # Without O_NONBLOCK, opening a FIFO would wait for its writer.
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Directory(Bucket):
-    """One directory. Links in it may lead to ``allowed_roots``, or by default only to places within it.
+    """A directory. Links in it may lead into ``allowed_roots``, or by default only to paths within it.
 
     Raises ``ConfigError`` if ``root`` is relative, or outside all ``allowed_roots`` if any are given.
     """
@@ -51,7 +51,7 @@ class Directory(Bucket):
             clipped = Span(0, status.st_size) if span is None else span.within(status.st_size)
             before(clipped.size_bytes)
             data = _read_exactly(descriptor, clipped.size_bytes, clipped.begin)
-            # Concurrent writing would mix the bytes of two versions.
+            # A concurrent writer could mix the bytes of two versions.
             _check_status(os.fstat(descriptor), version)
         if len(data) != clipped.size_bytes:
             raise ObjectError(
@@ -63,7 +63,7 @@ class Directory(Bucket):
         return data
 
     def head(self, key: str) -> tuple[str, int]:
-        """Return the file's version, based on its time, and its size."""
+        """Return the file's version, derived from its size and modification time, and its size."""
         with self._opened(key) as descriptor:
             status = os.fstat(descriptor)
         return file_version(status), status.st_size
@@ -75,7 +75,7 @@ class Directory(Bucket):
             descriptor = self._open(key)
             try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise ObjectError(Fault.CHANGED, "it is not a regular file (any more)")
+                    raise ObjectError(Fault.CHANGED, "it is not, or no longer, a regular file")
                 yield descriptor
             finally:
                 os.close(descriptor)
@@ -101,7 +101,7 @@ class Directory(Bucket):
             os.close(descriptor)
 
     def _keep(self, directory: str) -> int | None:
-        """Return the kept descriptor of a directory, or ``None`` if there is no room for another one."""
+        """Return a cached descriptor of a directory, or ``None`` if too many are already open."""
         kept = self._kept.get(directory)
         if kept is None and len(self._kept) < _MAX_KEPT:
             descriptor = self._resolve(directory, os.O_DIRECTORY)
@@ -113,7 +113,7 @@ class Directory(Bucket):
     def _resolve(self, path: str, flags: int = 0) -> int:
         """Open a path below a root with ``O_PATH``, so that it cannot be read yet."""
         descriptor = os.open(f"{self._root}/{path}", os.O_PATH | os.O_CLOEXEC | flags)
-        # The kernel reports where it led, so swapping a directory for a link in between has no effect.
+        # The kernel reports the resolved path, so replacing a directory with a link in between has no effect.
         place = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 # no Path for each file
         if not any(_is_within(place, root) for root in self._roots):
             os.close(descriptor)
@@ -143,7 +143,7 @@ def file_version(status: os.stat_result) -> str:
 
 
 def _check_status(status: os.stat_result, version: str) -> None:
-    """Refuse a file that is not the listed version, as far as its size and time show."""
+    """Refuse a file whose size or modification time does not match the listed version."""
     size = size_of_digest(version)
     if size is None and version:
         check_version(file_version(status), version)
@@ -160,14 +160,14 @@ def _read_exactly(descriptor: int, size_bytes: int, begin: int) -> bytes:
     return data
 
 
-# The server of a network filesystem is down. EIO is not included: a bad block on a disk is permanent.
+# Errors of a network filesystem whose server is down. EIO is excluded: a bad block on a disk is permanent.
 _AWAY = frozenset({errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ECONNREFUSED, errno.ECONNRESET})
 _AWAY |= {errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH}
 
 
 def _failure(error: OSError) -> ObjectError:
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        return ObjectError(Fault.MISSING, "there is no such file (any more)")
+        return ObjectError(Fault.MISSING, "the file does not exist, or no longer exists")
     if isinstance(error, PermissionError):
         return ObjectError(
             Fault.REFUSED, f"permission denied to user id {os.geteuid()}: grant it read permission"

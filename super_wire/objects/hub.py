@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from superdl.super_wire.objects.web import Answer
 
 _HUB = "https://huggingface.co"
-# Limits for remembered file locations: the Hub limits requests for them, but not those for bytes.
+# Limits for cached file locations. The Hub limits requests for them, but not requests for bytes.
 _KEPT, _KEPT_S = 1024, 600.0
 _ANSWER_BYTES = 2**25  # a page of a listing has 1,000 files, of some 300 bytes each
 _COMMIT = re.compile("[0-9a-f]{40}")
@@ -32,7 +32,7 @@ _NEXT = re.compile(r'<([^<>]{1,4096})>\s*;\s*rel="next"')
 _SHOWN = 200
 
 
-class _Place(NamedTuple):
+class _Location(NamedTuple):
     url: str
     version: str
     size: int
@@ -53,7 +53,7 @@ def _opened(bucket: str, _process: int, endpoint: str, token: str) -> Dataset:
 class Dataset(Bucket):
     """One revision of a dataset."""
 
-    lists_folders = False  # listing each folder costs more requests
+    lists_folders = False  # listing each folder takes more requests
 
     def __init__(self, bucket: str, endpoint: str, token: str) -> None:
         match = HUB_BUCKET.fullmatch(bucket)
@@ -70,7 +70,7 @@ class Dataset(Bucket):
         self.name, self._name, self._revision = bucket, match[1], match[2] or "main"
         self._endpoint = endpoint
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._places: dict[str, _Place] = {}
+        self._locations: dict[str, _Location] = {}
 
     def pinned(self) -> str:
         """Return the bucket with the current commit of its branch or tag."""
@@ -85,29 +85,29 @@ class Dataset(Bucket):
         return f"hf://{self._name}@{commit}"
 
     def _fetch(self, key: str, version: str, span: Span | None, before: Callable[[int], None]) -> bytes:
-        # A remembered URL may have expired. Then look up the file once more.
-        for may_be_old in (key in self._places, False):
-            place = self._place(key)
+        # A cached URL may have expired. Then look up the file once more.
+        for may_be_old in (key in self._locations, False):
+            location = self._locate(key)
             if version:
-                check_version(place.version, version)
-            bounded = span.within(place.size) if span is not None and span.begin < 0 else span
-            of_hub = self._is_hubs(place.url)
-            # A CDN's URLs are signed for an hour: the token goes only to the Hub, and they appear
-            # in no message.
+                check_version(location.version, version)
+            bounded = span.within(location.size) if span is not None and span.begin < 0 else span
+            of_hub = self._is_hubs(location.url)
+            # URLs of the CDN are signed for an hour. Send the token only to the Hub, and never
+            # show these URLs.
             own, follow = (self._headers, self._is_hubs) if of_hub else ({}, self._leads_on)
-            with answered("GET", place.url, {**own, **range_header(bounded)}, follow) as answer:
+            with answered("GET", location.url, {**own, **range_header(bounded)}, follow) as answer:
                 if answer.good:
-                    if answer.size != place.size or (of_hub and answer.etag() != place.version):
+                    if answer.size != location.size or (of_hub and answer.etag() != location.version):
                         raise ObjectError(Fault.CHANGED, "the file is not the one that the Hub announced")
                     return answer.content(bounded, before)
-                self._places.pop(key, None)
+                self._locations.pop(key, None)
                 if not may_be_old:  # else its URL may have expired
                     raise self._failure(answer)
         raise AssertionError  # the second round returns or raises
 
     def head(self, key: str) -> tuple[str, int]:
         """Return the version and size of a file."""
-        return self._place(key)[1:3]
+        return self._locate(key)[1:3]
 
     def pages(self, prefix: str, *, folders: bool = False) -> Iterator[Page]:  # noqa: ARG002
         """Yield all files below a prefix, with or without ``folders``."""
@@ -120,33 +120,33 @@ class Dataset(Bucket):
             yield Page([file for entry in entries for file in _file_in(entry)])
             query = following
 
-    def _place(self, key: str) -> _Place:
+    def _locate(self, key: str) -> _Location:
         """Return the URL of a file's bytes, together with its version and size."""
-        place = self._places.get(key)
-        if place is not None and place.until_s > time.monotonic():
-            return place
+        location = self._locations.get(key)
+        if location is not None and location.until_s > time.monotonic():
+            return location
         url = f"{self._endpoint}/{self._name}/resolve/{self._revision}/{checked_path(key)}"
         with answered("HEAD", url, self._headers, self._is_hubs) as answer:
             if not (answer.good or answer.target):
                 raise self._failure(answer)
             linked = "X-Linked-" if answer.target else ""  # for files at a CDN
-            # Git's id of the content (of large files their SHA-256): files that a commit leaves
-            # unchanged keep their samples.
+            # The Git id of the content (the SHA-256 of large files), so that unchanged files
+            # keep their sample ids after a commit.
             version = answer.etag(f"{linked}ETag")
             if not _OID.fullmatch(version):
                 raise ObjectError(
                     Fault.FAILED, f"the Hub returned {version[:_SHOWN]!r}, which is not a version"
                 )
             size = answer.number(f"{linked}Size" if linked else "Content-Length")
-            place = _Place(answer.target or answer.url, version, size, time.monotonic() + _KEPT_S)
-        self._leads_on(place.url)
-        if len(self._places) >= _KEPT:
-            self._places.clear()
-        self._places[key] = place
-        return place
+            location = _Location(answer.target or answer.url, version, size, time.monotonic() + _KEPT_S)
+        self._leads_on(location.url)
+        if len(self._locations) >= _KEPT:
+            self._locations.clear()
+        self._locations[key] = location
+        return location
 
     def _json(self, path: str) -> tuple[Any, str]:
-        """Return the Hub's answer and the query for the next page, which is empty after the last one."""
+        """Return the Hub's response and the query for the next page, which is empty after the last page."""
         url = f"{self._endpoint}/api/{self._name}/{path}"
         with answered("GET", url, self._headers, self._is_hubs) as answer:
             if not answer.good:
@@ -164,7 +164,7 @@ class Dataset(Bucket):
         return server_of(url) == server_of(self._endpoint)
 
     def _leads_on(self, url: str) -> bool:
-        """Return ``True`` if bytes may be read there without the token. Otherwise raise an error."""
+        """Return ``True`` if the target may be read without the token. Otherwise raise an error."""
         server = server_of(url)
         if server.startswith("https:") or (self._endpoint.startswith("http:") and may_read(server, None)):
             return True

@@ -1,8 +1,8 @@
-"""S3 and compatible servers: the objects of one bucket, over connections that are kept open.
+"""S3 and compatible servers: the objects of a bucket, over persistent connections.
 
 A GET takes a fast path. The general path through urllib3 retries, follows a bucket to its region
-and turns refusals into :class:`ObjectError`. It is used for all requests behind a proxy, and for
-servers whose responses to GETs are unusual.
+and converts refusals into :class:`ObjectError`. It serves all requests behind a proxy, and
+servers with unusual responses to GETs.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from superdl.super_wire.objects.base import (
 from superdl.super_wire.objects.s3_account import Account, Signer, account_of, query_of, settings_of_s3
 from superdl.super_wire.objects.s3_answers import parse_page, refusal, region_in
 from superdl.super_wire.objects.s3_connection import (
-    Asked,
     Patience,
+    PendingGet,
     Request,
     Route,
     UnreachableError,
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.objects.base import Pending
 
-# A GET waits some 20 ms for S3, and a small image decodes in a twentieth of one.
+# A GET takes about 20 ms at S3, and decoding a small image 1 ms or less.
 _LEAN_THREADS, _LEAN_IN_FLIGHT = 2, 16
-_PAGE_BYTES = 2**24  # a page lists 1,000 keys, of at most 1,024 bytes each, three times that if encoded
-_BRIEF_BYTES = 2**16  # read of a refusal
+_PAGE_BYTES = 2**24  # a page lists 1,000 keys of at most 1,024 bytes each, or three times that when encoded
+_BRIEF_BYTES = 2**16  # of a refusal, at most
 _PUT_BYTES_MAX = 5 * 2**30
 _WHOLE = 200
 
@@ -84,8 +84,8 @@ class S3Bucket(Bucket):
         self._patience = patience
         self._way: Route | None = None
         self._ended: Callable[[], object] = lambda: None  # closes that route
-        self._region = ""  # found by a redirect
-        self._told = ""  # reported by S3
+        self._region = ""  # learned from a redirect
+        self._reported_region = ""  # region that S3 reported
         self._lean = True
         self._lock, self.page_lock = threading.Lock(), threading.Lock()
         _clients.add(self)
@@ -118,8 +118,8 @@ class S3Bucket(Bucket):
         before: Callable[[int], None] = lambda _: None,
         begun: Pending | None = None,
     ) -> bytes | bytearray:
-        """Return the bytes of an object, or of a span of it."""
-        return self._fetch(key, version, span, before, begun if isinstance(begun, Asked) else None)
+        """Return the bytes of an object, or of a span of it, as described by ``Bucket.read``."""
+        return self._fetch(key, version, span, before, begun if isinstance(begun, PendingGet) else None)
 
     def _fetch(
         self,
@@ -127,7 +127,7 @@ class S3Bucket(Bucket):
         version: str,
         span: Span | None,
         before: Callable[[int], None],
-        begun: Asked | None = None,
+        begun: PendingGet | None = None,
     ) -> bytes | bytearray:
         sizes: list[int] = []
 
@@ -147,11 +147,11 @@ class S3Bucket(Bucket):
         except UnreachableError as error:
             raise self._unanswered(error) from error
         except OSError:
-            pass  # the general way finds out what is wrong
-        # Outside the handlers: an exception would keep the partly received body in memory.
+            pass  # the general path finds out what is wrong
+        # Retry outside the handler, because the exception keeps the partly received body in memory.
         data = self._read_slowly(key, version, span, before_once, self._patience.attempts - 1)
         if not passing and begun is not None and self._way is begun.route:
-            self._lean = False  # this server's answers are always unusual
+            self._lean = False  # this server's responses are always unusual
         return data
 
     def head(self, key: str) -> tuple[str, int]:
@@ -206,22 +206,20 @@ class S3Bucket(Bucket):
             if not following:
                 return
             if following == marked:
-                raise ObjectError(
-                    Fault.FAILED, "the object store's listing never ends: it repeats the same pages"
-                )
-            if number.bit_count() == 1:  # ever more rarely, to detect cycles of any length
+                raise ObjectError(Fault.FAILED, "the object store's listing never ends: it repeats pages")
+            if number.bit_count() == 1:  # at increasing intervals, to detect cycles of any length
                 marked = following
             query["continuation-token"] = following
 
     def region(self) -> str:
-        """Return the bucket's region, which S3 reports even in refusals, or an empty string."""
+        """Return the bucket's region, which S3 reports even when it refuses a request, or an empty string."""
         request = Request("HEAD", None)
         try:
             return self._general(request, lambda got: got.headers.get("x-amz-bucket-region", ""))
         except ObjectError:
-            if not self._told:
+            if not self._reported_region:
                 raise
-        return self._told
+        return self._reported_region
 
     def close(self) -> None:
         """Close the idle connections. The next request opens new ones."""
@@ -230,7 +228,7 @@ class S3Bucket(Bucket):
             self._ended()
 
     def forget(self) -> None:
-        """Leave connections, locks and credentials to the parent process, in a child after a fork."""
+        """Drop connections, locks and credentials in a forked child, because they belong to the parent."""
         self._lock, self.page_lock = threading.Lock(), threading.Lock()
         self._way, self._account = None, account_of(os.getpid(), settings_of_s3())
 
@@ -245,7 +243,7 @@ class S3Bucket(Bucket):
                 check_range(response.headers.get("Content-Range", ""), size, span)
             elif response.status != _WHOLE:
                 raise ObjectError(
-                    Fault.FAILED, f"the object store answered {response.status}, with only a part of it"
+                    Fault.FAILED, f"the object store answered {response.status} and sent only part of it"
                 )
             before(size)
             return response.read()
@@ -260,7 +258,7 @@ class S3Bucket(Bucket):
         *,
         attempts: int = 0,
     ) -> T:
-        """Return the result of ``receive`` for the response to a request, whose body is still unread.
+        """Send a request, and return the result of ``receive`` for the response, whose body is still unread.
 
         Errors raised by ``receive`` are passed on. ``attempts`` is the maximum, and 0 means the default.
         """
@@ -277,8 +275,8 @@ class S3Bucket(Bucket):
                         return result
                     content = response.read(_BRIEF_BYTES)
                 region = region_in(response.status, response.headers, content)
-                self._told = response.headers.get("x-amz-bucket-region") or self._told
-                # Following a redirect costs no attempt, but happens only once.
+                self._reported_region = response.headers.get("x-amz-bucket-region") or self._reported_region
+                # A redirect does not count as an attempt, but is followed only once.
                 if region not in {"", way.endpoint.region} and not followed:
                     followed, attempts_left, self._region = True, attempts_left + 1, region
                     self._follow(way)
@@ -314,7 +312,7 @@ class S3Bucket(Bucket):
         way = Route(endpoint, signer, pool, bool(proxy), self._patience)
         self._lean = self._lean and not proxy
         self._ended = ended = weakref.finalize(self, way.close)
-        # At exit the system closes the sockets.
+        # The system closes the sockets at exit.
         ended.atexit = False
         return way
 
@@ -338,7 +336,7 @@ class S3Bucket(Bucket):
             remedy = "set AWS_CA_BUNDLE to a file with the authorities to trust"
             return ObjectError(Fault.FAILED, f"{words}: {remedy}")
         timed_out = isinstance(error, urllib3.exceptions.ConnectTimeoutError)
-        refused = isinstance(error, urllib3.exceptions.NewConnectionError)  # a kind of the former
+        refused = isinstance(error, urllib3.exceptions.NewConnectionError)  # a subclass of the above
         unreachable = isinstance(error, UnreachableError) or (timed_out and not refused)
         return ObjectError(Fault.UNAVAILABLE, f"{words}: {remedy}", unreachable=unreachable)
 
@@ -349,7 +347,7 @@ def _etag(response: urllib3.BaseHTTPResponse) -> str:
 
 def _size(response: urllib3.BaseHTTPResponse) -> int:
     size = response.headers.get("Content-Length", "")
-    if not size.isdigit() or "Transfer-Encoding" in response.headers:  # then HTTP ignores the length
+    if not size.isdigit() or "Transfer-Encoding" in response.headers:  # HTTP then ignores the length
         raise ObjectError(Fault.FAILED, "the object store did not return the size")
     return int(size)
 
@@ -362,5 +360,5 @@ def _after_fork() -> None:
         client.forget()
 
 
-# A child that used its parent's sockets would mix up the answers of both.
+# A child that uses its parent's sockets would mix up their responses.
 os.register_at_fork(after_in_child=_after_fork)

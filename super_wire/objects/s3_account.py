@@ -1,4 +1,4 @@
-"""The account that reads from S3: settings, credentials, endpoints and signed requests."""
+"""Access to S3: settings, credentials, endpoints and signed requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from botocore.credentials import ReadOnlyCredentials
 
 
-_DEFAULT_REGION = "us-east-1"  # boto3's default; a redirect names the right one
+_DEFAULT_REGION = "us-east-1"  # boto3's default; redirects report the right one
 _SUFFIXES = {
     "cn-": "amazonaws.com.cn",
     "eusc-": "amazonaws.eu",
@@ -48,7 +48,7 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server, how to reach it, and the path prefix in the URLs of its objects."""
+    """A server: its scheme, host and port, and the path prefix in the URLs of its objects."""
 
     scheme: str
     host: str
@@ -75,15 +75,15 @@ def settings_of_s3() -> frozenset[tuple[str, str]]:
 
 @lru_cache(maxsize=4)
 def account_of(_process: int, _settings: frozenset[tuple[str, str]]) -> Account:
-    """Return the account for a process with these settings."""
+    """Return the account of a process with these settings."""
     return Account()
 
 
 class Account:
-    """Settings and credentials, taken from the environment at construction. Threads may share it."""
+    """Settings and credentials, read from the environment at construction. Thread-safe."""
 
     def __init__(self) -> None:
-        # All other settings are those of boto3: variables and profiles.
+        # All other settings come from boto3's variables and profiles.
         self.endpoint_url = os.environ.get("SUPER_S3_ENDPOINT_URL", "")
         self.anonymous = os.environ.get("SUPER_S3_ANONYMOUS", "").lower() in _ON
         self.requester_pays = os.environ.get("SUPER_S3_REQUESTER_PAYS", "").lower() in _ON
@@ -111,13 +111,13 @@ class Account:
                 )
             options = session.get_scoped_config().get("s3")
             options = options if isinstance(options, dict) else {}
-            url, prefix = self._place(session, bucket, region, options)
+            url, prefix = self._location(session, bucket, region, options)
             parts = urlsplit(url)
             tls = _tls(session) if parts.scheme == "https" else None
         port = parts.port or _PORTS[parts.scheme]
         return Endpoint(parts.scheme, parts.hostname or "", port, region, prefix, tls)
 
-    def _place(self, session: Any, bucket: str, region: str, options: dict[str, str]) -> tuple[str, str]:
+    def _location(self, session: Any, bucket: str, region: str, options: dict[str, str]) -> tuple[str, str]:
         """Return the URL of a bucket's server, and the path of the bucket on it."""
         if bucket.endswith(_DIRECTORY_BUCKET):
             raise ObjectError(Fault.FAILED, "it is a directory bucket (S3 Express), which is not supported")
@@ -177,7 +177,7 @@ def _failures() -> Iterator[None]:
         fault = Fault.UNAVAILABLE if passing else Fault.REFUSED
         raise ObjectError(fault, f"there are no usable AWS credentials ({error}): {_REMEDY}") from error
     except (exceptions.BotoCoreError, RuntimeError, OSError, ValueError) as error:
-        # RuntimeError: expired after a refresh. OSError, ValueError: programs and files.
+        # RuntimeError means expired after a refresh. OSError and ValueError come from programs and files.
         why = f"there are no usable AWS credentials ({error}): {_REMEDY}"
         raise ObjectError(Fault.REFUSED, why) from error
 
@@ -226,8 +226,8 @@ def _tls(session: Any) -> ssl.SSLContext:
 
 # The digest of a request without a body.
 NO_BODY = hashlib.sha256(b"").hexdigest()
-_PATH_SAFE = "/~"  # not encoded by S3 in a key, besides letters, digits and _.-
-_AS_LISTED = "surrogateescape"  # bytes of a key that are not UTF-8
+_PATH_SAFE = "/~"  # besides letters, digits and _.-, S3 does not encode these in a key
+_AS_LISTED = "surrogateescape"  # for bytes of a key that are not UTF-8
 
 
 def object_path(prefix: str, key: str) -> str:
@@ -236,7 +236,7 @@ def object_path(prefix: str, key: str) -> str:
 
 
 def query_of(fields: Mapping[str, str]) -> str:
-    """Return the query string of a URL, in the order in which it is signed."""
+    """Return the query string of a URL, with the fields in signing order."""
     return "&".join(
         f"{name}={quote(fields[name], safe='-_.~', errors=_AS_LISTED)}" for name in sorted(fields)
     )
@@ -247,9 +247,9 @@ def request_bytes(method: str, path: str, lines: Sequence[str]) -> bytes:
     return "\r\n".join([f"{method} {path} HTTP/1.1", *lines, "", ""]).encode()
 
 
-@dataclass(frozen=True, slots=True, repr=False)  # it is secret
+@dataclass(frozen=True, slots=True, repr=False)  # contains a secret
 class _Moment:
-    """The part that all signatures within one second have in common."""
+    """The part of a signature that stays constant for a second."""
 
     second: int
     date_line: str
@@ -260,9 +260,9 @@ class _Moment:
 
 
 class Signer:
-    """Builds the header lines of requests signed with AWS Signature Version 4. Threads may share it.
+    """Builds the header lines of requests signed with AWS Signature Version 4. Thread-safe.
 
-    ``credentials`` is called once a second and returns those that are currently valid. ``None`` means
+    ``credentials`` is called at most once a second and returns the valid credentials. ``None`` means
     no signatures. ``host`` is the value of the Host header, with the port if it is not the default.
     """
 
@@ -292,10 +292,10 @@ class Signer:
     ) -> list[str]:
         """Return the header lines of a request, including the signature.
 
-        Raises ``ObjectError`` without credentials. ``path`` and ``query`` are made by :func:`object_path`
-        and :func:`query_of`. ``headers`` are further lines such as ``range:bytes=0-9``, sorted, whose names
-        come after ``host`` and before ``x-amz``. Those in ``before_host`` come before ``host``. ``digest``
-        is the SHA-256 of the body.
+        Raises ``ObjectError`` if there are no credentials. ``path`` and ``query`` are made by
+        :func:`object_path` and :func:`query_of`. ``headers`` are further lines such as ``range:bytes=0-9``,
+        sorted, whose names come after ``host`` and before ``x-amz``. Those in ``before_host`` come before
+        ``host``. ``digest`` is the SHA-256 of the body.
         """
         if self._credentials is None:
             return [*before_host, self._host_line, *headers, *self._payer]
@@ -328,5 +328,5 @@ class Signer:
         token = (f"x-amz-security-token:{frozen.token}",) if frozen.token else ()
         headers = (*self._payer, *token)
         moment = _Moment(second, f"x-amz-date:{date}", scope, key, frozen.access_key or "", headers)
-        self._moment = moment  # if two threads both compute it, the results are equal
+        self._moment = moment  # if two threads compute it, the results are equal
         return moment

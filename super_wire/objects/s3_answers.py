@@ -28,14 +28,14 @@ _WRITING = {"PUT": "s3:PutObject", "DELETE": "s3:DeleteObject"}
 _MOVED = frozenset({301, 307})
 _SHOWN = 300
 _LISTING = "ListBucketResult"
-# An object as written by S3 and most compatible servers. Outside a comment, it is unambiguous.
+# An object as written by S3 and most compatible servers, which is unambiguous outside comments.
 _PLAIN = rb"[ -%'-;=-~]*"  # ASCII without < and &
 _OBJECT = re.compile(
     rb"<Contents><Key>(%b)</Key><LastModified>(%b)</LastModified>" % (_PLAIN, _PLAIN)
     + rb"<ETag>(?:&quot;|\")?([0-9A-Za-z-]*)(?:&quot;|\")?</ETag><Size>([0-9]{1,18})</Size>"
     + rb"(?:<StorageClass>[A-Z_]*</StorageClass>)?</Contents>"
 )
-_TEXT_BYTES = 2**16  # longer than any text in a response, so that each arrives in one piece
+_TEXT_BYTES = 2**16  # longer than any text in a response, so that each text arrives in one piece
 
 
 class ListPage(NamedTuple):
@@ -48,7 +48,7 @@ class ListPage(NamedTuple):
 def parse_page(content: bytes) -> ListPage:
     """Parse the response to a ListObjectsV2 request. Raises ``ObjectError`` if it is invalid."""
     objects: list[Listed] = []
-    # A regex takes a third of the time of a parser. If a comment may hide objects, parse everything.
+    # A regex takes a third of a parser's time. If a comment may hide objects, parse everything.
     remainder = content if b"<!" in content else _OBJECT.sub(b"", content)
     if b"<Contents" not in remainder:
         objects = [
@@ -63,7 +63,7 @@ def parse_page(content: bytes) -> ListPage:
 
     def end(name: str) -> None:
         if name == "Contents":
-            # Strip newlines too: an empty element gets the text before it.
+            # Strip newlines too, because an empty element gets the text before it.
             etag, size = pop("ETag", "").strip('" \r\n\t'), int(pop("Size"))
             objects.append(Listed(pop("Key"), etag, size, pop("LastModified", "")))
         elif name == "CommonPrefixes":
@@ -106,8 +106,8 @@ def fields_of(content: bytes) -> dict[str, str]:
 
 
 def _parse(content: bytes, end: Callable[[str], None], texts: list[str]) -> None:
-    """Call ``end`` with the name of each element at its end. The last item of ``texts`` is its content."""
-    # Only one Python function is called per element: a listing has seven elements per key.
+    """Call ``end`` with an element's name at its end tag. The last item of ``texts`` is its content."""
+    # Call only one Python function per element, because a listing has seven elements per key.
     parser = expat.ParserCreate()
     parser.buffer_text, parser.buffer_size = True, _TEXT_BYTES
     parser.StartElementHandler = dict[str, object]().setdefault  # splits the texts at start tags
@@ -141,14 +141,14 @@ def refusal(status: int, content: bytes, bucket: str, region: str, method: str) 
     words = f"S3 answered {status}{code and f' {code}'}{message and f': {message}'}".rstrip(".")
     if (
         fault is Fault.CHANGED and status == HTTPStatus.PRECONDITION_FAILED
-    ):  # S3's message is about preconditions, which users never set
+    ):  # S3's message mentions preconditions, which users never set
         words = "S3 has a different version (ETag) of it"
     place = f"the region {region}" if region else "another region"
     remedy = f"; the bucket is in {place}: set AWS_REGION" if status in _MOVED else ""
     if code in _BAD_CREDENTIALS:
         remedy = "; renew the AWS credentials, or use those of a role"
     elif code == "InvalidObjectState":
-        remedy = "; it is in an archive (Glacier, Deep Archive): restore it, or leave it out of the key list"
+        remedy = "; it is archived (Glacier, Deep Archive): restore it, or remove it from the key list"
     elif fault is Fault.REFUSED and method in _WRITING:
         remedy = (
             f"; allow {_WRITING[method]} on arn:aws:s3:::{bucket}/* (and kms:GenerateDataKey on the key if "

@@ -1,4 +1,4 @@
-"""Requests to an S3 bucket: GETs over connections that are kept open, and all others through urllib3."""
+"""Requests to an S3 bucket: GETs over persistent connections, and all others through urllib3."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from superdl.super_wire.objects.s3_account import Endpoint
 
 
-_SLOWEST_BYTES_PER_S = 256 * 1024  # abandon a body that is slower on average
-_FIRST_RECEIVE_BYTES = 16 * 1024  # the headers, and all of a small object
+_SLOWEST_BYTES_PER_S = 256 * 1024  # abandon a body that arrives more slowly on average
+_FIRST_RECEIVE_BYTES = 16 * 1024  # holds the headers, and a small object completely
 _MAX_HEAD_BYTES = 64 * 1024
 _END_OF_HEAD = b"\r\n\r\n"
-# Answers with a length and an ETag. After any other the connection is closed.
+# Responses with a length and an ETag. After any other response, the connection is closed.
 _ORDINARY, _PARTIAL = b"HTTP/1.1 200 ", b"HTTP/1.1 206 "
 # Field names may have any case. The value ends with its line.
 _FIELD = re.compile(
@@ -40,9 +40,9 @@ _FIELD = re.compile(
 class Patience(NamedTuple):
     """Timeouts in seconds, and the number of attempts for each request."""
 
-    connect_s: float = 8.0  # for all addresses of a server together
+    connect_s: float = 8.0  # for all addresses of a server in total
     address_s: float = 2.0  # the minimum for each address, while time is left
-    silence_s: float = 20.0  # for one receive
+    silence_s: float = 20.0  # for each receive
     attempts: int = ATTEMPTS
     pause_s: float = 0.2  # before the second attempt; doubled each time
 
@@ -52,7 +52,7 @@ class UnreachableError(OSError):
 
 
 class UnusualAnswerError(Exception):
-    """A response outside the fast path. ``status`` is 0 if there was no valid one."""
+    """A response that the fast path cannot handle. ``status`` is 0 if it was invalid."""
 
     def __init__(self, status: int, what: str) -> None:
         super().__init__(what)
@@ -61,7 +61,7 @@ class UnusualAnswerError(Exception):
 
 @dataclass(slots=True)
 class Head:
-    """The headers of a common response. ``begun`` is the start of the body, received with them."""
+    """The headers of an ordinary response. ``begun`` is the beginning of the body, received with them."""
 
     size_bytes: int
     etag: str
@@ -91,7 +91,7 @@ class S3Connection:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket = connected if tls is None else tls.wrap_socket(connected, server_hostname=host)
             if tls is None:
-                # Timeouts of the kernel: those of Python cost a poll() before each operation.
+                # Use the kernel's timeouts, because Python's cost a poll() before each operation.
                 self._socket.settimeout(None)
                 interval = struct.pack("ll", *divmod(int(patience.silence_s * 10**6), 10**6))
                 for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
@@ -99,7 +99,7 @@ class S3Connection:
             else:
                 # A blocking TLS socket would retry forever after a kernel timeout.
                 self._socket.settimeout(patience.silence_s)
-            # The kernel waits for the rest of a body in one call; TLS has no such flag.
+            # The kernel waits for the rest of a body in one call. TLS has no such flag.
             self._wait_for_all = socket.MSG_WAITALL if tls is None else 0
         except BaseException:
             connected.close()
@@ -118,7 +118,7 @@ class S3Connection:
         self._socket.sendall(request)
 
     def head(self, *, partial: bool = False) -> Head:
-        """Read the headers of a common response, which must be a span if ``partial``."""
+        """Read the headers of an ordinary response, which must be a span if ``partial``."""
         received = self._socket.recv(_FIRST_RECEIVE_BYTES)
         if not received:
             raise ConnectionResetError("the server closed the connection")
@@ -135,7 +135,7 @@ class S3Connection:
         return _parse(received, end, _PARTIAL if partial else _ORDINARY)
 
     def body(self, head: Head) -> bytes | bytearray:
-        """Read the body of the response with this ``head``. A slow body is abandoned."""
+        """Read the body of the response with these headers. A slow body is abandoned."""
         filled, size = len(head.begun), head.size_bytes
         if filled == size:
             return head.begun
@@ -164,7 +164,7 @@ def _connected(host: str, port: int, patience: Patience) -> socket.socket:
             break
         connecting = socket.socket(family, kind, protocol)
         try:
-            # S3 has eight addresses. If there is no route to one, there is none to any.
+            # S3 has eight addresses. If there is no route to one of them, there is no route to any.
             share_s = max(patience.address_s, left_s / (len(addresses) - number))
             connecting.settimeout(min(left_s, share_s))
             connecting.connect(address)
@@ -207,14 +207,14 @@ _DOTS = re.compile(r"(?<=/)\.{1,2}(?=[/?]|$)")
 def headers_of(etag: str, span: Span | None) -> list[str]:
     """Return the header lines that request a version of an object, or a span of it."""
     if not (etag.isascii() and etag.isprintable()):
-        raise ObjectError(Fault.FAILED, "its version is not an ETag")  # it could end the header line
+        raise ObjectError(Fault.FAILED, "its version is not an ETag")  # it could break out of the header line
     lines = [f'if-match:"{etag}"'] if etag else []
     return lines if span is None else [*lines, f"range:{span.header}"]
 
 
-@dataclass(slots=True, repr=False)  # the request has a session's token
-class Asked:
-    """A GET request in flight, on its own connection."""
+@dataclass(slots=True, repr=False)  # the request contains a session token
+class PendingGet:
+    """A GET request in flight, on a connection that it does not share."""
 
     route: Route
     connection: S3Connection
@@ -238,10 +238,10 @@ class Request:
     method: str
     key: str | None
     query: str = ""  # of query_of()
-    first: Sequence[str] = ()  # header lines whose names come before "host", then those after it
+    first: Sequence[str] = ()  # header lines that sort before "host", then those that sort after it
     headers: Sequence[str] = ()
     body: bytes | BinaryIO | None = None
-    digest: str = NO_BODY  # of the body, SHA-256
+    digest: str = NO_BODY  # SHA-256 of the body
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -256,60 +256,60 @@ class Route:
     idle: deque[S3Connection] = field(default_factory=deque)  # appending and popping are atomic
     closed: bool = False
 
-    def ask(self, key: str, etag: str, span: Span | None) -> Asked:
+    def ask(self, key: str, etag: str, span: Span | None) -> PendingGet:
         """Request a version of an object, or a span of it. Use :meth:`finish` to read the response."""
-        # A GET costs 12 microseconds of CPU, 60 with a body of 110 KB; boto3 takes 700 to 900.
+        # A GET takes 12 microseconds of CPU, or 60 with a body of 110 KB. boto3 takes 700 to 900.
         path = object_path(self.endpoint.path_prefix, key)
         lines = self.signer.lines("GET", path, headers=headers_of(etag, span))
         request = request_bytes("GET", path, lines)
         try:
-            connection = self.idle.pop()  # the last used one is the least likely to be closed
+            connection = self.idle.pop()  # the most recently used one is the least likely to be closed
         except IndexError:
-            return self._ask_anew(request, etag, span)
+            return self._request_on_new_connection(request, etag, span)
         try:
             connection.send(request)
         except OSError:
             connection.close()
-            return self._ask_anew(request, etag, span)
-        return Asked(self, connection, request, etag, span)
+            return self._request_on_new_connection(request, etag, span)
+        return PendingGet(self, connection, request, etag, span)
 
-    def _ask_anew(self, request: bytes, etag: str, span: Span | None) -> Asked:
+    def _request_on_new_connection(self, request: bytes, etag: str, span: Span | None) -> PendingGet:
         connection = S3Connection(self.endpoint.host, self.endpoint.port, self.endpoint.tls, self.patience)
         try:
             connection.send(request)
         except BaseException:
             connection.close()
             raise
-        return Asked(self, connection, request, etag, span)
+        return PendingGet(self, connection, request, etag, span)
 
-    def finish(self, asked: Asked, before: Callable[[int], None]) -> bytes | bytearray:
+    def finish(self, pending: PendingGet, before: Callable[[int], None]) -> bytes | bytearray:
         """Return the bytes of a requested object. ``before`` may be called before an UnusualAnswerError is
         raised.
         """
         kept = False
         try:
             try:
-                head = asked.connection.head(partial=asked.span is not None)
+                head = pending.connection.head(partial=pending.span is not None)
             except ConnectionError:
-                # The server may have closed a kept connection at any time.
-                if not asked.connection.used:
+                # The server may have closed an idle connection at any time.
+                if not pending.connection.used:
                     raise
-                asked.connection.close()
-                asked = self._ask_anew(asked.request, asked.etag, asked.span)
-                head = asked.connection.head(partial=asked.span is not None)
-            if asked.etag:
-                check_version(head.etag, asked.etag)  # not every server honours If-Match
-            if asked.span is not None:
-                check_range(head.content_range, head.size_bytes, asked.span)
+                pending.connection.close()
+                pending = self._request_on_new_connection(pending.request, pending.etag, pending.span)
+                head = pending.connection.head(partial=pending.span is not None)
+            if pending.etag:
+                check_version(head.etag, pending.etag)  # not every server honours If-Match
+            if pending.span is not None:
+                check_range(head.content_range, head.size_bytes, pending.span)
             before(head.size_bytes)
-            data = asked.connection.body(head)
+            data = pending.connection.body(head)
             kept = head.keeps and len(self.idle) < _MAX_IDLE
         finally:
             if kept:
-                self.idle.append(asked.connection)
+                self.idle.append(pending.connection)
             else:
-                asked.connection.close()
-            if self.closed:  # perhaps in the meantime
+                pending.connection.close()
+            if self.closed:  # possibly in the meantime
                 self.close()
         return data
 
@@ -326,8 +326,8 @@ class Route:
             digest=request.digest,
         )
         target = f"{path}?{request.query}" if request.query else path
-        if self.proxied and self.endpoint.scheme == "http":  # such a proxy needs whole URLs
-            # In these, urllib3 would resolve dots in a key as path segments.
+        if self.proxied and self.endpoint.scheme == "http":  # such a proxy needs absolute URLs
+            # In absolute URLs, urllib3 would resolve dots in a key as path segments.
             target = (
                 f"http://{self.endpoint.netloc}{_DOTS.sub(lambda dots: dots[0].replace('.', '%2E'), target)}"
             )

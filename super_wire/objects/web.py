@@ -46,9 +46,9 @@ _SHOWN = 200
 
 
 def may_read(server: str, hosts: tuple[str, ...] | None) -> bool:
-    """Return whether ``https://host`` is one of ``hosts``, or is allowed when ``hosts`` is ``None``."""
-    # The server could be an internal address. Internal services, such as a cloud's metadata,
-    # have no certificate for their name. Services on this machine may do without TLS.
+    """Return whether ``https://host`` is in ``hosts``, or may be read by default if ``hosts`` is ``None``."""
+    # The server could be internal. Internal services, such as a cloud's metadata, have no
+    # certificate for their name, so require TLS except on this machine.
     if hosts is not None:
         return server in hosts
     match = WEB_BUCKET.fullmatch(server)
@@ -56,7 +56,7 @@ def may_read(server: str, hosts: tuple[str, ...] | None) -> bool:
 
 
 class Site(Bucket):
-    """One web server. A version is the ETag, or else the size and the modification time in whole seconds."""
+    """A web server. A version is the ETag, or else the size and the modification time in whole seconds."""
 
     def __init__(self, bucket: str, hosts: tuple[str, ...] | None) -> None:
         self.name, self._hosts = bucket, hosts
@@ -148,7 +148,7 @@ class Answer(NamedTuple):
             raise ObjectError(Fault.FAILED, "the server sends both Transfer-Encoding and Content-Length")
         if (packed := self.headers.get("Content-Encoding", "identity")) != "identity":
             raise ObjectError(
-                Fault.FAILED, f"the server compresses it ({packed[:_SHOWN]}), although it was asked not to"
+                Fault.FAILED, f"the server compresses it ({packed[:_SHOWN]}), although the request forbids it"
             )
         if (span is not None) is not (self.status == _PARTIAL):
             raise ObjectError(Fault.FAILED, "the server does not support range requests: it ignores Range")
@@ -177,7 +177,7 @@ def checked_path(key: str) -> str:
 
 
 def range_header(span: Span | None) -> dict[str, str]:
-    """Return the header that requests a span, or none for the whole object."""
+    """Return the header that requests a span, or no header for the whole object."""
     return {} if span is None else {"Range": span.header}
 
 
@@ -188,9 +188,9 @@ def answered(
     """Send a request and yield its response, whose body is still unread.
 
     ``follow`` decides whether to follow the URL of a redirect, with the same headers. If not, the
-    redirect is the response. Connection failures, even in the block, are raised as ``ObjectError``.
+    redirect is the response. Connection failures, even inside the block, become ``ObjectError``.
     """
-    # No compression: ranges and lengths must count the stored bytes.
+    # Refuse compression, because ranges and lengths must count the stored bytes.
     sent = {**headers, "Accept-Encoding": "identity", "User-Agent": "superdl"}
     try:
         for _ in range(_REDIRECTS + 1):
@@ -205,7 +205,7 @@ def answered(
                     return
             url = target
     except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:  # ValueError: not a URL
-        why = re.sub(r"[?]\S*", "?***", str(error))[:_SHOWN]  # the query may be a signature
+        why = re.sub(r"[?]\S*", "?***", str(error))[:_SHOWN]  # the query may contain a signature
         permanent = isinstance(error, (ValueError, urllib3.exceptions.SSLError))
         fault = Fault.FAILED if permanent else Fault.UNAVAILABLE
         raise ObjectError(fault, f"{urlsplit(url).netloc}: {type(error).__name__}: {why}") from None
@@ -213,8 +213,8 @@ def answered(
 
 
 def _asked(method: str, url: str, headers: Mapping[str, str]) -> Any:
-    """Return the response from urllib3: after retries of temporary failures, the last one."""
-    # The retries of urllib3 would read the whole body of a refusal.
+    """Return the response from urllib3, the last one if temporary failures were retried."""
+    # Retry here, because urllib3 would read the whole body of a refusal.
     options: dict[str, Any] = {"redirect": False, "retries": False, "preload_content": False}
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -240,7 +240,7 @@ def proxy_of(url: str) -> str:
 
 
 def pool_manager(proxy: str, tls: ssl.SSLContext | None, timeout: urllib3.Timeout) -> urllib3.PoolManager:
-    """Return a new connection pool, which threads may share."""
+    """Return a new connection pool. It is thread-safe."""
     options: dict[str, Any] = {"ssl_context": tls, "timeout": timeout}
     options |= {"num_pools": _CONNECTIONS, "maxsize": _CONNECTIONS}
     if not proxy:
@@ -260,6 +260,6 @@ def _pool(_process: int, proxy: str) -> urllib3.PoolManager:
 def _version(answer: Answer) -> str:
     etag, changed = answer.etag(), answer.headers.get("Last-Modified", "")
     if not 0 < len(etag or changed) <= _VERSION_BYTES:
-        why = "the server sends neither ETag nor Last-Modified, so versions cannot be told apart"
+        why = "the server sends neither ETag nor Last-Modified, so versions cannot be distinguished"
         raise ObjectError(Fault.FAILED, why)
     return etag or f"{answer.size} bytes, {changed}"

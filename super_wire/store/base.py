@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Listed(NamedTuple):
-    """A file or object in a folder: its name there, its length and the unix time when it was written."""
+    """A file or object in a folder: its name, its length and the Unix time when it was written."""
 
     name: str
     bytes: int
@@ -35,27 +35,27 @@ class Listed(NamedTuple):
 
 
 class Store(abc.ABC):
-    """A directory or S3 prefix that contains packs. Times are unix times, and names come from the store.
+    """A directory or S3 prefix that contains packs. Times are Unix times. Names are relative to the store.
 
     Methods that write raise ``StoreRefusedError`` if the store was opened read-only.
     """
 
     address: str  # the directory's absolute real path, or s3://bucket/prefix
-    id: str  # 32 hex digits, the same for every process with this store open, whatever its address
+    id: str  # 32 hex digits, which do not depend on the address
     read_only: bool
-    requests: int = 0  # sent so far; a directory sends none
+    requests: int = 0  # requests sent so far; 0 for a directory
 
     def packs(self) -> dict[str, int]:
         """Return the length of each pack, by name."""
         return {pack.name: pack.bytes for pack in self._list(PACKS)}
 
     def read(self, pack: str, offset: int, length: int) -> bytes:
-        """Read bytes of a pack. They are fewer if the pack ends earlier, so the caller must check them."""
+        """Read bytes of a pack. Fewer are returned if the pack ends earlier, so callers must check them."""
         return self.read_many(pack, [(offset, length)])[0]
 
     @abc.abstractmethod
     def read_many(self, pack: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read (offset, length) spans of one pack. They may be cut off, as with :meth:`read`."""
+        """Read (offset, length) spans of a pack. They may be cut off, as with :meth:`read`."""
 
     def read_index(self, pack: str, size: int) -> PackIndex:
         """Read the index of a pack of ``size`` bytes."""
@@ -81,7 +81,7 @@ class Store(abc.ABC):
         return self._contents(INDEX, name, MAX_SEGMENT_BYTES)
 
     def write_segment(self, data: bytes, collection: str = "") -> str:
-        """Write a segment under a new name, and return the name. It begins with the collection if one is
+        """Write a segment under a new name and return the name. It begins with ``collection`` if that is
         given.
         """
         name = f"{collection}{collection and '-'}{secrets.token_hex(12)}.segment"
@@ -93,11 +93,11 @@ class Store(abc.ABC):
         self._remove(INDEX, name)
 
     def touch(self, instance: str) -> None:
-        """Mark the store as open by ``instance``. Must be called every minute."""
+        """Mark the store as open in ``instance``. Must be called every minute."""
         self._put(OPEN, instance, b"")
 
     def forget(self, instance: str) -> None:
-        """Mark the store as no longer open by ``instance``."""
+        """Mark the store as no longer open in ``instance``."""
         self._remove(OPEN, instance)
 
     def others(self, instance: str, now: float) -> list[str]:
@@ -106,19 +106,19 @@ class Store(abc.ABC):
         return [name for name in recent if name != instance]
 
     def mark_used(self, collection: str) -> None:
-        """Record that a job opens a collection now."""
+        """Record that a job has opened a collection now."""
         self._put(USED, collection, b"")
 
     def used(self) -> dict[str, float]:
-        """Return the last recorded time at which each collection was opened."""
+        """Return the time at which each collection was last opened."""
         return {collection.name: collection.written for collection in self._list(USED)}
 
     def sweep(self, now: float) -> int:
-        """Remove files of writers that died more than a day ago, and return the number of files."""
+        """Remove the unfinished files of writers that died over a day ago. Return the number of files."""
         return self._remove_all((TEMPORARY, OPEN), now - ABANDONED_S)
 
     def clear_marks(self) -> None:
-        """Remove everything except packs and segments: the marks of users, unfinished files, old segments."""
+        """Remove everything except packs and segments: usage marks, unfinished files and old segments."""
         self._remove_all((USED, OPEN, TEMPORARY), math.inf)
         segments = set(self.segments())
         for entry in self._list(INDEX):

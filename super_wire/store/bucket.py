@@ -1,6 +1,6 @@
 """A store under an S3 prefix.
 
-A pack takes one PUT, and records are read by ranged GETs, with one GET for neighbouring records.
+A pack takes one PUT. Records are read with ranged GETs, and neighbouring records share a GET.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from superdl.super_wire.objects import Bucket
     from superdl.super_wire.store.pack import PackMeta
 
-_SPOOLED_BYTES = 2**25  # of a pack in memory; a larger one is in a temporary file
-_NEAR_BYTES = 2**16  # a gap to read through, because another request takes longer
-_FAR_BYTES = 2**22  # a gap that is never read through, however much is requested around it
-_MAX_GET_BYTES = 2**26  # of one GET for several records
+_SPOOLED_BYTES = 2**25  # of a pack in memory; larger packs are written to a temporary file
+_NEAR_BYTES = 2**16  # a gap that is read too, because another request takes longer
+_FAR_BYTES = 2**22  # a gap that is never read, however much is requested around it
+_MAX_GET_BYTES = 2**26  # of a GET for several records
 
 
 class BucketStore(Store):
@@ -65,7 +65,7 @@ class BucketStore(Store):
         except (StoreGoneError, StoreRefusedError) as error:
             if not create or read_only:
                 raise
-            # Without permission to list, S3 also refuses access to a missing object.
+            # S3 refuses access to a missing object, too, if listing is not permitted.
             if isinstance(error, StoreRefusedError) and store._first_key(MARK):
                 raise
             mark = store._make()
@@ -104,7 +104,7 @@ class BucketStore(Store):
             raise StoreFormatError(
                 f"{self.address} is not a store: it contains {held[:80]!r} but no {MARK}. Use an empty prefix"
             )
-        # Concurrent creators use the same id, because not every server supports If-None-Match.
+        # Concurrent creators derive the same id, because not every server supports If-None-Match.
         self._send(MARK, mark := new_mark(digest128(self.address.encode()).hex()))
         return mark
 
@@ -127,7 +127,7 @@ class BucketStore(Store):
             try:
                 data = self._bucket.read(self._prefix + key, span=Span(offset, offset + length))
             except ObjectError as error:
-                if error.fault is Fault.CHANGED:  # it ends before the span
+                if error.fault is Fault.CHANGED:  # the pack ends before the span
                     return b""
                 raise
         return bytes(data)

@@ -61,7 +61,7 @@ class DirectoryStore(Store):
                 Path(root).parent.mkdir(parents=True, exist_ok=True)
                 with contextlib.suppress(FileExistsError):
                     Path(root).mkdir(mode=0o700)
-            _refuse_what_is_private(root)
+            _refuse_private(root)
             if not os.path.lexists(_below(root, MARK)):
                 _mark(root, create=create and not read_only)
             store_id = read_mark(_contents(_below(root, MARK), MAX_MARK_BYTES), root)
@@ -88,8 +88,8 @@ class DirectoryStore(Store):
         with self._folder(TEMPORARY, writing=True) as folder:
             file = os.fdopen(os.open(temporary, _NEW, 0o666, dir_fd=folder), "wb", buffering=65536)
 
-        # Renamed into place, so that a visible file is whole. It is not synced to disk: files cut
-        # off by a power failure are detected as broken, and rebuilt.
+        # Rename the file into place, so that a visible file is complete. It is not synced to
+        # disk: files cut off by a power failure are detected as broken and rebuilt.
         def publish() -> None:
             file.close()
             self._rename(temporary, PACKS, name)
@@ -110,10 +110,10 @@ class DirectoryStore(Store):
             self._check_writing()
         path = _below(self.address, folder)
         with _failures(path if name is None else _below(path, checked_name(folder, name))):
-            if writing and not os.path.lexists(path) and self._is_there():
+            if writing and not os.path.lexists(path) and self._is_store():
                 with contextlib.suppress(FileExistsError):
                     Path(path).mkdir()
-            # Its O_NOFOLLOW refuses a link, which could lead out.
+            # O_NOFOLLOW refuses a link, which could lead out of the store.
             descriptor = os.open(path, _READ | os.O_DIRECTORY)
             try:
                 yield descriptor
@@ -123,7 +123,7 @@ class DirectoryStore(Store):
     def _list(self, folder: str) -> list[Listed]:
         """List regular files, except those that disappear in the meantime."""
         files: list[Listed] = []
-        if not os.path.lexists(_below(self.address, folder)) and self._is_there():
+        if not os.path.lexists(_below(self.address, folder)) and self._is_store():
             return files
         with self._folder(folder) as descriptor, os.scandir(descriptor) as entries:
             for entry in entries:
@@ -134,7 +134,7 @@ class DirectoryStore(Store):
                             files.append(Listed(entry.name, status.st_size, status.st_mtime))
         return files
 
-    def _is_there(self) -> bool:
+    def _is_store(self) -> bool:
         return os.path.lexists(_below(self.address, MARK))
 
     def _contents(self, folder: str, name: str, most: int) -> bytes:
@@ -165,7 +165,7 @@ def _below(root: str, *names: str) -> str:
     return os.path.join(root, *names)  # noqa: PTH118 # no Path for each of many thousand packs
 
 
-def _refuse_what_is_private(root: str) -> None:
+def _refuse_private(root: str) -> None:
     try:
         status = os.stat(root)  # noqa: PTH116
     except FileNotFoundError as error:
@@ -187,7 +187,7 @@ def _user(uid: int) -> str:
 
 
 def _mark(root: str, *, create: bool) -> None:
-    """Turn an empty directory into a store, only once even if many processes do so at the same time."""
+    """Turn an empty directory into a store. Concurrent processes agree on a single store."""
     names = set(os.listdir(root)) - {CATALOGS}  # noqa: PTH208
     held = next((name for name in sorted(names) if not name.startswith(f".{MARK}.")), None)
     if held == MARK:  # another process was faster
@@ -203,11 +203,11 @@ def _mark(root: str, *, create: bool) -> None:
     text = new_mark(secrets.token_hex(16))
     try:
         _write_new(temporary, text, lasting=True)
-        os.link(temporary, mark)  # whole and exclusive at once
+        os.link(temporary, mark)  # atomic: complete, and never replaces a file
     except FileExistsError:
         return
     except OSError as error:
-        if error.errno not in _WITHOUT_LINKS:  # else the filesystem has none
+        if error.errno not in _WITHOUT_LINKS:  # the filesystem supports links
             raise
         with contextlib.suppress(FileExistsError):
             _write_new(mark, text, lasting=True)
@@ -218,7 +218,7 @@ def _mark(root: str, *, create: bool) -> None:
 def _write_new(path: str, data: bytes, *, dir_fd: int | None = None, lasting: bool = False) -> None:
     with os.fdopen(os.open(path, _NEW, 0o666, dir_fd=dir_fd), "wb") as file:
         file.write(data)
-        if lasting:  # else a power failure may leave an empty file
+        if lasting:  # otherwise a power failure could leave an empty file
             file.flush()
             os.fsync(file.fileno())
 
@@ -241,7 +241,7 @@ def _read_at(descriptor: int, offset: int, length: int) -> bytes:
         try:
             data = os.pread(descriptor, length - size, offset + size)
         except OSError as error:
-            # A record's check detects that bytes are missing.
+            # Missing bytes are detected when the record is checked.
             if error.errno != errno.EIO:
                 raise
             break

@@ -1,4 +1,4 @@
-"""The address of a store, and the names within it, which are the same in a directory and under S3."""
+"""The address of a store, and the names within it, which are identical in a directory and in S3."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ MARK = "store.json"
 PACKS, INDEX, OPEN, USED, TEMPORARY = ("packs", "index", "open", "used", "tmp")
 # In the directory of a store: the state of coordinators, which is not part of the store.
 CATALOGS = "catalogs"
-# An instance that touched a store within this many seconds has it open.
+# An instance that touched the store within this many seconds is considered to have it open.
 IN_USE_S = 600.0
 # After this many seconds, any process may remove the unfinished files or marks of a writer.
 ABANDONED_S = 86400.0
-# A reader loads a whole segment. Writers start a new one long before this size.
+# Readers load whole segments, and writers start a new segment long before this size.
 MAX_SEGMENT_BYTES = 2**28
 MAX_MARK_BYTES = 4096
 
@@ -40,7 +40,7 @@ _S3 = "s3://"
 _FORMS = "a store must be a directory or s3://bucket/prefix"
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _ID = re.compile(r"[0-9a-f]{32}")
-# Names come from networks and shared disks, so each is checked before it is used in a path.
+# Names come from networks and shared disks, so they are checked before they are used in a path.
 _NAMES = {
     PACKS: re.compile(r"[0-9a-f]{16}-[0-9a-f]{24}\.pack"),
     INDEX: re.compile(r"(?:[0-9a-f]{16}-)?[0-9a-f]{24}\.(?:segment|index)"),  # .index: an earlier form
@@ -119,18 +119,18 @@ def new_mark(store_id: str) -> bytes:
 
 
 def read_mark(data: bytes, address: str) -> str:
-    """Return the id in a ``store.json``. Raises ``StoreFormatError`` if it is not one of this version."""
+    """Return the id in a ``store.json``. Raises ``StoreFormatError`` unless this version can read it."""
     try:
         mark = json.loads(data)
         version, store_id = mark["super_store"], mark["id"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreFormatError(
-            f"{address} is not a store: its {MARK} was not written by SUPER. Use another place"
+            f"{address} is not a store: its {MARK} was not written by SUPER. Use another address"
         ) from error
     if version != _STORE_VERSION:
         raise StoreFormatError(
             f"{address} is a store of version {version!r:.20}, but this version of SUPER reads version "
-            f"{_STORE_VERSION}: use another place, or the version of SUPER that created the store"
+            f"{_STORE_VERSION}: use another address, or the version of SUPER that created the store"
         )
     if not isinstance(store_id, str) or not _ID.fullmatch(store_id):
         raise StoreFormatError(f"{address} is not a store: the id in its {MARK} is not 32 hexadecimal digits")
@@ -138,5 +138,5 @@ def read_mark(data: bytes, address: str) -> str:
 
 
 def system_failure(error: OSError) -> type[StoreError]:
-    """Map a system error to a store error: ``StoreBusyError`` for everything that may be temporary."""
+    """Map a system error to a store error. Everything that may be temporary is a ``StoreBusyError``."""
     return _FAILURES.get(error.errno, StoreBusyError)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PACK_VERSION = 1
 MAX_RECORDS = 2**20
-# A record in a pack's index: its sample, header's offset, whole length, and kind.
+# An entry of a pack's index: sample id, offset of the record, its whole length, and its kind.
 ENTRY_DTYPE = np.dtype(
     [("id", f"V{ID_BYTES}"), ("offset", "<u8"), ("bytes", "<u4"), ("kind", "u1"), ("pad", "V3")]
 )
@@ -40,14 +40,14 @@ _MAGIC = b"SPAK"
 _HEAD = struct.Struct("<4sI56x")
 _ENTRY = struct.Struct(f"<{ID_BYTES}sQIB3x")
 _FOOTER = struct.Struct("<4sIQQQQ24s")
-_FOOTER_HASHED = 32  # its bytes before the hash
+_FOOTER_HASHED = 32  # bytes of the footer before its hash
 _ZEROS = bytes(4096)
 _ALIGNMENT = 64
-_PAGE = 4096  # O_DIRECT's alignment
+_PAGE = 4096  # alignment for O_DIRECT
 _LARGE_PAYLOAD = 65536
 _MAX_RECORD = 2**32 - 1
 _MAX_META = 2**20
-_TAIL = 65536  # the first read of an index: all of it, in a usual pack
+_TAIL = 65536  # the first read of an index, which contains all of it in most packs
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ class PackMeta:
     """The properties that all records of a pack have in common."""
 
     collection: str
-    bucket: str  # of their samples
+    bucket: str  # of the samples
     recipe: str  # as canonical JSON
-    fingerprint: str  # the decoder's
-    version: str  # of the SUPER that wrote the pack, for people
+    fingerprint: str  # of the decoder
+    version: str  # of SUPER when it wrote the pack, for information
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> PackMeta:
@@ -67,7 +67,7 @@ class PackMeta:
         try:
             texts = [mapping[name] for name in names]
             for text in texts:
-                text.encode()  # JSON allows lone surrogates, UTF-8 does not
+                text.encode()  # JSON allows lone surrogates, but UTF-8 does not
         except (AttributeError, KeyError, TypeError, UnicodeEncodeError) as error:
             raise StoreFormatError(
                 f"a pack's meta must contain the strings {', '.join(names)}: {error!r}"
@@ -84,7 +84,7 @@ class PackIndex:
 
 
 def collection_of(bucket: str, recipe_digest: bytes) -> str:
-    """Return the collection for a bucket's records with a recipe, as 16 hexadecimal digits."""
+    """Return the collection of a bucket and a recipe, as 16 hexadecimal digits."""
     framed = b"".join(map(with_length, (bucket.encode(), recipe_digest)))
     return hashlib.blake2b(framed, digest_size=8).hexdigest()
 
@@ -97,8 +97,8 @@ def new_pack_name(collection: str) -> str:
 class PackInProgress:
     """A pack that is being written to a new ``file``.
 
-    After :meth:`commit`, the store contains either the whole pack or nothing of it. As a context
-    manager, it abandons a pack that was not committed.
+    The store contains either the whole pack or nothing of it. Leaving the context abandons a
+    pack that was not committed.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class PackInProgress:
         self._name, self._file, self._meta, self._open = name, file, meta, True
         self._publish, self._discard, self._failures = publish, discard, failures
         self._entries = bytearray()
-        self.size = 0  # bytes so far; of the whole pack, once it is committed
+        self.size = 0  # bytes written so far, or the size of the pack once it is committed
         with self._all_or_nothing():
             self._write(_HEAD.pack(_MAGIC, PACK_VERSION))
 
@@ -139,7 +139,7 @@ class PackInProgress:
             raise ValueError(
                 f"a pack can contain at most {MAX_RECORDS} records of up to {_MAX_RECORD} bytes each"
             )
-        # A payload, not its header, begins on a page or cache line.
+        # Align payloads, rather than headers, to a page or cache line.
         step = _PAGE if size - HEADER_BYTES >= _LARGE_PAYLOAD else _ALIGNMENT
         offset = -(-(self.size + HEADER_BYTES) // step) * step - HEADER_BYTES
         try:
@@ -169,10 +169,10 @@ class PackInProgress:
         return self._name
 
     def abandon(self) -> None:
-        """Discard the pack. Has no effect once it is committed."""
+        """Discard the pack. Has no effect after a commit."""
         if self._open:
             self._open = False
-            with contextlib.suppress(OSError):  # there was no room for its buffer
+            with contextlib.suppress(OSError):  # there was no space for its buffer
                 self._file.close()
             self._discard()
 
@@ -188,7 +188,7 @@ class PackInProgress:
         self._write(self._entries)
         self._write(meta)
         numbers = (PACK_VERSION, self.count, entries_offset, len(meta))
-        # The hash also covers the footer, up to itself.
+        # The hash also covers the footer up to the hash.
         digest.update(_FOOTER.pack(_MAGIC, *numbers, 0, b"")[:_FOOTER_HASHED])
         self._write(_FOOTER.pack(_MAGIC, *numbers, digest.intdigest(), b""))
 
@@ -217,10 +217,10 @@ class PackInProgress:
 
 
 def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
-    """Read the index of a pack of ``size`` bytes, in one read for most packs and two for a large one.
+    """Read the index of a pack of ``size`` bytes, in one read for most packs and two for large packs.
 
-    ``read`` returns bytes by offset and length, or fewer if the pack ends earlier. Raises
-    ``StoreFormatError`` if it is not a pack of this version, is cut off, or has a broken index.
+    ``read`` takes offset and length, and returns fewer bytes if the pack ends earlier. Raises
+    ``StoreFormatError`` if the pack has a different version, is cut off, or has a broken index.
     """
     if size < _HEAD.size + _FOOTER.size:
         raise StoreFormatError(f"a pack must be at least {_HEAD.size + _FOOTER.size} bytes long, not {size}")
@@ -259,7 +259,7 @@ def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
 def check_entries(entries: NDArray[np.void], first: int, end: int | NDArray[np.uint64]) -> None:
     """Raise ``StoreFormatError`` unless all records are between ``first`` and ``end``.
 
-    ``end`` is one offset for all records, or one for each.
+    ``end`` is an offset for all records, or one offset for each record.
     """
     begins, lengths = entries["offset"], entries["bytes"]
     wrong = (begins < first) | (begins > end) | (lengths < HEADER_BYTES)

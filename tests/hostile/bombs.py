@@ -20,7 +20,7 @@ from PIL import Image
 
 from superdl.coordinator.catalog.key_list import read_key_list
 from superdl.coordinator.catalog.listing import Tally
-from superdl.lambda_prefetch.decode import decode, set_pillows_bounds
+from superdl.lambda_prefetch.decode import configure_pillow, decode
 from superdl.lambda_prefetch.members import content_of, read_rows
 from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.super_wire.errors import SuperError
@@ -248,7 +248,7 @@ def memory_mib(row):
 
 def main():
     name, path = sys.argv[1], Path(sys.argv[2])
-    set_pillows_bounds()
+    configure_pillow()
     decode(png_of_a_dot(), limit_pixels=1)
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
     before, ended = memory_mib("VmRSS"), "read"

@@ -208,7 +208,7 @@ def _try_image(random):
     try:
         array = program.make(data, "key")
     except SampleFailedError as failure:
-        told = (failure.outcome, failure.reason in _REASONS, len(failure.why) <= _MAX_MESSAGE)
+        told = (failure.outcome, failure.reason in _REASONS, len(failure.message) <= _MAX_MESSAGE)
         assert told == (Outcome.TOMBSTONE, True, True), (told, data)  # of any, not a certain one
     except MemoryError:
         pass  # an outcome of its own: a function with more memory may decode it

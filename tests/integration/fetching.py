@@ -24,7 +24,7 @@ def failure(*place, reserve=lambda _: None, hosts=None):
     """The outcome of an object that cannot be read, and why."""
     with pytest.raises(SampleFailedError) as caught:
         read(*place, reserve=reserve, hosts=hosts)
-    return caught.value.outcome, caught.value.why
+    return caught.value.outcome, caught.value.message
 
 
 def assert_spans(place, body):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile, ImageOps, PngImagePlugin, features
 
 from superdl.lambda_prefetch import decode as decode_module
-from superdl.lambda_prefetch.decode import decode, set_pillows_bounds
+from superdl.lambda_prefetch.decode import configure_pillow, decode
 from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.lambda_prefetch.sources import SampleFailedError
 from superdl.super_wire.recipe import Recipe
@@ -97,14 +97,14 @@ def plain_jpegs(draw):
 
 def assert_opening_gives_the_same(data):
     """A side that is enough and none has is what takes the long way."""
-    assert result_of(data) == result_of(data, enough_side=LIMIT)
+    assert result_of(data) == result_of(data, min_side=LIMIT)
 
 
 def result_of(data, **options):
     try:
         return decoded(data, **options).tobytes()
     except SampleFailedError as failure:
-        return failure.reason, failure.why
+        return failure.reason, failure.message
 
 
 @given(plain_jpegs())
@@ -192,7 +192,7 @@ def test_too_many_scans_are_told_before_any_is_decoded(scans):
     found = failure_of(data, 10**7)
     assert time.thread_time() - began < 0.1  # decoding takes a hundred times as long
     assert found.reason == "too_large"
-    assert f"its {scans} scans exceed the limit of 100" in found.why
+    assert f"its {scans} scans exceed the limit of 100" in found.message
 
 
 def test_scans_within_the_limit_are_decoded():
@@ -222,7 +222,7 @@ def test_what_only_looks_like_a_scan_is_none():
 )
 def test_reduced_decoding_leaves_enough_pixels_and_takes_the_smallest_scale(size, enough, scale):
     data = encode(pixels(size[1], size[0]), "JPEG", quality=95)
-    image = decode(data, limit_pixels=LIMIT, enough_side=enough)
+    image = decode(data, limit_pixels=LIMIT, min_side=enough)
     assert image.size == tuple(math.ceil(side / scale) for side in size)
     shown = np.asarray(decode(data, limit_pixels=LIMIT).resize(image.size, Image.Resampling.BOX))
     assert np.abs(np.asarray(image).astype(int) - shown).mean() < 3
@@ -308,10 +308,10 @@ def test_the_bound_on_text_in_a_png_is_a_setting():
     data = encode(pixels(8, 8), "PNG", pnginfo=info)
     try:
         assert failure_of(data).reason == "undecodable"
-        set_pillows_bounds(FunctionSettings.from_environment({"SUPER_MAX_TEXT_BYTES": "3000000"}).text_bytes)
+        configure_pillow(FunctionSettings.from_environment({"SUPER_MAX_TEXT_BYTES": "3000000"}).text_bytes)
         assert decoded(data).shape == (8, 8, 3)
     finally:
-        set_pillows_bounds()
+        configure_pillow()
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG"])  # this JPEG is one that is decoded without being opened
@@ -320,7 +320,7 @@ def test_what_has_more_pixels_than_allowed_is_refused_with_both_numbers(form):
     assert decoded(data, limit_pixels=9000).shape == (90, 100, 3)
     failure = failure_of(data, limit_pixels=8999)
     assert failure.reason == "too_large"
-    assert "100 x 90 pixels exceed the limit of 8999" in failure.why
+    assert "100 x 90 pixels exceed the limit of 8999" in failure.message
 
 
 def test_the_bound_on_pixels_is_a_setting(valkey, tmp_path, monkeypatch):

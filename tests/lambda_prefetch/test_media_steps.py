@@ -110,7 +110,7 @@ def test_audio_bombs_and_broken_files_are_tombstones():
     ]
     for data, reason in cases:
         failure = failure_of(Recipe.audio(8000, max_seconds=60 if data != fast else 10_000), data)
-        assert failure.reason == reason, (data[:20], failure.why)
+        assert failure.reason == reason, (data[:20], failure.message)
     assert failure_of(Recipe.audio(8000, mel=8), audio(NOISE[:100], 8000)).reason == "too_small"
 
 
@@ -259,7 +259,7 @@ def test_broken_videos_raise_nothing_else():
         try:
             made = run(Recipe.video(3, 8), broken.tobytes())
         except SampleFailedError as failed:
-            outcomes.add(failed.reason or failed.why)
+            outcomes.add(failed.reason or failed.message)
         except MemoryError:  # FFmpeg's, of an absurd size in a header
             outcomes.add("memory")
         else:

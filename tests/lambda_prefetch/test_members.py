@@ -126,7 +126,7 @@ def test_faults_hit_their_members_alone(kept):
     ends = [*["whole"] * 4, *["changed"] * 5, "missing"]
     assert outcomes_of(found) == ends
     assert [found[n] for n in range(4)] == [body[at : at + length] for _, at, length in places[:4]]
-    assert "ends at 300000" in found[4].why
+    assert "ends at 300000" in found[4].message
     assert ranges <= 4
     assert len({id(found[n]) for n in (7, 8)}) == 2
 

@@ -179,7 +179,7 @@ def test_ranges_of_buckets_and_bounds(kept, tmp_path):
     assert [found[n] for n in range(4)] == [bytes([n]) * 5000 for n in range(4)]
     found, _ = fetched(replace(request, limits=Limits(object_bytes=9000)), source)
     assert [found[n].reason for n in range(4)] == ["too_large"] * 4
-    assert "write smaller row groups" in found[0].why
+    assert "write smaller row groups" in found[0].message
     changed = member_request("file:///x", [row | {"version": "0" * 32} for row in rows], "redis://h:1")
     assert outcomes_of(fetched(changed, source)[0]) == ["changed"] * 4
 

@@ -60,14 +60,14 @@ def test_a_bucket_that_is_not_there_and_credentials_that_are_not(s3, monkeypatch
     monkeypatch.setenv("HOME", str(tmp_path))
     refused = failure(open_bucket("s3://data"), "one.jpg", version)
     assert refused.outcome is Outcome.REFUSED
-    assert "no usable AWS credentials" in refused.why
+    assert "no usable AWS credentials" in refused.message
 
 
 def test_a_server_that_is_not_there_fails_within_bounds(s3, monkeypatch):
     monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     away = failure(open_bucket("s3://data"), "one.jpg", "0" * 32)
     assert away.outcome is Outcome.UNAVAILABLE
-    assert "gateway endpoint" in away.why
+    assert "gateway endpoint" in away.message
 
 
 def test_a_server_cannot_pass_another_version_and_its_refusal_is_named(object_store, monkeypatch):
@@ -78,11 +78,11 @@ def test_a_server_cannot_pass_another_version_and_its_refusal_is_named(object_st
     assert read(open_bucket("s3://data"), "one.jpg", version) == b"one"
     changed = failure(open_bucket("s3://data"), "one.jpg", "0" * 32)
     assert changed.outcome is Outcome.CHANGED
-    assert version in changed.why
+    assert version in changed.message
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     refused = failure(open_bucket("s3://data"), "one.jpg", version)
     assert refused.outcome is Outcome.REFUSED
-    assert "403" in refused.why
+    assert "403" in refused.message
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_nothing_outside_the_directory_is_read(root, key):
     (root / "link-to-link.jpg").symlink_to("link-to-file.jpg")
     refused = failure(Directory(str(root)), key, file_version(root.parent / "secret.jpg"))
     assert refused.outcome is Outcome.REFUSED
-    assert "leaves the source's directory" in refused.why
+    assert "leaves the source's directory" in refused.message
 
 
 @pytest.fixture
@@ -240,7 +240,7 @@ def test_a_version_by_digest_outlives_the_time_and_no_other_byte(root):
         (root / "cats/one.jpg").write_bytes(content)
         changed = failure(source, "cats/one.jpg", version)
         assert changed.outcome is Outcome.CHANGED
-        assert version in changed.why
+        assert version in changed.message
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
@@ -261,7 +261,7 @@ def test_no_permission(root):
         if is_root:
             os.seteuid(0)
     assert refused.outcome is Outcome.REFUSED
-    assert refused.why.startswith("permission denied to user id ")
+    assert refused.message.startswith("permission denied to user id ")
 
 
 @pytest.mark.parametrize("bucket", ["ftp://bucket", "bucket", "s3://", "", "file://relative/path", "/data"])

@@ -167,8 +167,8 @@ def a_core_that_believes_all_is_stored(stored, samples, indices):
     return stored(samples, indices)
 
 
-@bug(lookahead, "wanted_in_cache", "none has missed", seeds=range(100))
-def a_core_that_restores_for_readers_that_see_the_store(wanted_in_cache, job, samples, indices):
+@bug(lookahead, "needed_in_cache", "none has missed", seeds=range(100))
+def a_core_that_restores_for_readers_that_see_the_store(needed_in_cache, job, samples, indices):
     return indices
 
 
@@ -215,7 +215,7 @@ def saves_with_all_functions(_, state, now):
 
 def forgets_that_it_has_saved(answered, state, request, access, event, now):
     answered(state, request, access, replace(event, pack=0), now)
-    state.has_come(request.order.samples, request.order.indices, now)
+    state.add_resident(request.order.samples, request.order.indices, now)
 
 
 def never_saves(take_due, state, now):

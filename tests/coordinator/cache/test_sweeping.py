@@ -7,7 +7,7 @@ import pytest
 
 from superdl.coordinator.cache import sweeping
 from superdl.coordinator.cache.cache import Cache
-from superdl.coordinator.cache.sweeping import Sweep, known_ids, strangers_among
+from superdl.coordinator.cache.sweeping import Sweep, known_ids, unknown_among
 from superdl.coordinator.catalog import list_source
 from superdl.coordinator.catalog.dataset import Dataset, Listing
 from superdl.super_wire.errors import SourceError
@@ -106,7 +106,7 @@ def test_ids_are_known_once_all_datasets_are(catalog):
 
 def told(datasets, *, wanted=(), held=(), now_s=0.0):
     return known_ids(
-        datasets, wanted=lambda content: content in wanted, held=lambda content: list(held), now_s=now_s
+        datasets, is_read=lambda content: content in wanted, held=lambda content: list(held), now_s=now_s
     )
 
 
@@ -130,7 +130,7 @@ def test_of_a_dataset_that_nobody_reads_any_more_only_what_is_held_is_known(cata
     (rest,) = told([dataset], held=held, now_s=1e6)
     assert (rest.rows() == dataset.all_ids[[1, 3]]).all()
     assert keys_of(
-        np.frombuffer(strangers_among(dataset.all_ids.tobytes(), [rest]), np.uint8).reshape(-1, 16)
+        np.frombuffer(unknown_among(dataset.all_ids.tobytes(), [rest]), np.uint8).reshape(-1, 16)
     ) == (keys_of(dataset.all_ids[[0, 2, 4]]))
 
 

@@ -44,7 +44,7 @@ def test_takes_any_part_of_an_arrow_array(strings, data):
     start, stop = sorted(data.draw(st.integers(0, 60)) for _ in range(2))
     packed = PackedStrings.of(pa.array(strings)[start:stop])
     assert list(packed) == [string.encode() for string in strings[start:stop]]
-    assert list(packed.behind(b"p/")) == [b"p/" + string for string in packed]
+    assert list(packed.with_prefix(b"p/")) == [b"p/" + string for string in packed]
     assert bytes(packed.parts()[0]) == b"".join(packed)
 
 

@@ -115,7 +115,7 @@ def test_where_all_are_set_aside_no_pause_is_long():
     for executor in eligible.executors:
         for number in range(8):
             executor.breaker.refused("gone", 100.0 * number, 100.0 * number)
-    assert eligible.places(701.0) == 0
+    assert eligible.room(701.0) == 0
     assert sorted(eligible.wake_times_s(701.0)) == [705.0, 705.0]
     assert picked(eligible, 705.0) == "executor-0"
 
@@ -124,10 +124,10 @@ def test_the_only_one_that_can_produce_a_dataset_is_never_set_aside_for_it():
     fleet = fleet_of(4, 8)
     fleet.executors[0].breaker.refused("throttled", 1.0, 1.0)
     only, both = fleet.eligible(frozenset({1})), fleet.eligible(frozenset())
-    assert only.places(1.0) == 4
+    assert only.room(1.0) == 4
     assert picked(only, 1.0) == "executor-0"
     assert not only.can_turn_elsewhere(fleet.executors[0])
-    assert both.places_of(fleet.executors[0], 1.0) == 0
+    assert both.room_of(fleet.executors[0], 1.0) == 0
 
 
 def test_three_failures_without_a_success_between_set_an_executor_aside():
@@ -163,11 +163,11 @@ def test_a_ramp_is_followed():
     assert concurrency.limit(0.0) == 10
     for in_flight in range(1, 11):
         concurrency.used(in_flight, 0.0)
-    assert concurrency.places(10, 0.0) == 0
+    assert concurrency.room(10, 0.0) == 0
     assert concurrency.more_at_s(0.0) == 0.2
     assert concurrency.limit(1.0) == 15, "five environments more each second"
     concurrency.used(15, 1.0)
-    assert concurrency.places(0, 1.0) == 15, "environments that were in use are warm"
+    assert concurrency.room(0, 1.0) == 15, "environments that were in use are warm"
     assert concurrency.limit(1000.0) == 25, "no more than a burst is saved up"
 
 
@@ -229,7 +229,7 @@ def taught_sizing(*, invocation_s, sample_s):
 
 @pytest.mark.parametrize(("idle", "size"), [(0, 64), (1, 64), (8, 32), (40, 7), (1000, 4)])
 def test_at_the_start_a_batch_is_spread_over_all_functions(idle, size):
-    assert request_size(LatencyModel(), wanted=256, idle=idle, slack_s=5.0, most=64) == size
+    assert request_size(LatencyModel(), requested=256, idle=idle, slack_s=5.0, most=64) == size
 
 
 def test_a_near_deadline_makes_requests_small():
@@ -238,7 +238,7 @@ def test_a_near_deadline_makes_requests_small():
     assert model.expected_s(100) == pytest.approx(0.05 + 0.5)
     assert model.invocation_s == pytest.approx(0.05)
     sizes = [
-        request_size(model, wanted=256, idle=64, slack_s=slack_s, most=4096)
+        request_size(model, requested=256, idle=64, slack_s=slack_s, most=4096)
         for slack_s in (60.0, 1.0, 0.5, 0.2)
     ]
     assert sizes == sorted(sizes, reverse=True)
@@ -249,8 +249,8 @@ def test_a_near_deadline_makes_requests_small():
 @pytest.mark.parametrize(("invocation_s", "size"), [(0.001, 16), (0.05, 16), (0.1, 20), (5.0, 1000)])
 def test_what_is_late_is_spread_but_not_into_requests_that_are_mere_overhead(invocation_s, size):
     model = taught_sizing(invocation_s=invocation_s, sample_s=0.005)
-    assert request_size(model, wanted=256, idle=64, slack_s=-1.0, most=4096) == pytest.approx(size, abs=1)
-    assert request_size(model, wanted=256, idle=2, slack_s=-1.0, most=64) == 64
+    assert request_size(model, requested=256, idle=64, slack_s=-1.0, most=4096) == pytest.approx(size, abs=1)
+    assert request_size(model, requested=256, idle=2, slack_s=-1.0, most=64) == 64
 
 
 def reads(begin_s, step_s, count, *, stalled=False):

@@ -90,8 +90,8 @@ def test_a_sample_that_was_decoded_for_too_long_goes_alone_and_what_waited_behin
 def test_what_expires_as_soon_as_it_is_asked_for_is_bounded_and_names_the_time_limit():
     driver = one_batch(attempts=3, backoff_max_s=1.0)
     assert attempts_until_quiet(driver, Outcome.EXPIRED) == 3
-    assert "why 0; it gave this answer 1.1 s into the 60 s" in driver.tombstones[0].messages[0]
-    assert "the function's own time limit is too short" in driver.tombstones[0].messages[0]
+    assert "why 0; it answered after 1.1 s of the 60 s" in driver.tombstones[0].messages[0]
+    assert "the function's time limit is too short" in driver.tombstones[0].messages[0]
 
 
 def told(driver, fault):

@@ -89,7 +89,7 @@ def test_what_is_in_the_way_and_lives_is_left_alone(serving_loop, directory):
         living.listen()
         port = f"127.0.0.1:{taken.getsockname()[1]}"
         for address, reason in (
-            (f"unix:{path}", "another process answers there"),
+            (f"unix:{path}", "another process is listening there"),
             (f"unix:{precious}", "is not a socket"),
             (f"unix:{directory}/no/c.sock", f"cannot listen on unix:{directory}/no/c.sock"),
             (port, f"cannot listen on {port}"),

@@ -6,7 +6,7 @@ import pytest
 from superdl.coordinator.catalog import Catalog, PackedStrings
 from superdl.coordinator.catalog.dataset import Dataset, Listing
 from superdl.coordinator.core import Core, CoreSettings, DatasetFacts, JobOpened, Plan
-from superdl.coordinator.server.paging import Occurrence, PlannedBatches, page_of, places_fit, samples_from
+from superdl.coordinator.server.paging import Occurrence, PlannedBatches, locations_fit, page_of, samples_from
 from superdl.coordinator.store.places import Joined, Places
 from superdl.super_wire.errors import PlanError
 from superdl.super_wire.ids import ID_BYTES
@@ -96,7 +96,7 @@ def stored(planned, packs, *, share, seed):
     numbers = numbers[rng.integers(0, packs, indices.size)]
     offsets, lengths = rng.integers(0, 2**63, indices.size, np.uint64), rng.integers(0, 2**32, indices.size)
     places.put(content, Joined(indices, numbers, offsets, lengths.astype(np.uint32)))
-    places.lose(names[:1])
+    places.mark_lost(names[:1])
     where = {
         index: (names[number - 1], begin, length)
         for index, number, begin, length in zip(
@@ -113,7 +113,7 @@ def stored(planned, packs, *, share, seed):
 def test_places_are_those_of_the_samples_and_leave_a_page_below_a_mebibyte(batch_size, packs, share):
     planned = Planned(60_000, batch_size, shuffle=True)
     places, where = stored(planned, packs, share=share, seed=batch_size)
-    assert places_fit(planned.plan, planned.dataset)
+    assert locations_fit(planned.plan, planned.dataset)
     page = planned.page(count=100_000, places=places)
     assert page.ByteSize() < MAX_REPLY_BYTES
     assert len(set(page.packs)) == len(page.packs)

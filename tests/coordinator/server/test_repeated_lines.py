@@ -91,11 +91,11 @@ def test_what_was_counted_is_told_after_a_minute_though_nothing_follows(log):
     logger, lines, hands = log
     for number in range(40):
         refuse(logger, number)
-    logger.handlers[0].tell_counts()
+    logger.handlers[0].log_counts()
     assert len(lines()) == 1
     hands[0] += 60.0
-    logger.handlers[0].tell_counts()
-    logger.handlers[0].tell_counts()
+    logger.handlers[0].log_counts()
+    logger.handlers[0].log_counts()
     assert lines()[1:] == [
         lines()[0].replace("0-0a1b", "39-0a1b").replace("0.0 s", "0.39 s") + " (the newest of 39 in 60 s)"
     ]
@@ -108,7 +108,7 @@ def test_warnings_of_ever_new_causes_are_few_a_minute_and_errors_are_never_held_
     assert len(lines()) == 15
     logger.error("a bug")
     hands[0] += 60.0
-    logger.handlers[0].tell_counts()
+    logger.handlers[0].log_counts()
     assert lines()[15:] == ["a bug", "85 more warnings with other causes"]
     logger.warning("another cause")
     assert len(lines()) == 18

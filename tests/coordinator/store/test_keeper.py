@@ -135,15 +135,15 @@ async def test_from_the_answer_on_that_fills_it_nothing_is_written_until_there_i
         await keeper.opened(dataset)
         assert keeper.takes_packs
 
-        def heard(indices, size):
+        def report(indices, size):
             written = write_pack(one.path, dataset, indices)
             os.truncate(packs / written, size)
-            keeper.heard(dataset, np.array(indices), answer(pack=written, store_bytes=size))
+            keeper.process_result(dataset, np.array(indices), answer(pack=written, store_bytes=size))
 
         late = iter([([2, 3], 6_000), ([4, 5], 50_000)])  # after the listing, and as the first old one goes
         keeper._store = ThenAnother.open(one.path, create=False)
-        keeper._store.others = lambda: [heard(*pack) for pack in islice(late, 1)]
-        heard([0, 1], 6_000)
+        keeper._store.others = lambda: [report(*pack) for pack in islice(late, 1)]
+        report([0, 1], 6_000)
         assert not keeper.takes_packs
         assert not keeper.unwritten  # what fills the store goes on
         await keeper._upkeep  # it has begun by itself
@@ -214,10 +214,10 @@ async def test_an_answer_that_names_an_impossible_pack_is_not_believed(kept):
             {"pack": name, "offsets": (64, 1000)},
             {"pack": name, "lengths": (112, 3)},
         ):
-            assert one.keeper.heard(dataset, indices, answer(**lie)) == (0, None)
+            assert one.keeper.process_result(dataset, indices, answer(**lie)) == (0, None)
             assert "an invalid pack" in one.keeper.trouble
         assert one.keeper.stored(dataset.content) == []
-        number, stored = one.keeper.heard(dataset, indices, answer(pack=name, offsets=(64, 0)))
+        number, stored = one.keeper.process_result(dataset, indices, answer(pack=name, offsets=(64, 0)))
         assert (number, stored.tolist(), one.keeper.trouble) == (1, [True, False], "")
         assert one.keeper.stored(dataset.content)[0].indices.tolist() == [0]
 
@@ -229,7 +229,7 @@ async def test_a_store_that_is_removed_is_made_again_and_what_it_held_forgotten(
         await keeper.opened(dataset)
         await asyncio.gather(*keeper._tasks._running)  # it writes the index
         shutil.rmtree(one.path)
-        keeper.heard(dataset, at, answer(offsets=(), store_trouble="a function could not write"))
+        keeper.process_result(dataset, at, answer(offsets=(), store_trouble="a function could not write"))
         for _ in range(3):  # it looks, makes it, and finds nothing wrong
             keeper.step()
             await keeper._upkeep
@@ -239,7 +239,7 @@ async def test_a_store_that_is_removed_is_made_again_and_what_it_held_forgotten(
         assert keeper.stored(dataset.content) == []
         (lost,) = [event for event in one.events if isinstance(event, PacksLost)]
         assert lost.packs.tolist() == [keeper.places.number(first)]
-        keeper.heard(dataset, at, answer(pack=write_pack(one.path, dataset, [0, 1])))
+        keeper.process_result(dataset, at, answer(pack=write_pack(one.path, dataset, [0, 1])))
         assert keeper.stored(dataset.content)[0].indices.tolist() == [0, 1]
         told = [record.getMessage().removeprefix(f"the store {one.path}") for record in caplog.records]
         assert told == [": its directory was removed or replaced"]
@@ -247,7 +247,7 @@ async def test_a_store_that_is_removed_is_made_again_and_what_it_held_forgotten(
         # The disk is gone on which it lay: what is there now is another one's mount point.
         monkeypatch.setattr(module, "filesystem_of", lambda _: -1)
         shutil.rmtree(one.path)
-        keeper.heard(dataset, at, answer(offsets=(), store_trouble="a function could not write"))
+        keeper.process_result(dataset, at, answer(offsets=(), store_trouble="a function could not write"))
         for _ in range(3):
             keeper._due_s["open"] = 0.0
             keeper.step()
@@ -273,7 +273,7 @@ async def test_a_store_that_comes_later_serves_the_jobs_that_began_without_it(ke
         (event,) = one.events
         assert event.indices.tolist() == [0, 1]
         at, written = np.array([2, 3]), write_pack(one.path, dataset, [2, 3])
-        number, _ = keeper.heard(dataset, at, answer(pack=written))
+        number, _ = keeper.process_result(dataset, at, answer(pack=written))
         places = keeper.places.of(dataset.content, at)
         assert (number, len(places.packs), places.pack_of.tolist()) == (2, 1, [1, 1])
 

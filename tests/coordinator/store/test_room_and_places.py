@@ -61,12 +61,12 @@ def test_as_little_goes_as_must_and_in_order(packs, bytes_to_free, margin_bytes)
 
 def test_what_is_written_while_packs_are_listed_is_counted():
     room = Room("s3://bucket/store", 1600)
-    room.wrote(f"{A}-x", 500, 1)
+    room.add(f"{A}-x", 500, 1)
     before = set(room.sizes)
-    room.wrote(f"{B}-x", 700, 1)
-    room.wrote(f"{B}-x", 700, 1)
+    room.add(f"{B}-x", 700, 1)
+    room.add(f"{B}-x", 700, 1)
     assert room.used_bytes == 1200
-    room.found({f"{C}-x": 800}, before)
+    room.adopt({f"{C}-x": 800}, before)
     assert room.sizes == {f"{B}-x": 700, f"{C}-x": 800}
     assert room.excess_bytes == 1500 - 1500 + 1500 // 32
     room.forget([f"{A}-x", f"{C}-x"])
@@ -75,11 +75,11 @@ def test_what_is_written_while_packs_are_listed_is_counted():
 
 def test_a_bucket_is_bounded_by_its_setting_alone(tmp_path):
     free = Room("s3://bucket/store", 0)
-    free.wrote(f"{A}-x", 2**50, 10)
+    free.add(f"{A}-x", 2**50, 10)
     free.measure()
     assert (free.bounded, free.excess_bytes, free.is_overdue) == (False, 0, False)
     capped = Room("s3://bucket/store", 1600)
-    capped.found({f"{A}-x": 700, f"{B}-x": 700, f"{C}-x": 200}, {})
+    capped.adopt({f"{A}-x": 700, f"{B}-x": 700, f"{C}-x": 200}, {})
     assert capped.excess_bytes == 1600 - 1500 + 1500 // 32
     assert capped.to_prune({A: 5.0, B: 3.0, C: 1.0}, {C}, {}, now=1e6) == [f"{B}-x"]
     assert capped.to_prune({A: 5.0, B: 3.0, C: 1e6 - 60}, {}, {}, now=1e6) == [f"{B}-x"]
@@ -87,7 +87,7 @@ def test_a_bucket_is_bounded_by_its_setting_alone(tmp_path):
     capped.forget([f"{B}-x"])
     assert (capped.used_bytes, capped.excess_bytes) == (900, 0)
     here = Room(str(tmp_path), 2**20)
-    here.wrote(f"{A}-x", 2**19, 3)
+    here.add(f"{A}-x", 2**19, 3)
     assert here.is_overdue
     here.measure()
     assert 0 < here.bytes <= 2**20
@@ -145,7 +145,7 @@ def test_what_is_gone_or_spoilt_is_known_no_more_and_can_still_be_asked_for():
     assert places.known(CONTENT)[0].tolist() == [1, 2, 3, 5, 6]
     assert places.live() == {"one": 3, "two": 2}
     two = places.number("two")
-    assert places.lose(["two", "never-seen"]).tolist() == [two]
+    assert places.mark_lost(["two", "never-seen"]).tolist() == [two]
     places.forget(CONTENT, np.array([2, 9]))
     now = places.of(CONTENT, every)
     assert now is not None
@@ -173,4 +173,4 @@ def test_a_closed_dataset_is_forgotten_and_its_numbers_are_never_another_packs()
     assert places.known(CONTENT)[0].size == 0
     assert places.number("one") != places.number("two")
     assert len({places.number(f"pack {number}") for number in range(5000)}) == 5000
-    assert places.lose(["pack 4999"]).size == 1
+    assert places.mark_lost(["pack 4999"]).size == 1
