@@ -113,7 +113,8 @@ def test_train_compares_training_on_the_same_images(capsys, tmp_path):
     assert report["settings"]["workers"] == 1
     assert "data" not in report["settings"], "a path of the machine"
     assert len({run["checksum"] for run in report["runs"]}) == 1
-    assert [rows["SUPER", part]["decodes"] for part in ("first", "later")] == [1, 0]
+    assert rows["SUPER", "first"]["decodes"] > 0
+    assert rows["SUPER", "later"]["decodes"] == 0
 
 
 @pytest.mark.slow

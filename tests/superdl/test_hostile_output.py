@@ -45,7 +45,7 @@ def folder(images, tmp_path):
     return root
 
 
-@pytest.mark.parametrize("action", ["ls", "verify", "prune --older-than 0 --yes"])
+@pytest.mark.parametrize("action", ["ls", "verify", "prune --bytes 0 --yes"])
 def test_a_planted_pack(capsys, tmp_path, action):
     store = DirectoryStore.open(tmp_path / "store", create=True)
     recipe = json.dumps({"steps": [{"op": HOSTILE}]})
@@ -70,7 +70,7 @@ COMMANDS = {
     "cost": [["cost", "--machine", HOSTILE], ["cost", "--set", f"{HOSTILE}=1"]],
     "index": [["index", FILE, "-o", "/nowhere/x.jsonl"]],
     "warm": [["warm", FILE, "--recipe", FILE], ["warm", FILE, "--coordinator", HOSTILE]],
-    "doctor": [["doctor", FILE, "--stack", FILE]],
+    "doctor": [["doctor", FILE, "--recipe", FILE]],
     "store": [["store", "ls", FILE]],
     "coordinator": [["coordinator", "--listen", HOSTILE]],
     "worker": [["worker", "--coordinator", HOSTILE]],

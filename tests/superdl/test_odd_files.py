@@ -55,7 +55,7 @@ def test_an_odd_value_is_refused(capsys, kind):
 
 
 @pytest.mark.parametrize("kind", JSON)
-@pytest.mark.parametrize("words", [["warm", "/x", "--recipe"], ["doctor", "/x", "--stack"]])
+@pytest.mark.parametrize("words", [["warm", "/x", "--recipe"], ["doctor", "/x", "--recipe"]])
 def test_odd_json_is_refused(capsys, tmp_path, words, kind):
     file = tmp_path / "x.json"
     file.write_text(JSON[kind])
