@@ -299,7 +299,7 @@ def _advise(arguments: argparse.Namespace) -> int:
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "spec",
-        help="path of a YAML spec, or a built-in one: digits, imagenet, many_jobs or thousand_jobs",
+        help="path of a YAML spec, or a built-in one: digits, imagenet or many_jobs",
     )
     add_overrides(parser, "cache.budget_gb=64")
     _add_json(parser, "print JSON instead of tables")
@@ -309,14 +309,13 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
 def _simulate(arguments: argparse.Namespace) -> int:
     from superdl.experiments.console import Console
     from superdl.experiments.output import tell_json
-    from superdl.experiments.simulator.predict import predict, predictions_mapping, print_predictions
-    from superdl.experiments.simulator.spec import load_points
+    from superdl.experiments.simulator.predict import predict, prediction_mapping, print_prediction
+    from superdl.experiments.simulator.spec import load_spec
 
-    points = load_points(arguments.spec, arguments.overrides)
-    rows = [predict(spec, swept) for swept, spec in points]
-    print_predictions(points[0][1], rows, Console(stderr=arguments.json))
-    mapping = predictions_mapping(points[0][1], rows)
-    tell_json(mapping, shown=arguments.json, file=arguments.output)
+    spec = load_spec(arguments.spec, arguments.overrides)
+    prediction = predict(spec)
+    print_prediction(spec, prediction, Console(stderr=arguments.json))
+    tell_json(prediction_mapping(spec, prediction), shown=arguments.json, file=arguments.output)
     return 0
 
 
@@ -331,7 +330,7 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
         "--images",
         type=int,
         metavar="N",
-        help="how many images to read (default: 1,500, or fewer if decoding is slow)",
+        help="how many images to read at most (default: 1,500)",
     )
     _add_json(parser, "print the figures as JSON")
 

@@ -69,7 +69,10 @@ class Decode:
             ConfigError: the images have different sizes, or are not uint8 RGB.
         """
         start_s = time.perf_counter()
-        make, keys, labels, pixels = self._maker(), [], [], []
+        make = self._maker()
+        keys: list[str] = []
+        labels: list[int] = []
+        pixels: list[Pixels] = []
         for sample in raw:
             index = int(sample["index"])
             key = self.samples.keys[index]

@@ -14,8 +14,9 @@ import torch
 
 from superdl.coordinator.core import maxmemory_for
 from superdl.experiments.console import print_rows, say
-from superdl.experiments.reporting.page import percent, seconds
+from superdl.experiments.reporting.page import number, percent, seconds
 from superdl.experiments.run.training_run import begun, executor_of, images_of, opened_loader
+from superdl.experiments.simulator.predict import predict
 from superdl.experiments.simulator.spec import (
     CacheSpec,
     DatasetSpec,
@@ -23,9 +24,7 @@ from superdl.experiments.simulator.spec import (
     JobSpec,
     SimulationSpec,
     StoreSpec,
-    build_world_model,
 )
-from superdl.experiments.simulator.world import World
 from superdl.experiments.training.ranks import process_rank
 from superdl.experiments.training.steps import trial_step
 from superdl.super_wire.errors import ConfigError
@@ -49,59 +48,33 @@ _CACHED_BATCHES_MIN = 40
 _WORTH_WHILE = 0.05
 _LITTLE_WAITING = 0.05
 _MB, _GB = 2**20, 2**30
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Times and sizes of a run's parts, on the machine where they were measured."""
-
-    samples: int
-    batch_size: int
-    epochs: float
-    workers: int
-    # Of a batch: its step, and taking it over when it is finished.
-    step_s: float
-    handover_s: float
-    function_s: float  # per sample
-    read_s: float  # a worker's time for a cached batch
-    record_bytes: int
-    functions: int  # requests processed at once while the model computes
-    cache_bytes: int  # space for records, each of record_bytes
-    stored: bool
-    random: bool
-    ranks: int = 1
-
-    @property
-    def set_bytes(self) -> int:
-        """The cache memory that all samples need."""
-        return self.samples * self.record_bytes
+_STORE = StoreSpec(kind="directory", restore_s=0.0001)
+_READING_S, _STEPS_S = 5.0, 5.0
+_WARM_UP_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The prediction for a run: its first epoch, later epochs and the total. Costs are in US dollars."""
+    """The prediction for a run. ``waiting`` is the share of the time spent waiting after the first batch."""
 
-    first_images_per_s: float
-    first_waiting: float  # a share of the epoch
+    first_images_per_s: float  # in the first epoch
     later_images_per_s: float | None  # None with only one epoch
-    later_waiting: float | None
+    waiting: float
     wall_s: float
-    usd: float | None  # None if the spec names no machine
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The measurements, and the forecasts without changes and with each change, best first."""
+    """The measured run, and the forecasts without changes and with each change, best first."""
 
-    measured: Measured
+    measured: SimulationSpec
     forecast: Forecast
     changes: tuple[tuple[str, Forecast], ...]
 
     @property
     def best(self) -> str:
         """The most useful change, as a sentence."""
-        waiting = self.forecast.first_waiting, self.forecast.later_waiting
-        if max(filter(None, waiting), default=0.0) < _LITTLE_WAITING:
+        if self.forecast.waiting < _LITTLE_WAITING:
             return "Data hardly limits this run: only a faster step would make it faster."
         for name, forecast in self.changes:
             saved = 1 - forecast.wall_s / self.forecast.wall_s
@@ -114,142 +87,83 @@ class Advice:
         return asdict(self) | {"best": self.best}
 
 
-def advice_of(measured: Measured, spec: Spec) -> Advice:
-    """Predict a run and its changes from measurements and the prices of the spec's machines."""
-    hour_usd = _hour_usd(spec)
-    now = forecast_of(measured, hour_usd)
-    changes = [(name, forecast_of(changed, hour_usd)) for name, changed in _changes(measured)]
-    return Advice(measured, now, tuple(sorted(changes, key=lambda change: change[1].wall_s)))
+def advice_of(measured: SimulationSpec) -> Advice:
+    """Predict a run of one job on one dataset, and its changes."""
+    changes = [(name, forecast_of(changed)) for name, changed in _changes(measured)]
+    return Advice(
+        measured, forecast_of(measured), tuple(sorted(changes, key=lambda change: change[1].wall_s))
+    )
 
 
-def _changes(measured: Measured) -> Iterator[tuple[str, Measured]]:
-    """Yield possible changes, each with the measurements that it would lead to."""
-    more = 2 * measured.functions
+def _changes(measured: SimulationSpec) -> Iterator[tuple[str, SimulationSpec]]:
+    """Yield possible changes, each with the spec that it would lead to."""
+    (data,), (job,) = measured.datasets, measured.jobs
+    more = 2 * measured.functions.concurrency
     yield (
         f"functions for {more} requests at once (SUPER_SLOTS with more cores, data hosts, Lambda)",
-        replace(measured, functions=more),
+        replace(measured, functions=replace(measured.functions, concurrency=more)),
     )
+    enough_bytes = math.ceil(1.02 * data.samples * data.record_bytes)
     # Random recipes make new records each epoch, which neither cache nor store keeps.
-    if measured.set_bytes > measured.cache_bytes and not measured.random:
-        enough = math.ceil(1.02 * measured.set_bytes)
-        maxmemory = math.ceil(maxmemory_for(enough) / _MB)
-        if not measured.stored:
-            yield "a store (SUPER_STORE)", replace(measured, stored=True)
+    if enough_bytes > measured.cache.budget_gb * _GB and not data.random:
+        maxmemory = math.ceil(maxmemory_for(enough_bytes) / _MB)
+        if measured.store.kind == "none":
+            yield "a store (SUPER_STORE)", replace(measured, store=_STORE)
         yield (
             f"a cache for all samples, SUPER_CACHE_BYTES={maxmemory}mb",
-            replace(measured, cache_bytes=enough),
+            replace(measured, cache=CacheSpec(budget_gb=enough_bytes / _GB)),
         )
-    workers = max(2, 2 * measured.workers)
-    yield f"loader.num_workers={workers}", replace(measured, workers=workers)
+    workers = 2 * job.workers
+    yield f"loader.num_workers={workers}", replace(measured, jobs=(replace(job, workers=workers),))
 
 
-def forecast_of(measured: Measured, hour_usd: float | None = None) -> Forecast:
-    """Simulate a measured run. ``hour_usd`` is the hourly price of its machines."""
-    epochs = max(1, math.ceil(measured.epochs))
-    # All epochs after the first are alike.
-    simulated = min(epochs, 2)
-    batches = measured.samples / (measured.batch_size * measured.ranks)
-    scale = min(1.0, _BATCHES_MAX / max(batches, 1.0))
-    batch_bytes = measured.batch_size * measured.ranks * measured.record_bytes
-    cache_bytes = max(
-        scale * measured.cache_bytes, min(measured.cache_bytes, _CACHED_BATCHES_MIN * batch_bytes)
+def forecast_of(measured: SimulationSpec) -> Forecast:
+    """Simulate a run of one job on one dataset."""
+    (data,), (job,), cache_gb = measured.datasets, measured.jobs, measured.cache.budget_gb
+    batch = job.batch_size * job.replicas
+    scale = min(1.0, _BATCHES_MAX * batch / data.samples)
+    least_gb = min(cache_gb, _CACHED_BATCHES_MIN * batch * data.record_bytes / _GB)
+    simulated = replace(
+        measured,
+        datasets=(replace(data, samples=max(batch, round(scale * data.samples))),),
+        jobs=(replace(job, epochs=min(job.epochs, 2)),),  # all epochs after the first are alike
+        cache=CacheSpec(budget_gb=max(scale * cache_gb, least_gb)),
     )
-    model = build_world_model(
-        SimulationSpec(
-            datasets=(
-                DatasetSpec(
-                    samples=max(measured.batch_size * measured.ranks, round(scale * measured.samples)),
-                    record_bytes=measured.record_bytes,
-                    random=measured.random,
-                ),
-            ),
-            jobs=(
-                JobSpec(
-                    batch_size=measured.batch_size,
-                    replicas=measured.ranks,
-                    step_s=measured.step_s,
-                    handover_s=measured.handover_s,
-                    epochs=simulated,
-                    workers=max(1, measured.workers),
-                    read_gb_per_s=batch_bytes / measured.ranks / measured.read_s / _GB,
-                ),
-            ),
-            functions=FunctionsSpec(
-                kind="pool", concurrency=measured.functions, decode_s=measured.function_s, overhead_s=0.001
-            ),
-            cache=CacheSpec(budget_gb=cache_bytes / _GB),
-            store=StoreSpec(kind="directory", restore_s=0.0001) if measured.stored else StoreSpec(),
-        )
-    )
-    # The coordinator's own core plays the run in a simulated world.
-    (trainers,) = World(model, log=False).run().trainers.values()
-    slowest = [
-        # The slowest rank determines a pass.
-        max(
-            (trainer.passes[epoch] for trainer in trainers),
-            key=lambda figures: figures.ended_s - figures.began_s,
-        )
-        for epoch in range(simulated)
-    ]
-    walls_s = [(figures.ended_s - figures.began_s) / scale for figures in slowest]
-    rates = [measured.samples / wall_s for wall_s in walls_s]
-    wait_shares = [figures.wait_s / (figures.ended_s - figures.began_s) for figures in slowest]
-    has_later = epochs > 1
-    wall_s = walls_s[0] + (measured.epochs - 1) * walls_s[-1] if has_later else measured.epochs * walls_s[0]
+    (predicted,) = predict(simulated).jobs
+    first_s, *later_s = (epoch_s / scale for epoch_s in predicted.epochs_s)
     return Forecast(
-        first_images_per_s=rates[0],
-        first_waiting=wait_shares[0],
-        later_images_per_s=rates[-1] if has_later else None,
-        later_waiting=wait_shares[-1] if has_later else None,
-        wall_s=wall_s,
-        usd=None if hour_usd is None else hour_usd * wall_s / 3600,
+        first_images_per_s=data.samples / first_s,
+        later_images_per_s=data.samples / later_s[0] if later_s else None,
+        waiting=predicted.stall_share,
+        wall_s=first_s + (job.epochs - 1) * sum(later_s),
     )
-
-
-def _hour_usd(spec: Spec) -> float | None:
-    from superdl.cost.bill import PaidByHour, prices_for
-
-    hired = PaidByHour(**asdict(spec.cost))
-    prices = prices_for(hired, os.environ.get("SUPER_PRICES"))
-    if hired.machine is None:
-        return None
-    usd = hired.machines * prices.machine(hired.machine).hour
-    if hired.data_machine is not None:
-        usd += hired.data_machines * prices.machine(hired.data_machine).hour
-    if hired.cache_node is not None:
-        usd += hired.cache_nodes * prices.cache_node(hired.cache_node).hour
-    return usd
 
 
 def print_advice(advice: Advice, console: Console) -> None:
     """Print the forecast beside those with changes, and the best change."""
     measured = advice.measured
+    (data,), (job,) = measured.datasets, measured.jobs
     say(
         console,
-        f"measured: {seconds(measured.step_s)} per step, {seconds(measured.function_s)} of function time "
-        f"per sample, {measured.functions} requests at once, {counted(measured.ranks, 'rank')}, "
-        f"{measured.samples:,} samples of "
-        f"{measured.record_bytes:,} bytes, {measured.cache_bytes / _MB:,.0f} MiB of cache for them"
-        f"{' and a store' if measured.stored else ''}",
+        f"measured: {seconds(job.step_s)} per step, {seconds(measured.functions.decode_s)} of function time "
+        f"per sample, {measured.functions.concurrency} requests at once, {counted(job.replicas, 'rank')}, "
+        f"{data.samples:,} samples of {data.record_bytes:,} bytes, "
+        f"{1024 * measured.cache.budget_gb:,.0f} MiB of cache for them"
+        f"{'' if measured.store.kind == 'none' else ' and a store'}",
     )
-    figures = ("first epoch\nimages/s", "\nwaiting", "later\nimages/s", "\nwaiting", "total", "$")
-    forecasts = (("unchanged", advice.forecast), *advice.changes)
-    rows = [(name, *_cells(forecast)) for name, forecast in forecasts]
-    print_rows(console, ("predicted, simulated", *figures), rows)
+    heads = ("predicted, simulated", "first epoch\nimages/s", "later\nimages/s", "\nwaiting", "\ntotal")
+    rows = [
+        (
+            name,
+            number(forecast.first_images_per_s),
+            number(forecast.later_images_per_s),
+            percent(forecast.waiting),
+            seconds(forecast.wall_s),
+        )
+        for name, forecast in (("unchanged", advice.forecast), *advice.changes)
+    ]
+    print_rows(console, heads, rows)
     say(console, advice.best)
-
-
-def _cells(forecast: Forecast) -> Iterator[str]:
-    yield f"{forecast.first_images_per_s:,.0f}"
-    yield percent(forecast.first_waiting)
-    yield "-" if forecast.later_images_per_s is None else f"{forecast.later_images_per_s:,.0f}"
-    yield "-" if forecast.later_waiting is None else percent(forecast.later_waiting)
-    yield seconds(forecast.wall_s)
-    yield "-" if forecast.usd is None else f"{forecast.usd:.2g}"
-
-
-_READING_S, _STEPS_S = 5.0, 5.0
-_WARM_UP_STEPS = 2
 
 
 def advise(spec: Spec, log: Callable[[str], None], ranks: int = 1) -> Advice:
@@ -264,10 +178,10 @@ def advise(spec: Spec, log: Callable[[str], None], ranks: int = 1) -> Advice:
         ConfigError: the loader is not SUPER, or this is one of several ranks.
         SuperError: the data, the loader or the device is not available.
     """
-    return advice_of(_probe(spec, log, ranks), spec)
+    return advice_of(_probe(spec, log, ranks))
 
 
-def _probe(spec: Spec, log: Callable[[str], None], count: int) -> Measured:
+def _probe(spec: Spec, log: Callable[[str], None], count: int) -> SimulationSpec:
     if process_rank().replicas > 1:
         raise ConfigError(
             "only one process can be probed, but this is one of several: use --ranks instead of torchrun"
@@ -299,21 +213,31 @@ def _probe(spec: Spec, log: Callable[[str], None], count: int) -> Measured:
         busy, cores = count if on_gpu else torch.get_num_threads(), len(os.sched_getaffinity(0))
         functions = max(1, min(functions, cores - busy))
     steps = spec.training.steps_per_epoch
-    return Measured(
-        samples=loader.sample_count,
-        batch_size=spec.loader.batch_size,
-        epochs=spec.epochs if steps is None else spec.epochs * steps * count / len(loader),
-        workers=spec.loader.num_workers,
-        step_s=step_s,
-        handover_s=handover_s,
-        function_s=function_s,
-        read_s=max(median(figures.read_s for _, figures in read), 1e-6),
-        record_bytes=max(1, sum(figures.size_bytes for _, figures in read) // samples),
-        functions=functions,
-        cache_bytes=stats.budget_bytes,
-        stored=bool(stats.store),
-        random=spec.recipe.steps is not None and Recipe(spec.recipe.steps).random,
-        ranks=count,
+    record_bytes = max(1, sum(figures.size_bytes for _, figures in read) // samples)
+    epochs = spec.epochs if steps is None else round(spec.epochs * steps * count / len(loader))
+    read_s = max(median(figures.read_s for _, figures in read), 1e-6)
+    return SimulationSpec(
+        datasets=(
+            DatasetSpec(
+                samples=loader.sample_count,
+                record_bytes=record_bytes,
+                random=spec.recipe.steps is not None and Recipe(spec.recipe.steps).random,
+            ),
+        ),
+        jobs=(
+            JobSpec(
+                batch_size=spec.loader.batch_size,
+                replicas=count,
+                step_s=step_s,
+                handover_s=handover_s,
+                epochs=max(1, epochs),
+                workers=max(1, spec.loader.num_workers),
+                read_gb_per_s=spec.loader.batch_size * record_bytes / read_s / _GB,
+            ),
+        ),
+        functions=FunctionsSpec(kind="pool", concurrency=functions, decode_s=function_s, overhead_s=0.001),
+        cache=CacheSpec(budget_gb=stats.budget_bytes / _GB),
+        store=_STORE if stats.store else StoreSpec(),
     )
 
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.coordinator.core import Prefetch
+    from superdl.experiments.simulator.world import World
     from superdl.experiments.simulator.world_model import FunctionsModel
-    from superdl.experiments.simulator.world_state import WorldState
 
 _REFUSAL_S = 0.002
 _ANSWER_S = 0.001  # in reality, too, the records arrive before the answer
@@ -43,34 +43,15 @@ _NOT_STORED, _STORE_ERROR, _NOT_CACHED = map(
 
 @dataclass
 class Work:
-    """Work and cost of the functions, as counted by the world."""
+    """Work of the functions, as counted by the world."""
 
     invocations: int = 0
     cold_starts: int = 0
-    throttled: int = 0
+    functions_peak: int = 0  # in use at a time
     gb_s: float = 0.0
     source_requests: int = 0
     samples_produced: int = 0
     samples_restored: int = 0
-    store_gets: int = 0
-    store_puts: int = 0
-
-
-@dataclass
-class Usage(Work):
-    """Work, and the functions in use over time."""
-
-    in_use: int = 0
-    peak: int = 0
-    function_s: float = 0.0  # functions in use, integrated over time
-    _changed_s: float = 0.0
-
-    def change(self, by: int, now: float) -> None:
-        """Change the number of functions in use by ``by``."""
-        self.function_s += self.in_use * (now - self._changed_s)
-        self._changed_s = now
-        self.in_use += by
-        self.peak = max(self.peak, self.in_use)
 
 
 class _Taken(NamedTuple):
@@ -84,14 +65,15 @@ class _Taken(NamedTuple):
 class ExecutorModel:
     """Function instances, warm and cold, under the limits of :class:`FunctionsModel`."""
 
-    def __init__(self, world: WorldState, functions: FunctionsModel) -> None:
+    def __init__(self, world: World, functions: FunctionsModel) -> None:
         self._world = world
         self._functions = functions
         self._waiting: deque[_Taken] = deque()
         self._idle_since: deque[float] = deque([math.inf] * functions.capacity if functions.queues else [])
         self._burst = float(functions.capacity if functions.burst is None else functions.burst)
         self._tokens, self._filled_s = self._burst, 0.0
-        self.usage = Usage()
+        self._in_use = 0
+        self.usage = Work()
 
     def submit(self, request: Prefetch) -> None:
         """Accept a request from the current coordinator."""
@@ -106,12 +88,12 @@ class ExecutorModel:
         while self._waiting:
             cold = self._find_instance()
             if cold is not None:
-                self.usage.change(+1, self._world.now_s)
+                self._in_use += 1
+                self.usage.functions_peak = max(self.usage.functions_peak, self._in_use)
                 self._run(self._waiting.popleft(), cold=cold)
             elif self._functions.queues:
                 return
             else:
-                self.usage.throttled += 1
                 self._refuse(self._waiting.popleft(), FailureKind.THROTTLED)
 
     def _find_instance(self) -> bool | None:
@@ -123,7 +105,7 @@ class ExecutorModel:
             # The most recently used first, so that the others can expire.
             self._idle_since.pop()
             return False
-        if self.usage.in_use >= functions.capacity:
+        if self._in_use >= functions.capacity:
             return None
         # A token bucket limits cold starts per second.
         if functions.per_s < math.inf:
@@ -261,7 +243,6 @@ class ExecutorModel:
         store, bucket = self._world.store, self._world.model.settings.whole_packs
         if request.kind is RequestKind.RESTORE:
             gets = store.packs_of(request.samples.dataset, request.indices) if bucket else 0
-            self.usage.store_gets += gets
             return {"store_requests": gets, "store_trouble": "" if store.answers else "gone"}
         if not request.kind.writes_pack:
             return {}
@@ -273,7 +254,6 @@ class ExecutorModel:
         stored = (outcomes == _CACHED) | (pointed & decoded)
         pack = store.write(request.samples.dataset, request.indices[stored])
         pointers, requests = pointed & (outcomes == _CACHED), int(bucket and pack > 0)
-        self.usage.store_puts += requests
         return {"pack": pack, "stored": stored, "store_requests": requests, "pointers": pointers}
 
     def _bill(self, billed_s: float, source_requests: int) -> float:
@@ -284,7 +264,7 @@ class ExecutorModel:
         return gb_s
 
     def _free(self, *, alive: bool) -> None:
-        self.usage.change(-1, self._world.now_s)
+        self._in_use -= 1
         if alive or self._functions.queues:
             self._idle_since.append(math.inf if self._functions.queues else self._world.now_s)
         self._start()

@@ -17,13 +17,12 @@ from superdl.coordinator.core import (
     JobOpened,
     SetKey,
 )
-from superdl.experiments.simulator.world_state import Delivery
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from superdl.experiments.simulator.world import World
     from superdl.experiments.simulator.world_model import JobScript
-    from superdl.experiments.simulator.world_state import WorldState
 
 _CALL_RETRY_S = 0.5
 _CALL_S = 0.001
@@ -66,7 +65,7 @@ class PassFigures:
 class TrainerModel:
     """A rank. All of its actions are scheduled by ``world.after``."""
 
-    def __init__(self, world: WorldState, script: JobScript, rank: int) -> None:
+    def __init__(self, world: World, script: JobScript, rank: int) -> None:
         self.world = world
         self.script = script
         self.rank = rank
@@ -281,7 +280,6 @@ class TrainerModel:
         figures.batches += 1
         figures.samples += batch.indices.size
         figures.hits += batch.hits
-        delivery = Delivery(batch.number, batch.position, batch.indices, batch.padding)
-        self.world.watch.consumed(self.script.name, self.rank, delivery)
+        self.world.consumed(self.script.name, self.rank, batch)
         self._consumed += 1
         self._go_on()

@@ -37,11 +37,6 @@ class DatasetModel:
         """The number of samples in the catalog."""
         return self.record_bytes.size
 
-    @property
-    def uniform(self) -> bool:
-        """Whether all records have the same length."""
-        return bool((self.record_bytes == self.record_bytes[0]).all())
-
     def gets(self, indices: NDArray[np.int64]) -> int:
         """Count the GETs for samples."""
         if self.runs is None or not indices.size:

@@ -29,7 +29,6 @@ from superdl.coordinator.core import (
     WriteTombstones,
     footprint,
 )
-from superdl.experiments.simulator.world_state import Watch
 from superdl.super_wire.record import SPENDING_CAP
 from superdl.super_wire.request import Outcome, RequestKind
 from tests.fixtures.plans import global_span
@@ -49,15 +48,47 @@ _STARVED_BATCHES = 50
 
 
 class CheckedWorld(UpsetWorld):
-    """A world in which every promise is checked after every event."""
+    """A world in which every promise is checked after every event, and that logs its requests."""
 
-    watch: Checks
+    def __init__(self, model, make_core=None):
+        super().__init__(model, make_core)
+        self.log = []
+        self.checks = Checks(self)
 
-    def __init__(self, model, make_core=None, **options):
-        super().__init__(model, make_core, watch=Checks, **options)
+    def run(self):
+        super().run()
+        if not self.under_way:
+            self.checks.ended()
+        return self
+
+    def post(self, *events):
+        if not self.coordinator_up:
+            return
+        for event in events:
+            self.checks.happened(event)
+        super().post(*events)
+        self.checks.settled()
+        if isinstance(events[0], Tick):
+            self.checks.ticked()
+
+    def act(self, action):
+        self.checks.acted(action)
+        if isinstance(action, Prefetch):
+            self.log.append(f"{self.now_s:.6f} {action.samples} {action.indices.tolist()}")
+        super().act(action)
+
+    def waits(self, job, rank, position, waited_s):
+        super().waits(job, rank, position, waited_s)
+        self.checks.waits(job, rank, position, waited_s)
+
+    def consumed(self, job, rank, batch):
+        self.checks.deliveries[job, rank].append(batch)
+
+    def restarted(self):
+        self.checks.restarted()
 
 
-class Checks(Watch):
+class Checks:
     """Keeps its own account of what one life of the coordinator was told, and compares."""
 
     def __init__(self, world):
@@ -288,10 +319,6 @@ class Checks(Watch):
         again = [it for it in self._world.core.handle(Tick(), self._world.now_s) if not isinstance(it, Warn)]
         self.require(not again, f"a second tick at the same time has the core act again: {again}")
 
-    def consumed(self, job, rank, batch):
-        """A trainer has consumed a batch."""
-        self.deliveries[job, rank].append(batch)
-
     def ended(self):
         """Long after the last job: what was under way has ended, and what was read is looked at."""
         end_s = self._world.now_s + 3 * self._world.model.settings.forget_s
@@ -333,7 +360,7 @@ class Checks(Watch):
         model = self._world.model
         # Who died may still write a record over a pointer.
         dies = model.settings.store and (model.faults.crash or model.faults.hang)
-        if all(data.uniform for data in model.datasets.values()) and not dies:
+        if all(np.ptp(data.record_bytes) == 0 for data in model.datasets.values()) and not dies:
             return 0
         largest = max(int(footprint(data.record_bytes).max()) for data in model.datasets.values())
         capacity = sum(functions.capacity for functions in model.fleet)

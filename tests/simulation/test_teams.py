@@ -1,10 +1,12 @@
 """Two teams on one simulated coordinator: what each has of functions and memory where there is too little."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from superdl.experiments.simulator.predict import predict
+from superdl.coordinator.core import Team
+from superdl.experiments.simulator.predict import predicted_jobs
 from superdl.experiments.simulator.spec import (
     CacheSpec,
     CoordinatorSpec,
@@ -12,7 +14,6 @@ from superdl.experiments.simulator.spec import (
     FunctionsSpec,
     JobSpec,
     SimulationSpec,
-    TeamSpec,
     build_world_model,
 )
 from superdl.experiments.simulator.world import World
@@ -20,30 +21,32 @@ from superdl.experiments.simulator.world import World
 DATASETS = "images", "sounds"
 HUNGRY_S = 0.001
 """A step that functions cannot keep up with."""
+THREE_TO_ONE = (Team("vision", 3.0, 0), Team("speech", 1.0, 0))
 
 
-def two_teams(*, places, steps_s=(HUNGRY_S, HUNGRY_S), count=4, **facts):
-    """Each has jobs on a dataset of its own: vision's share is three times that of speech."""
-    jobs = zip(("vision", "speech"), ("images", "sounds"), steps_s, strict=True)
-    return SimulationSpec(
+def two_teams(*, places, steps_s=(HUNGRY_S, HUNGRY_S), teams=THREE_TO_ONE, cache_gb=16.0):
+    """A world that has run for a minute, in which each team has four jobs on a dataset of its own."""
+    jobs = zip(("vision", "speech"), DATASETS, steps_s, strict=True)
+    spec = SimulationSpec(
         minutes=1.0,
         datasets=tuple(DatasetSpec(name=name, samples=500_000, record_bytes=10_000) for name in DATASETS),
         jobs=tuple(
-            JobSpec(name=team, team=team, dataset=dataset, step_s=step_s, count=count, batch_size=64)
+            JobSpec(name=team, dataset=dataset, step_s=step_s, count=4, batch_size=64)
             for team, dataset, step_s in jobs
         ),
         functions=FunctionsSpec(kind="pool", concurrency=places, decode_s=0.01, overhead_s=0.01),
         coordinator=CoordinatorSpec(request_samples=32),
-        teams=facts.pop("teams", (TeamSpec(name="vision", share=3.0), TeamSpec(name="speech"))),
-        **facts,
+        cache=CacheSpec(budget_gb=cache_gb),
     )
+    model = build_world_model(spec)
+    jobs = tuple(replace(job, team=job.name.split("-")[0]) for job in model.jobs)
+    return World(replace(model, jobs=jobs, settings=replace(model.settings, teams=teams))).run()
 
 
-def produced(spec):
+def produced(world):
     """How many samples functions have produced for each team."""
-    core = World(build_world_model(spec), log=False).run().core
     made = Counter()
-    for job in core.jobs:
+    for job in world.core.jobs:
         made[job.team] += job.counters.samples_produced
     return made
 
@@ -59,7 +62,7 @@ def test_shares_of_three_to_one_give_three_to_one(places):
 
 def test_a_team_that_wants_less_than_its_share_has_all_of_it_and_others_the_rest():
     """Vision reads 640 images/s of some 1,500: its share would be more."""
-    jobs = predict(two_teams(places=16, steps_s=(0.4, HUNGRY_S))).jobs
+    jobs = predicted_jobs(two_teams(places=16, steps_s=(0.4, HUNGRY_S)))
     assert max(job.stall_share for job in jobs[:4]) < 0.02
     assert min(job.images_per_s for job in jobs[:4]) > 0.95 * 160
     assert sum(job.images_per_s for job in jobs[4:]) > 700
@@ -67,7 +70,7 @@ def test_a_team_that_wants_less_than_its_share_has_all_of_it_and_others_the_rest
 
 @pytest.mark.slow
 def test_a_higher_priority_goes_before_any_share():
-    teams = (TeamSpec(name="vision", share=3.0), TeamSpec(name="speech", priority=1))
+    teams = (Team("vision", 3.0, 0), Team("speech", 1.0, 1))
     made = produced(two_teams(places=16, teams=teams))
     assert made["speech"] > 10 * made["vision"]
 
@@ -76,9 +79,8 @@ def test_a_higher_priority_goes_before_any_share():
 @pytest.mark.parametrize(("share", "ratio"), [(1.0, 1), (3.0, 3)])
 def test_memory_that_is_short_is_held_by_shares(share, ratio):
     """Both read as fast as they want, and as fast as each other."""
-    teams = (TeamSpec(name="vision", share=share), TeamSpec(name="speech"))
-    spec = two_teams(places=64, steps_s=(0.2, 0.2), teams=teams, cache=CacheSpec(budget_gb=0.4))
-    core = World(build_world_model(spec), log=False).run().core
+    teams = (Team("vision", share, 0), Team("speech", 1.0, 0))
+    core = two_teams(places=64, steps_s=(0.2, 0.2), teams=teams, cache_gb=0.4).core
     held = {key.dataset.decode(): samples.resident_bytes for key, samples in core.state.sets.items()}
     assert held["images"] / held["sounds"] == pytest.approx(ratio, rel=0.1)
     assert core.state.dropped_samples > 10_000

@@ -61,7 +61,7 @@ class Mix:
             events_max=2_000_000,
             until_s=_EPOCHS * max(job.plan.batches_per_epoch * job.step_s for job in self.jobs),
         )
-        world = World(model, make_core=lambda model: _Listening(model.settings), log=False).run()
+        world = World(model, make_core=lambda model: _Listening(model.settings)).run()
         assert isinstance(world.core, _Listening)
         return world.core.advised_bytes
 

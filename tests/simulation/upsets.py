@@ -89,7 +89,10 @@ class UpsetWorld(World):
         self.life += 1
         self.coordinator_up = True
         self.cache_was_empty = not self.cache.used_bytes
-        self.core = self._make_core(self.model)
-        self.watch.restarted()
-        self._wake_at_s = np.inf
-        self._tell_size()
+        self.core = self.make_core(self.model)
+        self.restarted()
+        self.wakes_at_s = np.inf
+        self.report_size()
+
+    def restarted(self):
+        """Called after the coordinator has restarted, before it hears of anything."""

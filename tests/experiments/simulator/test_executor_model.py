@@ -70,7 +70,7 @@ def test_the_ramp_is_a_burst_and_then_a_rate():
     bench.ask(50, at_s=2.5)
     bench.run()
     assert bench.throttled() == 2 + 1
-    assert bench.world.executors[0].usage.peak == 6
+    assert bench.world.executors[0].usage.functions_peak == 6
 
 
 def test_what_waits_too_long_in_line_has_expired():
