@@ -142,7 +142,7 @@ class Filled(NamedTuple):
     it ended.
     """
 
-    there: int
+    present: int
     failed: int
     size_bytes: int
     # Empty while filling continues.

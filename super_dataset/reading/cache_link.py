@@ -173,7 +173,7 @@ def _by_node(
 ) -> Mapping[Node, Sequence[int]]:
     if nodes.slots is None:
         return {nodes.home: offsets}
-    places = [*map(nodes.place, nodes.slots.nodes), nodes.home]
+    places = [*map(nodes.connection_node, nodes.slots.nodes), nodes.home]
     owners = nodes.slots.owners
     groups: dict[Node, list[int]] = {}
     for offset in offsets:
