@@ -92,7 +92,7 @@ def decode(
     Args:
         data: the encoded image.
         limit_pixels: maximum width times height, before any reduction.
-        enough_side: if not 0, decode a JPEG at the smallest of the scales 1, 1/2, 1/4 and 1/8
+        min_side: if not 0, decode a JPEG at the smallest of the scales 1, 1/2, 1/4 and 1/8
             at which the shorter side has at least this many pixels, if it has that many.
         of_mask: return the numbers of a single channel instead of RGB.
         fills: fill the missing part of a truncated image instead of failing.

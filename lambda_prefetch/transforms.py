@@ -117,7 +117,7 @@ class Program:
         first = recipe.steps[0] if recipe.steps and OPS[recipe.steps[0]["op"]].decodes else {}
         self._how: Any = {
             "limit_pixels": limit_pixels,
-            "enough_side": first.get("size", 0),
+            "min_side": first.get("size", 0),
             "of_mask": self._of_mask,
             "fills": first.get("truncated") == "fill",
         }

@@ -135,7 +135,7 @@ def filling(*, known_absent=True, size=200, fill=None, **settings):
 
 def state_of(driver):
     told = driver.core.filled(driver.core.job("fill"))
-    return told.there, told.failed, told.ended
+    return told.present, told.failed, told.ended
 
 
 def test_all_is_brought_in_the_order_of_the_plan_though_nobody_reads():
