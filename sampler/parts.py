@@ -24,7 +24,7 @@ from superdl.super_wire.batch_ref import BatchRef, MixedRef
 from superdl.super_wire.errors import ConfigError, SuperError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from superdl.sampler.arguments import Description
     from superdl.sampler.prefetch import Cursor, PlanPosition, PrefetchBuffer
@@ -120,12 +120,6 @@ class Parts(list[Part]):
         super().__init__(parts)
         self.mixes = mixes
 
-    def joined(self, batches: Sequence[BatchRef]) -> Any:
-        """Combine one batch from each part into a single batch."""
-        if not self.mixes:
-            return batches[0]
-        return MixedRef(tuple((number, ref) for number, ref in enumerate(batches) if len(ref)))
-
     def state_of(self, place: PlanPosition) -> dict[str, Any]:
         """Return a place in the plan, which is the same in all parts, as a state."""
         states = [part.checkpoint.state_of(place) for part in self]
@@ -199,7 +193,7 @@ class PlanIterator(Iterator[BatchRef]):
             ConfigError: the state belongs to another plan; the message lists the differences.
             UsageError: this is not the process that created the sampler, or the sampler is closed.
         """
-        self._check_process()
+        check_process(self._pid)
         place = self._parts.place_in(state)
         self._parts.prepare(place)
         self._buffers, self._taken, self._loaded = [], [], place
@@ -208,7 +202,7 @@ class PlanIterator(Iterator[BatchRef]):
         return self
 
     def __next__(self) -> BatchRef:
-        self._check_process()
+        check_process(self._pid)
         # A DataLoader requests batches also after the end of the plan.
         for part in self._parts:
             part.dataset.name_bad_samples()
@@ -224,7 +218,10 @@ class PlanIterator(Iterator[BatchRef]):
         named, epoch = self._cursor.named, taken[0].epoch
         if named not in (None, epoch) and not self._warned:
             self._warn_of_another_epoch(named, epoch)
-        return self._parts.joined(taken)  # type: ignore[no-any-return]  # a mix gives MixedRef
+        if not self._parts.mixes:
+            return taken[0]
+        mixed: Any = MixedRef(tuple((number, ref) for number, ref in enumerate(taken) if len(ref)))
+        return mixed  # type: ignore[no-any-return]
 
     def _begin(self) -> None:
         loaded = self._loaded
@@ -250,16 +247,18 @@ class PlanIterator(Iterator[BatchRef]):
             epoch,
         )
 
-    def _check_process(self) -> None:
-        if self._pid != os.getpid():
-            raise UsageError(
-                "an iterator of a SuperSampler cannot be used outside the process that created it: create "
-                "both the sampler and the iterator in this process"
-            )
-
     def __reduce__(self) -> NoReturn:
         raise UsageError(
             "an iterator of a SuperSampler uses a thread and cannot be pickled, but its batches can"
+        )
+
+
+def check_process(pid: int) -> None:
+    """Raise ``UsageError`` in another process than the one that created the sampler, with this id."""
+    if pid != os.getpid():
+        raise UsageError(
+            "a SuperSampler and its iterators cannot be used outside the process that created them: create "
+            "a sampler in each process that trains"
         )
 
 

@@ -18,7 +18,7 @@ from superdl.sampler.arguments import (
 )
 from superdl.sampler.checkpoint import check_workers, sampler_state_in
 from superdl.sampler.distributed import check_schedules, check_still_there
-from superdl.sampler.parts import Part, Parts, PlanIterator, in_background
+from superdl.sampler.parts import Part, Parts, PlanIterator, check_process, in_background
 from superdl.sampler.prefetch import Cursor
 from superdl.super_wire.batch_ref import BatchRef
 from superdl.super_wire.errors import ConfigError, UsageError
@@ -239,7 +239,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
             UsageError: this is not the process or the rank that the sampler was created for, or Accelerate
                 would step the learning-rate schedule once per rank.
         """
-        self._check_process()
+        check_process(self._pid)
         check_workers()
         check_still_there(self.rank, self.num_replicas, by_default=self._by_default)
         if self.shuffle:  # only if training
@@ -291,17 +291,10 @@ class SuperSampler(DistributedSampler[BatchRef]):
             ConfigError: the state belongs to another plan; the message lists the differences.
             UsageError: this is not the process that created the sampler, or the sampler is closed.
         """
-        self._check_process()
+        check_process(self._pid)
         place = self.parts.place_in(sampler_state_in(state))
         self.parts.prepare(place)
         self._cursor.move(place)
-
-    def _check_process(self) -> None:
-        if self._pid != os.getpid():
-            raise UsageError(
-                "a SuperSampler cannot be used outside the process that created it: create one in each "
-                "process that trains"
-            )
 
     def job_stats(self) -> SamplerStats:
         """Return the coordinator's counters for this job, over all ranks, and this process's status checks.

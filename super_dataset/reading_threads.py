@@ -76,9 +76,8 @@ class ReadingThreads:
         if self._pid == os.getpid():
             self._refuse_what_waits()
 
-    def join(self, timeout_s: float) -> None:
-        """Wait at most ``timeout_s`` for the threads to end, after :meth:`stop`."""
-        until_s = time.monotonic() + timeout_s
+    def join(self, until_s: float) -> None:
+        """Wait for the threads to end after :meth:`stop`, but not beyond the monotonic time ``until_s``."""
         for thread in self._threads:
             thread.join(max(0.0, until_s - time.monotonic()))
 
@@ -183,4 +182,4 @@ def _end_threads() -> None:
         thread.stop()
     until_s = time.monotonic() + _EXIT_S
     for thread in threads:
-        thread.join(max(0.0, until_s - time.monotonic()))
+        thread.join(until_s)

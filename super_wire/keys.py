@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from superdl.super_wire.ids import ID_BYTES
 
 # Prefix of records; the 32 hex digits of the sample id follow. All names are ASCII below super:,
@@ -32,6 +34,7 @@ def cache_keys(ids: bytes) -> list[bytes]:
     return [RECORD_PREFIX + digits[at : at + width] for at in range(0, len(digits), width)]
 
 
+@functools.lru_cache(maxsize=64)  # a reader asks for each batch
 def report_stream(job: str) -> bytes:
     """Return the name of the stream for a job's read reports."""
     return REPORT_PREFIX + job.encode()

@@ -11,7 +11,6 @@ import mmap
 import multiprocessing
 import os
 import secrets
-import sys
 import threading
 import weakref
 from multiprocessing.reduction import ForkingPickler
@@ -125,8 +124,6 @@ class Block:
 
 def files_can_be_opened() -> bool:
     """Return whether this system has memory files that the trainer can open by number."""
-    if sys.platform != "linux":
-        return False
     try:
         # A process that others may not inspect belongs to root there. If we may inspect the one that
         # started us, it can probably inspect us.

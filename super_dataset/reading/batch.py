@@ -38,7 +38,7 @@ from superdl.super_wire.redaction import shown
 from superdl.super_wire.stream_entries import ReadReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -79,8 +79,6 @@ class Batch:
     in_flight_bytes: int = 2**24
     # The expected length of a record, if known.
     record_bytes: int | None = None
-    # The cache keys of all samples, once one is requested.
-    keys: Sequence[bytes] = ()
     # Offsets of the samples to request, ascending.
     missing: list[int] = field(init=False)
     bad: dict[int, str] = field(default_factory=dict)
@@ -323,8 +321,8 @@ def _spoilt_payloads(
     buffer: BatchBuffer, sample_ids: bytes, places: NDArray[np.intp], seen: SeenRecords | None
 ) -> dict[int, Other]:
     # New payloads, and those that are due, were hashed as they arrived.
-    was_hashed = buffer.hashed[places]
-    hashed, late = places[was_hashed], places[~was_hashed]
+    to_hash = buffer.to_hash[places]
+    hashed, late = places[to_hash], places[~to_hash]
     if seen is not None and len(late):
         late = seen.unlike(sample_ids, buffer, late)
     differing = hashed[buffer.digests[hashed] != buffer.headers["payload_hash"][hashed]]

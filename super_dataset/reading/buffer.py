@@ -95,9 +95,7 @@ class BatchBuffer:
         self.errors: dict[int, str] = {}  # error replies, by sample
         # Samples whose payloads are hashed on arrival: all, unless it is changed.
         self.to_hash: NDArray[np.bool_] = np.full(size, fill_value=True)
-        # xxh3-64 of payloads hashed on arrival, and which these are
-        self.digests: NDArray[np.uint64] = np.zeros(size, dtype=np.uint64)
-        self.hashed: NDArray[np.bool_] = np.zeros(size, dtype=np.bool_)
+        self.digests: NDArray[np.uint64] = np.zeros(size, dtype=np.uint64)  # xxh3-64 of these
         # Payload bytes per slot of the block; -1 while there is no block.
         self.item_bytes = -1
         # Payloads of one size, later the batch's tensor without a copy: uint8 (size * item_bytes,).
@@ -133,35 +131,25 @@ class BatchBuffer:
         self.own.pop(offset, None)
         if not in_block:
             self.own[offset] = payload
-        self.hashed[offset] = self.to_hash[offset]
         if self.to_hash[offset]:
             self.digests[offset] = payload_hash(payload)
         self.replies[offset] = _RECORD
 
     def note_records(
-        self,
-        offsets: Sequence[int],
-        headers: NDArray[np.uint8],
-        digests: Sequence[int],
-        hashed: NDArray[np.bool_] | None = None,
+        self, offsets: Sequence[int], headers: NDArray[np.uint8], digests: Sequence[int]
     ) -> None:
-        """Store records that have filled their slots.
-
-        ``headers`` is uint8 (offsets, 64). ``digests`` are valid where ``hashed``, by default everywhere.
-        """
+        """Store records that have filled their slots. ``headers`` is uint8 (offsets, 64)."""
         self.raw_headers[offsets] = headers
         self.record_bytes[offsets] = HEADER_BYTES + self.item_bytes
         for offset in offsets if self.own else ():
             self.own.pop(offset, None)
         self.digests[offsets] = np.array(digests, dtype=np.uint64)
-        self.hashed[offsets] = True if hashed is None else hashed
         self.replies[offsets] = _RECORD
 
     def take_back(self, offset: int) -> None:
         """Drop the sample's bad record, so that another one is requested."""
         self.replies[offset] = _NONE
         self.own.pop(offset, None)
-        self.hashed[offset] = False
 
     def _allocate_for(self, header: bytes, payload_bytes: int) -> None:
         known = self._expected_bytes == payload_bytes

@@ -22,7 +22,7 @@ from superdl.super_wire.cache import (
     parse_redirection,
 )
 from superdl.super_wire.errors import CacheError, CacheUnreachableError
-from superdl.super_wire.keys import report_stream
+from superdl.super_wire.keys import cache_keys, report_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -167,7 +167,7 @@ def _gather(
     batch.out_of_memory = False
     groups: Mapping[Node, Sequence[int]] = {nodes.home: offsets}
     if nodes.slots is not None:
-        groups = _by_node(nodes, nodes.slots, batch.keys, offsets)
+        groups = _by_node(nodes, nodes.slots, cache_keys(batch.ref.sample_ids), offsets)
     asking: set[int] = set()
     trouble = None
     # Each round follows the redirections of the one before.

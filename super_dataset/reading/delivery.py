@@ -45,11 +45,8 @@ def delivered_order(
     The list is empty if all samples are bad. ``skip`` leaves out bad samples, ``replace`` repeats the next
     good sample of the batch, cyclically, and ``raise`` raises ``BadSampleError``.
     """
-    skips_padding = padding == "skip" and bool(ref.padding)
-    if not bad and not skips_padding:
-        return None
     offsets = list(range(len(ref)))
-    if skips_padding:
+    if padding == "skip" and ref.padding:
         # One sample of a batch that is only padding stays, so that ranks take equally many steps.
         offsets = np.flatnonzero(~ref.padding_mask()).tolist() or offsets[:1]
     if not bad:

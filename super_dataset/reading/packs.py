@@ -78,9 +78,6 @@ class OpenPacks:
         # Whether part of the latest batch had to come from a disk.
         self.waits_for_disks = False
 
-    def __len__(self) -> int:
-        return len(self._packs)
-
     def opened(self, store: str, packs: Iterable[str]) -> dict[str, OpenPack]:
         """Return those of the packs that are open, by name. They stay open while referenced."""
         cached = {}
@@ -200,8 +197,7 @@ _Place: TypeAlias = tuple[int, str, int, int]
 def read_placed(ref: BatchRef, buffer: BatchBuffer, packs: OpenPacks) -> tuple[list[int], dict[int, str]]:
     """Read records that have places. Return the offsets that were read, unchecked, and the failures."""
     reading = _Reading(ref.store, buffer, packs)
-    reading.run(_places_of(ref, reading.failed))
-    return reading.came, reading.failed
+    return reading.run(_places_of(ref, reading.failed))
 
 
 def read_pointed(
@@ -216,8 +212,7 @@ def read_pointed(
     ]
     unplaced = pointers.keys() - {place[0] for place in placed}
     reading.failed |= dict.fromkeys(unplaced, "no record can be there" if store else "no store is visible")
-    reading.run(sorted(placed, key=itemgetter(1, 2)))
-    return reading.came, reading.failed
+    return reading.run(sorted(placed, key=itemgetter(1, 2)))
 
 
 def announce(ref: Any, packs: OpenPacks = OPEN_PACKS) -> None:
@@ -273,7 +268,7 @@ class _Reading:
         self._opened: dict[str, OpenPack] = {}
         self._why = ""
 
-    def run(self, placed: list[_Place]) -> None:
+    def run(self, placed: list[_Place]) -> tuple[list[int], dict[int, str]]:
         self._packs.let_go()
         # Records as long as a slot are read here, without a call for each.
         buffer, packs, preadv = self._buffer, self._packs, os.preadv
@@ -319,6 +314,7 @@ class _Reading:
         self.came += came
         packs.waits_for_disks = bool(self._waiting)
         self._read_waiting()
+        return self.came, self.failed
 
     def _read_waiting(self) -> None:
         while self._waiting:

@@ -17,7 +17,7 @@ from superdl.super_dataset.reading.cache_link import REPORT_TIMEOUT_S, CacheLink
 from superdl.super_dataset.reading.packs import OPEN_PACKS, StoreTroubleLog, read_placed, read_pointed
 from superdl.super_wire.cache import CacheAddress, Command, NodeConnections, exchange
 from superdl.super_wire.errors import CacheError, RecordError
-from superdl.super_wire.keys import cache_key, cache_keys
+from superdl.super_wire.keys import cache_key
 from superdl.super_wire.record import HEADER_BYTES, LISTING, read_tombstone
 
 if TYPE_CHECKING:
@@ -123,12 +123,11 @@ class BatchReader:
             clock=self._clock,
             deadline_s=began_s + settings.read_timeout_s,
             in_flight_bytes=settings.in_flight_bytes,
+            record_bytes=link.record_bytes,
         )
         if ref.places is not None:
             self._read_straight(batch)
             link.learn(buffer)
-        if batch.missing:
-            batch.keys, batch.record_bytes = cache_keys(ref.sample_ids), link.record_bytes
         if seen is not None and batch.missing:
             buffer.to_hash = seen.to_hash(ref.sample_ids, ref.epoch)
         # Leave the last attempt time for a reply, or we would blame the cache.
@@ -175,6 +174,7 @@ class BatchReader:
         """Read the records that have places or, for missing samples, pointers."""
         ref, buffer, pointers, began_s = batch.ref, batch.buffer, batch.pointers, self._clock()
         if pointers:
+            buffer.to_hash[[*pointers]] = True  # as all records from packs
             came, failed = read_pointed(ref.store, pointers, buffer, OPEN_PACKS)
         else:
             came, failed = read_placed(ref, buffer, OPEN_PACKS)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from superdl.super_dataset.reading.buffer import BatchBuffer, Incoming
     from superdl.super_wire.cache import CacheConnection
 
-_GET = encode_command(b"GET", cache_key(bytes(ID_BYTES)))[: -len(cache_key(bytes(ID_BYTES)) + CRLF)]
+_DIGITS = 2 * ID_BYTES  # of a sample id, with which a cache key ends
+_GET = encode_command(b"GET", cache_key(bytes(ID_BYTES)))[: -_DIGITS - len(CRLF)]
 _ASKING = encode_command(b"ASKING")  # precedes a GET after a cluster node has replied ``ASK``
 _UNKNOWN_RECORD_BYTES = 2**20
 _MAX_REQUESTS_UNDER_WAY = 1024
@@ -53,6 +54,7 @@ class Receiver:
         self._batch = batch
         self._buffer = batch.buffer
         self._offsets = offsets
+        self._digits = batch.ref.sample_ids.hex().encode()
         self._part = part
         self._asking = asking
         self._asking_error: str | None = None  # of the current ASKING; None before its reply
@@ -75,13 +77,13 @@ class Receiver:
         under_way = sent - self._done - (self._window.complete if self._window else 0)
         if 2 * under_way > allowed:
             return
-        keys, asking = batch.keys, self._asking
+        digits, asking = self._digits, self._asking
         upcoming = self._offsets[sent : sent + allowed - under_way]
+        gets = [_GET + digits[_DIGITS * offset : _DIGITS * (offset + 1)] for offset in upcoming]
         if asking:
-            parts = [(_ASKING if offset in asking else b"") + _GET + keys[offset] for offset in upcoming]
-        else:
-            parts = [_GET + keys[offset] for offset in upcoming]
-        self.connection.send(CRLF.join([*parts, b""]))
+            pairs = zip(upcoming, gets, strict=True)
+            gets = [_ASKING + get if offset in asking else get for offset, get in pairs]
+        self.connection.send(CRLF.join([*gets, b""]))
         self._requested += len(upcoming)
 
     def receive(self, *, once: bool = False) -> None:
@@ -134,9 +136,8 @@ class Receiver:
         self._buffer.note_record(self._current)
         confirmed = window.complete - 1
         if confirmed:
-            offsets = window.offsets[:confirmed]
             self._buffer.note_records(
-                offsets, window.headers[:confirmed], window.digests[:confirmed], self._buffer.to_hash[offsets]
+                window.offsets[:confirmed], window.headers[:confirmed], window.digests[:confirmed]
             )
         self._done += window.complete
         # The next reply's frame was right: it is the current one, but for its line end.
@@ -240,7 +241,7 @@ class _Window:
     ) -> None:
         self.offsets = offsets
         self.complete = 0  # replies received up to their line end, counting the current one first
-        # xxh3-64 of payloads to hash, of which some are not confirmed yet, and 0 for the others
+        # Of payloads to hash; some are not confirmed yet.
         self.digests = [0] * len(offsets)
         self._to_hash: list[bool] = buffer.to_hash[offsets].tolist()
         item_bytes = buffer.item_bytes

@@ -46,7 +46,7 @@ class Wire:
 def receive(buffer, stream, cuts, asking=(), owed=0):
     """Receive a whole stream, which must answer all requests; return the connection."""
     wire = Wire(stream, cuts, owed)
-    batch = Batch(ref_of(buffer.size, "unix:///c"), buffer, keys=[b"k"] * buffer.size, in_flight_bytes=2**40)
+    batch = Batch(ref_of(buffer.size, "unix:///c"), buffer, in_flight_bytes=2**40)
     receiver = Receiver(wire, batch, range(buffer.size), asking=asking)
     receiver.ask()
     while wire.left:

@@ -20,7 +20,7 @@ def read_by(seen, *records, epoch=0):
     wholes = [bound_to(ids[16 * offset : 16 * offset + 16], whole) for offset, whole in enumerate(records)]
     buffer = received(wholes, to_hash=seen.to_hash(ids, epoch))
     spoilt = check_records(buffer, ids, np.arange(len(records)), seen)
-    return np.flatnonzero(buffer.hashed).tolist(), sorted(spoilt)
+    return np.flatnonzero(buffer.digests).tolist(), sorted(spoilt)
 
 
 def turns(epoch, count):
