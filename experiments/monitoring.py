@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
-from superdl.experiments.output import RowLog
 from superdl.experiments.records import Listener
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
     from superdl.experiments.records import EpochSummary
 
-_log = logging.getLogger(__name__)
-
-UTILIZATION_COLUMNS = (
-    *("at_s", "epoch", "split", "subject", "processes", "cpu_s", "cpu_cores", "rss_bytes", "pss_bytes"),
-    *("gpu_percent", "gpu_memory_bytes", "gpu_memory_total_bytes"),
-)
 _INTERVAL_S = 1.0
 _MAX_SHARE = 0.01  # bound for the thread, in cores: after a costly sample it sleeps longer
 
@@ -48,7 +40,6 @@ class GroupReading:
     processes: int
     # User and system, since reading began. Ended processes count up to their last reading.
     cpu_s: float
-    rss_bytes: int
     # Divides shared memory among its users, so that it adds up; None if not read, or not on Linux.
     pss_bytes: int | None
 
@@ -56,8 +47,10 @@ class GroupReading:
 class ProcessGroups:
     """The descendants of a process, sorted into `GROUPS`, and their CPU time from now on."""
 
-    def __init__(self, trainer: psutil.Process | None = None) -> None:
+    def __init__(self, trainer: psutil.Process | None = None, *, name: str = "trainer") -> None:
+        """Begin to count the CPU time of ``trainer``, which is in the group ``name``."""
         self._trainer = trainer or psutil.Process()
+        self._name = name
         self._command = self._trainer.cmdline()
         self._before_s = _cpu_s(self._trainer)
         # Group and CPU seconds of each process seen, by id and start.
@@ -65,22 +58,19 @@ class ProcessGroups:
 
     def read(self, *, with_pss: bool = False) -> dict[str, GroupReading]:
         """Read every group that has or had a process."""
-        rss: dict[str, int] = defaultdict(int)
         running: dict[str, list[psutil.Process]] = defaultdict(list)
         for process in (self._trainer, *self._trainer.children(recursive=True)):
             with contextlib.suppress(psutil.Error):  # ended: its last reading counts
                 group = self._group_of(process)
                 self._seen[process] = (group, _cpu_s(process))
-                rss_bytes = process.memory_info().rss
-                if rss_bytes:  # else it has ended and waits for its parent
-                    rss[group] += rss_bytes
+                if process.memory_info().rss:  # else it has ended and waits for its parent
                     running[group].append(process)
         used: dict[str, float] = defaultdict(float, {self._seen[self._trainer][0]: -self._before_s})
         for group, cpu_s in self._seen.values():
             used[group] += cpu_s
         return {
             name: GroupReading(
-                len(running[name]), used[name], rss[name], _pss_bytes(running[name]) if with_pss else None
+                len(running[name]), used[name], _pss_bytes(running[name]) if with_pss else None
             )
             for name in GROUPS
             if name in used
@@ -89,7 +79,7 @@ class ProcessGroups:
     def _group_of(self, process: psutil.Process) -> str:
         # Each time: between fork and exec a child still has its parent's command.
         if process == self._trainer:
-            return "trainer"
+            return self._name
         try:
             return group_of(process.name(), process.cmdline(), self._command)
         except psutil.ZombieProcess:  # it has no command, but keeps its group
@@ -130,7 +120,6 @@ class GpuReading:
     # which some kernel ran: 100 means never idle, not fully used.
     busy_percent: float | None
     memory_bytes: int | None
-    memory_total_bytes: int | None
 
 
 def meter_of(device: torch.device) -> GpuMeter | None:
@@ -176,7 +165,6 @@ class GpuMeter:
         return GpuReading(
             busy_percent=None if rates is None else float(rates.gpu),
             memory_bytes=None if memory is None else int(memory.used),
-            memory_total_bytes=None if memory is None else int(memory.total),
         )
 
     def _known(self, query: Callable[[Any], Any]) -> Any:
@@ -206,7 +194,6 @@ class GroupUsage:
     processes_max: int
     cpu_s: float
     cpu_cores: float
-    rss_bytes_max: int
     pss_bytes_max: int | None
 
 
@@ -239,23 +226,11 @@ class Utilization:
 class UtilizationMonitor(Listener):
     """A listener that samples this process and its descendants until `close`.
 
-    A thread takes samples, and the main thread takes one at the start and the end of each pass. If a
-    file cannot be written, writing stops but training does not; `failure` then contains the reason.
+    A thread takes samples, and the main thread takes one at the start and the end of each pass.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        gpu: GpuMeter | None = None,
-        *,
-        name: str = "utilization",
-        interval_s: float = _INTERVAL_S,
-    ) -> None:
-        """Create ``<name>.jsonl`` in ``directory`` and start sampling."""
-        self.failure: str | None = None
-        # The last reading; None without a GPU.
-        self.last_gpu: GpuReading | None = None
-        self._rows = RowLog(directory, name)
+    def __init__(self, gpu: GpuMeter | None = None, *, interval_s: float = _INTERVAL_S) -> None:
+        """Start sampling."""
         self._gpu = gpu
         self._interval_s = interval_s
         self._processes = ProcessGroups()
@@ -282,13 +257,12 @@ class UtilizationMonitor(Listener):
         self._turn(None)
 
     def close(self) -> None:
-        """Stop the thread, end the current phase, and close the files and the GPU meter."""
+        """Stop the thread, end the current phase, and close the GPU meter."""
         if self._ended.is_set():
             return
         self._ended.set()
         self._thread.join()
         self._turn(None)
-        self._rows.close()
         if self._gpu is not None:
             self._gpu.close()
 
@@ -311,36 +285,12 @@ class UtilizationMonitor(Listener):
             self._phase, self._samples = phase, self._samples[-1:]
 
     def _sample(self, *, with_pss: bool) -> None:
-        self.last_gpu = None if self._gpu is None else self._gpu.read()
+        gpu = None if self._gpu is None else self._gpu.read()
         groups = self._processes.read(with_pss=with_pss)
-        sample = Sample(time.perf_counter(), time.time(), groups, self.last_gpu)
-        rows = list(self._row_values(sample, self._samples[-1] if self._samples else None))
         if self._phase is None:
             # Between phases only the newest is kept, to begin the next one.
             self._samples.clear()
-        self._samples.append(sample)
-        if self.failure is None:
-            try:
-                self._rows.write(rows)
-            except OSError as error:
-                self.failure = f"stopped writing the utilisation: {error}"
-                _log.warning("%s", self.failure)
-
-    def _row_values(self, sample: Sample, before: Sample | None) -> Iterator[dict[str, object]]:
-        epoch, split = self._phase or (None, None)
-        empty = dict.fromkeys(UTILIZATION_COLUMNS) | {"at_s": sample.at_s, "epoch": epoch, "split": split}
-        for name, group in sample.groups.items():
-            cores = None
-            if before is not None:
-                cores = _used_s(name, before, sample) / (sample.clock_s - before.clock_s)
-            yield empty | {"subject": name, "cpu_cores": cores} | asdict(group)
-        if sample.gpu is not None:
-            yield empty | {
-                "subject": "gpu",
-                "gpu_percent": sample.gpu.busy_percent,
-                "gpu_memory_bytes": sample.gpu.memory_bytes,
-                "gpu_memory_total_bytes": sample.gpu.memory_total_bytes,
-            }
+        self._samples.append(Sample(time.perf_counter(), time.time(), groups, gpu))
 
 
 def _used_s(name: str, before: Sample, after: Sample) -> float:
@@ -361,7 +311,6 @@ def phase_usage(epoch: int | None, split: str, samples: Sequence[Sample]) -> Pha
             processes_max=max(usage.processes for usage in usages),
             cpu_s=cpu_s,
             cpu_cores=cpu_s / wall_s if wall_s > 0 else 0.0,
-            rss_bytes_max=max(usage.rss_bytes for usage in usages),
             pss_bytes_max=max(pss, default=None),
         )
     # The first sample covers GPU use before the phase.

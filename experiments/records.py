@@ -117,8 +117,6 @@ class StepRecord:
     finished_at_s: float
     # None for at most five classes, where it would always be 1.
     top5_accuracy: float | None = None
-    gpu_percent: float | None = None
-    gpu_memory_bytes: int | None = None
     plan_epoch: int | None = None
     position: int | None = None
     straight: int = 0
@@ -273,22 +271,6 @@ _LEAST_S = 0.001
 _MISSED_MOST = 512
 
 
-@dataclass(frozen=True, slots=True)
-class StalledStep:
-    """A step that waited ``wait_s`` seconds. `docs/runs.md` lists each ``cause``."""
-
-    epoch: int
-    split: str
-    step: int
-    batch_id: str
-    wait_s: float
-    misses: int
-    cause: str
-
-
-_OF_A_STEP = tuple(name for name in StalledStep.__dataclass_fields__ if name != "cause")
-
-
 def is_stalled(step: StepRecord) -> bool:
     """Check whether the trainer waited for data for too large a part of a step."""
     return step.wait_s > max(_LEAST_S, _LEAST_SHARE * step.total_s)
@@ -328,7 +310,7 @@ class StallMeter:
         self._replicas = replicas
         self._steps = self._missed = 0
         self._waiting: list[StepRecord] = []  # stalled steps without a cause yet
-        self._known: list[StalledStep] = []
+        self._waits_s: dict[str, list[float]] = {}  # of the others, by cause
 
     def add(self, steps: Iterable[StepRecord]) -> None:
         """Add finished steps."""
@@ -340,18 +322,15 @@ class StallMeter:
         if self._missed >= _MISSED_MOST:
             self._find_causes()
 
-    def lap(self) -> tuple[StallSummary, Sequence[StalledStep]]:
+    def lap(self) -> StallSummary:
         """Return the stalls since the last lap, with causes sorted by seconds."""
         self._find_causes()
-        steps, stalls = self._steps, self._known
-        self._steps, self._known = 0, []
-        causes: dict[str, list[float]] = {}
-        for stall in stalls:
-            causes.setdefault(stall.cause, []).append(stall.wait_s)
-        totals = {cause: CauseTotal(len(waits), sum(waits)) for cause, waits in causes.items()}
+        steps, waits_s = self._steps, self._waits_s
+        self._steps, self._waits_s = 0, {}
+        totals = {cause: CauseTotal(len(waits), sum(waits)) for cause, waits in waits_s.items()}
         longest_first = dict(sorted(totals.items(), key=lambda item: -item[1].wait_s))
-        wait_s = sum(stall.wait_s for stall in stalls)
-        return StallSummary(steps, len(stalls), wait_s, longest_first), stalls
+        stalled = sum(total.steps for total in totals.values())
+        return StallSummary(steps, stalled, sum(total.wait_s for total in totals.values()), longest_first)
 
     def _find_causes(self) -> None:
         causes: dict[tuple[int, int], str] = {}
@@ -364,6 +343,5 @@ class StallMeter:
             except CoordinatorError as error:
                 _log.warning("the coordinator did not report why batches stalled: %s", error)
         for step in self._waiting:
-            values = {name: getattr(step, name) for name in _OF_A_STEP}
-            self._known.append(StalledStep(**values, cause=cause_of(step, causes)))
+            self._waits_s.setdefault(cause_of(step, causes), []).append(step.wait_s)
         self._waiting, self._missed = [], 0

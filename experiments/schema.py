@@ -61,22 +61,6 @@ def one_of(allowed: tuple[str, ...], or_like: str = "") -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def some_of(allowed: tuple[str, ...], alone: str) -> BeforeValidator:
-    """Make a validator that joins ordered names with commas. ``alone`` excludes all others."""
-    known = (alone, *allowed)
-
-    def check(value: object) -> str:
-        names = [str(name).strip() for name in (value if isinstance(value, list) else str(value).split(","))]
-        for name in names:
-            if name not in known:
-                raise ValueError(f"must be one of {', '.join(known)}, not {name!r}{_close(name, known)}")
-        if not names or len(set(names)) < len(names) or (alone in names and len(names) > 1):
-            raise ValueError(f"must contain each of {', '.join(allowed)} at most once, or {alone} alone")
-        return ",".join(names)
-
-    return BeforeValidator(check)
-
-
 def build(cls: type[Made], mapping: object) -> Made:
     """Make a spec from plain values. Missing keys take their defaults."""
     try:

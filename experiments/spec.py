@@ -27,10 +27,8 @@ from superdl.experiments.schema import (
     apply_values,
     build,
     one_of,
-    some_of,
 )
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.executors import EXECUTORS, RunsOn
 from superdl.super_wire.ids import Versions, checked_naming
 
 # This module imports no torch, so that the command line rejects a bad spec at once.
@@ -135,22 +133,15 @@ class OptimizerSpec:
     lr: PositiveNumber = 0.005
     weight_decay: NonNegativeNumber = 0.01
     momentum: Share = 0.9  # for sgd
-    nesterov: bool = False  # for sgd
-    schedule: Annotated[str, one_of(("one_cycle", "cosine", "step", "constant"))] = "one_cycle"
+    schedule: Annotated[str, one_of(("one_cycle", "cosine", "constant"))] = "one_cycle"
     warmup_epochs: NonNegativeNumber = 0.0  # a linear warm-up of all schedules but one_cycle
-    # The schedule `step` multiplies by step_factor after each step_epochs.
-    step_epochs: AtLeastOne = 30
-    step_factor: Share = 0.1
 
     def __post_init__(self) -> None:
-        # These would have no effect, or no counterpart in torch.
         if self.warmup_epochs and self.schedule == "one_cycle":
             raise ConfigError(
                 "optimizer.warmup_epochs: a one_cycle schedule has its own warm-up; set "
-                "optimizer.schedule to cosine, step or constant"
+                "optimizer.schedule to cosine or constant"
             )
-        if self.nesterov and (self.name != "sgd" or not self.momentum):
-            raise ConfigError("optimizer.nesterov needs optimizer.name=sgd and a momentum above 0")
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
@@ -169,7 +160,6 @@ class TrainingSpec:
     checkpoint_every: AtLeastZero = 0
     checkpoint_steps: AtLeastOne | None = None
     resume: Text | None = None  # a checkpoint, or a run's directory
-    best_to: Text | None = None  # s3://bucket/prefix or a directory for the best checkpoint
     threads: AtLeastOne | None = None  # of torch on a CPU; null means torch's default
 
 
@@ -205,8 +195,6 @@ class Spec:
     epochs: AtLeastOne = 3
     device: Annotated[str, one_of(("auto", "cpu", "cuda"))] = "auto"
     output: Text = "runs"
-    # Of the embedded default, the cheapest first; auto means SUPER_EXECUTOR, else local.
-    executor: Annotated[str, some_of(tuple(EXECUTORS), "auto")] = "auto"
     data: Annotated[DataSpec, NULL_IS_EMPTY] = field(default_factory=DataSpec)
     recipe: Annotated[RecipeSpec, NULL_IS_EMPTY] = field(default_factory=RecipeSpec)
     loader: Annotated[LoaderSpec, NULL_IS_EMPTY] = field(default_factory=LoaderSpec)
@@ -222,25 +210,6 @@ class Spec:
     def __post_init__(self) -> None:
         if Path(self.name).name != self.name or self.name.startswith("."):
             raise ConfigError(f"name becomes part of a folder's name and must not be {self.name!r}")
-        if self.executor == "auto":
-            return
-        if not self.loader.runs_functions:
-            raise ConfigError(
-                f"executor={self.executor}, but loader.kind {self.loader.kind} runs no functions"
-            )
-        if self.loader.coordinator is not None:
-            raise ConfigError(
-                f"executor={self.executor}, but loader.coordinator is set, and a coordinator decides "
-                "how functions run (superdl coordinator --executor): remove one of the two"
-            )
-        kind = EXECUTORS.get(self.executor)
-        in_bucket = (self.data.train or "").startswith("s3://")
-        # A service's functions cannot read local files.
-        if kind is not None and kind.runs_on is RunsOn.SERVICE and not in_bucket:
-            raise ConfigError(
-                f"functions on {kind.place} cannot read files of this machine: with executor={kind.name}, "
-                "put the images in a bucket and set data.train=s3://bucket/prefix"
-            )
 
     def to_mapping(self) -> dict[str, Any]:
         """Return plain mappings that `parse_spec` and YAML accept."""

@@ -8,17 +8,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superdl.options import above_zero, add_overrides
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.redaction import shown_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from superdl.experiments import Spec
     from superdl.experiments.comparing.comparison import Comparison
@@ -46,11 +44,6 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         "--no-page",
         action="store_true",
         help="do not write report.html; superdl report DIRECTORY can do it later",
-    )
-    add(
-        "--find-batch-size",
-        action="store_true",
-        help="do not train; find the largest loader.batch_size whose step fits in GPU memory",
     )
     _add_json(parser, "print the report as JSON instead of tables")
 
@@ -92,13 +85,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
     spec = spec_of(arguments)
     console = Console(stderr=True) if arguments.json else None
-    if arguments.find_batch_size:
-        from superdl.experiments.run.batch_search import largest_batch
-
-        result = asdict(largest_batch(spec, console=console))
-    else:
-        result = run(spec, console=console, page=not arguments.no_page).to_mapping()
-    tell_json(result, shown=arguments.json and process_rank().rank == 0)
+    report = run(spec, console=console, page=not arguments.no_page)
+    tell_json(report.to_mapping(), shown=arguments.json and process_rank().rank == 0)
     return 0
 
 
@@ -128,7 +116,6 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     )
     add("--repeats", type=int, metavar="N", help="run each arm N times (compare.repeats)")
     add("--warmup-epochs", type=int, metavar="N", help="exclude the first N epochs of a run from its rates")
-    add("--keep-going", action="store_true", help="continue without the figures of a run that fails")
     _add_json(parser, "print the report as JSON instead of a table")
 
 
@@ -147,7 +134,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         own = [f"compare.{key}={value}" for key, value in named.items() if value is not None]
         spec = load_spec(arguments.spec, [*arguments.overrides, *own], quick=arguments.quick)
         arms = None if arguments.arms is None else [name.strip() for name in arguments.arms.split(",")]
-        report = compare(spec, arms=arms, keep_going=arguments.keep_going, console=console)
+        report = compare(spec, arms=arms, console=console)
     tell_json(report.to_mapping(), shown=arguments.json)
     return 0 if report.status == "finished" else 1
 
@@ -157,8 +144,7 @@ def _compare_runs(arguments: argparse.Namespace, console: Console) -> Comparison
     from superdl.experiments.comparing.running import publish
     from superdl.experiments.output import new_directory
 
-    given = [arguments.overrides, arguments.quick, arguments.arms, arguments.repeats, arguments.keep_going]
-    if any(given):
+    if any([arguments.overrides, arguments.quick, arguments.arms, arguments.repeats]):
         raise ConfigError(
             "--runs compares existing runs, so it can only be combined with --warmup-epochs and --json"
         )
@@ -178,35 +164,17 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
         metavar="DIRECTORY",
         help="a directory that superdl run or compare wrote, complete or not",
     )
-    parser.add_argument(
-        "--book",
-        action="store_true",
-        help="write book.html and book.csv, with a row for each run below DIRECTORY",
-    )
     _add_json(parser, "print the path of the page and what it describes, as JSON")
 
 
 def _report(arguments: argparse.Namespace) -> int:
     from superdl.experiments.output import tell_json
 
-    directory = Path(arguments.directory)
-    result = _write_book(directory) if arguments.book else _write_page(directory)
+    result = _write_page(Path(arguments.directory))
     tell_json(result, shown=arguments.json)
     if not arguments.json:
-        for name, reason in sorted(result.get("broken", {}).items()):
-            sys.stderr.write(shown_lines(f"superdl report: {name}: {reason}\n"))
-        sys.stdout.writelines(f"{result[name]}\n" for name in ("page", "table") if name in result)
+        sys.stdout.write(f"{result['page']}\n")
     return 0
-
-
-@contextmanager
-def _writing(place: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write {place}: {error.strerror}; copy the runs to a directory that you may write to"
-        ) from error
 
 
 def _write_page(directory: Path) -> dict[str, Any]:
@@ -225,20 +193,15 @@ def _write_page(directory: Path) -> dict[str, Any]:
         measured = read_run(directory)
         page = run_page(measured)
     path = directory / PAGE_NAME
-    with _writing(path):
+    try:
         write_whole(page, path)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror}; copy the run to a directory that you may write to"
+        ) from error
     if (missing := plots_missing()) is not None:
         sys.stderr.write(f"superdl report: the page has no plots: {missing}\n")
     return {"page": str(path), "name": measured.name, "status": measured.status}
-
-
-def _write_book(directory: Path) -> dict[str, Any]:
-    from superdl.experiments.reporting.run_files import read_book, write_book
-
-    book = read_book(directory)
-    with _writing(directory):
-        page, table = write_book(book)
-    return {"page": str(page), "table": str(table), "rows": book.rows, "broken": book.broken}
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:

@@ -43,10 +43,10 @@ class Arm:
     launch: tuple[str, ...] = ()
 
     @property
-    def sharing(self) -> Spec | None:
-        """The spec of the first trial, if several share a coordinator that must be started."""
-        sharing = [trial.spec for trial in self.trials if _needs_services(trial.spec)]
-        return sharing[0] if len(sharing) > 1 else None
+    def shares(self) -> bool:
+        """Whether several trials share a coordinator that must be started."""
+        loaders = [trial.spec.loader for trial in self.trials]
+        return sum(loader.runs_functions and loader.coordinator is None for loader in loaders) > 1
 
 
 class Round(NamedTuple):
@@ -104,13 +104,6 @@ def _arm(spec: Spec, name: str, values: Mapping[str, Any]) -> Arm:
         _check_values(f"trials.{trial}", trial_values)
         trial_spec = _spec_of(spec, f"{name}-{trial}", values, trial_values, f"trials.{trial} in {where}")
         trials.append(Trial(trial, trial_spec))
-    # The trials share a coordinator, which has one such setting.
-    executors = {trial.spec.executor for trial in trials if _needs_services(trial.spec)}
-    if len(executors) > 1:
-        raise ConfigError(
-            f"{where}: its trials share one coordinator but set different executors "
-            f"({', '.join(sorted(executors))}); use the same one for all"
-        )
     return Arm(name, values, tuple(trials))
 
 
@@ -144,8 +137,7 @@ def _spec_of(spec: Spec, suffix: str, arm: Mapping[str, Any], trial: Mapping[str
         mapping = apply_values(mapping, own)
         loader = mapping["loader"]
         if isinstance(loader, dict) and not str(loader.get("kind")).startswith("super"):
-            # Settings of functions are for the arms whose loader runs any.
-            mapping["executor"] = own.get("executor", "auto")
+            # A coordinator is for the arms whose loader runs functions.
             loader["coordinator"] = own.get("loader.coordinator")
         run_spec = parse_spec(mapping)
     except ConfigError as error:
@@ -157,7 +149,3 @@ def _spec_of(spec: Spec, suffix: str, arm: Mapping[str, Any], trial: Mapping[str
             "set more epochs or fewer warm-up epochs"
         )
     return run_spec
-
-
-def _needs_services(spec: Spec) -> bool:
-    return spec.loader.runs_functions and spec.loader.coordinator is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.experiments.reporting.page import number, share, times
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     Report = Mapping[str, Any]  # the content of a run's report.json
-
-# A Unix timestamp, and the CPU seconds up to it for each group of processes.
-CpuSample = tuple[float, dict[str, float]]
 
 
 class Figure(NamedTuple):
@@ -76,20 +73,14 @@ class RoundMeasured:
     wall_s: float | None = None
     # Of all processes that descend from it, as the system accounts for them.
     cpu_s: float | None = None
-    # Samples of the services shared by the runs, and the seconds that these took to start.
-    services: tuple[CpuSample, ...] = ()
+    # CPU seconds of the services shared by the runs, by group, and the seconds that these took to start.
+    services_cpu_s: Mapping[str, float] = field(default_factory=dict)
     services_start_s: float = 0.0
-
-
-def first_epoch(run: Report) -> int:
-    """Return the first epoch that a run trained, where its warm-up begins."""
-    return int(run["epochs"][0]["epoch"]) if run["epochs"] else 0
 
 
 def epochs_after(run: Report, warmup_epochs: int) -> list[Report]:
     """Return the epochs after a run's first ``warmup_epochs``."""
-    first = first_epoch(run) + warmup_epochs
-    return [epoch for epoch in run["epochs"] if epoch["epoch"] >= first]
+    return list(run["epochs"][warmup_epochs:])
 
 
 def round_figures(measured: RoundMeasured, warmup_epochs: int) -> RoundFigures:
@@ -135,7 +126,7 @@ def _phases(run: Report) -> list[Report]:
 
 def _end_s(run: Report, epochs: int) -> float | None:
     """Return the time when ``epochs`` epochs had ended or, for 0, when the start phase had."""
-    epoch = first_epoch(run) + epochs - 1 if epochs else None
+    epoch = run["epochs"][epochs - 1]["epoch"] if epochs else None
     ends = [phase.get("ended_at_s") for phase in _phases(run) if phase["epoch"] == epoch]
     return ends[-1] if ends else None
 
@@ -152,22 +143,17 @@ def _images_per_s(runs: Sequence[Report], trained: Sequence[Report], warmup_epoc
 
 
 def _cpu_by_group(measured: RoundMeasured, warmup_epochs: int) -> dict[str, float]:
-    """Return CPU seconds by group after the warm-up. Without a warm-up, they include the start."""
+    """Return CPU seconds by group after the warm-up. Those of shared services are of the whole round."""
     # The phases of such a run cover rank 0 alone.
     if any(run["ranks"] > 1 for run in measured.runs):
         return {}
-    used: Counter[str] = Counter()
+    used = Counter(measured.services_cpu_s)
     for run in measured.runs:
+        warm = {epoch["epoch"] for epoch in epochs_after(run, warmup_epochs)}
         for phase in _phases(run):
-            if not warmup_epochs or (phase["epoch"] or 0) >= first_epoch(run) + warmup_epochs:
+            # Without a warm-up, the start counts too.
+            if not warmup_epochs or phase["epoch"] in warm:
                 used.update({name: group["cpu_s"] for name, group in phase["groups"].items()})
-    if measured.services:
-        # Count from the end of the first run's warm-up.
-        # Other runs may still warm up: at worst this overstates the services.
-        first_s = min(_end_s(run, warmup_epochs) or -math.inf for run in measured.runs)
-        earlier = [cpu_s for at_s, cpu_s in measured.services if warmup_epochs and at_s <= first_s]
-        before, last = earlier[-1] if earlier else {}, measured.services[-1][1]
-        used.update({name: max(0.0, cpu_s - before.get(name, 0.0)) for name, cpu_s in last.items()})
     return dict(used)
 
 
@@ -204,8 +190,7 @@ def _usd_per_epoch(runs: Sequence[Report], warmup_epochs: int) -> float | None:
         return None
     if len(runs) > 1:
         return usd / epochs
-    first = first_epoch(runs[0]) + warmup_epochs
-    counted = [cost["usd"] for cost in runs[0]["bill"]["epochs"] if cost["epoch"] >= first]
+    counted = [cost["usd"] for cost in runs[0]["bill"]["epochs"][warmup_epochs:]]
     return statistics.fmean(counted) if counted else None
 
 

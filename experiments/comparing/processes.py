@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-_TICK_S = 1.0
 _POLL_S = 0.05
 # Time for an interrupted run to write its report and end its processes; then it is killed.
 _END_WAIT_S = 20.0
@@ -93,10 +92,8 @@ class RunProcess:
         return "\n".join(line for line in text.splitlines()[-_LAST_LINES:] if line.strip())
 
 
-def run_together(
-    runs: Sequence[RunProcess], tick: Callable[[], None], *, end_wait_s: float = _END_WAIT_S
-) -> None:
-    """Start all runs and wait for all processes, calling ``tick`` every second.
+def run_together(runs: Sequence[RunProcess], *, end_wait_s: float = _END_WAIT_S) -> None:
+    """Start all runs and wait for all processes.
 
     If a run fails, the others are interrupted, and killed ``end_wait_s`` later. Call this from the
     main thread.
@@ -104,7 +101,7 @@ def run_together(
     Raises:
         KeyboardInterrupt: the runs were interrupted too, and have written their reports.
     """
-    kill_at_s, tick_at_s = math.inf, 0.0
+    kill_at_s = math.inf
     try:
         # From the main thread: the system ties a child to the thread that started it.
         for run in runs:
@@ -116,9 +113,6 @@ def run_together(
                 _end(runs, signal.SIGINT, 0.0)
             if now_s >= kill_at_s:
                 _end(runs, signal.SIGKILL, 0.0)
-            if now_s >= tick_at_s:
-                tick()
-                tick_at_s = now_s + _TICK_S
             time.sleep(_POLL_S)
     finally:
         try:

@@ -11,6 +11,7 @@ from superdl.experiments.reporting.page import (
     ABSENT,
     Plot,
     Table,
+    count,
     draw_bars,
     facts_table,
     height_of_bars,
@@ -34,7 +35,7 @@ _MACHINE = ("cpu", "platform", "usable_cpus", "device", "device_name", "python")
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print the table, the conclusions, and what the table leaves out."""
-    if comparison.measured:
+    if comparison.rounds:
         title = f"{comparison.name}: median of the repeats, with the range below it"
         heads, rows, _ = _side_by_side(comparison, "\n")
         print_rows(console, heads, rows, title=title, words=2)
@@ -49,17 +50,14 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 def comparison_page(comparison: Comparison) -> str:
     """Return the page as HTML."""
-    planned = len(comparison.arms) * comparison.repeats
-    if comparison.status == "finished":  # arms made elsewhere may differ in runs
-        planned = len(comparison.rounds)
     machine = {name: comparison.environment[name] for name in _MACHINE if name in comparison.environment}
     heads, rows, best = _side_by_side(comparison, " [", "]")
     return render(
         "comparison.html",
         title=f"{comparison.name}: {', '.join(arm.name for arm in comparison.arms)}",
         subtitle=(
-            f"{comparison.status}, started {comparison.started_at}, {comparison.measured} of {planned} "
-            f"rounds measured in {seconds(comparison.took_s)}"
+            f"{comparison.status}, started {comparison.started_at}, {count(len(comparison.rounds), 'round')} "
+            f"in {seconds(comparison.took_s)}"
         ),
         comparison=comparison,
         side_by_side=Table("Median of the repeats, with the range in brackets", heads, rows, best=best),
@@ -132,11 +130,10 @@ def _rounds(comparison: Comparison) -> Table:
 
 
 def _plot(comparison: Comparison) -> Plot | None:
-    keys = _PLOTTED - comparison.of_whole_runs
     drawings = []
     for figure in comparison.shown():
         spreads = comparison.spreads(figure.key)
-        if figure.key in keys:
+        if figure.key in _PLOTTED:
             title = f"{figure.title} ({'more' if figure.more_is_better else 'less'} is better)"
             draw = partial(draw_bars, title=title, label=figure.unit)
             bars = {name: None if spread is None else spread.median for name, spread in spreads.items()}
@@ -155,8 +152,6 @@ def _settings(comparison: Comparison) -> Iterator[Table]:
     for arm in comparison.arms:
         if arm.values:
             yield facts_table(f"{arm.name} sets", arm.values)
-        if arm.settings:
-            yield facts_table(f"Settings of {arm.name}'s loader", arm.settings)
     trials = (comparison.spec.get("trials") or {}).items()
     if trials:
         values = {name: ", ".join(f"{key}={value}" for key, value in each.items()) for name, each in trials}

@@ -118,11 +118,12 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.globals["plots_missing"] = plots_missing()
-    environment.filters["cell"] = _written
+    environment.filters["cell"] = cell_text
     return environment.get_template(template).render(values)
 
 
-def _written(cell: Cell) -> str:
+def cell_text(cell: Cell) -> str:
+    """Format a cell of a table."""
     if isinstance(cell, str):
         return cell
     # Integers are counts and keep all digits, floats get three.

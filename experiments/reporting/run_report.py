@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.experiments.console import print_rows, say
-from superdl.experiments.reporting.page import ABSENT, count, number, percent, seconds, share, usd
+from superdl.experiments.reporting.page import cell_text, count, number, percent, seconds, share, usd
 from superdl.experiments.reporting.run_files import REPORT_FORMAT, RunFiles
+from superdl.experiments.reporting.tables import passes_table
 from superdl.super_wire.waits import UNKNOWN, WAITS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.console import Console
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from superdl.experiments.monitoring import Utilization
     from superdl.experiments.records import EpochSummary, LoaderCounters, PassSummary, StepTime
     from superdl.experiments.reporting.run_files import Pass
-    from superdl.sampler.stats import WorkerUse
 
 # Waiting for a smaller share of a pass does not matter; waiting for a larger one limits the pass.
 _NO_LIMIT, _LIMIT = 0.05, 0.2
@@ -37,7 +37,7 @@ class Tile(NamedTuple):
 
 def tiles(run: RunFiles) -> list[Tile]:
     """Return tiles for throughput, waiting and cost, where known."""
-    bill, first, later = run.facts.get("bill"), run.trained[:1], run.trained[1:]
+    bill, first, later = run.facts["bill"], run.trained[:1], run.trained[1:]
     run_tiles = []
     if first:
         of = "of epochs after the first" if later else f"of {_first_epoch(run)}"
@@ -55,38 +55,34 @@ def findings(run: RunFiles) -> list[tuple[str, str]]:
     if not run.trained:
         return [_outcome(run)]
     change = ("What to change:", _change(run))
-    return [change, _outcome(run), ("Accuracy:", _accuracy(run)), _waiting(run), _first_batch(run)]
+    return [change, _outcome(run), ("Accuracy:", _accuracy(run)), _waiting(run)]
 
 
 def _outcome(run: RunFiles) -> tuple[str, str]:
-    if not run.facts:
-        return "Unknown:", "report.json cannot be read; the figures shown are from the other files."
-    took = _epochs(run)
-    if "wall_s" in run.facts:
-        took += f" in {seconds(run.facts['wall_s'])}"
+    took = f"{_epochs(run)} in {seconds(run.facts['wall_s'])}"
     if run.status == "finished":
         return "Finished", f"{took}."
     if run.status == "running":
         return "Running, or killed:", f"{took} so far."
-    return run.status.capitalize(), f"after {took}: {run.facts.get('reason') or 'the reason is not known'}."
+    return run.status.capitalize(), f"after {took}: {run.facts['reason']}."
 
 
 def _epochs(run: RunFiles) -> str:
     # A resumed run states its first epoch.
-    planned = run.spec.get("epochs")
+    planned = run.facts["spec"]["epochs"]
     done = [train_pass.epoch + 1 for train_pass in run.trained]
     if done and done[0] > 1:
         return f"epoch{f's {done[0]} to' if len(done) > 1 else ''} {done[-1]} of {planned}"
-    return count(len(done), "epoch") if planned in {None, len(done)} else f"{len(done)} of {planned} epochs"
+    return count(len(done), "epoch") if planned == len(done) else f"{len(done)} of {planned} epochs"
 
 
 def _accuracy(run: RunFiles) -> str:
-    validated = [epoch_pass for epoch_pass in run.passes if epoch_pass.split == "val"]
-    if not validated:
+    if not run.validated:
         return "not measured, because no validation finished (data.val, training.validate_every)."
-    end, best = validated[-1], max(validated, key=lambda epoch_pass: epoch_pass.figures["accuracy"])
+    end = run.validated[-1]
+    best = max(run.validated, key=lambda epoch_pass: epoch_pass.figures["accuracy"])
     images = count(end.figures["samples"], "validation image")
-    accuracy, top5 = percent(end.figures["accuracy"]), end.figures.get("top5_accuracy")
+    accuracy, top5 = percent(end.figures["accuracy"]), end.figures["top5_accuracy"]
     sentence = f"{accuracy} of {images} after epoch {end.epoch + 1}."
     if top5 is not None:
         sentence += f" Top-5: {percent(top5)}."
@@ -146,16 +142,6 @@ def _change(run: RunFiles) -> str:
     return "nothing. Data does not limit training."
 
 
-def _first_batch(run: RunFiles) -> tuple[str, str]:
-    sentence = f"{seconds(run.trained[0].figures['first_batch_s'])} after {_first_epoch(run)} began"
-    from_start_s = run.facts.get("first_batch_s")
-    if from_start_s is not None:
-        sentence += (
-            f", {seconds(from_start_s)} after the start of the run, which also opens the model and data"
-        )
-    return "First batch:", f"{sentence}."
-
-
 def _about_cost(bill: Mapping[str, Any]) -> str:
     absent = [line["name"] for line in bill["lines"] if line["usd"] is None]
     per_million = bill["usd_per_million_images"] if bill["usd"] else None
@@ -165,31 +151,12 @@ def _about_cost(bill: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class HostUsage:
-    """CPU use of a host's worker from the first training step to the end of the last epoch."""
+class LearningPoint:
+    """The mean loss and accuracy of some training steps, after ``epochs_done`` epochs."""
 
-    host: str
-    slots: int
-    wall_s: float
-    cpu_s: float
-    cpu_cores: float  # CPU seconds per second of wall_s
-
-
-def host_usages(
-    before: Iterable[WorkerUse], after: Iterable[WorkerUse], wall_s: float
-) -> tuple[HostUsage, ...]:
-    """Return the CPU use of each remote host's worker between two readings, by name."""
-    # A worker that was started in between counts from its start.
-    cpu_before = {worker.name: worker.cpu_s for worker in before}
-    usages = []
-    for worker in after:
-        used_s = worker.cpu_s - cpu_before.get(worker.name, 0.0)
-        # The counter of a worker that restarted begins at zero.
-        cpu_s = used_s if used_s >= 0 else worker.cpu_s
-        # The CPU of the coordinator's own worker is part of the coordinator's.
-        if worker.name != "local" and wall_s > 0:
-            usages.append(HostUsage(worker.name, worker.slots, wall_s, cpu_s, cpu_s / wall_s))
-    return tuple(usages)
+    epochs_done: float
+    loss: float
+    accuracy: float
 
 
 @dataclass(slots=True)
@@ -208,6 +175,7 @@ class RunReport:
     train_samples: int = 0
     val_samples: int | None = None
     epochs: tuple[EpochSummary, ...] = ()
+    learning: list[LearningPoint] = field(default_factory=list)
     notes: tuple[str, ...] = ()
     executor: str | None = None
     utilization: Utilization | None = None
@@ -219,7 +187,6 @@ class RunReport:
     strategy: str | None = None
     precision: str | None = None
     step_times: tuple[StepTime, ...] = ()
-    hosts: tuple[HostUsage, ...] = ()
 
     @property
     def validation(self) -> PassSummary | None:
@@ -264,43 +231,17 @@ class RunReport:
 
 
 def print_report(report: RunReport, console: Console) -> None:
-    """Print the table with an explanation, then the same findings as on the page."""
-    if report.epochs:
-        heads = ("\npass", *_cells(report.epochs[0].train))
-        rows = [
-            (f"{epoch.epoch + 1} {split}", *_cells(figures).values())
-            for epoch in report.epochs
-            for split, figures in epoch.splits()
-        ]
-        print_rows(console, heads, rows, title=f"{report.name}, by epoch and pass")
-        console.print(
-            "Seconds overlap, because workers read and functions decode ahead while the model computes. "
-            "Hits, misses and reads from the store count samples when they are first looked up.",
-            style="dim",
-            highlight=False,
-        )
+    """Print the passes as a table, then the same findings as on the page."""
     run = RunFiles(Path(report.directory), report.to_mapping())
+    passes = passes_table(run)
+    if passes is not None:
+        # What fits 80 columns, with each word of a head on its own line.
+        printed = [at for at, head in enumerate(passes.heads) if not head.startswith(("steps", "skipped"))]
+        heads = [passes.heads[at].replace(" ", "\n") for at in printed]
+        rows = [[cell_text(row[at]) for at in printed] for row in passes.rows]
+        print_rows(console, heads, rows, title=f"{report.name}, by epoch and pass")
     lines = [f"{tile.value} {tile.title} ({tile.note})" for tile in tiles(run)]
     lines += [" ".join(point) for point in findings(run)]
-    for host in report.hosts:
-        cores = f"{host.cpu_cores:.2f} cores for {host.slots} slots ({host.cpu_s:.1f} s)"
-        lines.append(f"CPU of the worker {host.host}: {cores}")
     lines += [f"Note: {note}" for note in report.notes]
     for line in (*lines, f"Written to {report.directory}"):
         say(console, line)
-
-
-def _cells(figures: PassSummary) -> dict[str, str]:
-    return {
-        "\ntop-1": f"{figures.accuracy:.4f}",
-        "images\n/s": f"{figures.images_per_s:,.0f}",
-        "wait\n(s)": f"{figures.wait_s:.2f}",
-        "read\n(s)": f"{figures.read_s:.2f}",
-        "fetch\n(s)": ABSENT if figures.fetch_s is None else f"{figures.fetch_s:.2f}",
-        "decode\n(s)": ABSENT if figures.decode_s is None else f"{figures.decode_s:.2f}",
-        "compute\n(s)": f"{figures.compute_s:.2f}",
-        "\ncalls": count(figures.invocations),
-        "cache\nhits": count(figures.hits),
-        "cache\nmisses": count(figures.misses),
-        "store\nreads": count(figures.straight),
-    }

@@ -1,4 +1,4 @@
-"""A run of a spec, from start to report, and the search for its largest batch."""
+"""A run of a spec, from start to report, and the evaluation of its checkpoints."""
 
 from __future__ import annotations
 

@@ -1,26 +1,19 @@
-"""Listeners of a run, for progress on the screen, step times and TensorBoard."""
+"""Listeners of a run, for progress on the screen and step times."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from superdl.experiments.records import Listener, StepRecord, StepTime
-from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from superdl.experiments.records import EpochSummary
 
 _LINES_PER_PASS = 4
 _LINE_EVERY_S = 30.0
-_STEP_FIGURES = (
-    *("loss", "accuracy", "lr", "skipped", "wait_s", "read_s", "fetch_s", "decode_s", "compute_s", "total_s"),
-    *("hits", "misses", "gpu_percent", "gpu_memory_bytes"),
-)
 
 
 class Progress(Listener):
@@ -55,10 +48,6 @@ class Progress(Listener):
             parts.append(f"lr {last.lr:.3g}")
         parts.append(f"{self._samples / elapsed_s:,.0f} images/s")
         parts.append(f"{100 * self._wait_s / elapsed_s:.0f}% waiting")
-        if last.gpu_percent is not None:
-            parts.append(f"GPU {last.gpu_percent:.0f}%")
-        if last.gpu_memory_bytes is not None:
-            parts.append(f"{last.gpu_memory_bytes / 2**30:.1f} GiB")
         self._print_line("  ".join(parts))
 
     def on_epoch_end(self, summary: EpochSummary) -> None:
@@ -108,43 +97,3 @@ class StepTimes(Listener):
                     f"{mean_s:.3f} s over the last {self._every}"
                 )
                 self._since_s, self._steps = done_s, 0
-
-
-class TensorBoardLog(Listener):
-    """Write training steps under ``step/``, and passes under ``train/`` and ``val/``.
-
-    Raises:
-        ConfigError: the package `tensorboard` is not installed.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter  # needs the optional package
-        except ImportError as error:
-            raise ConfigError(
-                f"no TensorBoard events: the package tensorboard cannot be imported ({error}); "
-                "pip install 'superdl[train]'",
-            ) from error
-        self._writer: Any = SummaryWriter(log_dir=str(directory))
-        self._step = 0
-        self.close = self._writer.close
-
-    def on_steps(self, steps: Sequence[StepRecord]) -> None:
-        """Write the figures of training steps, numbered across all epochs."""
-        for step in steps:
-            if step.split == "train":
-                for name in _STEP_FIGURES:
-                    if (value := getattr(step, name)) is not None:
-                        self._writer.add_scalar(
-                            f"step/{name}", value, self._step, walltime=step.finished_at_s
-                        )
-                self._step += 1
-
-    def on_epoch_end(self, summary: EpochSummary) -> None:
-        """Write the figures of the epoch."""
-        for split, figures in summary.splits():
-            for item in fields(figures):
-                value = getattr(figures, item.name)
-                if isinstance(value, int | float):
-                    self._writer.add_scalar(f"{split}/{item.name}", value, summary.epoch)
-        self._writer.flush()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import time
 from dataclasses import asdict
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from superdl.cost.bill import EpochUse, PaidByHour, bill_of
@@ -17,13 +17,13 @@ from superdl.experiments.output import RowLog, now_text, write_json
 from superdl.experiments.records import Listener, added
 from superdl.experiments.reporting.run_files import REPORT_NAME
 from superdl.experiments.reporting.run_page import write_run_page
-from superdl.experiments.reporting.run_report import RunReport, host_usages, print_report
+from superdl.experiments.reporting.run_report import LearningPoint, RunReport, print_report
 from superdl.experiments.training.checkpoints import BEST, FOLDER, Checkpoints, read_checkpoint
 from superdl.experiments.training.device import compute_type, strategy_name
-from superdl.super_wire.errors import ConfigError, SourceError, SuperError
+from superdl.super_wire.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     import torch
@@ -32,12 +32,11 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.price_table import PriceTable
     from superdl.experiments.loaders import Loader
     from superdl.experiments.monitoring import UtilizationMonitor
-    from superdl.experiments.records import CountedLoader, EpochSummary, StalledStep, StepRecord
+    from superdl.experiments.records import EpochSummary, StepRecord
     from superdl.experiments.run.listeners import StepTimes
     from superdl.experiments.spec import Spec
     from superdl.experiments.training import Trainer
     from superdl.experiments.training.ranks import Ranks
-    from superdl.sampler.stats import WorkerUse
 
 _log = logging.getLogger(__name__)
 
@@ -47,10 +46,6 @@ class RunState(Listener):
 
     monitor: UtilizationMonitor | None = None
     step_times: StepTimes | None = None
-    # Returns the present workers of the run's coordinator.
-    workers_now: Callable[[], Sequence[WorkerUse]] = staticmethod(lambda: ())
-    _workers: tuple[Sequence[WorkerUse], Sequence[WorkerUse]] = (), ()
-    _trained_from_s = _trained_to_s = 0.0
 
     def __init__(
         self, spec: Spec, directory: Path, device: torch.device, prices: PriceTable, ranks: Ranks
@@ -61,7 +56,8 @@ class RunState(Listener):
         self.ranks = ranks
         self._prices = prices
         self._start_s = time.perf_counter()
-        self._steps, self._stalls = (RowLog(directory, self.file_name(name)) for name in ("steps", "stalls"))
+        rank = "" if ranks.leads else f"-rank{ranks.process.rank}"
+        self._steps = RowLog(directory, f"steps{rank}")
         self.report = RunReport(
             name=spec.name,
             started_at=now_text(),
@@ -81,28 +77,24 @@ class RunState(Listener):
         self.report.notes = (*self.report.notes, line)
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:  # noqa: ARG002  # as listeners are called
-        """Record the start of training."""
-        if not self._trained_from_s:
-            self._trained_from_s, self._workers = time.time(), (self.workers_now(), ())
+        """Take note of the number of steps."""
+        self._batches = batches
 
     def on_steps(self, steps: Sequence[StepRecord]) -> None:
-        """Write every step, with all its fields, as it happens."""
+        """Write every step, with all its fields, as it happens, and add training steps to the report."""
         self._steps.write([asdict(step) for step in steps])
-
-    def on_stalls(self, stalls: Sequence[StalledStep]) -> None:
-        """Write the steps of a pass that waited for data."""
-        self._stalls.write([asdict(stall) for stall in stalls])
+        if steps and steps[-1].split == "train":
+            done = steps[-1].epoch + (steps[-1].step + 1) / self._batches
+            loss, accuracy = (
+                fmean(values) for values in zip(*((s.loss, s.accuracy) for s in steps), strict=True)
+            )
+            self.report.learning.append(LearningPoint(done, loss, accuracy))
 
     def on_epoch_end(self, summary: EpochSummary) -> None:
         """Add the epoch to the report."""
-        self._trained_to_s, self._workers = time.time(), (self._workers[0], self.workers_now())
         self.report.epochs = (*self.report.epochs, summary)
         # So that a failed or killed run reports its epochs so far.
         self._write()
-
-    def file_name(self, name: str) -> str:
-        """Return this rank's name for a file. Rank 0 uses the plain name."""
-        return name if self.ranks.leads else f"{name}-rank{self.ranks.process.rank}"
 
     def failed(self, error: BaseException) -> None:
         """Record the error that ended the run."""
@@ -128,11 +120,9 @@ class RunState(Listener):
     def end(self, console: Console, *, page: bool) -> None:
         """Write and print the final report, and a page if ``page``."""
         self._steps.close()
-        self._stalls.close()
         report = self.report
         if report.status == "running":
             report.status = "finished"
-        report.hosts = host_usages(*self._workers, self._trained_to_s - self._trained_from_s)
         self._write()
         if not self.ranks.leads:
             return
@@ -166,15 +156,6 @@ class RunState(Listener):
             say(console, f"the files of the run are in {place}")
 
 
-def workers_of(loader: CountedLoader) -> Sequence[WorkerUse]:
-    """Return the workers of a loader's coordinator, or none if it does not answer."""
-    try:
-        workers: Sequence[WorkerUse] = getattr(loader.job_stats(), "workers", ())
-    except SuperError:
-        return ()
-    return workers
-
-
 def _use_of(epoch: EpochSummary) -> EpochUse:
     """Return what an epoch used, for the bill. Counts missing in a pass are in the next one."""
     passes = [epoch_pass for _, epoch_pass in epoch.splits()]
@@ -189,8 +170,6 @@ def _use_of(epoch: EpochSummary) -> EpochUse:
 def facts_of(state: RunState, train: Loader, val: Loader | None) -> dict[str, Any]:
     """Return the facts that must match to resume another run. They are equal on all ranks."""
     spec, ranks = state.spec, state.ranks
-    recipe = dict(spec.to_mapping()["recipe"])
-    steps = recipe.pop("steps")
     listings = ranks.text_of_first(  # file times differ between hosts
         lambda: json.dumps([train.fingerprint, None if val is None else val.fingerprint])
     )
@@ -199,14 +178,10 @@ def facts_of(state: RunState, train: Loader, val: Loader | None) -> dict[str, An
         "model.name": spec.model.name,
         "optimizer.name": spec.optimizer.name,
         "optimizer.schedule": spec.optimizer.schedule,
-        **{f"recipe.{name}": value for name, value in recipe.items()},
-        "digest of recipe.steps": None if steps is None else digest(steps),
+        **{f"recipe.{name}": value for name, value in spec.to_mapping()["recipe"].items()},
         "fingerprint of the training data": of_train,
         "fingerprint of the validation data": of_val,
-        "validation images": state.report.val_samples,
-        "classes": len(state.report.classes),
-        "digest of the classes": digest(list(state.report.classes)),
-        "training images": state.report.train_samples,
+        "classes": list(state.report.classes),
         "seed": spec.seed,
         "epochs": spec.epochs,
         "steps of an epoch": spec.training.steps_per_epoch or int(ranks.smallest([len(train)])[0]),
@@ -222,23 +197,9 @@ def checkpoints_of(state: RunState, train: Loader, facts: dict[str, Any]) -> Che
             f"training.checkpoint_steps: loader.kind {state.spec.loader.kind} cannot resume within an epoch; "
             "set training.checkpoint_every=1 instead, or loader.kind=super"
         )
-    if training.checkpoint_every == 0 and training.checkpoint_steps is None and training.best_to is None:
+    if training.checkpoint_every == 0 and training.checkpoint_steps is None:
         return None
-    return Checkpoints(state.directory / FOLDER, facts, _spec_digest(state.spec))
-
-
-def _spec_digest(spec: Spec) -> str:
-    mapping = spec.to_mapping()
-    # An unchanged run may resume under another name, elsewhere, or on another device.
-    for name in ("name", "output", "device"):
-        del mapping[name]
-    del mapping["training"]["resume"]
-    return digest(mapping)
-
-
-def digest(value: Any) -> str:
-    """Return a digest of plain values. Equal values have equal digests."""
-    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return Checkpoints(state.directory / FOLDER, facts)
 
 
 def go_on(
@@ -253,8 +214,6 @@ def go_on(
     checkpoint, path = read_checkpoint(place, state.ranks)
     checkpoint.check(facts, place)
     notes = [f"{place}: {trainer.resume(checkpoint)}"]
-    if checkpoint.spec_digest != _spec_digest(state.spec):
-        notes.append("the spec differs from the checkpoint's, but only in keys that do not prevent resuming")
     if checkpoints is not None:
         taken = state.ranks.text_of_first(lambda: "yes" if checkpoints.take_best_of(path) else "")
         if not taken and trainer.best is not None:

@@ -20,11 +20,10 @@ from superdl.experiments.loaders import LoaderRequest, open_loader
 from superdl.experiments.models import build_model, load_weights
 from superdl.experiments.monitoring import UtilizationMonitor, meter_of
 from superdl.experiments.output import new_directory
-from superdl.experiments.run.listeners import Progress, StepTimes, TensorBoardLog
-from superdl.experiments.run.state import RunState, checkpoints_of, facts_of, go_on, workers_of
+from superdl.experiments.run.listeners import Progress, StepTimes
+from superdl.experiments.run.state import RunState, checkpoints_of, facts_of, go_on
 from superdl.experiments.spec import MODEL_DIR
 from superdl.experiments.training import Trainer
-from superdl.experiments.training.checkpoints import LAST, bring_best, check_best_to
 from superdl.experiments.training.device import pick_device, seed_everything, strategy_name
 from superdl.experiments.training.ranks import StopRequest, join_ranks, process_rank
 from superdl.super_wire.errors import ConfigError
@@ -33,7 +32,6 @@ from superdl.super_wire.run_directory import temporary_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
 
     from torch import nn
 
@@ -42,12 +40,8 @@ if TYPE_CHECKING:
     from superdl.experiments.records import Listener
     from superdl.experiments.reporting.run_report import RunReport
     from superdl.experiments.spec import RecipeSpec, Spec
-    from superdl.experiments.training.checkpoints import Checkpoints
     from superdl.experiments.training.ranks import Ranks
 
-# Processes that a run starts, such as the embedded default, read the spec's settings for
-# functions from these.
-_EXECUTOR = "SUPER_EXECUTOR"
 _STEP_MODULES = "SUPER_STEP_MODULES"
 _BAD_SAMPLES_NAMED = 100
 
@@ -66,7 +60,7 @@ def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> Run
     console = console_of_rank(console)
     state: RunState | None = None
     try:
-        with begun(spec) as (ranks, device, _):
+        with begun(spec) as (ranks, device):
             place = temporary_directory() if spec.output.startswith("s3://") else spec.output
             directory = Path(ranks.text_of_first(lambda: str(new_directory(place, spec.name))))
             directory.mkdir(parents=True, exist_ok=True)  # on another host than rank 0's
@@ -90,19 +84,9 @@ def _train(state: RunState, console: Console) -> None:
         weights = spec.training.resume or spec.model.weights
         state.report.model = f"{spec.model.name}, {f'weights of {weights}' if weights else 'not pretrained'}"
         print_line(f"model {state.report.model}")
-        if spec.training.threads is None and state.device.type == "cpu" and torch.get_num_threads() > 1:
-            state.note(
-                f"torch computes with {torch.get_num_threads()} threads on this CPU, which wait for one "
-                "another if cores are busy: set training.threads to the number of cores for the model "
-                "(1 if functions or workers share few cores)"
-            )
-            print_line(state.report.notes[-1])
         state.report.executor = executor_of(spec)
         monitor = _monitor(state, stack)
         train, val = _loaders(state, stack, print_line)
-        check_best_to(
-            spec.training, validates=val is not None and 0 < spec.training.validate_every <= spec.epochs
-        )
         facts = facts_of(state, train, val)
         checkpoints = checkpoints_of(state, train, facts)
         trainer = Trainer(
@@ -112,19 +96,17 @@ def _train(state: RunState, console: Console) -> None:
             spec,
             device=state.device,
             ranks=ranks,
-            listeners=[monitor, *_listeners(state, print_line, stack)],
-            read_gpu=lambda: monitor.last_gpu,
-            tell_stalls=state.on_stalls,
+            listeners=[monitor, *_listeners(state, print_line)],
             checkpoints=checkpoints,
             stop=stack.enter_context(StopRequest(several=ranks.several)),
         )
         stack.callback(lambda: setattr(state.report, "rest", trainer.rest()))  # while loaders are open
-        state.workers_now = partial(workers_of, train)
         if spec.training.resume is not None:
             go_on(state, trainer, facts, checkpoints, console)
         trainer.fit()
-        if checkpoints is not None and ranks.leads:
-            _bring_best(state, checkpoints)
+        models = os.environ.get(MODEL_DIR)
+        if checkpoints is not None and ranks.leads and models:
+            checkpoints.copy_model(Path(models, state.directory.name))
 
 
 def _loaders(
@@ -176,19 +158,8 @@ def _note_bad_samples(state: RunState, loader: Loader) -> None:
         state.note(f"{len(bad) - _BAD_SAMPLES_NAMED:,} more bad samples")
 
 
-def _bring_best(state: RunState, checkpoints: Checkpoints) -> None:
-    """Copy the best checkpoint to ``best_to``, and the best or last one to the service's directory."""
-    best, place = checkpoints.best, state.spec.training.best_to
-    if models := os.environ.get(MODEL_DIR):
-        bring_best(best if best.is_file() else checkpoints.directory / LAST, models, state.directory.name)
-    if place is not None and best.is_file():
-        state.note(f"the best checkpoint is in {bring_best(best, place, state.directory.name)}")
-    elif place is not None:
-        state.note("there is no best checkpoint to copy, since none of the remaining epochs was validated")
-
-
 def _model(state: RunState, print_line: Callable[[str], None]) -> nn.Module:
-    """Make the model, the same on all ranks, then seed each rank differently."""
+    """Make the model, the same on all ranks."""
     spec, ranks = state.spec, state.ranks
     model = build_model(spec.model.name, len(state.report.classes), state.device, side=spec.recipe.crop)
     if spec.model.weights is not None:
@@ -196,9 +167,6 @@ def _model(state: RunState, print_line: Callable[[str], None]) -> nn.Module:
             note = load_weights(model, spec.model.weights, spec.model.weights_from)
         state.note(note)
         print_line(note)
-    if ranks.several:
-        # Dropout, for example, must differ between ranks.
-        torch.manual_seed(spec.seed + ranks.process.rank)
     return model
 
 
@@ -209,49 +177,36 @@ def _monitor(state: RunState, stack: ExitStack) -> UtilizationMonitor:
         gpu = meter_of(state.device)
     except ConfigError as error:
         state.note(str(error))
-    monitor = state.monitor = UtilizationMonitor(state.directory, gpu, name=state.file_name("utilization"))
-
-    def end() -> None:
-        monitor.close()
-        if monitor.failure is not None:
-            state.note(monitor.failure)
-
-    stack.callback(end)
+    monitor = state.monitor = UtilizationMonitor(gpu)
+    stack.callback(monitor.close)
     return monitor
 
 
-def _listeners(state: RunState, print_line: Callable[[str], None], stack: ExitStack) -> list[Listener]:
+def _listeners(state: RunState, print_line: Callable[[str], None]) -> list[Listener]:
     listeners: list[Listener] = [state]
     if state.spec.training.print_every is not None:
         state.step_times = StepTimes(state.spec.training.print_every, print_line)
         listeners.append(state.step_times)
-    if not state.ranks.leads:
-        return listeners
-    try:
-        events = TensorBoardLog(state.directory / "tensorboard")
-    except ConfigError as error:
-        state.note(str(error))
-    else:
-        stack.callback(events.close)
-        listeners.append(events)
-    return [*listeners, Progress(print_line, state.spec.epochs)]
+    if state.ranks.leads:
+        listeners.append(Progress(print_line, state.spec.epochs))
+    return listeners
 
 
 # ----------------------------------------------------------------- parts of a run, for other commands too
 
 
 @contextlib.contextmanager
-def begun(spec: Spec) -> Iterator[tuple[Ranks, torch.device, str]]:
-    """Join the other ranks as configured in the spec, and yield the ranks, device and strategy."""
+def begun(spec: Spec) -> Iterator[tuple[Ranks, torch.device]]:
+    """Join the other ranks as configured in the spec, and yield the ranks and the device."""
     process = process_rank()
     device = pick_device(spec.device, process)
-    strategy = strategy_name(spec.training.strategy, process)
+    alone = strategy_name(spec.training.strategy, process) == "fsdp"
     threads = torch.get_num_threads()
-    with join_ranks(process, device, alone=strategy == "fsdp") as ranks, shipped_steps_allowed(spec.recipe):
+    with join_ranks(process, device, alone=alone) as ranks, shipped_steps_allowed(spec.recipe):
         torch.set_num_threads(spec.training.threads or threads)
         try:
             seed_everything(spec.seed)
-            yield ranks, device, strategy
+            yield ranks, device
         finally:
             torch.set_num_threads(threads)
 
@@ -288,8 +243,7 @@ def opened_loader(
         replicas=ranks.process.replicas,
         print_line=print_line,
     )
-    with embedded_executor(spec):
-        return open_loader(request)
+    return open_loader(request)
 
 
 def executor_of(spec: Spec) -> str | None:
@@ -297,39 +251,25 @@ def executor_of(spec: Spec) -> str | None:
     if not spec.loader.runs_functions:
         return None
     coordinator = spec.loader.coordinator or os.environ.get("SUPER_COORDINATOR")
-    if not coordinator:
-        return os.environ.get(_EXECUTOR) or "local" if spec.executor == "auto" else spec.executor
-    if spec.executor != "auto":
-        raise ConfigError(
-            f"executor={spec.executor}, but SUPER_COORDINATOR is set, and a coordinator decides "
-            "how functions run (superdl coordinator --executor): remove one of the two"
-        )
-    return f"as the coordinator at {coordinator} decides"
-
-
-def embedded_executor(spec: Spec) -> AbstractContextManager[None]:
-    """Make an embedded default that starts in the block use the executor in the spec."""
-    return _variable(_EXECUTOR, None if spec.executor == "auto" else spec.executor)
-
-
-def shipped_steps_allowed(recipe: RecipeSpec) -> AbstractContextManager[None]:
-    """Allow processes started in the block to import a recipe's `experiments.augmentations`."""
-    # A function imports only modules that its operator lists. Here the run is the operator.
-    shipped = shipped_modules(recipe.steps)
-    listed = [os.environ.get(_STEP_MODULES), *shipped]
-    return _variable(_STEP_MODULES, ",".join(filter(None, listed)) if shipped else None)
+    if coordinator:
+        return f"as the coordinator at {coordinator} decides"
+    return os.environ.get("SUPER_EXECUTOR") or "local"
 
 
 @contextlib.contextmanager
-def _variable(name: str, value: str | None) -> Iterator[None]:
-    """Set an environment variable for the block. None leaves it unchanged."""
-    before = os.environ.get(name)
-    if value is not None:
-        os.environ[name] = value
+def shipped_steps_allowed(recipe: RecipeSpec) -> Iterator[None]:
+    """Allow processes started in the block to import a recipe's `experiments.augmentations`."""
+    # A function imports only modules that its operator lists. Here the run is the operator.
+    shipped = shipped_modules(recipe.steps)
+    before = os.environ.get(_STEP_MODULES)
+    if not shipped:
+        yield
+        return
+    os.environ[_STEP_MODULES] = ",".join(filter(None, [before, *shipped]))
     try:
         yield
     finally:
         if before is None:
-            os.environ.pop(name, None)
+            del os.environ[_STEP_MODULES]
         else:
-            os.environ[name] = before
+            os.environ[_STEP_MODULES] = before

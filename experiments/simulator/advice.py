@@ -190,7 +190,7 @@ def _probe(spec: Spec, log: Callable[[str], None], count: int) -> SimulationSpec
         raise ConfigError(
             f"only SUPER can be predicted, but loader.kind is {spec.loader.kind}: use --set loader.kind=super"
         )
-    with begun(spec) as (ranks, device, _), ExitStack() as stack:
+    with begun(spec) as (ranks, device), ExitStack() as stack:
         data = images_of(spec, ranks, log)
         on_gpu = device.type == "cuda"
         loader = opened_loader(spec, data.train, ranks, log, training=True, pin_memory=on_gpu)

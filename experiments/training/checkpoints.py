@@ -10,23 +10,19 @@ import tempfile
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import torch
 
-from superdl.super_wire.errors import ConfigError, SourceError
-from superdl.super_wire.objects import ObjectError, open_bucket
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from superdl.experiments.spec import TrainingSpec
     from superdl.experiments.training.ranks import Ranks
 
-_FORMAT = 1
+_FORMAT = 2
 FOLDER = "checkpoints"
 LAST, BEST = "last.pt", "best.pt"
-_S3 = "s3://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +30,18 @@ class Checkpoint:
     """The state of a run between two steps."""
 
     facts: dict[str, Any]  # another run can resume if these match
-    spec_digest: str
     epoch: int  # it resumes in this epoch, after these batches
     batches: dict[str, Any]
     best: float | None  # the best validation accuracy so far
     model: dict[str, Any]
     optimizer: dict[str, Any]
     schedule: dict[str, Any]
-    chance: dict[str, Any]  # the states of random number generators
     scaler: dict[str, Any] = field(default_factory=dict)  # of float16's loss scaling
 
     def check(self, facts: Mapping[str, Any], place: str) -> None:
         """Check that a run with ``facts`` can resume from this checkpoint."""
         differ = [
-            f"{name} is {self.facts.get(name)!r} there but {value!r} here"
+            f"{name} is {self.facts.get(name)!r:.80} there but {value!r:.80} here"
             for name, value in facts.items()
             if self.facts.get(name) != value
         ]
@@ -65,12 +59,6 @@ class Checkpoints:
 
     directory: Path
     facts: dict[str, Any]
-    spec_digest: str
-
-    @property
-    def best(self) -> Path:
-        """The path of the best checkpoint, which may not exist."""
-        return self.directory / BEST
 
     def write(self, file_name: str, checkpoint: Checkpoint) -> None:
         """Write a checkpoint atomically, replacing any with that name."""
@@ -87,9 +75,20 @@ class Checkpoints:
         theirs = resumed.with_name(BEST)
         if not theirs.is_file():
             return False
-        with _in_place_of(self.best) as file, theirs.open("rb") as source:
-            shutil.copyfileobj(source, file)
+        copy_checkpoint(theirs, self.directory / BEST)
         return True
+
+    def copy_model(self, directory: Path) -> None:
+        """Copy the best checkpoint, or else the last one, into ``directory``."""
+        best = self.directory / BEST
+        kept = best if best.is_file() else self.directory / LAST
+        copy_checkpoint(kept, directory / kept.name)
+
+
+def copy_checkpoint(source: Path, target: Path) -> None:
+    """Copy a checkpoint atomically."""
+    with _in_place_of(target) as file, source.open("rb") as content:
+        shutil.copyfileobj(content, file)
 
 
 @contextlib.contextmanager
@@ -155,48 +154,4 @@ def _parsed(content: bytes, place: str) -> Checkpoint:
             f"{place} has a format that this version of SUPER cannot read: resume with the "
             "version that wrote it"
         )
-    try:
-        return Checkpoint(**loaded)
-    except TypeError as error:
-        raise ConfigError(f"{place} is not a complete checkpoint: {error}") from error
-
-
-def check_best_to(training: TrainingSpec, *, validates: bool) -> None:
-    """Check that there can be a best checkpoint, and that its target is valid."""
-    place = training.best_to
-    if place is None:
-        return
-    if not validates:
-        raise ConfigError(
-            "training.best_to needs validation to find the best checkpoint, but there is none "
-            "(set data.val, and training.validate_every to a number from 1 to epochs)"
-        )
-    if "://" in place and not (place.startswith(_S3) and urlsplit(place).netloc):
-        raise ConfigError(f"training.best_to must be s3://bucket/prefix or a directory, not {place!r}")
-
-
-def bring_best(best: Path, place: str, run_name: str) -> str:
-    """Copy ``best`` into a folder below ``place`` named after the run, and return its location.
-
-    Raises:
-        SourceError: it cannot be copied. The message contains the path of the local file, which remains.
-    """
-    where = f"{place.rstrip('/')}/{run_name}/{best.name}"
-    try:
-        if place.startswith(_S3):
-            bucket, prefix = urlsplit(place).netloc, urlsplit(place).path.strip("/")
-            key = f"{prefix}/{run_name}/{best.name}".lstrip("/")
-            where = f"{_S3}{bucket}/{key}"
-            with best.open("rb") as file:
-                open_bucket(f"{_S3}{bucket}").put(key, file)
-        else:
-            target = Path(where).expanduser()
-            target.parent.mkdir(parents=True, exist_ok=True)
-            # A reader of the directory never sees half a file.
-            whole = shutil.copyfile(best, target.with_name(f".{target.name}"))
-            whole.replace(target)
-    except (ObjectError, OSError) as error:
-        raise SourceError(
-            f"training.best_to: the best checkpoint could not be copied to {where}: {error}. It is in {best}"
-        ) from error
-    return where
+    return Checkpoint(**loaded)

@@ -19,9 +19,8 @@ from superdl.experiments.models import NormalisedNetwork
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from superdl.experiments.training.ranks import ProcessRank, Ranks
+    from superdl.experiments.training.ranks import ProcessRank
 
-_CUDA_WITH_BF16 = (8, 0)
 _CUDA_WITH_FP16 = (7, 0)  # V100 and T4 have tensor cores for it, and no bfloat16
 _CPU_INSTRUCTIONS = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
 
@@ -61,11 +60,8 @@ def compute_type(name: str, device: torch.device) -> torch.dtype:
     """
     on_gpu = device.type == "cuda"
     if on_gpu:
-        capability = torch.cuda.get_device_capability(device)
-        native = capability >= _CUDA_WITH_BF16
-    else:
-        capability = (0, 0)
-        # Native on CPUs: AVX512-BF16 or AMX.
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:  # AVX512-BF16 or AMX
         checks: list[Any] = [getattr(torch.cpu, check, None) for check in _CPU_INSTRUCTIONS]
         native = any(check is not None and check() for check in checks)
     if name == "bfloat16" and on_gpu and not native:
@@ -77,7 +73,8 @@ def compute_type(name: str, device: torch.device) -> torch.dtype:
         return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[name]
     if native:
         return torch.bfloat16
-    return torch.float16 if capability >= _CUDA_WITH_FP16 else torch.float32
+    has_float16 = on_gpu and torch.cuda.get_device_capability(device) >= _CUDA_WITH_FP16
+    return torch.float16 if has_float16 else torch.float32
 
 
 def seed_everything(seed: int) -> None:
@@ -87,40 +84,6 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
-
-
-def random_states(device: torch.device, ranks: Ranks) -> dict[str, Any]:
-    """Return random states as plain values, with torch's by rank, so that a resumed run draws the same.
-
-    All ranks must call this.
-    """
-    name, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002  # user code draws from it
-    version, internal, following = random.getstate()
-    return {
-        "cpu": ranks.gathered(torch.get_rng_state()),
-        "cuda": ranks.gathered(torch.cuda.get_rng_state(device)) if device.type == "cuda" else None,
-        "python": [version, list(internal), following],
-        "numpy": [str(name), [int(key) for key in keys], int(position), int(has_gauss), float(gauss)],
-    }
-
-
-def restore_random_states(state: dict[str, Any], device: torch.device, ranks: Ranks) -> bool:
-    """Restore this rank's states. Return False if they are for a different number of ranks."""
-    try:
-        if len(state["cpu"]) != ranks.process.replicas:
-            return False
-        torch.set_rng_state(state["cpu"][ranks.process.rank])
-        if device.type == "cuda" and state["cuda"] is not None:
-            torch.cuda.set_rng_state(state["cuda"][ranks.process.rank], device)
-        version, internal, following = state["python"]
-        random.setstate((version, tuple(internal), following))
-        name, keys, *rest = state["numpy"]
-        np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))  # noqa: NPY002  # the same
-    except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(
-            f"training.resume: the checkpoint's random states are damaged ({type(error).__name__}: {error})"
-        ) from error
-    return True
 
 
 def synchronise(device: torch.device) -> None:

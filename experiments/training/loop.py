@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import astuple
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_model_state_dict, set_state_dict
 
 from superdl.experiments.records import (
     SECONDS,
@@ -26,8 +26,6 @@ from superdl.experiments.training.device import (
     SAVE_WHOLE,
     compute_type,
     make_strategy,
-    random_states,
-    restore_random_states,
     strategy_name,
     synchronise,
 )
@@ -36,11 +34,10 @@ from superdl.experiments.training.steps import Batches, HeldStep, Updater, take_
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from superdl.experiments.loaders import Loader
-    from superdl.experiments.monitoring import GpuReading
-    from superdl.experiments.records import Listener, PassSummary, StalledStep
+    from superdl.experiments.records import Listener, PassSummary
     from superdl.experiments.spec import Spec
     from superdl.experiments.training.checkpoints import Checkpoints
 
@@ -66,34 +63,29 @@ class Trainer:
         device: torch.device,
         ranks: Ranks | None = None,
         listeners: Sequence[Listener] = (),
-        read_gpu: Callable[[], GpuReading | None] = lambda: None,
-        tell_stalls: Callable[[Sequence[StalledStep]], None] = lambda _: None,
         checkpoints: Checkpoints | None = None,
         stop: StopRequest | None = None,
     ) -> None:
         """Distribute the model, and make the optimiser and its schedule over all epochs.
 
         Args:
-            read_gpu: returns the last sample of the GPU, if any.
-            tell_stalls: receives the steps of each pass that waited for data, after the pass.
             checkpoints: written at the intervals in ``spec.training``.
             stop: may end training after any step.
 
         Raises:
-            ConfigError: the training loader has no batches, or the strategy does not fit the ranks.
+            ConfigError: ``train`` has no batches, or the strategy does not fit the ranks.
         """
         if len(train) == 0:
-            raise ConfigError("the training data yields no batch; lower loader.batch_size or use other data")
+            raise ConfigError("the images yield no batch; lower loader.batch_size or use others")
         self._training = spec.training
         self._ranks = ranks or Ranks(ProcessRank())
         self._val = val
         self._epochs = spec.epochs
+        self._first_seed = spec.seed << 32
         self._device = device
         self._listeners = listeners
-        self._read_gpu = read_gpu
         # SUPER's counters cover all ranks; those of other loaders their own rank.
         self._one_job = spec.loader.runs_functions
-        self._tell_stalls = tell_stalls
         self._checkpoints = checkpoints
         self._stop = stop or StopRequest()
         self._first_epoch = 0
@@ -125,23 +117,35 @@ class Trainer:
 
     def _epoch(self, epoch: int) -> EpochSummary:
         self._strategy.model.train()
-        trained, validated = self._pass(epoch, "train", self._batches), None
+        trained = self._pass(epoch, "train", self._batches)
         self._strategy.settle()
-        if self._val is not None and self._validates(epoch):
-            self._strategy.evaluated.eval()
-            with torch.inference_mode():
-                validated = self._pass(epoch, "val", Batches(self._val, "val", self._ranks, passes=epoch))
+        validated = self.validate(epoch) if self._validates(epoch) else None
         self._keep_epoch(epoch, validated)
         summary = EpochSummary(epoch, trained, validated)
         for listener in self._listeners:
             listener.on_epoch_end(summary)
         return summary
 
+    def validate(self, epoch: int = 0) -> PassSummary:
+        """Process the validation images once over all ranks. Each image counts once."""
+        if self._val is None:
+            raise ConfigError("there are no validation images; set data.val")
+        self._strategy.evaluated.eval()
+        with torch.inference_mode():
+            return self._pass(epoch, "val", Batches(self._val, "val", self._ranks, passes=epoch))
+
     def _validates(self, epoch: int) -> bool:
         every = self._training.validate_every
         return self._val is not None and every > 0 and (epoch + 1) % every == 0
 
     # ------------------------------------------------------------------------------------- checkpoints
+
+    def load_model(self, state: dict[str, Any]) -> None:
+        """Load the model's state, or raise ConfigError if it belongs to another model."""
+        try:
+            set_model_state_dict(self._strategy.evaluated, state, options=LOAD_WHOLE)
+        except RuntimeError as error:
+            raise ConfigError(f"the checkpoint belongs to a different model: {error}") from error
 
     def resume(self, checkpoint: Checkpoint) -> str:
         """Resume from a checkpoint in the next `fit`, and return a line that describes the position."""
@@ -160,7 +164,6 @@ class Trainer:
         self._updater.load_state_dict(checkpoint.schedule, checkpoint.scaler)
         self._batches.load_state_dict(checkpoint.batches)
         self._first_epoch, self.best = checkpoint.epoch, checkpoint.best
-        same = restore_random_states(checkpoint.chance, self._device, self._ranks)
         line = f"resuming from epoch {checkpoint.epoch + 1}, step {self._batches.step + 1}"
         if self._batches.step == self._batches.steps:
             line = f"resuming with the validation of epoch {checkpoint.epoch + 1}, whose steps are done"
@@ -168,8 +171,6 @@ class Trainer:
             line += ": the training figures of that epoch cover only the rest of it"
         if not self._batches.repeatable and checkpoint.epoch:
             line += "; this loader cannot start at a later epoch, so the orders of the first epochs repeat"
-        if not same:
-            line += "; random number generators restart, since the number of ranks has changed"
         return line
 
     def _keep(self, epoch: int, *names: str, over: bool) -> None:
@@ -178,18 +179,15 @@ class Trainer:
             return
         # These are collectives, so that all ranks call them.
         model, optimizer = get_state_dict(self._strategy.model, self._updater.optimizer, options=SAVE_WHOLE)
-        states = random_states(self._device, self._ranks)
         if not self._ranks.leads:
             return
         checkpoint = Checkpoint(
             facts=self._checkpoints.facts,
-            spec_digest=self._checkpoints.spec_digest,
             epoch=epoch + 1 if over else epoch,
             batches=self._batches.state_dict(over=over),
             best=self.best,
             model=model,
             optimizer=dict(optimizer),
-            chance=states,
             **self._updater.state_dict(),
         )
         for name in names:
@@ -239,13 +237,13 @@ class Trainer:
         batches.begin()
         try:
             while (batch := batches.next()) is not None:
+                self._seed(epoch, batches)
                 step = take_step(
                     self._strategy,
                     batch,
                     self._updater if split == "train" else None,
                     step=batches.step - 1,
                     wait_s=time.perf_counter() - step_start_s,
-                    gpu=self._read_gpu(),
                 )
                 held.append(step)
                 if len(held) > _STEPS_QUEUED:
@@ -260,6 +258,12 @@ class Trainer:
             raise
         self._release(epoch, split, held, totals)
         return self._summary(split, totals, time.perf_counter() - pass_start_s)
+
+    def _seed(self, epoch: int, batches: Batches) -> None:
+        """Seed torch for a step of this rank, so that a resumed run draws the same, such as for dropout."""
+        process = self._ranks.process
+        steps = epoch * batches.steps + batches.step
+        torch.manual_seed(((self._first_seed + steps) * process.replicas + process.rank) % 2**63)
 
     def _release(self, epoch: int, split: str, held: list[HeldStep], totals: PassTotals) -> None:
         """Fetch the results of held steps, add them to the totals, and notify listeners."""
@@ -293,9 +297,7 @@ class Trainer:
                 counts = astuple(job)
                 sums = self._ranks.sums([float(value) for value in counts])
                 job = LoaderCounters(*(type(value)(total) for value, total in zip(counts, sums, strict=True)))
-        stalls, stalled_steps = self._stalls[split].lap()
-        self._tell_stalls(stalled_steps)
-        return totals.summary(wall_s, job, stalls)
+        return totals.summary(wall_s, job, self._stalls[split].lap())
 
     def rest(self) -> LoaderCounters | None:
         """Return the counts since the last pass, or None if the coordinator did not answer."""

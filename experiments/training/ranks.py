@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # they are
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # it is
 
-from superdl.super_wire.errors import ConfigError, SuperError
+from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,12 +22,6 @@ if TYPE_CHECKING:
 
 # Limit for one collective: a rank may be writing a data set, or warming a cache, while others wait.
 _GROUP_TIMEOUT = timedelta(minutes=30)
-_STORE_TIMEOUT = timedelta(seconds=20)
-_FAILURE = "failure"
-
-
-class OtherRankError(SuperError):
-    """Another rank failed first. The message states the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +108,6 @@ class Ranks:
             dist.broadcast(torch.frombuffer(own, dtype=torch.uint8), src=0)
         return bytes(own)
 
-    def gathered(self, value: torch.Tensor) -> list[torch.Tensor]:
-        """Gather a CPU tensor from each rank, all of one shape and type, in rank order."""
-        if not self.several:
-            return [value]
-        everyones = [torch.empty_like(value) for _ in range(self.process.replicas)]
-        dist.all_gather(everyones, value)
-        return everyones
-
     @contextlib.contextmanager
     def one_of_each_host_first(self) -> Iterator[None]:
         """Let the first rank of each host run the block before the host's other ranks."""
@@ -136,12 +122,11 @@ class Ranks:
 def join_ranks(process: ProcessRank, device: torch.device, *, alone: bool = False) -> Iterator[Ranks]:
     """Join the other ranks, with gloo for the CPU and NCCL for CUDA, and leave them at the end.
 
-    A rank whose block fails reports the reason to the others, which then raise
-    :class:`OtherRankError`. ``alone`` makes a group for a single process too; FSDP needs one.
+    If a rank fails, the others end when torchrun ends them or their connection to it breaks.
+    ``alone`` makes a group for a single process too; FSDP needs one.
 
     Raises:
         ConfigError: the group cannot be created.
-        OtherRankError: another rank failed first.
     """
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if process.replicas == 1:
@@ -160,33 +145,8 @@ def join_ranks(process: ProcessRank, device: torch.device, *, alone: bool = Fals
             f"rank {process.rank} of {process.replicas} could not join the others: {error}; start the run "
             "with torchrun, which sets MASTER_ADDR and MASTER_PORT"
         ) from error
-    try:
-        yield Ranks(process)
-        dist.destroy_process_group()  # not after a failure: it could wait for a failed rank
-    except BaseException as error:
-        # torchrun interrupts the other ranks after a failure: that is no reason of theirs.
-        reason = f"{type(error).__name__}: {error}".removesuffix(": ") if isinstance(error, Exception) else ""
-        first = _first_failure(process.rank, reason)
-        if first is not None:
-            raise OtherRankError(first) from error
-        raise
-
-
-def _first_failure(rank: int, reason: str) -> str | None:
-    """Store this rank's ``reason``, if any, and return the reason of another rank that failed first."""
-    mine = f"rank {rank} failed: {reason}"
-    with contextlib.suppress(RuntimeError):  # the store has ended with its rank
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT)
-        # After a restart by torchrun, earlier failures must not count.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        failures = PrefixStore(f"superdl/{attempt}", store)
-        if reason:
-            failures.compare_set(_FAILURE, "", mine)  # only the first rank sets the key
-        if failures.check([_FAILURE]):
-            first = bytes(failures.get(_FAILURE)).decode()
-            return None if first == mine else first
-    return None
+    yield Ranks(process)
+    dist.destroy_process_group()  # not after a failure: it could wait for a failed rank
 
 
 class Terminated(KeyboardInterrupt):

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from superdl.experiments.loaders import Batch, Loader
-    from superdl.experiments.monitoring import GpuReading
     from superdl.experiments.spec import OptimizerSpec, Spec
     from superdl.experiments.training.device import Strategy
     from superdl.experiments.training.ranks import Ranks
@@ -41,8 +40,6 @@ def learning_rate_factor(spec: OptimizerSpec, step: int, epoch_steps: int, total
     if spec.schedule == "cosine":
         done = (step - warmup) / max(total_steps - warmup, 1)
         return 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
-    if spec.schedule == "step":
-        return float(spec.step_factor ** (step // (spec.step_epochs * epoch_steps)))
     return 1.0
 
 
@@ -55,7 +52,7 @@ class Updater:
         """Make the optimiser and its schedule, over ``epochs`` of ``epoch_steps``."""
         common: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay}
         self.optimizer: torch.optim.Optimizer = (
-            torch.optim.SGD(model.parameters(), momentum=spec.momentum, nesterov=spec.nesterov, **common)
+            torch.optim.SGD(model.parameters(), momentum=spec.momentum, **common)
             if spec.name == "sgd"
             else torch.optim.AdamW(model.parameters(), **common)
         )
@@ -137,13 +134,7 @@ class HeldStep:
 
 
 def take_step(
-    strategy: Strategy,
-    batch: Batch,
-    updater: Updater | None,
-    *,
-    step: int,
-    wait_s: float,
-    gpu: GpuReading | None,
+    strategy: Strategy, batch: Batch, updater: Updater | None, *, step: int, wait_s: float
 ) -> HeldStep:
     """Compute the loss of a batch, and update the model unless ``updater`` is None (validation)."""
     (images, labels, figures), device = batch, strategy.device
@@ -177,8 +168,6 @@ def take_step(
         "loss": loss,
         "accuracy": correct.double() / samples,
         "top5_accuracy": None if correct5 is None else correct5.double() / samples,
-        "gpu_percent": None if gpu is None else gpu.busy_percent,
-        "gpu_memory_bytes": None if gpu is None else gpu.memory_bytes,
         "plan_epoch": getattr(figures, "epoch", None),  # a plain loader has no plan
         "position": getattr(figures, "position", None),
         "straight": getattr(figures, "straight", 0),

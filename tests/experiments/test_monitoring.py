@@ -1,6 +1,5 @@
-"""The monitor over this very process: phases, files, its thread; processes sorted into groups."""
+"""The monitor over this very process: phases and its thread; processes sorted into groups."""
 
-import json
 import subprocess
 import sys
 import threading
@@ -30,29 +29,24 @@ class CountingGpu:
         self.read_by.append(threading.current_thread().name)
         if threading.current_thread() is not threading.main_thread():
             self.in_background.set()
-        return GpuReading(float(len(self.read_by)), 1000 * len(self.read_by), 80_000)
+        return GpuReading(float(len(self.read_by)), 1000 * len(self.read_by))
 
     def close(self):
         self.closed = True
 
 
-def rows_of(directory):
-    return [json.loads(line) for line in (directory / "utilization.jsonl").read_text().splitlines()]
-
-
-def test_the_thread_samples_and_the_last_reading_of_the_gpu_is_told(tmp_path):
+def test_the_thread_samples_the_gpu_for_the_phases():
     gpu = CountingGpu()
-    monitor = UtilizationMonitor(tmp_path, gpu, interval_s=0.001)
+    monitor = UtilizationMonitor(gpu, interval_s=0.001)
     assert gpu.in_background.wait(30)
     monitor.on_pass_start(0, "train", 1)
-    assert monitor.last_gpu.memory_total_bytes == 80_000
     monitor.close()
     assert gpu.closed
     assert "superdl-utilization" not in {thread.name for thread in threading.enumerate()}
-    rows = [row for row in rows_of(tmp_path) if row["subject"] == "gpu"]
-    assert [row["gpu_percent"] for row in rows] == [float(n + 1) for n in range(len(gpu.read_by))]
-    assert monitor.last_gpu.memory_bytes == rows[-1]["gpu_memory_bytes"]
-    assert monitor.utilization().phases[-1].gpu_memory_bytes_max == rows[-1]["gpu_memory_bytes"]
+    start, train = monitor.utilization().phases
+    assert start.samples + train.samples == len(gpu.read_by) + 1, "the sample between them is in both"
+    assert train.gpu_memory_bytes_max == 1000 * len(gpu.read_by)
+    assert start.gpu_percent == (start.samples + 2) / 2, "the first reading is of the time before"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +78,6 @@ def test_cpu_time_is_counted_from_the_begin_and_stays_when_a_process_ends():
         running = groups.read()["other"]
         assert running.processes >= 1
         assert running.cpu_s >= 0.19  # the system counts by ticks of 10 ms
-        assert running.rss_bytes > 1_000_000
         process.communicate(b"\n")
     ended = groups.read()
     assert ended["other"].cpu_s >= running.cpu_s

@@ -38,12 +38,11 @@ CHANGED = {
     "runs/resnet50_heterogeneous-ALONE": "$(ls -d runs/* | head -1)",
     "runs/resnet50_heterogeneous-ADDED": "$(ls -d runs/* | tail -1)",
     "superdl compare": "superdl compare --warmup-epochs 0",
-    "superdl run vit_cifar10 --find-batch-size": "true",  # it needs a GPU
+    "output=s3://bucket": "output=runs/bucket",
 }
 SHRUNK = {
     "resnet18_ddp_finetune": "recipe.resize=36 recipe.crop=32",
-    "vit_cifar10": "model.name=vit_mini model.weights=null recipe.resize=32 recipe.crop=32 "
-    "training.best_to=runs/best",
+    "vit_cifar10": "model.name=vit_mini model.weights=null recipe.resize=32 recipe.crop=32",
     "hpo_sharing": 'recipe.resize=36 recipe.crop=32 model.name=small_cnn trials={"a":{},"b":{}}',
 }
 

@@ -1,18 +1,16 @@
-"""Where a run writes and on what it runs: places of a job, files, machine and commit."""
+"""Where a run writes and on what it runs: places of a job, files and machine."""
 
 import getpass
 import json
 import math
 import os
 import platform
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
-from superdl.experiments.machine import commit_of, describe_run
+from superdl.experiments.machine import describe_run
 from superdl.experiments.output import RowLog, new_directory, strict_json
 from superdl.experiments.spec import load_spec, placed
 from superdl.super_wire.errors import ConfigError
@@ -85,29 +83,3 @@ def test_it_names_versions_and_hardware_and_nobody():
     for name in (platform.node(), getpass.getuser()):
         if len(name) > 4:  # shorter ones are parts of words
             assert name not in text
-
-
-def git(directory, *words):
-    identity = ("-c", "user.name=x", "-c", "user.email=x", "-c", "commit.gpgsign=false")
-    command = [shutil.which("git"), "-C", directory, *identity, *words]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
-
-
-def test_a_commit_and_whether_tracked_files_differ(tmp_path, monkeypatch):
-    git(tmp_path, "init", "--quiet")
-    assert commit_of(tmp_path) == (None, None), "no commit yet"
-    (tmp_path / "file").write_text("one")
-    git(tmp_path, "add", "file")
-    git(tmp_path, "commit", "--quiet", "--message", "one")
-    with monkeypatch.context() as patch:
-        patch.setenv("GIT_DIR", "/nowhere")  # a hook sets it, and it is not about this checkout
-        found = commit_of(tmp_path)
-    assert found == (git(tmp_path, "rev-parse", "HEAD"), False)
-    (tmp_path / "untracked").write_text("x")
-    assert commit_of(tmp_path)[1] is False
-    (tmp_path / "file").write_text("two")
-    assert commit_of(tmp_path)[1] is True
-    (tmp_path / "site-packages").mkdir()
-    assert commit_of(tmp_path / "site-packages") == (None, None), "a repository further up is not ours"
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert commit_of(tmp_path) == (None, None), "no git"

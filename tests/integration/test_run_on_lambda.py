@@ -38,9 +38,9 @@ def superdl(temporary, monkeypatch, valkey):
 
 
 @pytest.mark.slow
-def test_training_through_lambda(lambda_service, superdl, digits):
+def test_training_through_lambda(lambda_service, superdl, digits, monkeypatch):
+    monkeypatch.setenv("SUPER_EXECUTOR", "lambda")
     done = superdl(
-        "executor=lambda",
         f"data.train={digits}/train",
         f"data.val={digits}/val",
         "loader.num_workers=1",

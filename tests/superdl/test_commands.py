@@ -61,15 +61,12 @@ def test_run_trains_the_digits_through_the_embedded_default(tmp_path, monkeypatc
     assert trained[1]["invocations"] == trained[2]["invocations"] == 0, "the dataset fits: it is decoded once"
     (directory,) = (tmp_path / "runs").iterdir()
     assert json.loads((directory / "report.json").read_text()) == report
-    assert list((directory / "tensorboard").iterdir())
     assert "validation accuracy" in done.stderr
     whole = report["utilization"]["phases"][1]
     assert (whole["epoch"], whole["split"]) == (0, "train")
     parts = {"trainer", "workers", "coordinator", "cache", "functions"}
     assert parts <= whole["groups"].keys()
     assert whole["groups"]["workers"]["processes_max"] == 2
-    rows = map(json.loads, (directory / "utilization.jsonl").read_text().splitlines())
-    assert parts <= {row["subject"] for row in rows}
     top5 = report["epochs"][-1]["val"]["top5_accuracy"]
     assert report["epochs"][-1]["val"]["accuracy"] <= top5 <= 1
 

@@ -8,8 +8,12 @@ import json
 import sys
 
 import pytest
+import torch
 
 from superdl import experiment_commands
+from superdl.experiments import load_spec
+from superdl.experiments.machine import describe_run
+from superdl.experiments.reporting.run_report import RunReport
 from superdl.main import main
 from tests.fixtures.pages import read_page
 
@@ -25,7 +29,7 @@ def working_directory(tmp_path, monkeypatch):
         (["digits", "--repeats", "0"], "compare.repeats must be at least 1, not 0"),
         (["digits", "--warmup-epochs", "3"], "compare.warmup_epochs=3 leaves none"),
         (["digits", "--quick", "--warmup-epochs", "2"], "compare.warmup_epochs=2 leaves none"),
-        (["--runs", "nowhere"], "nowhere contains no report.json"),
+        (["--runs", "nowhere"], "nowhere is not the directory of a run: it has no report.json"),
         (["--runs", "nowhere", "--repeats", "2"], "--runs compares existing runs"),
         (
             ["--runs", "nowhere", "--warmup-epochs", "-1"],
@@ -92,7 +96,10 @@ def test_a_prediction_says_that_it_is_simulated(spec, capsys, tmp_path):
 @pytest.fixture
 def killed(tmp_path):
     """What a run leaves that was killed before its first step."""
-    (tmp_path / "report.json").write_text(json.dumps({"name": "digits", "status": "running", "spec": {}}))
+    spec = load_spec("digits").to_mapping()
+    environment = describe_run(torch.device("cpu"))
+    report = RunReport("digits", "2026-01-01T00:00:00+00:00", str(tmp_path), spec, environment)
+    (tmp_path / "report.json").write_text(json.dumps(report.to_mapping()))
     return tmp_path
 
 
@@ -101,7 +108,7 @@ def test_the_page_is_made_and_named(killed, capsys):
     assert capsys.readouterr().out == f"{killed / 'report.html'}\n"
     page = read_page((killed / "report.html").read_text())
     assert page.title == "Run digits: running"
-    assert "Running, or killed: 0 epochs so far." in page.text
+    assert "Running, or killed: 0 of 3 epochs in 0 s so far." in page.text
     assert main(["report", str(killed), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told == {"page": str(killed / "report.html"), "name": "digits", "status": "running"}
@@ -120,11 +127,9 @@ def test_a_directory_of_no_run_is_refused(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_of_runs_points_to_the_book_that_shows_them(killed, capsys):
-    runs = killed.parent
-    assert main(["report", str(runs)]) == 2
-    assert f"superdl report --book {runs}" in capsys.readouterr().err
-    assert main(["report", "--book", str(runs)]) == 0
+def test_a_directory_of_runs_is_refused_with_a_hint(killed, capsys):
+    assert main(["report", str(killed.parent)]) == 2
+    assert "its runs are below it" in capsys.readouterr().err
 
 
 def test_a_place_that_cannot_be_written_is_named(killed, capsys):

@@ -64,7 +64,7 @@ COMMANDS = {
     "advise": [["advise", FILE]],
     "compare": [["compare", FILE], ["compare", "--runs", FILE]],
     "evaluate": [["evaluate", FILE]],
-    "report": [["report", FILE], ["report", "--book", FILE]],
+    "report": [["report", FILE]],
     "data": [["data", "import", FILE], ["data", "make", HOSTILE]],
     "demo": [["demo", FILE], ["demo", HOSTILE]],
     "cost": [["cost", "--machine", HOSTILE], ["cost", "--set", f"{HOSTILE}=1"]],

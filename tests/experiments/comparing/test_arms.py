@@ -50,11 +50,11 @@ def test_trials_lie_over_the_arm_which_lies_over_the_spec():
 def test_trials_share_services_only_where_functions_run_and_nobody_names_a_coordinator():
     trials = {"a": {}, "b": {"loader.batch_size": 4}}
     shared, plain = arms_of(spec_of(trials=trials))
-    assert (shared.sharing, plain.sharing) == (shared.trials[0].spec, None)
+    assert (shared.shares, plain.shares) == (True, False)
     alone, _ = arms_of(spec_of())
-    assert alone.sharing is None
+    assert not alone.shares
     named, _ = arms_of(spec_of(trials=trials, loader={"coordinator": "host:50051"}))
-    assert named.sharing is None
+    assert not named.shares
 
 
 @given(ARMS, st.integers(1, 12))
@@ -71,7 +71,7 @@ def found_run(place, *walls_s, first=0, ranks=1, **changes):
     place.mkdir(parents=True)
     passes = [one_pass(samples=4000, wall_s=wall_s, produced=None) for wall_s in walls_s]
     report = run_of(*passes, images=(4000, None), first=first, ranks=ranks) | {
-        "format": 2,
+        "format": 3,
         "name": "found",
         "status": "finished",
         "wall_s": 30.0,
@@ -87,7 +87,7 @@ def found_run(place, *walls_s, first=0, ranks=1, **changes):
 def test_runs_are_compared_by_name_and_what_they_do_not_tell_is_said(tmp_path):
     """Of a run that went on the first epoch is cold, whatever its number."""
     alone = found_run(tmp_path / "alone", 140.0, 40.0, executor="as the coordinator at x decides")
-    ranks = found_run(tmp_path / "ranks", 10.0, 20.0, ranks=4, environment={"machine": "other"})
+    ranks = found_run(tmp_path / "ranks", 10.0, 20.0, ranks=4)
     on = found_run(tmp_path / "on", 140.0, 50.0, first=3)
     found = compare_runs([f"alone={alone}", f"ranks={ranks}", f"alone={on}"])
     assert [arm.name for arm in found.arms] == ["alone", "ranks"]
@@ -95,12 +95,9 @@ def test_runs_are_compared_by_name_and_what_they_do_not_tell_is_said(tmp_path):
     notes = " ".join(found.notes)
     for words in (
         "ranks had 4 ranks: CPU is not compared",
-        "2 different machines",
         "alone used a coordinator",
-        "on was resumed in epoch 4",
     ):
         assert words in notes
-    assert "was resumed" not in " ".join(compare_runs([alone]).notes)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +105,7 @@ def test_runs_are_compared_by_name_and_what_they_do_not_tell_is_said(tmp_path):
     [
         ({"status": "failed"}, "has status failed: leave it out"),
         ({"epochs": []}, r"1 warm-up epoch\(s\) leave no epoch"),
-        ({"format": 1}, "is not in format 2"),
+        ({"format": 1}, "is not in format 3"),
     ],
 )
 def test_a_run_that_cannot_be_compared_is_refused_by_name(tmp_path, changes, message):
@@ -137,7 +134,7 @@ def test_a_run_that_does_not_end_when_asked_is_killed(tmp_path, monkeypatch):
     stand_in.chmod(0o700)
     monkeypatch.setattr(processes, "sys", SimpleNamespace(executable=str(stand_in)))
     runs = [RunProcess(name, tmp_path / name, tmp_path / f"{name}.txt") for name in ("fails", "hangs")]
-    run_together(runs, lambda: None, end_wait_s=0.1)
+    run_together(runs, end_wait_s=0.1)
     failed, hung = runs
     assert (failed.code, failed.was_ended) == (3, False)
     assert (hung.code, hung.was_ended) == (-signal.SIGKILL, True)

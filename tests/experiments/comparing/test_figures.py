@@ -66,16 +66,11 @@ def test_runs_at_once_share_what_was_decoded_and_are_added_up():
     assert round_figures(RoundMeasured((plain,) * 8), 0).decodes_per_image == 16.0
 
 
-def test_shared_services_count_once_and_from_the_first_end_of_a_warmup():
-    services = ((10.0, {"cache": 1.0}), (20.0, {"cache": 2.0}), (30.0, {"cache": 5.0, "functions": 7.0}))
-    runs = tuple(
-        run_of(one_pass(), one_pass(), phases=((1, 2.0, {"trainer": 1.0}),), ends={0: end})
-        for end in (21.0, 29.0)
-    )
-    figures = round_figures(RoundMeasured(runs, services=services), warmup_epochs=1)
-    assert figures.cpu_ms_by_group == pytest.approx({"trainer": 10.0, "cache": 15.0, "functions": 35.0})
-    whole = round_figures(RoundMeasured(runs, services=services), warmup_epochs=0)
-    assert whole.cpu_ms_by_group["cache"] == pytest.approx(1000 * 5.0 / 400)
+def test_shared_services_count_once_and_from_their_start():
+    runs = (run_of(one_pass(), one_pass(), phases=((1, 2.0, {"trainer": 1.0}),)),) * 2
+    services = {"cache": 5.0, "functions": 7.0}
+    figures = round_figures(RoundMeasured(runs, services_cpu_s=services), warmup_epochs=1)
+    assert figures.cpu_ms_by_group == pytest.approx({"trainer": 10.0, "cache": 25.0, "functions": 35.0})
 
 
 @pytest.mark.parametrize(

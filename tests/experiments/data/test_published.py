@@ -1,16 +1,9 @@
 """From the data section of a spec to source URLs; published sets in their layouts are never written into."""
 
-import gzip
-import shutil
-import struct
-
-import numpy as np
 import pytest
-from PIL import Image
 
 from superdl.coordinator.catalog import list_source
 from superdl.experiments.data import MADE_SETS, PreparedData, Source, make_set, prepare_data
-from superdl.experiments.data.sources import find_published
 from superdl.experiments.spec import DataSpec
 from superdl.super_wire.errors import SourceError
 from tests.experiments.data.small_sets import files_of, write_images
@@ -115,58 +108,3 @@ def test_class_folders_are_taken_as_they_are(tmp_path, kind, names, val):
     assert train.classes == validation.classes
     assert len(train.keys) + len(validation.keys) == len(names)
     assert [entry.name for entry in tmp_path.iterdir()] == ["set"]
-
-
-def idx(array):
-    return bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
-
-
-def write_mnist(directory, *, zipped=True):
-    directory.mkdir(parents=True)
-    random = np.random.default_rng(0)
-    images = random.integers(256, size=(12, 28, 28), dtype=np.uint8)
-    for prefix, part in (("train", slice(0, 8)), ("t10k", slice(8, 12))):
-        for kind, array in (("images-idx3", images), ("labels-idx1", np.arange(12, dtype=np.uint8) % 2)):
-            content = idx(array[part])
-            name = f"{prefix}-{kind}-ubyte" + (".gz" if zipped else "")
-            (directory / name).write_bytes(gzip.compress(content) if zipped else content)
-    return images
-
-
-@pytest.mark.parametrize(("below", "zipped"), [("", True), ("MNIST/raw", False)])
-def test_mnist_becomes_png_files_once(tmp_path, below, zipped):
-    images = write_mnist(tmp_path / "mnist" / below, zipped=zipped)
-    told = []
-    spec = DataSpec(kind="mnist", directory=str(tmp_path / "mnist"))
-    prepared = prepare_data(spec, told.append)
-    assert told == [f"writing the 12 images of mnist as PNG files to {tmp_path}/mnist-superdl, once"]
-    assert prepare_data(spec, told.append) == prepared
-    assert len(told) == 1
-    train, val = list_source(prepared.train.url), list_source(prepared.val.url)
-    assert (train.labels.tolist(), val.labels.tolist()) == ([0] * 4 + [1] * 4, [0, 0, 1, 1])
-    with Image.open(tmp_path / "mnist-superdl" / "val" / "1" / "00003.png") as image:
-        assert image.mode == "L"
-        assert (np.asarray(image) == images[11]).all()
-
-
-def test_cifar_10_becomes_png_files_once_and_damage_is_named(tmp_path):
-    place = tmp_path / "cifar10" / "cifar-10-batches-bin"
-    place.mkdir(parents=True)
-    rows = np.random.default_rng(0).integers(256, size=(12, 3073), dtype=np.uint8)
-    rows[:, 0] = np.arange(12) % 10
-    batches = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
-    for batch, part in zip(batches, np.split(rows, 6), strict=True):
-        (place / batch).write_bytes(part.tobytes())
-    found = prepare_data(DataSpec(kind="cifar10", directory=str(tmp_path / "cifar10")))
-    train, val = list_source(found.train.url), list_source(found.val.url)
-    assert train.classes[:3] == ("airplane", "automobile", "bird")
-    assert (train.labels.tolist(), val.labels.tolist()) == (list(range(10)), [0, 1])
-    with Image.open(tmp_path / "cifar10-superdl" / "val" / "automobile" / "00001.png") as image:
-        assert (np.asarray(image) == rows[11, 1:].reshape(3, 32, 32).transpose(1, 2, 0)).all()
-    shutil.rmtree(tmp_path / "cifar10-superdl")
-    (place / "test_batch.bin").write_bytes(b"x" * 3073)
-    with pytest.raises(SourceError, match="the val files of cifar10 do not match"):
-        find_published("cifar10", tmp_path / "cifar10")
-    (place / "test_batch.bin").write_bytes(b"x")
-    with pytest.raises(SourceError, match="no whole CIFAR-10 images"):
-        find_published("cifar10", tmp_path / "cifar10")

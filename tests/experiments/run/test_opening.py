@@ -1,4 +1,4 @@
-"""What a spec says of functions reaches what the run starts; listeners; the search for a batch."""
+"""What a spec says of functions reaches what the run starts; listeners."""
 
 import json
 import os
@@ -10,13 +10,12 @@ import pytest
 import yaml
 
 from superdl.experiments.run.listeners import StepTimes
-from superdl.experiments.run.training_run import embedded_executor, executor_of, shipped_steps_allowed
+from superdl.experiments.run.training_run import executor_of, shipped_steps_allowed
 from superdl.experiments.spec import RecipeSpec, load_spec
-from superdl.super_wire.errors import ConfigError, RecipeError
+from superdl.super_wire.errors import RecipeError
 from tests.experiments.small_runs import step_record
 from tests.fixtures.images import write_images
 
-ON_LAMBDA = ["executor=lambda", "data.train=s3://bucket/train"]
 HEAVY = {
     "op": "custom",
     "name": "experiments.augmentations.heavy:heavy@1",
@@ -37,8 +36,6 @@ def nothing_is_set(monkeypatch):
     [
         ([], {}, "local"),
         ([], {"SUPER_EXECUTOR": "lambda"}, "lambda"),
-        (["executor=local, lambda"], {"SUPER_EXECUTOR": "lambda"}, "local,lambda"),
-        (ON_LAMBDA, {}, "lambda"),
         (["loader.kind=torch"], {"SUPER_EXECUTOR": "lambda"}, None),
         (["loader.coordinator=h:1"], {"SUPER_EXECUTOR": "lambda"}, "as the coordinator at h:1 decides"),
         ([], {"SUPER_COORDINATOR": "h:2"}, "as the coordinator at h:2 decides"),
@@ -48,22 +45,6 @@ def test_what_runs_functions(monkeypatch, overrides, variables, executor):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert executor_of(load_spec("digits", overrides)) == executor
-
-
-def test_a_coordinator_of_the_environment_decides_alone(monkeypatch):
-    monkeypatch.setenv("SUPER_COORDINATOR", "h:2")
-    with pytest.raises(ConfigError, match="SUPER_COORDINATOR is set"):
-        executor_of(load_spec("digits", ON_LAMBDA))
-
-
-@pytest.mark.parametrize(("overrides", "before"), [(ON_LAMBDA, None), (ON_LAMBDA, "local"), ([], "lambda")])
-def test_the_embedded_default_hears_of_the_executor(monkeypatch, overrides, before):
-    if before is not None:
-        monkeypatch.setenv("SUPER_EXECUTOR", before)
-    with pytest.raises(KeyError), embedded_executor(load_spec("digits", overrides)):  # noqa: PT012  # looked at within
-        assert os.environ["SUPER_EXECUTOR"] == "lambda"
-        raise KeyError
-    assert os.environ.get("SUPER_EXECUTOR") == before
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Updates, random states, and devices are torch's, as specs name them; what is spent is counted once."""
+"""Updates and devices are torch's, as specs name them; what is spent is counted once."""
 
 import json
 
@@ -6,12 +6,8 @@ import pytest
 import torch
 
 from superdl.experiments.spec import OptimizerSpec
-from superdl.experiments.training.device import (
-    pick_device,
-    random_states,
-    restore_random_states,
-)
-from superdl.experiments.training.ranks import ProcessRank, Ranks
+from superdl.experiments.training.device import pick_device
+from superdl.experiments.training.ranks import ProcessRank
 from superdl.experiments.training.steps import Updater
 from superdl.super_wire.errors import ConfigError
 from tests.experiments.small_runs import done, spec_of, the_run
@@ -68,9 +64,6 @@ def test_steps_have_what_their_own_samples_cost_and_passes_what_was_spent(digits
     assert all((row["lr"] is None) == (row["split"] == "val") for row in rows)
 
 
-CPU = torch.device("cpu")
-
-
 def test_each_rank_has_the_gpu_of_its_number(monkeypatch):
     taken = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -82,13 +75,3 @@ def test_each_rank_has_the_gpu_of_its_number(monkeypatch):
     assert pick_device("cuda", ProcessRank()) == torch.device("cuda")
     with pytest.raises(ConfigError, match=r"rank 2 has local rank 2, but its host has 2 GPU\(s\)"):
         pick_device("auto", ProcessRank(2, 3, 2))
-
-
-@pytest.mark.parametrize("damage", [{}, {"cpu": None}, {"cpu": [torch.zeros(3)]}])
-def test_random_states_that_are_damaged_are_told_as_such(damage):
-    alone, device = Ranks(ProcessRank()), CPU
-    whole = random_states(device, alone)
-    assert restore_random_states(whole, device, alone)
-    with pytest.raises(ConfigError, match="the checkpoint's random states are damaged"):
-        restore_random_states(whole | damage if damage else damage, device, alone)
-    assert restore_random_states(whole, device, alone)
