@@ -7,16 +7,15 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from aws_lambda_powertools import Logger, Metrics
-from aws_lambda_powertools.metrics import MetricUnit
-from aws_lambda_powertools.shared.functions import strtobool
-
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
+    from aws_lambda_powertools import Logger, Metrics
+
     from superdl.super_wire.request import PrefetchResult
 
 _SERVICE = "super-prefetch"
+_TRUE = frozenset({"1", "y", "yes", "t", "true", "on"})  # as Powertools reads its switches
 
 
 class Telemetry:
@@ -24,21 +23,33 @@ class Telemetry:
 
     def __init__(self, log_level: str) -> None:
         # Lambda collects the output. Elsewhere SUPER_LOG_LEVEL and POWERTOOLS_METRICS_DISABLED turn it off.
-        self._logger = Logger(service=_SERVICE, level=log_level)
-        self._metrics = Metrics(namespace="SUPER", service=_SERVICE)
+        self._level, self._is_logging = log_level, log_level in {"DEBUG", "INFO"}
         # The switch in Powertools stops flushing, but not the output after every hundred values.
-        self._is_metering = not strtobool(os.environ.get("POWERTOOLS_METRICS_DISABLED") or "false")
+        self._is_metering = os.environ.get("POWERTOOLS_METRICS_DISABLED", "").lower() not in _TRUE
+
+    # Powertools takes a fifth of a function's imports, so it is loaded only to write something.
+    @functools.cached_property
+    def _logger(self) -> Logger:
+        from aws_lambda_powertools import Logger
+
+        return Logger(service=_SERVICE, level=self._level)
+
+    @functools.cached_property
+    def _metrics(self) -> Metrics:
+        from aws_lambda_powertools import Metrics
+
+        return Metrics(namespace="SUPER", service=_SERVICE)
 
     def warmed(self, *, cold_start: bool, golden: str) -> None:
         """Log an answered warm event."""
-        self._logger.info("warmed", extra={"cold_start": cold_start, "golden": golden})
+        if self._is_logging:
+            self._logger.info("warmed", extra={"cold_start": cold_start, "golden": golden})
 
     def finished(self, result: PrefetchResult, context: Any) -> None:
         """Log and count an answered prefetch request. ``context`` is that of the handler."""
         counts = Counter(result.outcomes)
-        self._logger.info(
-            "prefetched",
-            extra={
+        if self._is_logging:
+            extra = {
                 "request_id": result.request_id,
                 "function_request_id": context.aws_request_id,
                 "cold_start": result.cold_start,
@@ -46,10 +57,12 @@ class Telemetry:
                 "duration_ms": result.duration_us // 1000,
                 "messages": list(result.messages.values())[:3],
                 "store_trouble": result.store_trouble,
-            },
-        )
+            }
+            self._logger.info("prefetched", extra=extra)
         if not self._is_metering:
             return
+        from aws_lambda_powertools.metrics import MetricUnit
+
         samples, cached = len(result.outcomes), counts[Outcome.CACHED]
         self._metrics.set_default_dimensions(function_name=context.function_name)
         for name, unit, value in (

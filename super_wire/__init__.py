@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from superdl.super_wire.batch_ref import BatchRef
-from superdl.super_wire.recipe import Recipe
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from superdl.super_wire.batch_ref import BatchRef
+    from superdl.super_wire.recipe import Recipe
 
 __all__ = ["BatchRef", "Recipe"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'superdl.super_wire' has no attribute {name!r}")
+    # On first use, so that processes that only start others do not pay for numpy.
+    from superdl.super_wire import batch_ref, recipe
+
+    return {"BatchRef": batch_ref.BatchRef, "Recipe": recipe.Recipe}[name]

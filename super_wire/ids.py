@@ -7,8 +7,6 @@ import re
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
-import numpy as np
-
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -161,6 +159,9 @@ def batch_ids(ids: bytes, offsets: Sequence[int]) -> list[bytes]:
 
     ``offsets`` contains the start of each batch, in samples, and the end of the last one.
     """
+    # Processes that only start others do not pay for it.
+    import numpy as np
+
     count = len(ids) // ID_BYTES
     # Prefix the ids of all batches with their length at once.
     framed = np.empty((count, 8 + ID_BYTES), dtype=np.uint8)

@@ -14,8 +14,6 @@ import time
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from superdl.lambda_prefetch.settings import store_in
-from superdl.lambda_prefetch.worker.showing import check_listening, show
 from superdl.lambda_prefetch.worker.slots import FUNCTION, Slots, WorkerSettings
 from superdl.super_wire.credentials import CoordinatorCredentials
 from superdl.super_wire.errors import ConfigError, SuperError
@@ -94,14 +92,9 @@ def _work(settings: WorkerSettings) -> int:
     # An actor has its node's environment: credentials do not pass through Ray.
     credentials = CoordinatorCredentials.from_environment(os.environ)
     credentials.check_suffices(host_and_port(settings.coordinator)[0])
-    settings = replace(settings, credentials=credentials)
-    check_listening(settings)
     if settings.store:
         os.environ["SUPER_STORE"] = settings.store  # for the slots
-    store = store_in(os.environ)
-    if settings.store_only and not store:
-        raise ConfigError("a worker that only restores and saves needs a store: set --store (or SUPER_STORE)")
-    return asyncio.run(_serve(replace(settings, store=store)))
+    return asyncio.run(_serve(replace(settings, credentials=credentials)))
 
 
 async def _serve(settings: WorkerSettings) -> int:
@@ -111,9 +104,18 @@ async def _serve(settings: WorkerSettings) -> int:
     slots, trouble = Slots(settings.function, settings.slots, nice=settings.nice), ""
     starting, stack = asyncio.create_task(slots.start()), contextlib.ExitStack()
     try:
-        await asyncio.sleep(0)  # the slots start while gRPC is imported
+        # In a thread: the slots start meanwhile.
+        await asyncio.to_thread(_import_calling)
+        from superdl.lambda_prefetch.settings import store_in
         from superdl.lambda_prefetch.worker.calling import serve
+        from superdl.lambda_prefetch.worker.showing import check_listening, show
 
+        check_listening(settings)
+        settings = replace(settings, store=store_in(os.environ))
+        if settings.store_only and not settings.store:
+            raise ConfigError(
+                "a worker that only restores and saves needs a store: set --store (or SUPER_STORE)"
+            )
         await show(settings, slots, connected, stack)
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -130,6 +132,11 @@ async def _serve(settings: WorkerSettings) -> int:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         await slots.close()
+
+
+def _import_calling() -> None:
+    """Import the modules that need gRPC and numpy, which takes as long as a slot's start."""
+    from superdl.lambda_prefetch.worker import calling  # noqa: F401
 
 
 class RayWorker:

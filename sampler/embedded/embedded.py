@@ -190,6 +190,9 @@ class Embedded:
         self._processes = [old for old in self._processes if old.poll() is None] + [process]
 
     def _await_ready(self, hold: socket.socket) -> None:
+        # The first call needs it, and its import takes as long as part of the coordinator's start.
+        from superdl.super_wire import coordinator_pb2_grpc  # noqa: F401
+
         answers, begun_s = select.poll(), time.monotonic()
         answers.register(hold, select.POLLIN)
         while not answers.poll(1000 * min(_TELL_EVERY_S, self._start_timeout_s)):

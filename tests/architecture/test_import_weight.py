@@ -14,14 +14,15 @@ GRPC = {"grpc", "google.protobuf", "superdl.super_wire.coordinator_pb2"}
 
 # module: what importing it must not load
 LIGHT = {
-    "superdl.super_wire": TRAINING | GRPC | {"boto3", "PIL"},
+    "superdl.super_wire": TRAINING | GRPC | {"boto3", "PIL", "numpy"},
     "superdl.coordinator.core": TRAINING | GRPC | {"boto3", "PIL", "asyncio"},
     "superdl.coordinator.server.server": TRAINING | {"boto3", "PIL", "pydantic"},
-    "superdl.lambda_prefetch.handler": TRAINING | GRPC,
-    "superdl.lambda_prefetch.worker.slot": TRAINING | GRPC | {"asyncio", "boto3"},
+    "superdl.lambda_prefetch.handler": TRAINING | GRPC | {"aws_lambda_powertools", "botocore"},
+    "superdl.lambda_prefetch.worker.command": TRAINING | GRPC | {"boto3", "numpy"},
+    "superdl.lambda_prefetch.worker.slot": TRAINING | GRPC | {"asyncio", "boto3", "numpy"},
     "superdl.super_dataset": GRPC | {"boto3", "PIL"},
     "superdl.sampler": GRPC | {"boto3", "PIL"},
-    "superdl.coordinator.embedded.__main__": TRAINING | GRPC | {"boto3"},
+    "superdl.coordinator.embedded.__main__": TRAINING | GRPC | {"boto3", "numpy"},
     "superdl": TRAINING | GRPC | {"boto3", "PIL", "numpy"},
     "superdl.main": TRAINING | GRPC | {"boto3", "PIL", "numpy"},
 }
