@@ -14,7 +14,7 @@ from superdl.experiments.reporting.tables import passes_table
 from superdl.super_wire.waits import UNKNOWN, WAITS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rich.console import Console
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from superdl.experiments.monitoring import Utilization
     from superdl.experiments.records import EpochSummary, LoaderCounters, PassSummary, StepTime
     from superdl.experiments.reporting.run_files import Pass
+    from superdl.sampler.stats import WorkerUse
 
 # Waiting for a smaller share of a pass does not matter; waiting for a larger one limits the pass.
 _NO_LIMIT, _LIMIT = 0.05, 0.2
@@ -159,6 +160,28 @@ class LearningPoint:
     accuracy: float
 
 
+@dataclass(frozen=True, slots=True)
+class HostUsage:
+    """CPU use of a remote host's worker, from the first training step to the end of the last epoch."""
+
+    host: str
+    slots: int
+    cpu_s: float
+
+
+def host_usages(before: Iterable[WorkerUse], after: Iterable[WorkerUse]) -> tuple[HostUsage, ...]:
+    """Return the CPU use of each remote host's worker between two readings, by name."""
+    # A worker that started in between counts from its start, and so does one that restarted: its counter then
+    # begins at zero. The CPU of the coordinator's own worker is part of the coordinator's.
+    cpu_before = {worker.name: worker.cpu_s for worker in before}
+    usages = []
+    for worker in after:
+        used_s = worker.cpu_s - cpu_before.get(worker.name, 0.0)
+        if worker.name != "local":
+            usages.append(HostUsage(worker.name, worker.slots, used_s if used_s >= 0 else worker.cpu_s))
+    return tuple(usages)
+
+
 @dataclass(slots=True)
 class RunReport:
     """Everything known about a run, gathered while it runs. docs/runs.md describes it."""
@@ -187,6 +210,7 @@ class RunReport:
     strategy: str | None = None
     precision: str | None = None
     step_times: tuple[StepTime, ...] = ()
+    hosts: tuple[HostUsage, ...] = ()
 
     @property
     def validation(self) -> PassSummary | None:

@@ -21,7 +21,7 @@ from superdl.experiments.models import build_model, load_weights
 from superdl.experiments.monitoring import UtilizationMonitor, meter_of
 from superdl.experiments.output import new_directory
 from superdl.experiments.run.listeners import Progress, StepTimes
-from superdl.experiments.run.state import RunState, checkpoints_of, facts_of, go_on
+from superdl.experiments.run.state import RunState, checkpoints_of, facts_of, go_on, workers_of
 from superdl.experiments.spec import MODEL_DIR
 from superdl.experiments.training import Trainer
 from superdl.experiments.training.device import pick_device, seed_everything, strategy_name
@@ -87,6 +87,7 @@ def _train(state: RunState, console: Console) -> None:
         state.report.executor = executor_of(spec)
         monitor = _monitor(state, stack)
         train, val = _loaders(state, stack, print_line)
+        state.workers_now = partial(workers_of, train)
         facts = facts_of(state, train, val)
         checkpoints = checkpoints_of(state, train, facts)
         trainer = Trainer(
