@@ -10,12 +10,11 @@ import numpy as np
 from superdl.coordinator.core import EVERY_EPOCH, PacksLost, RecordsStored, footprint
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from superdl.coordinator.core import SetKey
-    from superdl.experiments.simulator.world import World
     from superdl.experiments.simulator.world_model import WorldModel
 
     Indices = NDArray[np.int64]
@@ -162,20 +161,20 @@ class CacheModel:
 class StoreModel:
     """Packs of all datasets, which outlive cache and coordinator. Faults lose packs and spoil records."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._faults = world.model.faults
-        datasets = world.model.datasets.values()
+    def __init__(self, model: WorldModel, rng: np.random.Generator, now_s: Callable[[], float]) -> None:
+        self._model, self._rng, self._now_s = model, rng, now_s
+        self._faults = model.faults
+        datasets = model.datasets.values()
         # The pack of each sample's newest record, 0 if never written, and whether the record is still good.
         self._packs = {data.name: np.zeros(data.size, dtype=np.uint32) for data in datasets}
         self._good = {data.name: np.zeros(data.size, dtype=np.bool_) for data in datasets}
         self._next = 1
-        if world.model.settings.store and world.model.stored:
+        if model.settings.store and model.stored:
             self._fill()
 
     def _fill(self) -> None:
         """Write packs with some of the samples, as earlier coordinators left them."""
-        model, rng = self._world.model, self._world.array_rng
+        model, rng = self._model, self._rng
         for data in model.datasets.values():
             if data.random:
                 continue
@@ -185,7 +184,7 @@ class StoreModel:
                 self.write(data.name, pack)
 
     def _is_within(self, spans: Sequence[tuple[float, float]]) -> bool:
-        return any(start_s <= self._world.now_s < end_s for start_s, end_s in spans)
+        return any(start_s <= self._now_s() < end_s for start_s, end_s in spans)
 
     @property
     def answers(self) -> bool:
@@ -203,7 +202,7 @@ class StoreModel:
             return 0
         pack, self._next = self._next, self._next + 1
         self._packs[dataset][indices] = pack
-        self._good[dataset][indices] = self._world.array_rng.random(indices.size) >= self._faults.rots
+        self._good[dataset][indices] = self._rng.random(indices.size) >= self._faults.rots
         return pack
 
     def good(self, key: SetKey, indices: Indices) -> Mask:
@@ -223,7 +222,7 @@ class StoreModel:
     def lose(self, share: float) -> PacksLost:
         """Lose a share of all packs."""
         numbers = np.unique(np.concatenate(list(self._packs.values())))
-        lost = numbers[(numbers > 0) & (self._world.array_rng.random(numbers.size) < share)]
+        lost = numbers[(numbers > 0) & (self._rng.random(numbers.size) < share)]
         for name, packs in self._packs.items():
             gone = np.isin(packs, lost)
             packs[gone], self._good[name][gone] = 0, False

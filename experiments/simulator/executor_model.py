@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.coordinator.core import Prefetch
-    from superdl.experiments.simulator.world import World
+    from superdl.experiments.simulator.simulation import Simulation
     from superdl.experiments.simulator.world_model import FunctionsModel
 
 _REFUSAL_S = 0.002
@@ -65,7 +65,7 @@ class _Taken(NamedTuple):
 class ExecutorModel:
     """Function instances, warm and cold, under the limits of :class:`FunctionsModel`."""
 
-    def __init__(self, world: World, functions: FunctionsModel) -> None:
+    def __init__(self, world: Simulation, functions: FunctionsModel) -> None:
         self._world = world
         self._functions = functions
         self._waiting: deque[_Taken] = deque()

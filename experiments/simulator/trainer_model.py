@@ -17,11 +17,12 @@ from superdl.coordinator.core import (
     JobOpened,
     SetKey,
 )
+from superdl.experiments.simulator.world_model import BatchModel
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from superdl.experiments.simulator.world import World
+    from superdl.experiments.simulator.simulation import Simulation
     from superdl.experiments.simulator.world_model import JobScript
 
 _CALL_RETRY_S = 0.5
@@ -30,23 +31,6 @@ _REPORT_DELAY_S = 0.001
 _POLL_S = 0.005
 _POLL_MAX_S = 1.0
 _NOTHING = np.empty(0, dtype=np.int64)
-
-
-@dataclass(slots=True)
-class BatchModel:
-    """A batch of the pass ``number`` that a reader reads, with the records read so far."""
-
-    number: int
-    position: int
-    key: SetKey
-    indices: NDArray[np.int64]
-    padding: NDArray[np.bool_]
-    began_s: float
-    missing: NDArray[np.int64]
-    placed: NDArray[np.bool_]  # samples that the page places in the store
-    hits: int = 0
-    straight: int = 0
-    attempts: int = 0
 
 
 @dataclass(slots=True)
@@ -65,7 +49,7 @@ class PassFigures:
 class TrainerModel:
     """A rank. All of its actions are scheduled by ``world.after``."""
 
-    def __init__(self, world: World, script: JobScript, rank: int) -> None:
+    def __init__(self, world: Simulation, script: JobScript, rank: int) -> None:
         self.world = world
         self.script = script
         self.rank = rank

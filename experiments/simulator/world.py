@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
-import random
 from functools import partial
-from time import thread_time
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -25,60 +21,35 @@ from superdl.coordinator.core import (
     ReadBack,
     RecordReadBack,
     SetKey,
-    Tick,
     WriteTombstones,
 )
-from superdl.experiments.simulator.cache_model import HEADROOM, CacheModel, StoreModel
+from superdl.experiments.simulator.cache_model import HEADROOM
 from superdl.experiments.simulator.executor_model import ExecutorModel
+from superdl.experiments.simulator.simulation import Simulation
 from superdl.experiments.simulator.trainer_model import TrainerModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from superdl.coordinator.core import Action, Event, RequestDone, RequestFailed
-    from superdl.experiments.simulator.trainer_model import BatchModel
-    from superdl.experiments.simulator.world_model import WorldModel
+    from superdl.coordinator.core import Action
+    from superdl.experiments.simulator.world_model import BatchModel, WorldModel
 
 _AUDIT_S = 0.001
 _RETRY_S = 0.5
 _UPKEEP_S = 1.0
 
 
-class InvariantError(AssertionError):
-    """The core broke a promise. The message contains the seed that reproduces it."""
-
-
-class World:
-    """One simulation: virtual time, the core, and models of all around it.
-
-    Args:
-        model: the parts of the world.
-        make_core: a seam for planted bugs.
-    """
+class World(Simulation):
+    """A simulation with its executors and trainers. Arguments are those of `Simulation`."""
 
     def __init__(self, model: WorldModel, make_core: Callable[[WorldModel], Core] | None = None) -> None:
-        self.model = model
-        self.make_core = make_core or (lambda model: Core(model.settings))
-        self.core = self.make_core(model)
-        self.rng = random.Random(model.seed + 1)
-        self.array_rng = np.random.default_rng(model.seed % 2**63 + 1)
-        self.now_s = 0.0
-        self._calls: list[tuple[float, int, Callable[[], object]]] = []  # a heap
-        self._numbers = itertools.count()
-        self.cache = CacheModel(model, self.array_rng)
-        self.store = StoreModel(self)
-        self.coordinator_up = True
-        self.cache_was_empty = True
-        self.life = 0  # restarts of the coordinator
-        self.wakes_at_s = np.inf
-        # CPU seconds of this machine spent in the core, in total and for the longest step.
-        self.core_cpu_s = self.core_longest_s = 0.0
+        super().__init__(model, make_core)
         self.executors = [ExecutorModel(self, functions) for functions in model.fleet]
         self.trainers = {
             script.name: [TrainerModel(self, script, rank) for rank in range(script.plan.replicas)]
             for script in model.jobs
         }
-        self.under_way = sum(map(len, self.trainers.values()))  # trainers that have work left
+        self.under_way = sum(map(len, self.trainers.values()))
 
     def run(self) -> Self:
         """Run until all jobs are done, or until ``model.until_s``.
@@ -103,55 +74,8 @@ class World:
                 self.after(script.starts_s, trainer.start)
         self.after(_UPKEEP_S, self._upkeep)
 
-    def after(self, delay_s: float, happens: Callable[[], object]) -> None:
-        """Schedule a call. Calls due at the same time run in the order in which they were scheduled."""
-        # The number breaks ties, and keeps the heap from comparing functions.
-        heapq.heappush(self._calls, (self.now_s + delay_s, next(self._numbers), happens))
-
-    def step(self, until_s: float = np.inf) -> bool:
-        """Run the next call, or return False if none is due by ``until_s``."""
-        if not self._calls or self._calls[0][0] > until_s:
-            return False
-        time_s, number, happens = heapq.heappop(self._calls)
-        if number > self.model.events_max:
-            raise self.broken("the run does not end")
-        self.now_s = max(self.now_s, time_s)
-        happens()
-        return True
-
-    def post(self, *events: Event) -> None:
-        """Pass events to the core, all at once, if the coordinator is up, and execute its actions."""
-        if not self.coordinator_up:
-            return
-        # CPU time, so that a busy machine does not distort the figure.
-        began_s = thread_time()
-        actions = self.core.handle_all(events, self.now_s)
-        took_s = thread_time() - began_s
-        self.core_cpu_s += took_s
-        self.core_longest_s = max(self.core_longest_s, took_s)
-        for action in actions:
-            self.act(action)
-        wake_at_s = self.core.wake_at_s
-        if wake_at_s < self.wakes_at_s:
-            self.wakes_at_s = wake_at_s
-            self.after(max(wake_at_s - self.now_s, 0.0), partial(self._tick, wake_at_s))
-
-    def answer(self, event: RequestDone | RequestFailed, life: int) -> None:
-        """Deliver a function's answer, unless the coordinator has restarted since."""
-        if life == self.life:
-            self.post(event)
-
-    def waits(self, job: str, rank: int, position: int, waited_s: float) -> None:
-        """Fail if a reader exceeds its time limit."""
-        if waited_s >= self.model.read_timeout_s:
-            raise self.broken(f"{job}/{rank} has waited {waited_s:.0f} s for batch {position}")
-
     def consumed(self, job: str, rank: int, batch: BatchModel) -> None:
-        """Note that a trainer has consumed a batch. Nothing depends on it but the tests' checks."""
-
-    def broken(self, what: str) -> InvariantError:
-        """Return an error with the violation and the seed."""
-        return InvariantError(f"seed {self.model.seed} at {self.now_s:.3f} s: {what}")
+        """Do nothing: only the checks in tests need it."""
 
     def act(self, action: Action) -> None:
         """Execute an action of the core."""
@@ -166,12 +90,6 @@ class World:
                 self.after(_AUDIT_S, partial(self._read_back, action, self.life))
             case WriteTombstones(samples=samples, indices=indices, expires_in_s=ttl_s):
                 self.cache.write_tombstones(samples, indices, self.now_s, ttl_s=ttl_s)
-
-    def _tick(self, wake_at_s: float) -> None:
-        if wake_at_s != self.wakes_at_s:
-            return  # the core has requested another time since
-        self.wakes_at_s = np.inf
-        self.post(Tick())
 
     def report_size(self) -> None:
         """Report the limits of all executors to the core."""

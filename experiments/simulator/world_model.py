@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core import CoreSettings, Plan
+    from superdl.coordinator.core import CoreSettings, Plan, SetKey
 
 _MAX_GAP_BYTES = 256 * 1024
 
@@ -149,3 +149,20 @@ class WorldModel:
     def fleet(self) -> tuple[FunctionsModel, ...]:
         """The functions of all executors, in order of preference."""
         return self.functions, *self.others
+
+
+@dataclass(slots=True)
+class BatchModel:
+    """A batch of the pass ``number`` that a reader reads, with the records read so far."""
+
+    number: int
+    position: int
+    key: SetKey
+    indices: NDArray[np.int64]
+    padding: NDArray[np.bool_]
+    began_s: float
+    missing: NDArray[np.int64]
+    placed: NDArray[np.bool_]  # samples that the page places in the store
+    hits: int = 0
+    straight: int = 0
+    attempts: int = 0

@@ -97,7 +97,7 @@ def test_the_first_part_that_fails_is_told_whichever_comes_first(source, valkey)
         result = run(request)
         assert result.outcomes == ("cached", "missing", "cached", "cached", "tombstone", "missing")
         told = result.messages
-        assert "images.parquet::1: its field 'depth', 1.png: there is no such file" in told["1"]
+        assert "images.parquet::1: its field 'depth', 1.png: the file does not exist" in told["1"]
         assert "its field 'depth', 4.png: a mask must have one number per pixel" in told["4"]
         assert "its field 'depth', 5.png" in told["5"]
     rows[5] = rows[5] | {"depth.key": "0.png"}

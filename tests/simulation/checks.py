@@ -34,7 +34,6 @@ from superdl.super_wire.request import Outcome, RequestKind
 from tests.fixtures.plans import global_span
 from tests.simulation.accounts import MoneyCheck, StoreCheck
 from tests.simulation.invariants import problems
-from tests.simulation.upsets import UpsetWorld
 
 _UNCOUNTED = {Outcome.CACHED, Outcome.TOMBSTONE, Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED}
 _UNCOUNTED |= {Outcome.NOT_STORED, Outcome.STORE_ERROR, Outcome.UNAVAILABLE}
@@ -45,47 +44,6 @@ _TOMBSTONE = OUTCOME_ORDER.index(Outcome.TOMBSTONE)
 _UNCOUNTED_KINDS = (FailureKind.THROTTLED, FailureKind.UNAVAILABLE)
 _STARVED_S = 60.0
 _STARVED_BATCHES = 50
-
-
-class CheckedWorld(UpsetWorld):
-    """A world in which every promise is checked after every event, and that logs its requests."""
-
-    def __init__(self, model, make_core=None):
-        super().__init__(model, make_core)
-        self.log = []
-        self.checks = Checks(self)
-
-    def run(self):
-        super().run()
-        if not self.under_way:
-            self.checks.ended()
-        return self
-
-    def post(self, *events):
-        if not self.coordinator_up:
-            return
-        for event in events:
-            self.checks.happened(event)
-        super().post(*events)
-        self.checks.settled()
-        if isinstance(events[0], Tick):
-            self.checks.ticked()
-
-    def act(self, action):
-        self.checks.acted(action)
-        if isinstance(action, Prefetch):
-            self.log.append(f"{self.now_s:.6f} {action.samples} {action.indices.tolist()}")
-        super().act(action)
-
-    def waits(self, job, rank, position, waited_s):
-        super().waits(job, rank, position, waited_s)
-        self.checks.waits(job, rank, position, waited_s)
-
-    def consumed(self, job, rank, batch):
-        self.checks.deliveries[job, rank].append(batch)
-
-    def restarted(self):
-        self.checks.restarted()
 
 
 class Checks:

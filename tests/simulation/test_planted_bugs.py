@@ -29,9 +29,9 @@ from superdl.coordinator.core.capacity import CircuitBreaker
 from superdl.coordinator.core.plan import Span
 from superdl.coordinator.core.queues import Stragglers
 from superdl.coordinator.core.state import State
-from superdl.experiments.simulator.world import InvariantError
+from superdl.experiments.simulator.simulation import InvariantError
 from superdl.experiments.simulator.world_model import DatasetModel, FunctionsModel, JobScript, WorldModel
-from tests.simulation.checks import CheckedWorld
+from tests.simulation.checked_world import CheckedWorld
 from tests.simulation.drawn_worlds import draw_world
 from tests.simulation.test_world import blind_functions
 

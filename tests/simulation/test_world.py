@@ -17,7 +17,7 @@ import pytest
 
 from superdl.coordinator.core import CoreSettings, ExecutorFacts, Plan, footprint
 from superdl.experiments.simulator.world_model import DatasetModel, FunctionsModel, JobScript, WorldModel
-from tests.simulation.checks import CheckedWorld
+from tests.simulation.checked_world import CheckedWorld
 from tests.simulation.drawn_worlds import draw_world, in_shards
 from tests.simulation.upsets import Upsets
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 PRINT_LOG = """
 from tests.simulation.drawn_worlds import draw_world
-from tests.simulation.checks import CheckedWorld
+from tests.simulation.checked_world import CheckedWorld
 for seed in range(6):
     print(*CheckedWorld(draw_world(seed, small=True)).run().log, sep="\\n")
 """

@@ -243,7 +243,7 @@ REFUSED = {
     ],
     "at most 64 steps, but this one has 65": [[FLIP] * 65],
     r"step 2 \(mask\).*first step": [[FLIP, {"op": "mask"}]],
-    r"step 2 \(resize\): the numbers of a mask cannot be mixed": [
+    r"step 2 \(resize\): the numbers of a mask must not be interpolated": [
         [{"op": "mask"}, {"op": "resize", "size": 8, "interpolation": name}] for name in ("box", "bilinear")
     ],
     r"step 2 \(grayscale\): a mask contains numbers": [[{"op": "mask"}, {"op": "grayscale"}]],

@@ -15,7 +15,7 @@ from superdl.experiments.simulator.spec import (
     load_spec,
 )
 from superdl.super_wire.errors import ConfigError
-from tests.simulation.checks import CheckedWorld
+from tests.simulation.checked_world import CheckedWorld
 
 
 def load(tmp_path, text, *overrides):

@@ -1,0 +1,46 @@
+"""A simulated world in which every promise of the core is checked after every event."""
+
+from superdl.coordinator.core import Prefetch, Tick
+from tests.simulation.checks import Checks
+from tests.simulation.upsets import UpsetWorld
+
+
+class CheckedWorld(UpsetWorld):
+    """A world in which every promise is checked after every event, and that logs its requests."""
+
+    def __init__(self, model, make_core=None):
+        super().__init__(model, make_core)
+        self.log = []
+        self.checks = Checks(self)
+
+    def run(self):
+        super().run()
+        if not self.under_way:
+            self.checks.ended()
+        return self
+
+    def post(self, *events):
+        if not self.coordinator_up:
+            return
+        for event in events:
+            self.checks.happened(event)
+        super().post(*events)
+        self.checks.settled()
+        if isinstance(events[0], Tick):
+            self.checks.ticked()
+
+    def act(self, action):
+        self.checks.acted(action)
+        if isinstance(action, Prefetch):
+            self.log.append(f"{self.now_s:.6f} {action.samples} {action.indices.tolist()}")
+        super().act(action)
+
+    def waits(self, job, rank, position, waited_s):
+        super().waits(job, rank, position, waited_s)
+        self.checks.waits(job, rank, position, waited_s)
+
+    def consumed(self, job, rank, batch):
+        self.checks.deliveries[job, rank].append(batch)
+
+    def restarted(self):
+        self.checks.restarted()
