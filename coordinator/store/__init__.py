@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from superdl.coordinator.store.index import AT_ONCE, read_indexes, read_segments, threads
-from superdl.coordinator.store.opening import AUTO, NONE, chosen_store, read_only_reason
+from superdl.coordinator.store.opening import AUTO, NONE, chosen_store
 from superdl.coordinator.store.room import StoredPack, to_prune
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "StoredPack",
     "chosen_store",
     "read_indexes",
-    "read_only_reason",
     "read_segments",
     "threads",
     "to_prune",

@@ -88,7 +88,7 @@ def default_store(environment: Mapping[str, str]) -> StoreChoice:
         str(directory).encode()
         existing = next(path for path in (directory, *directory.parents) if path.exists())
         kind = network_filesystem(existing)
-        read_only = read_only_reason(existing)
+        read_only = _read_only_reason(existing)
         free_bytes = shutil.disk_usage(existing).free
     except (OSError, RuntimeError, UnicodeEncodeError) as error:  # no home directory, or an undecodable name
         return StoreChoice("", f"the cache directory cannot be reached: {error}")
@@ -102,7 +102,7 @@ def default_store(environment: Mapping[str, str]) -> StoreChoice:
     return StoreChoice(str(directory), by_default=True)
 
 
-def read_only_reason(directory: Path) -> str:
+def _read_only_reason(directory: Path) -> str:
     """Return why a directory cannot be written, for display, or an empty string if it can."""
     if os.statvfs(directory).f_flag & os.ST_RDONLY:
         return f"{directory} is on a read-only filesystem"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import math
 import secrets
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -116,14 +115,6 @@ class Store(abc.ABC):
     def sweep(self, now: float) -> int:
         """Remove the unfinished files of writers that died over a day ago. Return the number of files."""
         return self._remove_all((TEMPORARY, OPEN), now - ABANDONED_S)
-
-    def clear_marks(self) -> None:
-        """Remove everything except packs and segments: usage marks, unfinished files and old segments."""
-        self._remove_all((USED, OPEN, TEMPORARY), math.inf)
-        segments = set(self.segments())
-        for entry in self._list(INDEX):
-            if entry.name not in segments:
-                self._remove(INDEX, entry.name)
 
     @abc.abstractmethod
     def _list(self, folder: str) -> list[Listed]:

@@ -98,11 +98,6 @@ class StoreUse(RuleBasedStateMachine):
         assert self.store.sweep(self.now + days * DAY_S) == (len(self.open) if days > 1 else 0)
         self.open = set() if days > 1 else self.open
 
-    @rule()
-    def clear_marks(self):
-        self.store.clear_marks()
-        self.open, self.used = set(), set()
-
     @invariant()
     def all_processes_see_it(self):
         store = open_store(self.address, create=False, read_only=True)
@@ -219,7 +214,6 @@ def test_nothing_is_written_where_only_reading_was_asked_for(opened):
         lambda: reader.forget("a"),
         lambda: reader.mark_used("a" * 16),
         lambda: reader.sweep(0.0),
-        reader.clear_marks,
     ):
         with pytest.raises(StoreRefusedError, match="read-only"):
             ask()
@@ -285,7 +279,6 @@ def test_what_others_put_there_is_left_alone(opened, put):
         put(f"{folder}/notes.txt", b"mine")
     assert (store.packs(), store.segments(), store.used()) == ({}, [], {})
     assert store.others("a", time.time()) == []
-    store.clear_marks()
     assert store.sweep(time.time() + 9 * DAY_S) == 0
     assert put.held("packs/notes.txt") == b"mine"
 
