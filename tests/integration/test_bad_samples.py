@@ -103,7 +103,7 @@ def test_a_script_that_leaves_its_loop_names_them_at_exit(shared_stack, dirty):
 
 
 def batches_of_one(stack, dirty, policy, kind, ranks):
-    """What each rank gets: of each batch its keys, and which of its samples are flagged."""
+    """What each rank gets: of each batch its keys, and which of its samples are flagged. A key has one id."""
     dataset = SuperDataset(dirty, RECIPE, on_bad_sample=policy, return_info=True)
     came = []
     for rank in range(ranks):
@@ -112,6 +112,8 @@ def batches_of_one(stack, dirty, policy, kind, ranks):
         with SuperSampler(dataset, batch_size=1, coordinator=stack.address, **how) as sampler:
             infos = [info for *_, info in loader_of(kind, dataset, sampler)]
             assert len(sampler) == -(-19 // ranks)
+        ids = {(info.keys, info.sample_ids) for info in infos}
+        assert len(ids) == len(dict(ids))
         came.append([(info.keys, info.padding is not None and info.padding.all()) for info in infos])
     return came, dataset
 

@@ -7,12 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.coordinator.store.index import IndexedPack, pack_segment, unpack_segment
+from superdl.coordinator.store.index import (
+    IndexedPack,
+    merge_segments,
+    pack_segment,
+    read_segments,
+    unpack_segment,
+    write_segments,
+)
 from superdl.super_wire.errors import StoreFormatError
 from superdl.super_wire.ids import digest128
-from superdl.super_wire.store import PackIndex
+from superdl.super_wire.store import DirectoryStore, PackIndex
 from superdl.super_wire.store.pack import new_pack_name
-from tests.super_wire.store.packing import META, METAS, RECORDS, index_of, pack_bytes, records
+from tests.super_wire.store.packing import META, METAS, RECORDS, fill, index_of, pack_bytes, records
 
 
 def indexed(meta, sizes):
@@ -34,6 +41,26 @@ def test_a_segment_of_many_has_each_meta_once():
     data = pack_segment(packs)
     assert data.count(META.recipe.replace('"', '\\"').encode()) == 1
     assert shown(unpack_segment(data)) == shown(packs)
+
+
+def test_many_segments_become_one_that_lists_each_pack_that_still_exists_once(tmp_path):
+    store = DirectoryStore.open(tmp_path, create=True)
+    other = replace(META, collection="0" * 16)
+    (others,) = write_segments(store, other.collection, [indexed(other, [1])])
+    packs = []
+    for number in range(20):
+        with store.begin_pack(META) as writing:
+            fill(writing, records([number, 64], seed=number))
+            name = writing.commit()
+        packs.append(IndexedPack(name, writing.size, store.read_index(name, writing.size)))
+        # As after coordinators that looked at the same time: half of the packs are in two segments.
+        write_segments(store, META.collection, packs[-1 - number % 2 :])
+    for gone in packs[:5]:
+        store.remove(gone.name)
+    merge_segments(store, META.collection)
+    (merged,) = set(store.segments()) - {others}
+    (found,) = read_segments(store, [merged])
+    assert sorted(shown(found)) == sorted(shown(packs[5:]))
 
 
 PACK = indexed(META, [1])

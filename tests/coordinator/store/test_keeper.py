@@ -203,6 +203,19 @@ async def test_what_another_user_keeps_private_hides_nothing_else(kept, caplog):
         assert sum("4 packs of the store" in line for line in caplog.messages) == 1
 
 
+async def test_what_others_add_and_remove_is_seen_at_the_next_opening(kept):
+    async with kept() as (one, dataset):
+        first = write_pack(one.path, dataset, [0, 1])
+        await one.keeper.opened(dataset)
+        write_pack(one.path, dataset, [7])
+        (one.path / "packs" / first).unlink()
+        await one.keeper.opened(dataset)
+        (event,) = one.keeper.stored(dataset.content)
+        assert event.indices.tolist() == [7]
+        (lost,) = [event for event in one.events if isinstance(event, PacksLost)]
+        assert lost.packs.tolist() == [one.keeper.places.number(first)]
+
+
 async def test_an_answer_that_names_an_impossible_pack_is_not_believed(kept):
     async with kept() as (one, dataset):
         await one.keeper.opened(dataset)
