@@ -195,7 +195,7 @@ def test_what_is_wrong_with_a_mask_is_the_samples_failure(scenes, shared_stack):
         ((images, _, info),) = DataLoader(dataset, sampler=sampler, batch_size=None)
     assert torch.equal(images["mask"][0], expected(scenes, 2)["mask"])
     reasons = dict(info.bad)
-    assert "its field 'mask', masks/gone.png: there is no such file" in reasons["images/00.png"]
+    assert "its field 'mask', masks/gone.png: the file does not exist" in reasons["images/00.png"]
     assert "its field 'mask', masks/01.png: its version is" in reasons["images/01.png"]
 
 

@@ -105,7 +105,7 @@ def test_a_wrong_page_is_named(coordinator, make_pager, change, reason):
         ({"pack_of": bytes(4)}, "4 bytes of pack numbers"),
         ({"offsets": bytes(8)}, "8 bytes of places"),
         ({"lengths": b""}, "0 bytes of lengths"),
-        ({"pack_of": b"\0\0\0\0\3\0\0\0"}, "batch 7: a place refers to pack 3"),
+        ({"pack_of": b"\0\0\0\0\3\0\0\0"}, "batch 7: a location refers to pack 3"),
     ],
 )
 def test_a_batch_whose_parts_do_not_agree_is_none(change, reason):

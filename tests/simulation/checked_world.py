@@ -16,7 +16,9 @@ class CheckedWorld(UpsetWorld):
     def run(self):
         super().run()
         if not self.under_way:
+            ended_s = self.now_s
             self.checks.ended()
+            self.now_s = ended_s
         return self
 
     def post(self, *events):

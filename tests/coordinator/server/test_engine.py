@@ -236,16 +236,6 @@ async def test_what_ran_and_failed_is_billed_and_what_was_never_sent_is_not(
     assert counters.samples_failed == 0
 
 
-@pytest.mark.coordinator(backoff_s=0.001, backoff_max_s=0.002)
-async def test_an_answer_that_cannot_be_used_is_billed(coordinator, source):
-    answers = iter([{"outcomes": (), "billed_us": 2_000_000}])
-    coordinator.executor.edit = lambda result: replace(result, duration_us=0, **next(answers, {}))
-    await coordinator.open(await coordinator.register(source))
-    counters = coordinator.engine.core.job("job").counters
-    await coordinator.until(lambda: counters.samples_produced == 10)
-    assert counters.gb_s == pytest.approx(2.0 * MEMORY_GB)
-
-
 async def test_a_record_that_was_spoilt_on_its_way_into_the_cache_is_found_and_produced_again(
     coordinator, valkey, source, monkeypatch, caplog
 ):

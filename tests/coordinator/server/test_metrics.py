@@ -203,7 +203,7 @@ def test_throttling_is_named_while_it_happens_though_there_is_one_executor_and_s
     driver = Driver()
     driver.open()
     driver.ask(0, 8)
-    assert shown(driver) == ""
+    assert "problem" not in shown(driver)
     for _ in range(5):
         driver.fail(driver.requests[0], FailureKind.THROTTLED)
         driver.wait(2.0)
@@ -217,4 +217,4 @@ def test_throttling_is_named_while_it_happens_though_there_is_one_executor_and_s
     driver.wait(61.0)
     driver.answer_all()
     driver.wait(1.0)
-    assert shown(driver) == ""
+    assert "problem" not in shown(driver)

@@ -168,7 +168,7 @@ def test_the_samples_of_a_catalog_come_whole_in_bounded_pages(size, key_bytes, w
     assert labels == list(range(size))
     assert keys == (b"".join(catalog.keys) if with_keys else b"")
     assert not samples_from(catalog, size, with_keys=with_keys).labels
-    with pytest.raises(PlanError, match=f"place {size + 1} does not exist"):
+    with pytest.raises(PlanError, match=f"index {size + 1} does not exist"):
         samples_from(catalog, size + 1, with_keys=with_keys)
 
 

@@ -84,7 +84,7 @@ def test_a_stranger_s_words_make_no_lines_and_causes_are_bounded(log):
     assert len(lines()) == 1
     for number in range(300):
         logger.warning("cause %s", "x" * number)
-    assert len(logger.handlers[0]._told) <= 256
+    assert len(logger.handlers[0]._reported) <= 256
 
 
 def test_what_was_counted_is_told_after_a_minute_though_nothing_follows(log):
