@@ -44,6 +44,7 @@ _MADE_IN, _MADE_SET, _IMAGES = "data/demo", "imagenet-like", 1500
 _BATCH_SIZE, _RESIZE, _CROP = 64, 256, 224
 _ENDING_S = 20.0  # for SUPER's services to end before the next process is measured
 # The epochs of each process.
+_BAR = 44  # characters of the longest bar
 _COLUMNS = ("first epoch", "second epoch", "fresh process")
 _LINES = """\
 from superdl import Recipe, SuperDataset, SuperLoader
@@ -113,6 +114,7 @@ def demo(named: str | None, images: int | None, console: Console) -> dict[str, A
             print_line(f"  {loader}: {'two epochs' if count > 1 else 'an epoch'} in a fresh process")
             epochs[loader] += _measured(replace(task, loader=loader, epochs=count), f"{scratch}/store")
     print_rows(console, ("", *_COLUMNS), _rows(epochs), title="Nothing is trained: batches are dropped")
+    _plot_rates(epochs, print_line)
     print_line(
         "SUPER starts its services and decodes every image in the first epoch, and decodes nothing later. "
         "A fresh process starts them again and reads the stored images."
@@ -158,6 +160,19 @@ def _rows(epochs: Mapping[str, Sequence[Epoch]]) -> Iterator[tuple[str, ...]]:
     for title, figure in figures.items():
         for loader, loader_epochs in epochs.items():
             yield f"{title}: {loader}", *map(figure, loader_epochs)
+
+
+def _plot_rates(epochs: Mapping[str, Sequence[Epoch]], print_line: Callable[[str], None]) -> None:
+    """Print a bar for the images per second of each epoch."""
+    rates = {
+        f"{column}, {loader}": loader_epochs[index].images / loader_epochs[index].wall_s
+        for index, column in enumerate(_COLUMNS)
+        for loader, loader_epochs in epochs.items()
+    }
+    width, highest = max(map(len, rates)), max(rates.values())
+    print_line("images/s")
+    for name, rate in rates.items():
+        print_line(f"  {name:{width}}  {'█' * max(1, round(_BAR * rate / highest))} {number(rate)}")
 
 
 def _measured(task: Task, store: str) -> list[Epoch]:
