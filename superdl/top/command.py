@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 WINDOW_S = 5.0  # readers report batch by batch: rates over less would flicker
 _LOOK_S = 5.0
 _INTERVAL_S = 1.0  # between polls
+_LATE_SHOWN = 50
 
 _Figures = dict[str, Any]
 
@@ -63,6 +64,16 @@ class Looks:
             outage = {**self._unreachable, "why": self._text(str(error))}
             self._view = {**self._view, "clock_s": time.time(), "unreachable": outage}
         return self._view
+
+    def late_batches(self, job: str) -> list[dict[str, Any]]:
+        """Return a job's newest batches that readers waited for. Thread-safe."""
+        from superdl.stats_command import mapping
+        from superdl.super_wire import coordinator_pb2 as pb
+
+        request = pb.GetJobStatsRequest(jobs=[job], with_stalls=True)
+        answer = self._client.call("GetJobStats", request, self._patience)
+        stalls = [stall for stats in answer.jobs for stall in stats.recent_stalls]
+        return [mapping(stall, self._text) for stall in stalls[: -_LATE_SHOWN - 1 : -1]]
 
     def _taken_down(self, patience: Patience) -> dict[str, Any]:
         from superdl.stats_command import mapping
@@ -189,7 +200,7 @@ def run(arguments: argparse.Namespace) -> int:
             if once:
                 pause.wait(_INTERVAL_S)
                 looks.again()
-            with _shown_as(arguments, once=once) as show:
+            with _shown_as(arguments, looks, once=once) as show:
                 show(looks.view)
                 while not once:
                     pause.wait(_INTERVAL_S)
@@ -202,11 +213,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _shown_as(arguments: argparse.Namespace, *, once: bool) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def _shown_as(
+    arguments: argparse.Namespace, looks: Looks, *, once: bool
+) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     if arguments.web is not None:
         from superdl.top.web import Page
 
-        with closing(Page(arguments.web)) as page:
+        with closing(Page(arguments.web, looks.late_batches)) as page:
             sys.stdout.write(f"superdl top: {page.url} (press Ctrl-C to stop)\n")
             sys.stdout.flush()
             yield page.show

@@ -14,12 +14,13 @@ from http.server import BaseHTTPRequestHandler
 from importlib.resources import files
 from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
 
-from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.errors import ConfigError, SuperError, UnknownJobError
 from superdl.super_wire.waits import WAITS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 HISTORY_S = 900
 _JOBS_SHOWN = 50
@@ -30,12 +31,14 @@ _OURS = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE
 class Page:
     """The page, which shows each new visitor the last fifteen minutes.
 
-    ``port`` is on 127.0.0.1, and 0 picks a free one. Raise ``ConfigError`` if it is taken.
+    ``port`` is on 127.0.0.1, and 0 picks a free one. Raise ``ConfigError`` if it is taken. ``late_batches``
+    takes a job's name, and returns its recent batches that readers waited for.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, late_batches: Callable[[str], Sequence[Mapping[str, Any]]]) -> None:
         if not 0 <= port < _PORTS:
             raise ConfigError(f"--web must be a port from 0 (any free port) to 65535, not {port}")
+        self.late_batches = late_batches
         self._lock = threading.Lock()
         self._view: Mapping[str, Any] | None = None
         self._points: deque[dict[str, Any]] = deque(maxlen=HISTORY_S)
@@ -128,7 +131,7 @@ class _Request(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         hosts = self.headers.get_all("Host") or []
-        path, _, query = self.path.partition("?")
+        path = self.path.partition("?")[0]
         # Or a site in the browser could read the page under its own name (DNS rebinding).
         if len(hosts) != 1 or not _OURS.fullmatch(hosts[0].strip()):
             self.send_error(
@@ -138,12 +141,17 @@ class _Request(BaseHTTPRequestHandler):
             self._send(200, "text/html; charset=utf-8", self.server.page.html)
         elif path == "/view":
             try:
-                after = int(query.removeprefix("after="))
+                after = int(self._asked("after") or 0)
             except ValueError:
                 after = 0
             self._send(200, "application/json", self.server.page.look(after))
+        elif path == "/batches":
+            self._late_batches()
         else:
-            self.send_error(404, "not found: use / or /view")
+            self.send_error(404, "not found: use /, /view or /batches")
+
+    def _asked(self, name: str) -> str:
+        return parse_qs(urlsplit(self.path).query, errors="replace").get(name, [""])[0]
 
     def _send(self, status: int, kind: str, body: bytes) -> None:
         self.send_response(status)
@@ -159,9 +167,20 @@ class _Request(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def _late_batches(self) -> None:
+        try:
+            batches = self.server.page.late_batches(self._asked("job"))
+        except UnknownJobError:
+            self.send_error(404, "This job is not open.")
+            return
+        except SuperError:
+            self.send_error(503, "The coordinator does not answer.")
+            return
+        self._send(200, "application/json", json.dumps(batches).encode())
+
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
         """Send plain text that repeats nothing from the request."""
-        text = message if code in {403, 404} else "this server does not support such requests"
+        text = message if code in {403, 404, 503} else "this server does not support such requests"
         self._send(code, "text/plain; charset=utf-8", f"{text}\n".encode())
 
     def version_string(self) -> str:

@@ -150,6 +150,9 @@ def test_the_page_draws_what_happens_and_survives_names_restarts_and_narrow_scre
             assert "No answer" not in shown
             bad = tab.value("document.querySelector('#jobs a[href=\"#warnings\"]').textContent")
             assert bad == "1 bad sample"
+            tab.value("document.querySelector('#jobs a').click()")
+            tab.until("Late batches of", "newest first")
+            assert tab.value("document.querySelectorAll('#late script, #late img').length") == 0
         assert tab.value("document.querySelectorAll('body img, #jobs script, #warned script').length") == 0
         assert HOSTILE in tab.value("document.title")
         assert tab.value("document.querySelectorAll('#charts svg path').length") >= 3
