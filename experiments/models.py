@@ -203,7 +203,7 @@ def load_weights(model: nn.Module, place: str, source: str | None = None) -> str
     ``source``.
 
     Raises:
-        ConfigError: the file is missing, damaged, contains code, or belongs to another model.
+        ConfigError: the file is missing, damaged, contains code, or does not match the model.
     """
     network = model.network if isinstance(model, NormalisedNetwork) else model
     if not isinstance(network, nn.Module):
@@ -226,7 +226,9 @@ def load_weights(model: nn.Module, place: str, source: str | None = None) -> str
         network.load_state_dict(weights)
     except RuntimeError as error:  # torch names the wrong parameters
         reason = " ".join(str(error).split())[:_REASON_MAX]
-        raise ConfigError(f"model.weights: {place} belongs to another model: {reason}") from error
+        raise ConfigError(
+            f"model.weights: the weights in {place} do not match this model: {reason}"
+        ) from error
     if left_out:
         return (
             f"weights of {place}, except for the classifier ({', '.join(left_out)}), which has other classes"
@@ -248,8 +250,8 @@ def _read(path: Path, source: str | None) -> dict[str, Tensor]:
         ) from error
     except Exception as error:  # a damaged file can raise any error
         raise ConfigError(
-            f"model.weights: {path} is not a file of weights that torch.load can read with "
-            f"weights_only=True, nor a .safetensors file ({type(error).__name__}); save it with "
+            f"model.weights: {path} is neither a .safetensors file nor a weights file that "
+            f"torch.load can read with weights_only=True ({type(error).__name__}); save the weights with "
             "torch.save(model.state_dict(), path)"
         ) from error
     for key in _NESTED:

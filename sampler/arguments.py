@@ -312,7 +312,7 @@ def samples_of_a_rank(size: int, spec: JobSpec) -> int:
 
 
 def whole_number(name: str, value: object, low: int, high: int) -> int:
-    """Return an integer of Python, numpy or torch as an int. It must be in ``[low, high)``."""
+    """Convert an integer of any library to an int in ``[low, high)``. Raises ``ConfigError`` for others."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]  # any non-integer
     except TypeError:

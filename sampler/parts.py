@@ -254,7 +254,7 @@ class PlanIterator(Iterator[BatchRef]):
 
 
 def check_process(pid: int) -> None:
-    """Raise ``UsageError`` in another process than the one that created the sampler, with this id."""
+    """Raise ``UsageError`` unless this is process ``pid``, which created the sampler."""
     if pid != os.getpid():
         raise UsageError(
             "a SuperSampler and its iterators cannot be used outside the process that created them: create "

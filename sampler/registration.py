@@ -52,7 +52,7 @@ def warn_of(dataset: Bindable, warnings: Iterable[str], rank: int) -> None:
 
 
 def binding_of(facts: Any, *, cache: str = "", store: str = "") -> DatasetBinding:
-    """Convert a coordinator's message about a dataset. ``cache`` and ``store`` are those of a job."""
+    """Convert a coordinator's dataset message. ``cache`` and ``store`` come from the job, if there is one."""
     return DatasetBinding(
         dataset_id=facts.dataset_id,
         fingerprint=facts.fingerprint,

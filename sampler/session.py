@@ -142,7 +142,8 @@ class Session:
             raise PlanError(
                 f"batch_size={self._spec.batch_size} on {self._spec.num_replicas} ranks makes global batches "
                 f"of {global_batch} samples, but {self._dataset.source} has only {size}. drop_last=True "
-                "leaves out the short batch, so no batch is left: use a smaller batch_size or drop_last=False"
+                "drops that incomplete batch, so epochs would be empty: use a smaller batch_size or "
+                "drop_last=False"
             )
 
     def _open(

@@ -68,16 +68,16 @@ class PerSample:
     ``SuperDataset`` wraps a transform with one required argument automatically.
 
     The random values for a sample depend only on (seed, epoch, sample id). The global random number
-    generators of Python, numpy and torch (CPU) are seeded before each sample and restored after the batch, so
-    it works in worker processes and in the main thread. A transform with an argument ``generator`` (torch) or
-    ``rng`` (numpy), or both, receives them, and the global ones are left alone, so that ``SuperLoader`` can
-    call it in threads. A transform with ``set_random_state``, as in albumentations, also gets its own
-    generators. Any other generators of a transform are not seeded.
+    generators of Python, numpy and torch (CPU) are seeded before each sample and restored after the
+    batch, so the transform works in worker processes and in the main thread. A transform that takes
+    ``generator`` (torch), ``rng`` (numpy) or both gets seeded generators of its own. The global ones are
+    left alone, so ``SuperLoader`` can call it in threads. A transform with ``set_random_state``, as in
+    albumentations, also gets its own generators. Any other generators of a transform are not seeded.
 
-    Results are batched as by torch's ``default_collate``: tensors and arrays are stacked, and lists, tuples
-    and dicts become lists and dicts of batches. Values that it refuses, such as tensors of different shapes,
-    stay a list. A sample of several arrays is passed as a dict, with images and masks (uint8 of shape
-    (height, width)) in the form set by ``takes``, and other arrays as tensors.
+    Results are batched as torch's ``default_collate`` does: tensors and arrays are stacked, and lists,
+    tuples and dicts become lists and dicts of batches. Values that it rejects, such as tensors of
+    different shapes, are left as a list. A sample of several arrays is passed as a dict, with images and
+    masks (uint8 of shape (height, width)) in the form set by ``takes``, and other arrays as tensors.
 
     >>> def noisy(image, rng):
     ...     return image + rng.normal(size=image.shape)
@@ -90,7 +90,7 @@ class PerSample:
     Args:
         transform: called as ``transform(image)``, or as ``transform(image=image)["image"]`` if it accepts its
             image only by keyword, as albumentations does.
-        seed: ``"sampler"`` to use the seed of the ``SuperSampler``, with which it also shuffles; a signed
+        seed: ``"sampler"`` to use the ``SuperSampler``'s seed, which also determines the shuffle; a signed
             64-bit integer, so that runs with different shuffles draw the same values; or ``None`` to assert
             that the transform draws nothing, so that threads may call it.
         takes: the form of its input: ``"pil"`` (RGB), ``"numpy"`` (uint8, (height, width, channels)) or

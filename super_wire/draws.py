@@ -161,7 +161,7 @@ def _array(name: str, values: Any, kinds: str, dtype: str) -> NDArray[Any]:
 
 
 def pack_numbers(numbers: bytes) -> bytes:
-    """Pack little-endian 8-byte numbers as deflated byte planes, of their differences if they ascend."""
+    """Pack little-endian 8-byte numbers as deflated byte planes, delta-encoded first if they ascend."""
     values = np.frombuffer(numbers, dtype="<i8")
     ascending = bool((values[1:] >= values[:-1]).all()) and int(values[0]) >= 0
     if ascending:

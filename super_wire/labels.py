@@ -265,8 +265,8 @@ def unpack_labels(data: bytes, text: str, size: int | None = None) -> Labels:
         wrong = f": {error}"
     whose = "samples" if size is None else f"{size} samples"
     raise ConfigError(
-        f"{len(data)} bytes are not the labels of {whose} of dtype {text[:200]!r}{wrong}; use the same "
-        "version of SUPER on both sides"
+        f"cannot unpack {len(data)} bytes as the labels of {whose} of dtype {text[:200]!r}{wrong}; use "
+        "the same version of SUPER on both sides"
     )
 
 

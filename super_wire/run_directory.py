@@ -27,8 +27,8 @@ def temporary_directory() -> str:
         return tempfile.gettempdir()
     except FileNotFoundError as error:
         raise ConfigError(
-            f"there is no directory for temporary files ({error.strerror}): set TMPDIR to a directory with "
-            "free space that this user can write to"
+            f"there is no usable temporary directory ({error.strerror}): set TMPDIR to a writable directory "
+            "with free space"
         ) from error
 
 

@@ -37,8 +37,8 @@ WEB_BUCKET = re.compile(rf"(https?)://{_HOST.pattern}")
 def split_url(url: str, name: str) -> tuple[str, str]:
     """Split a URL into its bucket, such as ``s3://name``, and its key, which may be empty.
 
-    For a file, the bucket is empty and the key is the path, unchanged. The key of a web server is
-    percent-decoded. Errors call the URL ``name``.
+    For a file, the bucket is empty and the key is the path, unchanged. For a web
+    server, the key is percent-decoded. Error messages call the URL ``name``.
     """
     if not url.strip() or "\0" in url:
         raise ConfigError(f"{name} is empty or contains a NUL: use {_FORMS}")

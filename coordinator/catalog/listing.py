@@ -47,7 +47,7 @@ class ListingCancelledError(Exception):
 
 
 def is_image(key: str) -> bool:
-    """Return whether a key has the extension of an image."""
+    """Return whether a key has an image extension."""
     return key.lower().endswith(EXTENSIONS)
 
 

@@ -90,7 +90,7 @@ class Allowed:
         return any(_is_within(real, root) for root in (source, *self.link_roots))
 
     def check_path(self, real: str, what: str) -> None:
-        """Raise a ``SourceForbiddenError``, which refers to ``what``, unless a real path may be read."""
+        """Raise ``SourceForbiddenError``, which calls the path ``what``, unless ``real`` may be read."""
         if self.roots is None or any(_is_within(real, root) for root in self.roots):
             return
         # Do not reveal whether the path exists, or what may be read.

@@ -216,7 +216,7 @@ class RoomSearch:
     shares_again_s: float = -math.inf
 
     def failed(self, events: int, later_than_s: float, now: float, *, jobs: int) -> None:
-        """Record that a search among samples needed after ``later_than_s`` freed too little."""
+        """Record that dropping samples needed after ``later_than_s`` did not free enough room."""
         self.until_s = now + _PAUSE_S + _PAUSE_PER_JOB_S * jobs
         self.events = events
         self.later_than_s = later_than_s

@@ -188,7 +188,7 @@ class SampleSet:
         return np.flatnonzero((self.state != SampleState.UNKNOWN) & (self.state != SampleState.ABSENT))
 
     def move(self, indices: Ints, to: SampleState) -> None:
-        """Change the state of distinct ``indices``. Raises ``RuntimeError`` for illegal changes (bugs)."""
+        """Move distinct ``indices`` to a state. Raises ``RuntimeError`` on an illegal transition, a bug."""
         if not indices.size:
             return
         before = self.state[indices]

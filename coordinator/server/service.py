@@ -148,7 +148,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             )
         if job is not None and job.team != team and is_named(self._tokens, job.team):
             raise ConfigError(
-                f"the job {request.job!r} belongs to another team: use a token of that team, or choose "
+                f"job {request.job!r} belongs to another team: use that team's token, or choose "
                 "another name with job="
             )
         if job is None and len(self._core.jobs) >= _MAX_JOBS:

@@ -97,7 +97,7 @@ def _arm(spec: Spec, name: str, values: Mapping[str, Any]) -> Arm:
         return Arm(name, values, (Trial("", _spec_of(spec, name, own_values, {}, where)),), launch)
     if launch:
         raise ConfigError(
-            f"{where}: {_LAUNCH} starts a single run, but this spec has trials; remove one of them"
+            f"{where}: {_LAUNCH} starts a single run, but this spec has trials; remove it or them"
         )
     trials = []
     for trial, trial_values in spec.trials.items():

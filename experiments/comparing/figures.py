@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Figure(NamedTuple):
-    """A displayed figure of `RoundFigures`, with its title, its unit, and whether more is better."""
+    """How to display a field of `RoundFigures`: its title, its unit, and whether higher is better."""
 
     key: str
     title: str

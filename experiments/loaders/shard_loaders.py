@@ -79,7 +79,7 @@ def _shards(
 
 
 def open_webdataset(request: LoaderRequest) -> DecodingLoader:
-    """Open tars, which are shuffled over the workers, with a shuffle buffer."""
+    """Open the tars in shuffled order, split across the workers, with a shuffle buffer."""
     decode, directory = _shards(request, "webdataset", _write_tars)
     import webdataset
 

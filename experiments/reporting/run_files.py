@@ -100,7 +100,7 @@ def read_run(directory: Path) -> RunFiles:
         remedy = "use one that superdl run has written"
         if any(any(directory.glob(f"{depth}{REPORT_NAME}")) for depth in ("*/", "*/*/")):
             remedy = "its runs are below it, so use one of these"
-        raise ConfigError(f"{directory} is not the directory of a run: it has no {REPORT_NAME}; {remedy}")
+        raise ConfigError(f"{directory} is not a run directory: it has no {REPORT_NAME}; {remedy}")
     return RunFiles(directory, read_format(directory / REPORT_NAME, REPORT_FORMAT))
 
 

@@ -102,7 +102,7 @@ def evaluate(
 def _spec_of(run: Path, overrides: Sequence[str]) -> Spec:
     path = run / "spec.yaml"
     if not path.is_file():
-        raise ConfigError(f"{run} is not the directory of a run: it has no spec.yaml")
+        raise ConfigError(f"{run} is not a run directory: it has no spec.yaml")
     mapping = apply_overrides(load_spec(path).to_mapping(), overrides)
     data = mapping["data"]
     # data.val alone replaces a set with its own images.

@@ -143,7 +143,7 @@ class SimulationSpec:
             duplicates = sorted({name for name in names if names.count(name) > 1})
             if duplicates:
                 raise ConfigError(
-                    f"{what} named {', '.join(duplicates)} occur twice; give each a different name"
+                    f"duplicate names in {what}: {', '.join(duplicates)}; give each a different one"
                 )
         for number, job in enumerate(self.jobs):
             if job.dataset not in datasets:
@@ -151,7 +151,9 @@ class SimulationSpec:
                     f"jobs[{number}].dataset is unknown: {job.dataset}; choose from {', '.join(datasets)}"
                 )
         if (self.store.kind, self.functions.kind) == ("directory", "lambda"):
-            raise ConfigError("store.kind directory needs functions.kind pool; for Lambda, set store.kind=s3")
+            raise ConfigError(
+                "store.kind=directory requires functions.kind=pool; for Lambda, set store.kind=s3"
+            )
 
 
 def load_spec(name: str | Path, overrides: Iterable[str] = ()) -> SimulationSpec:

@@ -76,7 +76,9 @@ class Trainer:
             ConfigError: ``train`` has no batches, or the strategy does not fit the ranks.
         """
         if len(train) == 0:
-            raise ConfigError("the images yield no batch; lower loader.batch_size or use others")
+            raise ConfigError(
+                "there are too few images for a batch; lower loader.batch_size or use more images"
+            )
         self._training = spec.training
         self._ranks = ranks or Ranks(ProcessRank())
         self._val = val
@@ -141,7 +143,7 @@ class Trainer:
     # ------------------------------------------------------------------------------------- checkpoints
 
     def load_model(self, state: dict[str, Any]) -> None:
-        """Load the model's state, or raise ConfigError if it belongs to another model."""
+        """Load the model's state, or raise ConfigError if it does not match."""
         try:
             set_model_state_dict(self._strategy.evaluated, state, options=LOAD_WHOLE)
         except RuntimeError as error:

@@ -42,7 +42,7 @@ class JitterValues:
 
 
 class Jitter:
-    """Random changes of colour. ``ranges`` has (low, high) or ``None`` for each of :data:`JITTERS`."""
+    """Random colour jitter. ``ranges`` holds a (low, high) pair or ``None`` for each of :data:`JITTERS`."""
 
     def __init__(self, ranges: tuple[tuple[float, float] | None, ...]) -> None:
         self._ranges = ranges

@@ -1,4 +1,4 @@
-"""Reading of a batch from packs and cache, with retries, reports and a time limit."""
+"""Read a batch from packs and the cache, with retries, reports and a time limit."""
 
 from __future__ import annotations
 

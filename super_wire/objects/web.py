@@ -76,7 +76,7 @@ class Site(Bucket):
     def pages(self, prefix: str, *, folders: bool = False) -> NoReturn:  # noqa: ARG002
         """Raise ``ConfigError``, because a web server has no listing."""
         raise ConfigError(
-            f"{self.name}/{prefix}: web servers have no listing. List the samples in a key_list, and pass "
+            f"{self.name}/{prefix}: web servers cannot be listed. Name the samples in a key_list, and pass "
             "shards to superdl index one by one"
         )
 

@@ -279,7 +279,7 @@ def parquet_members(shard: Shard, choices: Choices) -> Iterator[Member]:
         with parquet.ParquetFile(ShardFile(shard, _READ_BYTES), pre_buffer=False) as file:
             yield from _parquet_rows(shard, file, choices)
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise shard.error(f"it is not Parquet, or is broken: {error}") from error
+        raise shard.error(f"not a valid Parquet file: {error}") from error
 
 
 def _parquet_rows(shard: Shard, file: Any, choices: Choices) -> Iterator[Member]:

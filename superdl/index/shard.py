@@ -131,15 +131,15 @@ class Shards:
         def check(size_bytes: int) -> None:
             if size_bytes > limit_bytes:
                 why = f"it has {size_bytes:,} bytes, but at most {limit_bytes:,} can be read"
-                raise ShardError(f"{self.url(key)}: it cannot be read: {why}")
+                raise ShardError(f"{self.url(key)} cannot be read: {why}")
 
         span = None if begin is None else Span(begin, begin + limit_bytes)
         try:
             return bytes(self._bucket.read(self.place.prefix + key, version=version, span=span, before=check))
         except ObjectError as error:
             changed = error.fault is Fault.CHANGED
-            why = "it changed while it was being read: index it again" if changed else "it cannot be read"
-            raise ShardError(f"{self.url(key)}: {why}: {error}") from error
+            why = "changed while it was being read: index it again" if changed else "cannot be read"
+            raise ShardError(f"{self.url(key)} {why}: {error}") from error
 
     def url(self, key: str) -> str:
         """Return an object's URL or a file's path, for messages."""

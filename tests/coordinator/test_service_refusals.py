@@ -125,7 +125,7 @@ async def test_a_job_is_of_the_team_whose_token_opened_it_and_no_other_team_join
     await open_by(VISION)
     assert coordinator.engine.core.job("job").team == "vision"
     for other in (SPEECH, "of nobody"):
-        with pytest.raises(grpc.aio.AioRpcError, match="belongs to another team: use a token of that team"):
+        with pytest.raises(grpc.aio.AioRpcError, match="belongs to another team: use that team's token"):
             await open_by(other)
 
 

@@ -104,7 +104,7 @@ def test_a_file_that_is_not_there_or_holds_something_else_is_named_and_no_code_i
     torch.save([1, 2], path)
     refused("contains list instead of a state dict")
     torch.save(model_of(0, name="resnet50").state_dict(), path)
-    refused(r"weights\.pt belongs to another model: .*layer1")
+    refused(r"weights\.pt do not match this model: .*layer1")
     torch.save({"fc.weight": _Evil()}, path)
     refused("not a file of weights")
     path.write_bytes(pickle.dumps(_Evil(), protocol=2))

@@ -99,7 +99,7 @@ def test_a_wrong_page_is_named(coordinator, make_pager, change, reason):
         ({"sample_ids": b"x" * 31}, "batch 7 with 1 samples must not have 31 bytes"),
         ({"sample_ids": b""}, "0 bytes of sample ids"),
         ({"batch_id": b"b"}, "1 bytes of a batch id"),
-        ({"labels": b"l" * 15}, "15 bytes are not the labels of 2 samples"),
+        ({"labels": b"l" * 15}, "cannot unpack 15 bytes as the labels of 2 samples"),
         ({"padding": b"p"}, "1 bytes of padding"),
         ({"keys": ["a"]}, "batch 7 with 2 samples must not have 1 keys"),
         ({"pack_of": bytes(4)}, "4 bytes of pack numbers"),

@@ -29,7 +29,7 @@ def working_directory(tmp_path, monkeypatch):
         (["digits", "--repeats", "0"], "compare.repeats must be at least 1, not 0"),
         (["digits", "--warmup-epochs", "3"], "compare.warmup_epochs=3 leaves none"),
         (["digits", "--quick", "--warmup-epochs", "2"], "compare.warmup_epochs=2 leaves none"),
-        (["--runs", "nowhere"], "nowhere is not the directory of a run: it has no report.json"),
+        (["--runs", "nowhere"], "nowhere is not a run directory: it has no report.json"),
         (["--runs", "nowhere", "--repeats", "2"], "--runs compares existing runs"),
         (
             ["--runs", "nowhere", "--warmup-epochs", "-1"],
@@ -123,7 +123,7 @@ def test_without_matplotlib_that_is_told(killed, capsys, monkeypatch):
 
 def test_a_directory_of_no_run_is_refused(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 2
-    assert "is not the directory of a run" in capsys.readouterr().err
+    assert "is not a run directory" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -36,11 +36,11 @@ def test_specs_that_come_along_are_good(name):
         ("jobs: [{batch_size: 0}]", "jobs[0].batch_size must be at least 1, not 0"),
         ("jobs: [{batchsize: 2}]", "did you mean jobs[0].batch_size?"),
         ("jobs: [{dataset: other}]", "jobs[0].dataset is unknown: other; choose from data"),
-        ("jobs: [{name: a}, {name: a}]", "jobs named a occur twice"),
+        ("jobs: [{name: a}, {name: a}]", "duplicate names in jobs: a"),
         ("datasets: [{name: data, random: 1}]", "datasets[0].random must be true or false, not 1"),
         (
             "functions: {decode_s: 1}\nstore: {kind: directory}",
-            "store.kind directory needs functions.kind pool",
+            "store.kind=directory requires functions.kind=pool",
         ),
         ("functions: {kind: ray, decode_s: 1}", "functions.kind must be one of pool, lambda"),
         ("functions: {kind: pool}", "functions must take time"),

@@ -132,7 +132,7 @@ def test_a_file_that_changes_while_it_is_read_is_told(source, tmp_path, monkeypa
         return read(self, key, **how)
 
     monkeypatch.setattr(Directory, "read", change_and_read)
-    with pytest.raises(SourceError, match=r"\.tar: it changed while it was being read"):
+    with pytest.raises(SourceError, match=r"\.tar changed while it was being read"):
         build_index([str(source)], str(tmp_path / "list.jsonl"), Choices(only="b.tar"))
 
 

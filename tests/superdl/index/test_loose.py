@@ -127,7 +127,7 @@ WRONG = {
     "not finite": ({"1.jpg": "", "1.txt": "0 1 1 1 nan"}, ("--labels", "yolo"), "1.txt: line 1"),
     "not UTF-8": ({"1.jpg": "", "1.txt": b"\xff"}, (), "1.txt: the label is not UTF-8"),
     "empty": ({"1.jpg": "", "1.txt": ""}, (), "1.txt: the label is empty"),
-    "too large": ({"1.jpg": "", "1.txt": bytes(LABEL_FILE_BYTES + 1)}, (), "1.txt: it cannot be read"),
+    "too large": ({"1.jpg": "", "1.txt": bytes(LABEL_FILE_BYTES + 1)}, (), "1.txt cannot be read"),
     "no JSON": ({"1.jpg": "", "1.json": "{"}, (), "1.json: it is not JSON"),
     "no field": ({"1.jpg": "", "1.json": "{}"}, (), "1.jpg: it has no label"),
     "a list": ({"1.jpg": "", "1.json": '{"label": [1]}'}, (), "1.json: the label must be a number"),

@@ -372,7 +372,7 @@ def _written(name, content):
             _written("a.tfrecord", b"no record " * 9),
             "member '0': it is not a TFRecord, or is broken: its length is ",
         ),
-        (_written("a.parquet", b"PAR1"), "a.parquet: it is not Parquet"),
+        (_written("a.parquet", b"PAR1"), "a.parquet: not a valid Parquet file"),
         (_written("index.json", b'{"shards": [1]}'), "index.json: it is not an index"),
     ],
 )
