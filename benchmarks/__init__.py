@@ -15,9 +15,9 @@ __all__ = ["BENCHMARKS", "add_arguments", "run"]
 # By name. Each is a module here with add_arguments and measure, to compare in one run.
 BENCHMARKS: Mapping[str, str] = {
     "coordinator": "the coordinator: CPU per batch with many jobs, listing a source, and a restart",
-    "function": "the function: images per CPU second, compared with a bare decoding loop",
+    "function": "the function: images/s and CPU per image, compared with a bare decoding loop",
     "read": "the trainer's CPU per image, compared with other loaders that users might choose",
-    "store": "what a store below the cache saves, and what reading it from memory, disk or S3 costs",
+    "store": "what a store below the cache saves, and what reading it from memory or S3 costs",
     "train": "training on one core, with decoding on the same core or on other cores",
 }
 

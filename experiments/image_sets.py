@@ -110,6 +110,10 @@ MADE_SETS: Mapping[str, MadeSet] = {
     )
 }  # fmt: skip
 
+_FROM_ARRAYS = (
+    "train/<class>/*.png, test/<class>/*.png; published as arrays, so save each image as a PNG file: "
+    "docs/runs.md"
+)
 PUBLISHED_SETS: Mapping[str, PublishedSet] = {
     name: PublishedSet(name, folder, layout, like)
     for name, folder, layout, like in (
@@ -120,8 +124,8 @@ PUBLISHED_SETS: Mapping[str, PublishedSet] = {
             "tiny-imagenet-like",
         ),
         ("imagenet", "imagenet", "train/<wnid>/*.JPEG, val/<wnid>/*.JPEG", "imagenet-like"),
-        ("cifar10", "cifar10", "train/<class>/*.png, test/<class>/*.png", "cifar10-like"),
-        ("mnist", "mnist", "train/<class>/*.png, test/<class>/*.png", "mnist-like"),
+        ("cifar10", "cifar10", _FROM_ARRAYS, "cifar10-like"),
+        ("mnist", "mnist", _FROM_ARRAYS, "mnist-like"),
         ("hymenoptera", "hymenoptera_data", "train/<class>/*.jpg, val/<class>/*.jpg", "two-class-like"),
     )
 }

@@ -1,7 +1,7 @@
 """``python -m infra.make_secrets --stack NAME``: store certificates and a token in Secrets Manager.
 
-Creates secrets that are missing or expire within a month, and prints the parameters for ``sam deploy
-    --parameter-overrides``. Exit codes: 0 success, 1 AWS refused.
+Creates secrets that are missing or expire within a month, and prints the parameters for
+``sam deploy --parameter-overrides``. Exit codes: 0 success, 1 AWS refused.
 
 Secrets: ``NAME/authority`` (with its key, only for those who renew certificates), ``NAME/ca`` (only the
 certificate), ``NAME/coordinator``, ``NAME/token`` and, with ``--mutual-tls``, ``NAME/client``.

@@ -61,9 +61,9 @@ class Contender:
         return iter(batches) if self._pair is None else map(self._pair, batches)
 
     def counts(self) -> dict[str, int]:
-        """Return the samples that functions decoded so far, and the GETs that they sent."""
+        """Return the samples that functions decoded so far, and the GETs that they sent, if there are any."""
         if self._sampler is None:
-            return {"decoded": 0, "gets": 0}
+            return {}
         stats = self._sampler.job_stats()
         return {
             "decoded": int(stats.samples_produced),
@@ -116,9 +116,9 @@ class Lap:
     coordinator_cpu_s: float
     functions_cpu_s: float
     s3_cpu_s: float
-    # By functions.
-    decoded: int
-    gets: int
+    # By functions; None without any.
+    decoded: int | None = None
+    gets: int = 0
     # Of a trainer: its steps, and the time in which none was under way.
     steps: int = 0
     wait_s: float = 0.0
@@ -129,13 +129,14 @@ class Lap:
         cpu_s = {part: getattr(self, f"{part}_cpu_s") for part in _PARTS}
         cpu_s["reader"] = cpu_s["main"] + cpu_s["workers"]
         cpu_s["all"] = cpu_s["reader"] + cpu_s["cache"] + cpu_s["coordinator"] + cpu_s["functions"]
-        # A loader without a coordinator has no functions.
-        of_functions = {"decodes": self.decoded / self.images, "gets": self.gets / self.images}
+        of_functions: dict[str, float] = {}
+        if self.decoded is not None:
+            of_functions = {"decodes": self.decoded / self.images, "gets": self.gets / self.images}
         return {
             **{f"{part}_cpu_ms": 1e3 * seconds / self.images for part, seconds in cpu_s.items()},
             "images_per_s": self.images / self.wall_s,
             "first_batch_ms": 1e3 * self.first_s,
-            **(of_functions if self.coordinator_cpu_s else {}),
+            **of_functions,
             "checksum": self.checksum,
         }
 

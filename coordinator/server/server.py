@@ -316,6 +316,12 @@ def _core_settings(
     _log.info(
         "cache %s: budget %d MiB, policy %s, %d keys", settings.cache, budget >> 20, info.policy, info.keys
     )
+    if info.policy != "noeviction" or not (info.maxmemory or settings.cache_bytes):
+        _log.warning(
+            "the cache %s has maxmemory %d and policy %s: set a maxmemory and the policy noeviction, or it "
+            "may run out of memory or drop records that are about to be read",
+            settings.cache, info.maxmemory, info.policy,
+        )  # fmt: skip
     return CoreSettings(
         budget_bytes=budget,
         lookahead_batches=settings.lookahead_batches,

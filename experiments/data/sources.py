@@ -147,7 +147,7 @@ def find_published(name: str, directory: Path) -> PreparedData | None:
         train, val = _class_folders(directory, _TRAIN), _class_folders(directory, _VAL)
         if train is None:
             raise SourceError(
-                f"{directory} is not empty, but does not contain {name} as it is published "
+                f"{directory} is not empty, but does not contain {name} in the expected layout "
                 f"({PUBLISHED_SETS[name].layout}): use the directory that contains these files"
             )
         if name == "tiny-imagenet" and (directory / "val" / _ANNOTATIONS).is_file():

@@ -40,11 +40,14 @@ if TYPE_CHECKING:
     from superdl.experiments.console import Console
 
 SUPER, PILLOW = "SUPER", "DataLoader + Pillow"
-_MADE_IN, _MADE_SET, _IMAGES = "data/demo", "imagenet-like", 1500
-_BATCH_SIZE, _RESIZE, _CROP = 64, 256, 224
+_MADE_IN = "data/demo"
+_MADE_SET = "imagenet-like"
+_IMAGES = 1500
+_BATCH_SIZE = 64
+_RESIZE, _CROP = 256, 224
 _ENDING_S = 20.0  # for SUPER's services to end before the next process is measured
-# The epochs of each process.
 _BAR = 44  # characters of the longest bar
+# The epochs of each process.
 _COLUMNS = ("first epoch", "second epoch", "fresh process")
 _LINES = """\
 from superdl import Recipe, SuperDataset, SuperLoader

@@ -70,11 +70,11 @@ def preflight(
             raise CacheError(f"{finding.reason}; {finding.remedy}")
 
     with case.closing:
-        try:
-            look(check_coordinator)
-            look(check_cache)
-        except (OutOfTimeError, ReadTimeoutError) as error:
-            raise CacheUnreachableError(f"coordinator or cache did not answer in time: {error}") from error
+        for name, check in (("coordinator", check_coordinator), ("cache", check_cache)):
+            try:
+                look(check)
+            except (OutOfTimeError, ReadTimeoutError) as error:
+                raise CacheUnreachableError(f"the {name} did not answer in time: {error}") from error
         try:
             if sample:
                 look(check_sample)

@@ -6,6 +6,7 @@ import os
 import threading
 import uuid
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superdl.doctor.checking import Finding, bad, doubtful, good, skipped
@@ -77,7 +78,14 @@ def _of_this_machine(address: str) -> Finding:
 
     try:
         return _judged(open_store(address, create=False))
-    except StoreGoneError:
+    except StoreGoneError as error:
+        if is_bucket(address):
+            return skipped(str(error), "a coordinator creates its store in an existing bucket")
+        above = next(folder for folder in Path(address).parents if folder.is_dir())
+        if not os.access(above, os.W_OK | os.X_OK):
+            return bad(
+                f"cannot create {address}: {above} is not writable", "set SUPER_STORE to another place"
+            )
         return skipped(f"{address} is created when a job first runs")
     except StoreError as error:
         return bad(str(error), "set SUPER_STORE to another place, or to none for no store")

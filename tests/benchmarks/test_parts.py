@@ -128,4 +128,4 @@ def test_figures_are_milliseconds_for_each_image():
         | {"reader": 0.5, "all": 0.59, "images_per_s": 500, "first_batch_ms": 100, "decodes": 0.5}
         | {"gets": 0.02, "checksum": 0}
     )
-    assert "decodes" not in replace(lap, coordinator_cpu_s=0.0).figures()
+    assert "decodes" not in replace(lap, decoded=None).figures()

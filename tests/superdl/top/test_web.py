@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from superdl.main import main
+from superdl.super_wire.errors import CoordinatorError, UnknownJobError
 from superdl.top.web import Page
 from tests.fixtures.workers import until
 
@@ -28,9 +29,20 @@ VIEW = {
 }
 
 
+LATE = {"rank": 0, "epoch": 20, "position": 22, "cause": "storage", "wait_s": 0.5}
+
+
+def late_batches(job):
+    if job == "away":
+        raise CoordinatorError("no answer")
+    if job != "a & b":
+        raise UnknownJobError(f"no job {job}")
+    return [LATE]
+
+
 @pytest.fixture
 def page():
-    with contextlib.closing(Page(0)) as page:
+    with contextlib.closing(Page(0, late_batches)) as page:
         yield page
 
 
@@ -101,6 +113,16 @@ def test_a_page_is_told_what_was_and_what_came_since_with_gaps_where_nobody_answ
     assert looked(page.url, 2)["points"] == []
     for newcomer in (0, 99):  # a new page, and one that an earlier server filled
         assert len(looked(page.url, newcomer)["points"]) == 2
+
+
+def test_the_late_batches_of_a_job_are_answered_and_of_others_refused(page):
+    answer = asked(page.url, "/batches?job=a%20%26%20b")
+    assert answer.headers["Content-Type"] == "application/json"
+    assert json.loads(answer.read()) == [LATE]
+    assert asked(page.url, "/batches?job=b").status == 404
+    assert asked(page.url, "/batches").status == 404
+    assert asked(page.url, "/batches?job=away").status == 503
+    assert asked(page.url, "/batches?job=a%20%26%20b", host="evil.example").status == 403
 
 
 def test_a_port_that_cannot_be_had_is_named(page, stack, capsys):
