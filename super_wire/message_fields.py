@@ -58,9 +58,11 @@ def message_in(
         value, annotation = mapping[entry.name], str(entry.type)
         inner = types.get(annotation)
         if not (_CHECKS[annotation](value, count_max) if inner is None else _fits(value, inner)):
+            allowed = "lower-case hex digits" if annotation == "bytes" else annotation
+            if "int" in annotation or "float" in annotation:
+                allowed += f" with numbers from 0 to {count_max}"
             raise ConfigError(
-                f"in a prefetch {kind}, {entry.name} must be {annotation} without numbers below 0 or "
-                f"above {count_max}, not {reprlib.repr(value)}"
+                f"in a prefetch {kind}, {entry.name} must be {allowed}, not {reprlib.repr(value)}"
             )
         if inner is not None and issubclass(inner, Enum):
             value = inner(value)

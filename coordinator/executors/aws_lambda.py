@@ -110,8 +110,15 @@ class LambdaExecutor(Executor):
         """Run one request; see :class:`superdl.coordinator.executors.base.Executor`."""
         # Only for the warmed functions: others refuse it.
         request = replace(request, golden=self.fingerprint, function_version=installed_version())
+        expires_at_s = time.monotonic() + request.expires_in_s
+
+        def payload() -> bytes:
+            # Made when a thread is free, which may take seconds of the request's time.
+            left_s = max(0.0, expires_at_s - time.monotonic())
+            return replace(request, expires_in_s=left_s).to_json().encode()
+
         read = partial(read_reply, target=self.target, request=request)
-        return await self._call(request.to_json().encode(), timeout_s, read)
+        return await self._call(payload, timeout_s, read)
 
     async def close(self) -> None:
         """Close without waiting for threads. AWS ends the invocations in progress."""
@@ -123,7 +130,7 @@ class LambdaExecutor(Executor):
         while True:
             try:
                 read = partial(read_warmed, target=self.target)
-                return await self._call(self._warm_event, _WARM_TIMEOUT_S, read)
+                return await self._call(lambda: self._warm_event, _WARM_TIMEOUT_S, read)
             except ExecutorError as error:
                 if not _is_throttled(error) or attempts == _WARM_ATTEMPTS:
                     raise
@@ -133,13 +140,15 @@ class LambdaExecutor(Executor):
             attempts += 1
             await asyncio.sleep(_THROTTLED_PAUSE_S)
 
-    async def _call(self, payload: bytes, timeout_s: float, read: Callable[[Reply], _Answer]) -> _Answer:
+    async def _call(
+        self, payload: Callable[[], bytes], timeout_s: float, read: Callable[[Reply], _Answer]
+    ) -> _Answer:
         began_s = 0.0
 
         def call() -> _Answer:
             nonlocal began_s
             began_s = time.monotonic()
-            return read(self._client.invoke(payload))  # here: megabytes of JSON would hold the event loop
+            return read(self._client.invoke(payload()))  # here: megabytes of JSON would hold the event loop
 
         try:
             async with asyncio.timeout(timeout_s):

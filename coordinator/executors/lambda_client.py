@@ -69,6 +69,12 @@ _OF_CALLS = (
         refused=True,
     ),
     _Failure(
+        "InvalidRequestContentException UnsupportedMediaTypeException",
+        "{target} refused the request ({words})",
+        FailureKind.RAISED,
+        refused=True,
+    ),
+    _Failure(
         "ResourceNotFoundException",
         "{target} does not exist ({words}): deploy it, or correct lambda_function and lambda_region "
         "(SUPER_LAMBDA_FUNCTION, SUPER_LAMBDA_REGION)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import math
 import os
@@ -63,7 +64,7 @@ class OpenPack:
 class OpenPacks:
     """Packs of any store that a process keeps open. The least recently used is closed first. Thread-safe.
 
-    At most ``limit`` are open, plus 64 for each thread that reads from a disk. A fork starts with none.
+    At most ``limit`` are open, plus 128 for each thread that reads. A fork starts with none.
     """
 
     def __init__(self, limit: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -281,7 +282,9 @@ class _Reading:
         headers = np.empty((buffer.size, HEADER_BYTES), dtype=np.uint8)
         rows, row = headers.reshape(-1).data, 0
         slots, slot_bytes = buffer.slots, buffer.item_bytes
-        self._opened = packs.opened(self._store, dict.fromkeys(map(itemgetter(1), placed)))
+        # No more than these stay open although they were evicted meanwhile.
+        names = dict.fromkeys(map(itemgetter(1), placed))
+        self._opened = packs.opened(self._store, itertools.islice(names, _AHEAD))
         name, pack = "", None
         for place in placed:
             offset, its_name, begin, length = place

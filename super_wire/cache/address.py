@@ -126,11 +126,11 @@ class Credentials(ClientTls):
         return cls(username, password, **cls.tls_in(environment))
 
     def check_encrypted(self, address: CacheAddress) -> None:
-        """Refuse plain text to another machine, unless ``insecure`` is set."""
+        """Refuse plain text beyond loopback, unless ``insecure`` is set."""
         if not (address.tls or address.local or self.insecure):
             raise ConfigError(
-                f"the cache at {address} is on another machine, so TLS is required: use rediss://, "
-                "a cache on this machine, or an SSH tunnel. In a network that nobody else "
+                f"the cache at {address} is not at a loopback address, so TLS is required: use rediss://, "
+                "127.0.0.1 for a cache on this machine, or an SSH tunnel. In a network that nobody else "
                 "can reach, set SUPER_INSECURE=1 on each side to connect without TLS"
             )
 

@@ -54,7 +54,7 @@ class CacheConnection:
     Raises:
         CacheUnreachableError: the cache does not answer, or not in time.
         CacheError: the credentials, a certificate or the database are refused.
-        ConfigError: the TLS files cannot be used, or the node is on another machine and does not use TLS.
+        ConfigError: the TLS files cannot be used, or the node is not at a loopback address and has no TLS.
     """
 
     def __init__(

@@ -151,7 +151,7 @@ async def test_a_node_beyond_loopback_needs_tls():
             client.execute_command("CLUSTER ADDSLOTSRANGE", 0, SLOTS - 1)
         with pytest.raises(
             ConfigError,
-            match=rf"the cache at redis://10\.1\.2\.3:{server.port} is on another machine.*rediss://",
+            match=rf"the cache at redis://10\.1\.2\.3:{server.port} is not at a loopback address.*rediss://",
         ):
             async with open_cache(server.url) as cache:
                 await cache.info()

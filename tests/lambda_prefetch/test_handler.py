@@ -32,6 +32,11 @@ ROOT = Path(__file__).resolve().parents[2]
 GOOD = [f"{n}.png" for n in range(5)]
 
 
+def test_the_wall_clock_decides_nothing(root, valkey, monkeypatch):
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    assert set(run(file_request(root, GOOD, valkey.unix_url)).outcomes) == {"cached"}
+
+
 def event_of(root, valkey, keys=GOOD, **changes):
     return json.loads(file_request(root, list(keys), valkey.unix_url).to_json()) | changes
 

@@ -93,6 +93,7 @@ CODES = [
     ),
     (502, "EC2ThrottledException", {}, FailureKind.THROTTLED, "EC2ThrottledException"),
     (413, "RequestTooLargeException", {}, FailureKind.RAISED, "lower request_samples"),
+    (400, "InvalidRequestContentException", {}, FailureKind.RAISED, "refused the request"),
     (
         404,
         "ResourceNotFoundException",

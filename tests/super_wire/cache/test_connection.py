@@ -78,7 +78,7 @@ def test_a_peer_that_is_silent_no_cache_or_loading_is_named(stranger, answer, er
 def test_a_cache_in_plain_text_beyond_loopback_is_refused_unless_insecure(valkey, caplog):
     """Linux takes ``0.0.0.0`` for this machine, and SUPER does not."""
     url = valkey.url.replace("127.0.0.1", "0.0.0.0")  # connected to
-    with pytest.raises(ConfigError, match="on another machine, .*TLS.* SUPER_INSECURE=1"):
+    with pytest.raises(ConfigError, match="not at a loopback address, .*TLS.* SUPER_INSECURE=1"):
         connect(url)
     assert "INSECURE" not in caplog.text
     for _ in range(2):
