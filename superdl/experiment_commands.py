@@ -293,7 +293,7 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
         "--images",
         type=int,
         metavar="N",
-        help="how many images to read at most (default: 1,500)",
+        help="how many images to read (default: at most 1,500, fewer if decoding is slow)",
     )
     _add_json(parser, "print the figures as JSON")
 

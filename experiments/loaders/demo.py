@@ -26,7 +26,7 @@ from superdl.coordinator import catalog  # noqa: F401  # not while timed
 from superdl.experiments.console import print_rows, say
 from superdl.experiments.data import MADE_SETS, Source, make_set
 from superdl.experiments.loaders.decoding import Decode, SourceFiles
-from superdl.experiments.loaders.samples import list_samples
+from superdl.experiments.loaders.samples import decode_image, list_samples
 from superdl.experiments.reporting.page import number
 from superdl.experiments.spec import RecipeSpec
 from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
@@ -38,11 +38,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from superdl.experiments.console import Console
+    from superdl.experiments.loaders.samples import Samples
 
 SUPER, PILLOW = "SUPER", "DataLoader + Pillow"
 _MADE_IN = "data/demo"
 _MADE_SET = "imagenet-like"
 _IMAGES = 1500
+_PROBED = 8
+# The decoding of all epochs takes about this long; else fewer images are read.
+_DECODING_S, _DECODING_EPOCHS = 50.0, 4
 _BATCH_SIZE = 64
 _RESIZE, _CROP = 256, 224
 _ENDING_S = 20.0  # for SUPER's services to end before the next process is measured
@@ -100,7 +104,7 @@ def demo(named: str | None, images: int | None, console: Console) -> dict[str, A
     print_line = partial(say, console)
     directory = _directory(named, print_line)
     samples = list_samples(Source(f"file://{directory}"), "torch")
-    chosen = _chosen(len(samples), images or _IMAGES)
+    chosen = _chosen(len(samples), images or _affordable(samples))
     print_line(
         f"reading {len(chosen):,} of {len(samples):,} images from {directory}, resized to {_RESIZE} and "
         f"cropped to {_CROP}"
@@ -146,6 +150,17 @@ def _directory(named: str | None, print_line: Callable[[str], None]) -> Path:
     if not directory.is_dir():
         raise ConfigError(f"{named} is not a folder on this machine; the demo reads only files")
     return directory
+
+
+def _affordable(samples: Samples) -> int:
+    """Return how many images all epochs can decode in time, found by decoding a few."""
+    probed = _chosen(len(samples), _PROBED)
+    began_s = time.perf_counter()
+    for index in probed:
+        with contextlib.suppress(Exception):  # Pillow raises anything on broken bytes; loaders skip them
+            decode_image(samples.read(index), resize=_RESIZE, crop=_CROP)
+    each_s = (time.perf_counter() - began_s) / len(probed)
+    return min(_IMAGES, max(_BATCH_SIZE, int(_DECODING_S * usable_cores() / _DECODING_EPOCHS / each_s)))
 
 
 def _chosen(total: int, images: int) -> list[int]:
