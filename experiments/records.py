@@ -290,7 +290,8 @@ def cause_of(step: StepRecord, causes: Mapping[tuple[int, int], str]) -> str:
         return wait_for("loader_start")
     if read:
         return wait_for("cache_transfer" if step.hits else "store_read")
-    if not own_s:
+    # Loaders that fetch on their own report no seconds for it, so that it may have been the cause.
+    if not step.fetch_s:
         return wait_for("loading")
     return wait_for("source" if step.fetch_s > step.decode_s else "decode")
 

@@ -1,7 +1,7 @@
 """``python -m tools.lambda_zip``: build ``dist/super-prefetch-<architecture>.zip`` without docker.
 
-With ``--unpacked``, it writes the files to a folder, for an image. Exit codes: 0 success, 1
-    failure.
+With ``--unpacked``, it writes the files to a folder, for an image. Exit codes: 0 success,
+1 failure.
 """
 
 from __future__ import annotations

@@ -35,6 +35,10 @@ _MADE_BEFORE = (
     "the figures. Wall time is measured by the run itself, without the start of its process."
 )
 
+# Runs that differ in one of these facts are of different machines.
+_MACHINE = ("platform", "device_name", "usable_cpus")
+_OTHER_MACHINES = "The runs used different machines; the machine shown is that of the first run."
+
 
 @dataclass(slots=True)
 class ArmReport:
@@ -84,7 +88,13 @@ class Comparison:
 
     def shown(self) -> tuple[Figure, ...]:
         """Return the figures that at least one arm has."""
-        return tuple(figure for figure in FIGURES if any(self.spreads(figure.key).values()))
+        shown = (figure for figure in FIGURES if any(self.spreads(figure.key).values()))
+        # The cost of concurrent trials is that of their whole runs.
+        at_once = any(len(arm.trials) > 1 for arm in self.arms)
+        return tuple(
+            figure._replace(whole=True) if at_once and figure.key == "usd_per_epoch" else figure
+            for figure in shown
+        )
 
     def words(self) -> Iterator[tuple[str, str]]:
         """Yield (subject, sentence) pairs on what the figures show and what they leave out."""
@@ -168,7 +178,10 @@ def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> C
         measured = RoundMeasured((run,), wall_s=run["wall_s"])
         figures = round_figures(measured, warmup)
         rounds.append(RoundReport(len(rounds) + 1, repeat, arm.name, str(place), figures))
-        notes += notes_of(str(place), measured)
+        notes += notes_of(str(place), measured, warmup)
+    machines = [tuple(run["environment"].get(name) for name in _MACHINE) for run in runs]
+    if len(set(machines)) > 1:
+        notes.append(_OTHER_MACHINES)
     return Comparison(
         name="runs",
         status="finished",
@@ -191,7 +204,7 @@ def _place(word: str) -> tuple[str, Path]:
     return (name, Path(rest).expanduser()) if is_named else ("", Path(word).expanduser())
 
 
-def notes_of(name: str, measured: RoundMeasured) -> Iterator[str]:
+def notes_of(name: str, measured: RoundMeasured, warmup_epochs: int) -> Iterator[str]:
     """Yield what a round's figures leave out."""
     run = measured.runs[0]
     executor = str(run["executor"] or "local")
@@ -204,3 +217,8 @@ def notes_of(name: str, measured: RoundMeasured) -> Iterator[str]:
         yield f"{name} ran functions with {executor}: their CPU time is not counted."
     if run["ranks"] > 1:
         yield f"{name} had {run['ranks']} ranks: CPU is not compared, as the report covers only rank 0."
+    elif warmup_epochs and measured.services_cpu_s:
+        yield (
+            f"{name} shared a coordinator between its trials, whose CPU is known only for the whole round: "
+            "CPU per image is compared with compare.warmup_epochs=0 alone."
+        )

@@ -143,9 +143,12 @@ def _images_per_s(runs: Sequence[Report], trained: Sequence[Report], warmup_epoc
 
 
 def _cpu_by_group(measured: RoundMeasured, warmup_epochs: int) -> dict[str, float]:
-    """Return CPU seconds by group after the warm-up. Those of shared services are of the whole round."""
+    """Return CPU seconds by group after the warm-up, or nothing if they are not known."""
     # The phases of such a run cover rank 0 alone.
     if any(run["ranks"] > 1 for run in measured.runs):
+        return {}
+    # The CPU of shared services is known only for the whole round.
+    if warmup_epochs and measured.services_cpu_s:
         return {}
     used = Counter(measured.services_cpu_s)
     for run in measured.runs:

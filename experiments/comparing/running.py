@@ -110,7 +110,7 @@ def _run_all(report: Comparison, arms: Sequence[Arm], console: Console) -> None:
         measured = _run_round(turn, arm, directory / folder)
         figures = round_figures(measured, report.warmup_epochs)
         report.rounds.append(RoundReport(*turn, str(folder), figures))
-        report.notes += notes_of(turn.arm, measured) if turn.repeat == 1 else ()
+        report.notes += notes_of(turn.arm, measured, report.warmup_epochs) if turn.repeat == 1 else ()
         rate = f"{number(figures.images_per_s)} images/s, {figures.wait_percent:.1f}% waiting"
         say(console, f"{label} {turn.arm} done in {measured.wall_s:.1f} s: {rate}")
         report.write(directory)
@@ -132,7 +132,10 @@ def _run_round(turn: Round, arm: Arm, folder: Path) -> RoundMeasured:
         run_together(runs)
         if any(run.code for run in runs):
             raise ComparisonFailedError(_failure(runs, folder))
-        used = {} if services is None else services.processes.read()
+        used = {}
+        if services is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):  # the coordinator was restarted
+                used = services.processes.read()
     cpu_s = _children_cpu_s() - before_s  # all have ended, including shared services
     places = [_run_in(run.output.parent) for run in runs]
     return RoundMeasured(

@@ -134,7 +134,9 @@ def _plot(comparison: Comparison) -> Plot | None:
     for figure in comparison.shown():
         spreads = comparison.spreads(figure.key)
         if figure.key in _PLOTTED:
-            title = f"{figure.title} ({'more' if figure.more_is_better else 'less'} is better)"
+            better = "more is better" if figure.more_is_better else "less is better"
+            scope = ", of whole runs" if figure.whole and comparison.warmup_epochs else ""
+            title = f"{figure.title}{scope} ({better})"
             draw = partial(draw_bars, title=title, label=figure.unit)
             bars = {name: None if spread is None else spread.median for name, spread in spreads.items()}
             below = [spread and spread.median - spread.least for spread in spreads.values()]

@@ -66,7 +66,7 @@ class Decode:
 
         Raises:
             BadSampleError: an image cannot be decoded.
-            ConfigError: the images have different sizes, or are not uint8 RGB.
+            ConfigError: the images have different sizes, are not uint8 RGB, or are several arrays.
         """
         start_s = time.perf_counter()
         make = self._maker()
@@ -122,6 +122,8 @@ class Decode:
             raise BadSampleError(
                 f"{self.samples.bucket}/{key}: it cannot be decoded ({type(error).__name__}: {error})"
             ) from error
+        if isinstance(made, dict):
+            raise ConfigError("recipe.steps produce several arrays, but models here take a single image")
         pixels = np.asarray(made)
         if pixels.dtype != np.uint8 or pixels.ndim != _CHANNELS or pixels.shape[2] != _CHANNELS:
             raise ConfigError(

@@ -111,5 +111,8 @@ def read_format(path: Path, expected: int) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     if not isinstance(content, dict) or content.get("format") != expected:
-        raise ConfigError(f"{path} is not in format {expected}, which this version reads: create it again")
+        raise ConfigError(
+            f"{path} is not in format {expected}, which this version reads; it was made by another version "
+            "of SUPER: use that one"
+        )
     return content

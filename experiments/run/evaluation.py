@@ -79,7 +79,7 @@ def evaluate(
             model = build_model(spec.model.name, len(loader.classes), device, side=spec.recipe.crop)
             # It only validates, so that the images to train on do not matter.
             trainer = Trainer(model, loader, loader, spec, device=device, ranks=ranks)
-            trainer.load_model(loaded.model)
+            trainer.load_model(loaded.model, str(path))
             print_line(f"{path} (epoch {loaded.epoch}) on {loader.sample_count:,} images of {source.url}")
             figures = trainer.validate()
         evaluation = Evaluation(

@@ -87,11 +87,11 @@ class Advice:
         return asdict(self) | {"best": self.best}
 
 
-def advice_of(measured: SimulationSpec) -> Advice:
-    """Predict a run of one job on one dataset, and its changes."""
-    changes = [(name, forecast_of(changed)) for name, changed in _changes(measured)]
+def advice_of(measured: SimulationSpec, epochs: float | None = None) -> Advice:
+    """Predict a run of one job on one dataset, and its changes, as in `forecast_of`."""
+    changes = [(name, forecast_of(changed, epochs)) for name, changed in _changes(measured)]
     return Advice(
-        measured, forecast_of(measured), tuple(sorted(changes, key=lambda change: change[1].wall_s))
+        measured, forecast_of(measured, epochs), tuple(sorted(changes, key=lambda change: change[1].wall_s))
     )
 
 
@@ -117,16 +117,17 @@ def _changes(measured: SimulationSpec) -> Iterator[tuple[str, SimulationSpec]]:
     yield f"loader.num_workers={workers}", replace(measured, jobs=(replace(job, workers=workers),))
 
 
-def forecast_of(measured: SimulationSpec) -> Forecast:
-    """Simulate a run of one job on one dataset."""
+def forecast_of(measured: SimulationSpec, epochs: float | None = None) -> Forecast:
+    """Simulate a run of one job on one dataset, which lasts ``epochs``, by default those of the job."""
     (data,), (job,), cache_gb = measured.datasets, measured.jobs, measured.cache.budget_gb
+    epochs = job.epochs if epochs is None else epochs
     batch = job.batch_size * job.replicas
     scale = min(1.0, _BATCHES_MAX * batch / data.samples)
     least_gb = min(cache_gb, _CACHED_BATCHES_MIN * batch * data.record_bytes / _GB)
     simulated = replace(
         measured,
         datasets=(replace(data, samples=max(batch, round(scale * data.samples))),),
-        jobs=(replace(job, epochs=min(job.epochs, 2)),),  # all epochs after the first are alike
+        jobs=(replace(job, epochs=min(math.ceil(epochs), 2)),),  # all epochs after the first are alike
         cache=CacheSpec(budget_gb=max(scale * cache_gb, least_gb)),
     )
     (predicted,) = predict(simulated).jobs
@@ -135,7 +136,7 @@ def forecast_of(measured: SimulationSpec) -> Forecast:
         first_images_per_s=data.samples / first_s,
         later_images_per_s=data.samples / later_s[0] if later_s else None,
         waiting=predicted.stall_share,
-        wall_s=first_s + (job.epochs - 1) * sum(later_s),
+        wall_s=first_s * min(epochs, 1.0) + sum(later_s) * max(epochs - 1, 0.0),  # at most one is later
     )
 
 
@@ -151,7 +152,13 @@ def print_advice(advice: Advice, console: Console) -> None:
         f"{1024 * measured.cache.budget_gb:,.0f} MiB of cache for them"
         f"{'' if measured.store.kind == 'none' else ' and a store'}",
     )
-    heads = ("predicted, simulated", "first epoch\nimages/s", "later\nimages/s", "\nwaiting", "\ntotal")
+    heads = (
+        "predicted, simulated",
+        "first epoch\nimages/s",
+        "later\nimages/s",
+        "waiting in the\nsimulated epochs",
+        "\ntotal",
+    )
     rows = [
         (
             name,
@@ -178,10 +185,11 @@ def advise(spec: Spec, log: Callable[[str], None], ranks: int = 1) -> Advice:
         ConfigError: the loader is not SUPER, or this is one of several ranks.
         SuperError: the data, the loader or the device is not available.
     """
-    return advice_of(_probe(spec, log, ranks))
+    return advice_of(*_probe(spec, log, ranks))
 
 
-def _probe(spec: Spec, log: Callable[[str], None], count: int) -> SimulationSpec:
+def _probe(spec: Spec, log: Callable[[str], None], count: int) -> tuple[SimulationSpec, float]:
+    """Return the measured run, and the epochs that it lasts. Short epochs add up to a fraction."""
     if process_rank().replicas > 1:
         raise ConfigError(
             "only one process can be probed, but this is one of several: use --ranks instead of torchrun"
@@ -214,9 +222,9 @@ def _probe(spec: Spec, log: Callable[[str], None], count: int) -> SimulationSpec
         functions = max(1, min(functions, cores - busy))
     steps = spec.training.steps_per_epoch
     record_bytes = max(1, sum(figures.size_bytes for _, figures in read) // samples)
-    epochs = spec.epochs if steps is None else round(spec.epochs * steps * count / len(loader))
+    epochs = spec.epochs if steps is None else spec.epochs * steps * count / len(loader)
     read_s = max(median(figures.read_s for _, figures in read), 1e-6)
-    return SimulationSpec(
+    measured = SimulationSpec(
         datasets=(
             DatasetSpec(
                 samples=loader.sample_count,
@@ -230,7 +238,7 @@ def _probe(spec: Spec, log: Callable[[str], None], count: int) -> SimulationSpec
                 replicas=count,
                 step_s=step_s,
                 handover_s=handover_s,
-                epochs=max(1, epochs),
+                epochs=math.ceil(epochs),
                 workers=max(1, spec.loader.num_workers),
                 read_gb_per_s=spec.loader.batch_size * record_bytes / read_s / _GB,
             ),
@@ -239,6 +247,7 @@ def _probe(spec: Spec, log: Callable[[str], None], count: int) -> SimulationSpec
         cache=CacheSpec(budget_gb=stats.budget_bytes / _GB),
         store=_STORE if stats.store else StoreSpec(),
     )
+    return measured, epochs
 
 
 def _without_end(loader: Loader) -> Iterator[Batch]:

@@ -41,7 +41,7 @@ class Checkpoint:
     def check(self, facts: Mapping[str, Any], place: str) -> None:
         """Check that a run with ``facts`` can resume from this checkpoint."""
         differ = [
-            f"{name} is {self.facts.get(name)!r:.80} there but {value!r:.80} here"
+            _difference(name, self.facts.get(name), value)
             for name, value in facts.items()
             if self.facts.get(name) != value
         ]
@@ -51,6 +51,20 @@ class Checkpoint:
                 "(a fingerprint changes when files are added, removed, changed, moved or rewritten). Restore "
                 "the spec, or remove training.resume to start over (model.weights loads the weights alone)"
             )
+
+
+def _difference(name: str, theirs: Any, ours: Any) -> str:
+    """Say how a fact differs, even where its text is too long to show the difference."""
+    there, here = f"{theirs!r:.80}", f"{ours!r:.80}"
+    if there != here:
+        return f"{name} is {there} there but {here} here"
+    if isinstance(theirs, list) and isinstance(ours, list):
+        pairs = enumerate(zip(theirs, ours, strict=False), 1)
+        for number, (before, now) in pairs:
+            if before != now:
+                return _difference(f"item {number} of {name}", before, now)
+        return f"{name} has {len(theirs)} items there but {len(ours)} here"
+    return f"{name} differs (both begin {here})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +93,18 @@ class Checkpoints:
         return True
 
     def copy_model(self, directory: Path) -> None:
-        """Copy the best checkpoint, or else the last one, into ``directory``."""
+        """Copy the best checkpoint, or else the last one, into ``directory``.
+
+        Raises:
+            ConfigError: there is neither, or it cannot be written.
+        """
         best = self.directory / BEST
         kept = best if best.is_file() else self.directory / LAST
+        if not kept.is_file():
+            raise ConfigError(
+                f"there is no checkpoint to copy to {directory}: set training.checkpoint_every to at most "
+                "epochs"
+            )
         copy_checkpoint(kept, directory / kept.name)
 
 

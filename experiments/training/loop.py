@@ -142,12 +142,12 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------- checkpoints
 
-    def load_model(self, state: dict[str, Any]) -> None:
-        """Load the model's state, or raise ConfigError if it does not match."""
+    def load_model(self, state: dict[str, Any], place: str) -> None:
+        """Load the model's state, or raise ConfigError, which names ``place``, if it does not match."""
         try:
             set_model_state_dict(self._strategy.evaluated, state, options=LOAD_WHOLE)
         except RuntimeError as error:
-            raise ConfigError(f"the checkpoint belongs to a different model: {error}") from error
+            raise ConfigError(f"the checkpoint {place} belongs to a different model: {error}") from error
 
     def resume(self, checkpoint: Checkpoint) -> str:
         """Resume from a checkpoint in the next `fit`, and return a line that describes the position."""
@@ -239,13 +239,14 @@ class Trainer:
         batches.begin()
         try:
             while (batch := batches.next()) is not None:
+                wait_s = time.perf_counter() - step_start_s
                 self._seed(epoch, batches)
                 step = take_step(
                     self._strategy,
                     batch,
                     self._updater if split == "train" else None,
                     step=batches.step - 1,
-                    wait_s=time.perf_counter() - step_start_s,
+                    wait_s=wait_s,
                 )
                 held.append(step)
                 if len(held) > _STEPS_QUEUED:
@@ -265,7 +266,11 @@ class Trainer:
         """Seed torch for a step of this rank, so that a resumed run draws the same, such as for dropout."""
         process = self._ranks.process
         steps = epoch * batches.steps + batches.step
-        torch.manual_seed(((self._first_seed + steps) * process.replicas + process.rank) % 2**63)
+        seed = ((self._first_seed + steps) * process.replicas + process.rank) % 2**63
+        # Not torch.manual_seed: it also formats a stack for each backend, up to a millisecond a step.
+        torch.default_generator.manual_seed(seed)
+        if self._device.type == "cuda":
+            torch.cuda.manual_seed(seed)
 
     def _release(self, epoch: int, split: str, held: list[HeldStep], totals: PassTotals) -> None:
         """Fetch the results of held steps, add them to the totals, and notify listeners."""

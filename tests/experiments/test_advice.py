@@ -1,4 +1,4 @@
-"""Advice: what is foretold of a run, and which change it names."""
+"""Advice: what is predicted of a run, and which change it names."""
 
 import json
 from dataclasses import replace
@@ -33,6 +33,14 @@ def test_functions_limit_the_first_epoch_and_the_model_those_after_it():
     assert forecast.wall_s == pytest.approx(20 * (1 / 0.75 + 4), rel=0.05)
 
 
+def test_short_epochs_count_as_fractions_of_an_epoch():
+    first_s, whole_s = (forecast_of(PHOTOS, epochs).wall_s for epochs in (1, 5))
+    assert forecast_of(PHOTOS, 0.008).wall_s == pytest.approx(0.008 * first_s)
+    assert forecast_of(PHOTOS, 0.008).later_images_per_s is None
+    assert forecast_of(PHOTOS, 2.5).wall_s == pytest.approx(first_s + 1.5 * (whole_s - first_s) / 4)
+    assert advice_of(PHOTOS, 0.5).forecast == forecast_of(PHOTOS, 0.5)
+
+
 def test_the_change_that_saves_most_is_named():
     few = replace(PHOTOS, datasets=(DatasetSpec(samples=2000),))
     small = replace(few, cache=CacheSpec(budget_gb=0.15))
@@ -46,7 +54,7 @@ def test_the_change_that_saves_most_is_named():
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_run_is_foretold_from_a_probe(tmp_path, monkeypatch, capsys):
+def test_a_run_is_predicted_from_a_probe(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(advice, "_READING_S", 0.3)
     monkeypatch.setattr(advice, "_STEPS_S", 0.3)
     monkeypatch.setenv("SUPER_STORE", "none")

@@ -91,6 +91,7 @@ class Told(NamedTuple):
         ({"hits": 8, "step": 0}, "starting"),
         ({"step": 0}, "starting"),
         ({"step": 0, "fetch_s": 0.1, "decode_s": 0.3}, "decoding"),
+        ({"decode_s": 0.3}, "unknown"),  # nobody measured the fetching
         ({"fetch_s": 0.2, "decode_s": 0.1}, "storage"),
         ({"fetch_s": 0.1, "decode_s": 0.2}, "decoding"),
         ({}, "unknown"),

@@ -69,8 +69,13 @@ def test_runs_at_once_share_what_was_decoded_and_are_added_up():
 def test_shared_services_count_once_and_from_their_start():
     runs = (run_of(one_pass(), one_pass(), phases=((1, 2.0, {"trainer": 1.0}),)),) * 2
     services = {"cache": 5.0, "functions": 7.0}
-    figures = round_figures(RoundMeasured(runs, services_cpu_s=services), warmup_epochs=1)
-    assert figures.cpu_ms_by_group == pytest.approx({"trainer": 10.0, "cache": 25.0, "functions": 35.0})
+    measured = RoundMeasured(runs, cpu_s=14.0, services_cpu_s=services)
+    figures = round_figures(measured, warmup_epochs=0)
+    assert figures.cpu_ms_by_group == pytest.approx({"trainer": 5.0, "cache": 12.5, "functions": 17.5})
+    # Nobody knows which part of it was after the warm-up.
+    warm = round_figures(measured, warmup_epochs=1)
+    assert (warm.cpu_ms_by_group, warm.cpu_ms_per_image, warm.outside_ms_per_image) == ({}, None, None)
+    assert warm.cpu_s == 14.0
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from superdl.experiments.loaders import open_loader
 from superdl.experiments.loaders.samples import LoaderRequest
 from superdl.experiments.spec import LoaderSpec, RecipeSpec
 from superdl.lambda_prefetch.transforms import Program
+from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Limits
 from tests.experiments.loaders.opening import BATCH, Source, counted, keys_of, need, opened, samples_of
@@ -65,6 +66,14 @@ def test_a_shipped_custom_step_runs_in_the_workers(directory, tmp_path, monkeypa
     first, second = ([sample for batch in loader for sample in samples_of(batch)] for _ in range(2))
     assert len(first) == len(second) == COUNT
     assert not set(first) & set(second)
+    loader.close()
+
+
+def test_several_arrays_are_refused_as_no_single_image(directory, tmp_path, monkeypatch):
+    monkeypatch.setattr(Program, "make", lambda *_: {"image": np.zeros(3), "mask": np.zeros(3)})
+    loader = opened("torch", directory, tmp_path, recipe=RECIPE)
+    with pytest.raises(ConfigError, match="several arrays, but models here take a single image"):
+        next(iter(loader))
     loader.close()
 
 

@@ -123,3 +123,12 @@ def test_a_killed_run_has_a_page_of_the_epochs_that_it_ended(finished, directory
     assert "Running, or killed: 1 of 2 epochs in" in said(page)
     assert first_cells(page, "Passes over the data", 3) == [["1 train", "24", "3"], ["1 val", "8", "1"]]
     assert first_cells(page, "Stalls by cause", 3) == whole_stalls[:2]
+
+
+def test_a_table_of_many_passes_leaves_out_those_in_the_middle(directory, undrawn):
+    report = json.loads((directory / "report.json").read_text())
+    report["epochs"] = [{**report["epochs"][0], "epoch": epoch} for epoch in range(30)]
+    (directory / "report.json").write_text(json.dumps(report))
+    rows = [row[0] for row in page_of(directory).tables[0].rows]
+    assert rows[19:22] == ["10 val", "20 more", "21 train"]
+    assert (len(rows), rows[-1]) == (41, "30 val")

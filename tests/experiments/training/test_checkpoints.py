@@ -13,8 +13,29 @@ from superdl.super_wire.errors import ConfigError
 
 
 def checkpoint(epoch, **changes):
-    values = {"batches": {}, "model": {}, "optimizer": {}, "schedule": {}, **changes}
-    return Checkpoint(facts={}, epoch=epoch, best=None, **values)
+    values = {"batches": {}, "model": {}, "optimizer": {}, "schedule": {}, "facts": {}, **changes}
+    return Checkpoint(epoch=epoch, best=None, **values)
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "told"),
+    [
+        (["a" * 90, "b"], ["a" * 90, "c"], "item 2 of classes is 'b' there but 'c' here"),
+        (["a" * 90, "b"], ["a" * 90], "classes has 2 items there but 1 here"),
+        ("a" * 90, "a" * 91, "classes differs (both begin 'aaa"),
+    ],
+)
+def test_facts_that_begin_alike_are_told_apart(there, here, told):
+    with pytest.raises(ConfigError) as caught:
+        checkpoint(1, facts={"classes": there}).check({"classes": here}, "last.pt")
+    assert told in str(caught.value)
+
+
+def test_a_model_that_was_never_kept_cannot_be_copied(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"no checkpoint to copy to .*model: set training\.checkpoint_every"
+    ):
+        Checkpoints(tmp_path / "run", {}).copy_model(tmp_path / "model")
 
 
 def test_what_is_no_checkpoint_is_refused_by_name(tmp_path):
