@@ -223,7 +223,7 @@ class Fetchers:
         span, limit_bytes = arrived.span, self._request.limits.object_bytes
         if self._shards is not None and span is not None and span.size_bytes <= limit_bytes:
             is_in_time = not self._invocation.expired(_BLOCK_S)
-            arrived.by_blocks = is_in_time and self._shards.should_read(self._bucket, key, version, span)
+            arrived.by_blocks = is_in_time and self._shards.count_read(self._bucket, key, version, span)
         # The location of a row group is only known from the file's footer.
         if arrived.by_blocks or (arrived.range is not None and arrived.span is None):
             return None

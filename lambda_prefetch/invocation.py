@@ -42,7 +42,7 @@ class Invocation:
         self.source_bytes = [0] * count
         self.record_bytes = [0] * count
         self.messages: dict[str, str] = {}
-        self.source_requests = 0  # that each fetch many members; if 0, each sample took one
+        self.source_requests = 0  # GETs for ranges of members; 0 means one GET per sample
         self.pack = ""
         self.offsets: list[int] = []
         self.lengths: list[int] = []

@@ -86,7 +86,7 @@ class ShardCache:
         self._directory, self._max_bytes = Path(directory), max_bytes
         self._alone_until_s = 0.0
 
-    def should_read(self, bucket: Bucket, key: str, version: str, span: Span) -> bool:
+    def count_read(self, bucket: Bucket, key: str, version: str, span: Span) -> bool:
         """Count a read of a span of a shard. Return whether to use :meth:`read` for it."""
         # An object without a version may change. Files are already on disk.
         if not version or span.size_bytes > BLOCK_BYTES or bucket.name.startswith("file://"):
@@ -129,7 +129,10 @@ class ShardCache:
     def _fetch(
         self, bucket: Bucket, key: str, version: str, path: Path, block: Span
     ) -> bytes | bytearray | None:
-        """Fetch and cache a block. ``None`` if others fetch it or too many blocks, or there is no room."""
+        """Fetch and cache a block.
+
+        Return ``None`` if another process fetches it, too many blocks are being fetched, or there is no room.
+        """
         partial, began_s = path.with_name(path.name + _PARTIAL), time.monotonic()
         with contextlib.ExitStack() as stack:
             try:

@@ -142,7 +142,7 @@ class Pager:
                     raise CoordinatorError(
                         "the sampler's background thread has died; its traceback was printed earlier"
                     )
-                self._session.checks.wait_s += time.perf_counter() - begun_s
+                self._session.page_calls.wait_s += time.perf_counter() - begun_s
 
     def stop(self) -> None:
         """Stop the thread and any call that it is making. Idempotent."""
@@ -274,7 +274,13 @@ class Pager:
     def _statuses(self, epoch: int, head: int, count: int) -> Sequence[Any]:
         """Return the batches (messages) from the first undelivered one on, without keys. Try once."""
         page = self._session.pages_from(
-            *(epoch, head, count, _ONE_TRY), yielded=head, with_keys=False, stopped=self._stopped
+            epoch,
+            head,
+            count,
+            patience=_ONE_TRY,
+            yielded=head,
+            with_keys=False,
+            stopped=self._stopped,
         )
         batches: Sequence[Any] = page.batches
         return batches

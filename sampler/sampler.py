@@ -297,7 +297,8 @@ class SuperSampler(DistributedSampler[BatchRef]):
         self._cursor.move(place)
 
     def job_stats(self) -> SamplerStats:
-        """Return the coordinator's counters for this job, over all ranks, and this process's status checks.
+        """Return the coordinator's counters for this job, over all ranks, and the cost of this process's
+        calls for pages.
 
         Raises:
             UsageError: the sampler is of a mix, which has one job per dataset.

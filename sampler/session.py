@@ -21,7 +21,7 @@ from superdl.sampler.rpc.client import (
     Patience,
     job_start,
 )
-from superdl.sampler.stats import SamplerStats, StatusChecks
+from superdl.sampler.stats import PageCalls, SamplerStats
 from superdl.super_wire.draws import ORDER_PART, Draws, pack_numbers
 from superdl.super_wire.errors import (
     ConfigError,
@@ -125,7 +125,7 @@ class Session:
         self._listing_silence_s = listing_silence_s
         self._reopening_s = reopening_s
         self._lock = threading.Lock()
-        self.checks = StatusChecks()
+        self.page_calls = PageCalls()
         with client.hold():
             facts, _ = client.register(dataset, run, renew=is_own(run), silence_s=listing_silence_s)
             warn_of(dataset, facts.warnings, rank)
@@ -241,8 +241,8 @@ class Session:
         epoch: int,
         position: int,
         count: int,
-        patience: Patience = RUNNING,
         *,
+        patience: Patience = RUNNING,
         yielded: int,
         with_keys: bool,
         stopped: threading.Event | None = None,
@@ -273,9 +273,9 @@ class Session:
                 *(epoch, yielded, stopped),
             )
         finally:
-            self.checks.calls += 1
-            self.checks.call_s += time.perf_counter() - begun_s
-            self.checks.cpu_s += time.thread_time() - begun_cpu_s
+            self.page_calls.calls += 1
+            self.page_calls.call_s += time.perf_counter() - begun_s
+            self.page_calls.cpu_s += time.thread_time() - begun_cpu_s
 
     def _answered(
         self,
@@ -314,7 +314,7 @@ class Session:
         reply = self._client.call("GetJobStats", request, FIRST_CONTACT)
         if not reply.jobs:
             raise UnknownJobError(f"the coordinator at {self._client.address} does not know job {self.job}")
-        return SamplerStats.from_messages(reply.jobs[0], reply.cache, self.checks, reply.workers)
+        return SamplerStats.from_messages(reply.jobs[0], reply.cache, self.page_calls, reply.workers)
 
     def close(self) -> None:
         """Tell the coordinator that this rank has finished the job."""

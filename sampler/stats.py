@@ -38,7 +38,7 @@ class WorkerUse(NamedTuple):
 
 
 @dataclass(slots=True)
-class StatusChecks:
+class PageCalls:
     """Time that the sampler's thread spent fetching pages, and that the training loop waited for them."""
 
     calls: int = 0
@@ -104,7 +104,7 @@ class SamplerStats(WorkCounters):
 
     @classmethod
     def from_messages(
-        cls, job: Any, cache: Any, checks: StatusChecks, workers: Iterable[Any] = ()
+        cls, job: Any, cache: Any, page_calls: PageCalls, workers: Iterable[Any] = ()
     ) -> SamplerStats:
         """Create the counters from the coordinator's messages and those of this sampler."""
         of_job = {field.name for field in job.DESCRIPTOR.fields}
@@ -119,10 +119,10 @@ class SamplerStats(WorkCounters):
                 Stall(stall.rank, stall.epoch, stall.position, stall.cause, stall.wait_s)
                 for stall in job.recent_stalls
             ),
-            status_calls=checks.calls,
-            status_s=checks.call_s,
-            status_cpu_s=checks.cpu_s,
-            status_wait_s=checks.wait_s,
+            status_calls=page_calls.calls,
+            status_s=page_calls.call_s,
+            status_cpu_s=page_calls.cpu_s,
+            status_wait_s=page_calls.wait_s,
         )
 
 

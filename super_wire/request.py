@@ -253,7 +253,10 @@ class PrefetchResult:
     def from_mapping(cls, answer: dict[str, Any]) -> PrefetchResult:
         """Check and convert parsed JSON. Raises ``ConfigError`` with a description of the problem."""
         result = message_in(
-            *(cls, answer, "result", "the coordinator"),
+            cls,
+            answer,
+            "result",
+            "the coordinator",
             version=REQUEST_VERSION,
             count_max=_RESULT_NUMBER_MAX,
         )

@@ -314,13 +314,13 @@ class DatasetRegistry:
         self, listing: Listing, progress: Callable[[int | None], None], lister: Callable[..., _Result]
     ) -> _Result:
         """List a source. If it is throttled or does not answer, retry after increasing pauses."""
-        loop, source = asyncio.get_running_loop(), (listing.source, listing.key_list or None)
+        loop, listed_from = asyncio.get_running_loop(), (listing.source, listing.key_list or None)
         how = listing.naming, listing.classes
         until_s, pause_s = self._clock() + _BUSY_S, 1.0
         while True:
             try:
                 return await loop.run_in_executor(
-                    self._threads, lister, *source, progress, listing.cancelled, *how
+                    self._threads, lister, *listed_from, progress, listing.cancelled, *how
                 )
             except SourceBusyError as error:
                 if self._clock() + pause_s > until_s or listing.cancelled.is_set():

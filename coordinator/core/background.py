@@ -90,7 +90,7 @@ def saver(state: State, now: float) -> ExecutorState | None:
     saves = Counter(order.executor for order in _saves(state))
     for executor in state.fleet.executors:
         access = executor.store
-        if access is None or executor.idle(now) <= 0 or executor.room(now) <= 0:
+        if access is None or executor.idle(now) <= 0 or executor.free_slots(now) <= 0:
             continue
         # Saves have the lowest priority: they use at most half of the functions, and only idle ones.
         half = max(1, executor.concurrency.capacity // 2)

@@ -223,7 +223,7 @@ class Concurrency:
             bound = min(bound, self._warm + self._tokens)
         return max(1, int(bound))
 
-    def room(self, in_flight: int, now: float) -> int:
+    def free_slots(self, in_flight: int, now: float) -> int:
         """Return how many more requests can be made."""
         limit = self.limit(now)
         backlog = self._backlog if limit >= self.capacity else 0

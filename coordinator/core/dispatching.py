@@ -93,7 +93,7 @@ def _first(state: State, skipped: set[BatchPlace], now: float) -> BatchPlace | C
     spending = watch_spending(state, now)
     if spending is Spending.STOPPED:
         return None
-    place = _first_missed(state, skipped) if state.fleet.has_room(now) else None
+    place = _first_missed(state, skipped) if state.fleet.has_free_slot(now) else None
     soonest = state.fleet.soonest(now, state.turn) if spending is Spending.FREELY else None
     if place is not None and (soonest is None or state.teams.turn(state.team_of(place.job)) <= soonest.turn):
         return place
@@ -241,7 +241,7 @@ def _serve_reader(state: State, place: BatchPlace, skipped: set[BatchPlace], now
     if executor is None:
         skipped.add(place)
         return True
-    count = min(state.settings.request_samples, math.ceil(way.indices.size / way.executors.room(now)))
+    count = min(state.settings.request_samples, math.ceil(way.indices.size / way.executors.free_slots(now)))
     ordered, count = _unsuspected_first(state, key, way.indices, count)
     room = urgent_room_for(state, key, count, now)
     if room:

@@ -91,12 +91,12 @@ class ExecutorState:
         """Return the number of idle functions."""
         return self.concurrency.idle(self.in_flight, now)
 
-    def room(self, now: float) -> int:
-        """Return how many more requests the executor has room for, even if it is set aside."""
-        room = self.concurrency.room(self.in_flight, now)
+    def free_slots(self, now: float) -> int:
+        """Return how many more requests the executor accepts, even if it is set aside."""
+        free = self.concurrency.free_slots(self.in_flight, now)
         if self.most_in_flight < math.inf:
-            room = min(room, int(self.most_in_flight) - self.in_flight)
-        return room
+            free = min(free, int(self.most_in_flight) - self.in_flight)
+        return free
 
     def answered(self, event: RequestDone, kind: RequestKind, made_s: float, now: float) -> None:
         """Update from the result of a request made at ``made_s``, except for possible faults of samples."""
@@ -154,30 +154,30 @@ class EligibleExecutors:
         """Return an executor's latency model for this group's kind of request."""
         return executor.latency_of(restore=self.restores)
 
-    def room(self, now: float) -> int:
+    def free_slots(self, now: float) -> int:
         """Return how many more requests can be made."""
-        return sum(max(0, self.room_of(executor, now)) for executor in self.executors)
+        return sum(max(0, self.free_slots_of(executor, now)) for executor in self.executors)
 
-    def has_room(self, now: float) -> bool:
+    def has_free_slot(self, now: float) -> bool:
         """Return whether any executor accepts one more request, even if only for stored samples."""
-        return self.room(now) > 0 or any(executor.room(now) > 0 for executor in self.store_only)
+        return self.free_slots(now) > 0 or any(executor.free_slots(now) > 0 for executor in self.store_only)
 
-    def room_of(self, executor: ExecutorState, now: float) -> int:
+    def free_slots_of(self, executor: ExecutorState, now: float) -> int:
         """Return how many more requests an executor may get, or 1, for a trial, if it is set aside."""
-        room = executor.room(now)
+        free = executor.free_slots(now)
         if not self._is_set_aside(executor):
-            return room
-        return 0 if now < self._open_until_s(executor) else min(room, 1 - executor.in_flight)
+            return free
+        return 0 if now < self._open_until_s(executor) else min(free, 1 - executor.in_flight)
 
     def idle(self, now: float) -> int:
         """Return the number of idle functions, over the executors that may get requests."""
-        return sum(executor.idle(now) for executor in self.executors if self.room_of(executor, now) > 0)
+        return sum(executor.idle(now) for executor in self.executors if self.free_slots_of(executor, now) > 0)
 
     def has_changed(self, now: float) -> bool:
         """Return whether the inputs of :func:`pick` other than the time have changed since the last call."""
         seen = tuple(
             (
-                self.room_of(executor, now) > 0,
+                self.free_slots_of(executor, now) > 0,
                 self.is_sound(executor),
                 executor.latency.known,
                 executor.store and (executor.store.latency.known, executor.store.reading.tripped),
@@ -216,7 +216,7 @@ class EligibleExecutors:
     def wake_times_s(self, now: float) -> Iterator[float]:
         """Yield the times at which full executors may accept more requests without an event."""
         for executor in (*self.executors, *self.store_only):
-            if self.room_of(executor, now) > 0:
+            if self.free_slots_of(executor, now) > 0:
                 continue
             open_until_s = self._open_until_s(executor)
             more_at_s = executor.concurrency.more_at_s(now) if open_until_s <= now else open_until_s
@@ -260,15 +260,15 @@ def pick(
 ) -> tuple[ExecutorState | None, float]:
     """Pick the cheapest executor that can meet the deadline, and return it and 0 seconds.
 
-    Return ``None`` and the longest wait in seconds if no executor has room, or if the request can
-    wait for a cheaper one. The wait is infinite if only free room or a result can end it. Of the
+    Return ``None`` and the longest wait in seconds if no executor has a free slot, or if the request
+    can wait for a cheaper one. The wait is infinite if only a free slot or a result can end it. Of the
     free executors, ``other_than`` is the last choice. ``failed_by`` is used only if no other is
     healthy.
     """
     able = [executor for executor in executors.executors if executor.number != failed_by]
     if not any(map(executors.is_sound, able)):
         able = list(executors.executors)
-    free = [executor for executor in able if executors.room_of(executor, now) > 0]
+    free = [executor for executor in able if executors.free_slots_of(executor, now) > 0]
     if not free:
         return None, math.inf
     if deadline.slack_s <= 0:  # a reader waits, so do not try executors that were set aside
@@ -333,9 +333,9 @@ class Fleet:
         """Return how many concurrent requests all executors accept now."""
         return sum(executor.concurrency.limit(now) for executor in self.executors)
 
-    def has_room(self, now: float) -> bool:
+    def has_free_slot(self, now: float) -> bool:
         """Return whether any request can be made."""
-        return any(eligible.has_room(now) for eligible in self._groups.values())
+        return any(eligible.has_free_slot(now) for eligible in self._groups.values())
 
     def soonest(self, now: float, turn: Callable[[str], Turn | None]) -> Soonest | None:
         """Return the ready rank that goes first. ``turn`` returns ``None`` for teams that may not spend."""
@@ -345,6 +345,6 @@ class Fleet:
                 deadline_s = ranks.soonest_s()
                 if deadline_s is None or (team_turn := turn(team)) is None:
                     continue
-                if (best is None or (team_turn, deadline_s) < best[:2]) and eligible.has_room(now):
+                if (best is None or (team_turn, deadline_s) < best[:2]) and eligible.has_free_slot(now):
                     best = Soonest(team_turn, deadline_s, ranks)
         return best

@@ -101,8 +101,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         recipe = Recipe.from_json(request.recipe)
         naming = checked_naming(request.alias or None, request.versions or None)
         classes = checked_classes(tuple(request.classes)) if request.classes else ()
-        source = request.source, recipe, request.key_list, request.run_id
-        dataset = self._datasets.register(*source, naming, classes, renew=request.renew)
+        registration = request.source, recipe, request.key_list, request.run_id
+        dataset = self._datasets.register(*registration, naming, classes, renew=request.renew)
         return await self._described(dataset, listed=0, wait_s=0.5)  # enough for most sources
 
     async def GetDataset(self, request: pb.GetDatasetRequest, context: _Context) -> pb.Dataset:
@@ -175,7 +175,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             cache=self._engine.cache_address,
             batches_per_epoch=plan.batches_per_epoch,
             warnings=[*self._exceeds_cache(dataset, plan), *filter(None, [dataset.moved])],
-            kept=keeper.told,
+            kept=keeper.store_use,
             store=keeper.address if store_id else "",
             store_id=store_id,
         )
@@ -219,7 +219,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if job.fill is None:
             raise ConfigError(f"the job {request.job!r} is for reading: open another one with fills")
         if request.to_store and keeper.unwritten:
-            reason = keeper.told or "start it with --store"
+            reason = keeper.store_use or "start it with --store"
             raise ConfigError(f"the coordinator currently has no store to fill: {reason}")
         bounds = request.max_bytes or math.inf, request.max_usd if request.max_usd > 0 else math.inf
         self._engine.post(FillUp(request.job, *bounds, to_store=request.to_store))

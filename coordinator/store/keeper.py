@@ -97,7 +97,7 @@ class StoreKeeper:
         return f"it is full ({self.room.usage})" if self.room.exhausted else ""
 
     @property
-    def told(self) -> str:
+    def store_use(self) -> str:
         """Describe where decoded records are kept and how full the store is, for display.
 
         Empty if there is no store.
@@ -124,14 +124,14 @@ class StoreKeeper:
         self._opening = self._opening or asyncio.create_task(self._threads.run(self._opened))
         await asyncio.wait([self._opening], timeout=_OPENING_S)  # a long listing continues
         if not self._opening.done():
-            return self._warn(f"it cannot be opened because it did not answer within {_OPENING_S:g} s")
+            return self._set_trouble(f"it cannot be opened because it did not answer within {_OPENING_S:g} s")
         opening, self._opening = self._opening, None
         try:
             self._store = opening.result()
         except StoreError as error:
             if isinstance(error, (StoreFormatError, StoreRefusedError)) and not self._by_default:
                 raise
-            self._warn(f"it cannot be opened: {error}")
+            self._set_trouble(f"it cannot be opened: {error}")
         else:
             self.room.exhausted = self.room.excess_bytes > 0
 
@@ -153,7 +153,9 @@ class StoreKeeper:
         await asyncio.wait([task], timeout=_LOOK_S)
         if not task.done():
             # The lookup continues, and its result is posted when it is done.
-            self._warn(f"its contents were not listed within {_LOOK_S:g} s, so jobs start without them")
+            self._set_trouble(
+                f"its contents were not listed within {_LOOK_S:g} s, so jobs start without them"
+            )
 
     def stored(self, content: bytes) -> list[Event]:
         """Return the events with the locations of an open dataset's records, for the core."""
@@ -174,7 +176,7 @@ class StoreKeeper:
         try:
             written = index.pack_written(dataset, indices, result, self.fingerprint)
         except StoreFormatError as error:
-            self._warn(f"a function reported an invalid pack, {result.pack[:80]!r}: {error}")
+            self._set_trouble(f"a function reported an invalid pack, {result.pack[:80]!r}: {error}")
             return 0, None
         self._pending[written.index.meta.collection].append(written)
         stored = np.array(result.offsets) > 0
@@ -236,7 +238,7 @@ class StoreKeeper:
         try:
             joined, contents = await self._threads.run(looked)
         except StoreError as error:
-            self._warn(f"its contents cannot be read: {error}")
+            self._set_trouble(f"its contents cannot be read: {error}")
             return
         self.trouble = ""
         self.room.records.update({pack.name: len(pack.index.entries) for pack in contents.packs})
@@ -260,7 +262,7 @@ class StoreKeeper:
                     if not await self._close_if_removed():
                         raise
             except StoreError as error:
-                self._warn(str(error))
+                self._set_trouble(str(error))
 
     async def _keep_open(self, store: Store | None) -> None:
         if store is not None and self._is_due("there", _THERE_S):  # cached data would hide its removal
@@ -269,7 +271,7 @@ class StoreKeeper:
             await self.open()
             if self._store is not None:
                 self.trouble = ""
-                _log.info("the store is open again: %s", self.told)
+                _log.info("the store is open again: %s", self.store_use)
                 for dataset in list(self._datasets.opened.values()):  # they were opened without the store
                     await self.opened(dataset)
 
@@ -277,7 +279,7 @@ class StoreKeeper:
         """Drop the handle of a directory that was removed or replaced. Return whether it was."""
         if self._store is None or not await self._threads.run(partial(is_gone, self.address, self.store_id)):
             return False
-        self._warn("its directory was removed or replaced")
+        self._set_trouble("its directory was removed or replaced")
         self._store, self.room.exhausted = None, False
         names = list(self.room.sizes)
         self._mark_lost(names)
@@ -329,7 +331,7 @@ class StoreKeeper:
             await self._threads.run(partial(store.mark_used, collection))
             await self._threads.run(partial(index.merge_segments, store, collection))
         except StoreError as error:
-            self._warn(str(error))
+            self._set_trouble(str(error))
 
     async def _make_room(self, store: Store) -> None:
         """Remove packs if the store exceeds its limit, and update whether it may still grow."""
@@ -388,7 +390,7 @@ class StoreKeeper:
         self._due_s[what] = now + every_s
         return True
 
-    def _warn(self, words: str) -> None:
+    def _set_trouble(self, words: str) -> None:
         if words != self.trouble:
             _log.warning("the store %s: %s", self.address, words)
         self.trouble = words

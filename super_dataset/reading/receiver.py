@@ -89,7 +89,8 @@ class Receiver:
     def receive(self, *, once: bool = False) -> None:
         """Receive some bytes, or a whole window, and request more.
 
-        If ``once``, wait only once, perhaps in vain: other nodes' bytes would have to wait.
+        If ``once``, wait for the socket only once, even if nothing usable arrives, so that other nodes'
+        bytes need not wait.
         """
         if self._window is None and self._payload is not None:
             self._predict()

@@ -205,7 +205,7 @@ class NodeConnections:
         address = self.address if at_home else self.address.node(node.host, node.port)
         limit_s = timeout_s if self.slots is None else min(timeout_s, _NODE_CONNECT_S)
         try:
-            self.opened[node] = self._opened(address, limit_s)
+            self.opened[node] = self._connect(address, limit_s)
         except (CacheError, ConfigError) as error:
             self.broken[node] = error
             raise
@@ -286,7 +286,7 @@ class NodeConnections:
         for node in list(self.opened):
             self.drop(node)
 
-    def _opened(self, address: CacheAddress, timeout_s: float) -> CacheConnection:
+    def _connect(self, address: CacheAddress, timeout_s: float) -> CacheConnection:
         try:
             return CacheConnection(address, self._credentials, timeout_s=timeout_s, context=self._context)
         except WrongPasswordError as error:

@@ -192,7 +192,7 @@ class ScriptedNodes(NodeConnections):
     def refresh(self, timeout_s, *, first=None):
         """It is no cluster."""
 
-    def _opened(self, address, timeout_s):
+    def _connect(self, address, timeout_s):
         return ScriptedConnection(self._cache)
 
 

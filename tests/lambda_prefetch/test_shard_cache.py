@@ -89,7 +89,7 @@ def test_a_block_is_fetched_once_for_all_functions_after_few_members_were(shards
 def take(cache, key, at):
     """Read a member once it is worth its block; how many bytes and requests that took, or ``None``."""
     bucket, span = open_bucket("s3://data"), Span(at, at + MEMBER_BYTES)
-    asked = (cache.should_read(bucket, key, "e", span) for _ in range(5))
+    asked = (cache.count_read(bucket, key, "e", span) for _ in range(5))
     if not any(asked):
         return None
     data, *fetched_by = cache.read(bucket, key, "e", span, lambda _: None)
@@ -107,7 +107,7 @@ def test_a_full_cache_takes_nothing_until_a_block_was_idle(shards, tmp_path):
     cache = ShardCache(*bound)  # which has not just seen that it is full
     assert [take(cache, "b.tar", 0), take(cache, "a.tar", 0)] == [new, (0, 0)]
     span = Span(BLOCK_BYTES, BLOCK_BYTES + MEMBER_BYTES)
-    assert not cache.should_read(open_bucket("s3://data"), "a.tar", "e", span)  # it begins anew
+    assert not cache.count_read(open_bucket("s3://data"), "a.tar", "e", span)  # it begins anew
     assert not idle.exists()
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= bound[1]
 

@@ -112,7 +112,7 @@ def test_stats_have_every_field_of_the_protocol(coordinator):
     assert set(SamplerStats.__dataclass_fields__) == (wire - of_closed_jobs) | here
 
 
-def test_status_checks_are_counted_where_they_are_made(coordinator):
+def test_page_calls_are_counted_where_they_are_made(coordinator):
     with make(coordinator) as sampler:
         assert sampler.job_stats().status_calls == 0
         next(iter(sampler))

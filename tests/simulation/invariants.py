@@ -108,7 +108,7 @@ def _stuck_work(state, now):
             if cursor.pending and not cursor.lapsed and not queued:
                 yield f"{key} has found something to look ahead to, and nobody will look at it again"
     for eligible in state.fleet.groups:
-        free = [executor for executor in eligible.executors if eligible.room_of(executor, now) > 0]
+        free = [executor for executor in eligible.executors if eligible.free_slots_of(executor, now) > 0]
         blocked = state.misses.unserved or state.ledger.spending is not Spending.FREELY
         may_ask = sum(len(ranks) for team, ranks in eligible.ready.items() if state.turn(team) is not None)
         if may_ask and free and not blocked:

@@ -115,7 +115,7 @@ def test_where_all_are_set_aside_no_pause_is_long():
     for executor in eligible.executors:
         for number in range(8):
             executor.breaker.refused("gone", 100.0 * number, 100.0 * number)
-    assert eligible.room(701.0) == 0
+    assert eligible.free_slots(701.0) == 0
     assert sorted(eligible.wake_times_s(701.0)) == [705.0, 705.0]
     assert picked(eligible, 705.0) == "executor-0"
 
@@ -124,10 +124,10 @@ def test_the_only_one_that_can_produce_a_dataset_is_never_set_aside_for_it():
     fleet = fleet_of(4, 8)
     fleet.executors[0].breaker.refused("throttled", 1.0, 1.0)
     only, both = fleet.eligible(frozenset({1})), fleet.eligible(frozenset())
-    assert only.room(1.0) == 4
+    assert only.free_slots(1.0) == 4
     assert picked(only, 1.0) == "executor-0"
     assert not only.can_turn_elsewhere(fleet.executors[0])
-    assert both.room_of(fleet.executors[0], 1.0) == 0
+    assert both.free_slots_of(fleet.executors[0], 1.0) == 0
 
 
 def test_three_failures_without_a_success_between_set_an_executor_aside():
@@ -163,11 +163,11 @@ def test_a_ramp_is_followed():
     assert concurrency.limit(0.0) == 10
     for in_flight in range(1, 11):
         concurrency.used(in_flight, 0.0)
-    assert concurrency.room(10, 0.0) == 0
+    assert concurrency.free_slots(10, 0.0) == 0
     assert concurrency.more_at_s(0.0) == 0.2
     assert concurrency.limit(1.0) == 15, "five environments more each second"
     concurrency.used(15, 1.0)
-    assert concurrency.room(0, 1.0) == 15, "environments that were in use are warm"
+    assert concurrency.free_slots(0, 1.0) == 15, "environments that were in use are warm"
     assert concurrency.limit(1000.0) == 25, "no more than a burst is saved up"
 
 

@@ -330,7 +330,7 @@ async def test_the_default_store_that_is_none_is_done_without(source):
     keeper = StoreKeeper(choice, DatasetRegistry(max_age_s=1.0), 0, read_only=False)
     await keeper.open()
     assert not keeper.takes_packs
-    assert "kept only in the cache" in keeper.told
+    assert "kept only in the cache" in keeper.store_use
     await keeper.close()
 
 
@@ -348,7 +348,7 @@ async def test_a_store_whose_packs_take_long_to_list_is_listed_once(tmp_path, mo
     keeper = StoreKeeper(choice, DatasetRegistry(max_age_s=1.0), 0, read_only=False)
     for _ in range(3):
         await keeper.open()
-        assert "did not answer" in keeper.told
+        assert "did not answer" in keeper.store_use
     may_end.set()
     monkeypatch.setattr(module, "_OPENING_S", 60.0)
     await keeper.open()
