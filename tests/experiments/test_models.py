@@ -100,7 +100,7 @@ def test_a_file_that_is_not_there_or_holds_something_else_is_named_and_no_code_i
     refused(r"model\.weights: there is no file")
     torch.save(model_of(0).state_dict(), path)
     path.write_bytes(path.read_bytes()[:5000])
-    refused("not a file of weights that torch.load can read")
+    refused("nor a weights file that torch.load can read")
     torch.save([1, 2], path)
     refused("contains list instead of a state dict")
     torch.save(model_of(0, name="resnet50").state_dict(), path)
