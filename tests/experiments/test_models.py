@@ -106,6 +106,6 @@ def test_a_file_that_is_not_there_or_holds_something_else_is_named_and_no_code_i
     torch.save(model_of(0, name="resnet50").state_dict(), path)
     refused(r"weights\.pt do not match this model: .*layer1")
     torch.save({"fc.weight": _Evil()}, path)
-    refused("not a file of weights")
+    refused("nor a weights file that torch.load can read")
     path.write_bytes(pickle.dumps(_Evil(), protocol=2))
-    refused("not a file of weights")
+    refused("nor a weights file that torch.load can read")
