@@ -166,7 +166,7 @@ def test_answers_that_bring_no_file(web_server):
 def test_what_the_coordinator_cannot_list_is_told(web_server, tmp_path):
     web_server.files = {"t/1.jpg": b"one"}
     key_list = tmp_path / "list.csv"
-    with pytest.raises(ConfigError, match=f"{web_server.url}/t.*have no listing.*key_list"):
+    with pytest.raises(ConfigError, match=f"{web_server.url}/t.*cannot be listed.*key_list"):
         list_source(f"{web_server.url}/t")
     key_list.write_text("key,label\n1.jpg,5\n2.jpg,5\n")
     with pytest.raises(SourceNotFoundError, match=f"{web_server.url}/t/2.jpg does not exist.*404"):
