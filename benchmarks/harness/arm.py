@@ -129,14 +129,12 @@ class Lap:
         cpu_s = {part: getattr(self, f"{part}_cpu_s") for part in _PARTS}
         cpu_s["reader"] = cpu_s["main"] + cpu_s["workers"]
         cpu_s["all"] = cpu_s["reader"] + cpu_s["cache"] + cpu_s["coordinator"] + cpu_s["functions"]
-        of_functions: dict[str, float] = {}
-        if self.decoded is not None:
-            of_functions = {"decodes": self.decoded / self.images, "gets": self.gets / self.images}
+        counts = {} if self.decoded is None else {"decodes": self.decoded, "gets": self.gets}
         return {
             **{f"{part}_cpu_ms": 1e3 * seconds / self.images for part, seconds in cpu_s.items()},
             "images_per_s": self.images / self.wall_s,
             "first_batch_ms": 1e3 * self.first_s,
-            **of_functions,
+            **{name: number / self.images for name, number in counts.items()},
             "checksum": self.checksum,
         }
 

