@@ -113,6 +113,7 @@ def test_a_process_that_is_killed_is_an_error_and_one_that_is_not_wanted_ends(tm
     assert set(psutil.Process().children()) <= before
     list_long(tmp_path, long_list, numbers.append)
     assert numbers[-1] is None, "it is packing"
-    found = [number for number in numbers[2:] if number is not None]
-    assert found == sorted(found)
-    assert found[-1] <= 200_000
+    # A fast machine lists them all before the first report is due.
+    counts = [number for number in numbers[2:] if number is not None]
+    assert counts == sorted(counts)
+    assert all(count <= 200_000 for count in counts)
