@@ -270,7 +270,7 @@ def test_s3_that_answers_badly_costs_decodes_alone(images, object_store, front, 
     assert list((object_store.directory / "bucket").rglob("*.pack"))
     with stack.valkey.client() as client:
         client.flushall()
-    front.one_in = 4 if fault == "silent" else 2
+    front.one_in = 2 if fault == "broken off" else 4
     front.fault = fault
     stack.start_coordinator()
     began_s = time.monotonic()
