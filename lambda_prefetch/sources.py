@@ -72,7 +72,7 @@ def read_object(
 BLOCK_BYTES = 16 * 2**20
 _READ_ALONE = 2  # number of separate reads from a block before the whole block is fetched
 _IDLE_S = 600.0  # a block that was not read for this long may be replaced
-_FETCHED_AT_ONCE = 4  # by all processes, each into memory; more would overload a slow link
+_FETCHED_AT_ONCE = 16  # by all processes, each into memory; more would overload a slow link
 _FULL_S = 5.0  # interval between checks for room in a full cache
 _SLOW_S, _ALONE_S = 5.0, 60.0  # after a block that took longer, read members separately
 _ABANDONED_S = 120.0  # a process that has been fetching a block for longer was killed
