@@ -362,7 +362,7 @@ def _check_agreed(
 ) -> None:
     if isinstance(sampler, int):
         raise ConfigError(f"the second argument must be a sampler, not {sampler}: pass batch_size={sampler}")
-    if isinstance(dataset, Subset) and getattr(sampler, "made_of", dataset) is not dataset:
+    if isinstance(dataset, Subset) and getattr(sampler, "given_dataset", dataset) is not dataset:
         raise ConfigError(
             "this sampler was created for another dataset. For a Subset, create the sampler from that same "
             f"Subset, as in {type(sampler).__name__}(subset, ...)"

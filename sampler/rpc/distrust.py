@@ -41,7 +41,7 @@ def _handshake(address: str, context: ssl.SSLContext, name: str, timeout_s: floa
         socket.create_connection(host_and_port(address), timeout_s) as connected,
         context.wrap_socket(connected, server_hostname=name) as encrypted,
     ):
-        # With TLS 1.3, a refusal of the client's certificate comes instead of that frame.
+        # With TLS 1.3, a rejection of the client's certificate arrives instead of that frame.
         return bool(encrypted.recv(1))
 
 
