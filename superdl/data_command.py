@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="create an image set",
         description="Create an image set, unless it exists. An incomplete set never appears.",
     )
-    make.add_argument("name", metavar="NAME", help="one of the sets that superdl data list shows")
+    make.add_argument("name", metavar="NAME", help="a set listed by superdl data list")
     make.add_argument("--directory", metavar="DIR", help="where to write it (default: data/NAME)")
     size = make.add_mutually_exclusive_group()
     size.add_argument("--samples", type=int, metavar="N", help="number of training images (default: all)")
