@@ -72,8 +72,8 @@ def _tls_to_any(address: str, credentials: CoordinatorCredentials, timeout_s: fl
         if error.reason in _NO_TLS:
             return (
                 f"the server at {address} does not use TLS: start the coordinator with tls_cert and tls_key "
-                "or, on this machine, unset SUPER_COORDINATOR_CA_FILE. In a network that nobody else can "
-                "reach, SUPER_INSECURE=1 on both sides allows connections without TLS"
+                "or, on this machine, unset SUPER_COORDINATOR_CA_FILE. In an isolated network, "
+                "SUPER_INSECURE=1 on both sides allows connections without TLS"
             )
         detail = f": {error.reason or error}"
     if credentials.cert_file:
