@@ -17,11 +17,11 @@ class SuperError(Exception):
 
 
 class ConfigError(SuperError, ValueError):
-    """An argument or setting is wrong. The message names it and says what to do."""
+    """An argument or setting is wrong. The message names it and explains what to do."""
 
 
 class PlanError(ConfigError):
-    """These sizes, ranks or positions do not make a valid plan."""
+    """These sizes, ranks or positions do not form a valid plan."""
 
 
 class RecipeError(ConfigError):

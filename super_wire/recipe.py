@@ -64,7 +64,7 @@ class Recipe:
     json: str
     """The canonical JSON. Equal recipes have equal JSON."""
     parts: Mapping[str, Recipe]
-    """The recipe of each field, with ``image`` first and the others by name. Empty without fields."""
+    """The recipe of each field, with ``image`` first and the others by name. Empty if there are no fields."""
     steps: tuple[Mapping[str, Any], ...]
     """The steps. For samples with fields, those of ``image``."""
 
@@ -158,7 +158,7 @@ class Recipe:
             resize: the shorter side in pixels, or ``None`` to keep the size.
             crop: the side of the central square in pixels. A smaller image gets a black border, as with
                 torchvision's CenterCrop. With ``crop``, every sample is uint8 of shape (crop, crop, 3).
-                Without it, shapes follow the images.
+                By default, shapes follow the images.
             reduced_decode: decode JPEGs whose shorter side is at least twice ``resize`` at 1/2, 1/4 or 1/8 of
                 their size before resizing. This is several times faster for large images but gives different
                 pixels, so a recipe with it does not share samples with a recipe without it.
@@ -289,7 +289,7 @@ class Recipe:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Recipe:
-        """Parse the text in :attr:`json`. A recipe for a different pipeline version is refused."""
+        """Parse the text in :attr:`json`. A recipe for a different pipeline version is rejected."""
         try:
             fields = json.loads(text)
             version, steps, seed = fields["pipeline"], fields["steps"], fields["augment_seed"]

@@ -44,7 +44,7 @@ class ExecutorChoice:
             return cls(executor, variant="" if executor == "local" else executor)
         cache = environment.get("SUPER_CACHE", "")
         # Remote functions cannot reach a socket of this host, so no cache is started for them.
-        _check_cache(cache, environment, elsewhere[0].place)
+        _check_cache(cache, environment, elsewhere[0].location)
         _check_one_host(environment, executor)
         decisive = [f"SUPER_{name.upper()}" for kind in EXECUTORS.values() for name in kind.chosen_by]
         parts = [executor, cache, *(environment.get(name, "") for name in decisive)]

@@ -97,7 +97,7 @@ def new_pack_name(collection: str) -> str:
 class PackInProgress:
     """A pack that is being written to a new ``file``.
 
-    The store contains either the whole pack or nothing of it. Leaving the context abandons a
+    The store contains either the whole pack or none of it. Leaving the context abandons a
     pack that was not committed.
     """
 
@@ -246,7 +246,7 @@ def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
         tail, tail_at = _whole(read, entries_at, tail_at - entries_at) + tail, entries_at
     index = memoryview(tail)[entries_at - tail_at : size - tail_at - _FOOTER.size + _FOOTER_HASHED]
     if xxhash.xxh3_64_intdigest(index) != stated_hash or any(zeros):
-        raise StoreFormatError(f"the index is broken: its xxh3-64 is not {stated_hash:016x}")
+        raise StoreFormatError(f"the index is broken (its xxh3-64 is not {stated_hash:016x})")
     entries = np.frombuffer(index[: meta_at - entries_at], ENTRY_DTYPE)
     check_entries(entries, _HEAD.size, entries_at)
     try:
@@ -271,7 +271,7 @@ def _whole(read: Callable[[int, int], bytes], offset: int, length: int) -> bytes
     data = read(offset, length)
     if len(data) != length:
         raise StoreFormatError(
-            f"the pack is truncated: of {length} bytes from offset {offset} on, it contains only {len(data)}"
+            f"the pack is truncated: only {len(data)} of {length} bytes from offset {offset} are present"
         )
     return data
 

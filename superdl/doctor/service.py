@@ -107,10 +107,12 @@ def _look(kind: ExecutorKind, case: Case, settings: Settings) -> Finding:
     # Workers that call in are checked by their coordinator.
     if kind.runs_on is RunsOn.OTHER_HOSTS:
         return skipped(
-            f"functions run on {kind.place}, so a coordinator is needed", "pass it with --coordinator"
+            f"functions run on {kind.location}, so a coordinator is needed", "pass it with --coordinator"
         )
     if not (is_here or case.cache):
-        return skipped(f"functions on {kind.place} need a cache that they can reach", "pass it with --cache")
+        return skipped(
+            f"functions on {kind.location} need a cache that they can reach", "pass it with --cache"
+        )
     began_s = time.monotonic()
     try:
         capacity = _start(kind, settings, "" if is_here else case.cache)
@@ -124,7 +126,7 @@ def _look(kind: ExecutorKind, case: Case, settings: Settings) -> Finding:
     if is_here:
         return good(f"{settings.function} starts in its own process, in {took_s:.2f} s")
     return good(
-        f"functions on {kind.place} run SUPER {installed_version()}, as here, and reach the cache; "
+        f"functions on {kind.location} run SUPER {installed_version()}, as here, and reach the cache; "
         f"{capacity} can run at once; startup took {took_s:.2f} s"
     )
 
