@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="directory, s3://bucket/prefix or none (default: SUPER_STORE, else in your cache directory)",
     )
     add("--executor", help="how functions run (default: as the coordinator runs them, else local)")
-    patience = "how long to wait for the first sample (default: 120)"
+    patience = "time to wait for the first sample (default: 120)"
     add("--patience", type=float, default=120.0, metavar="SECONDS", help=patience)
     add("--all", action="store_true", help="decode every sample, and list all bad ones")
     add("--json", action="store_true", help="print JSON")

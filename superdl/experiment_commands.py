@@ -209,7 +209,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint",
         choices=("best", "last"),
-        help="which checkpoint to evaluate (default: the best if it exists, else the last)",
+        help="checkpoint to evaluate (default: the best if it exists, else the last)",
     )
     add_overrides(parser, "data.val=s3://bucket/test")
     _add_json(parser, "print the figures as JSON instead of a table")
@@ -293,7 +293,7 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
         "--images",
         type=int,
         metavar="N",
-        help="how many images to read (default: at most 1,500, fewer if decoding is slow)",
+        help="number of images to read (default: at most 1,500, fewer if decoding is slow)",
     )
     _add_json(parser, "print the figures as JSON")
 

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--versions", choices=("times", "digests"), help="how sample ids identify a file's version")
     add("--shuffle", action="store_true", help="start with the samples that a shuffling job reads first")
     add("--seed", type=int, default=0, help="seed of that job's shuffle (default: 0)")
-    add("--to", choices=("cache", "store"), help="what to fill (default: the store, or else the cache)")
+    add("--to", choices=("cache", "store"), help="tier to fill (default: the store, or else the cache)")
     add("--max-bytes", metavar="SIZE", help="stop at this total size, such as 100gb")
     add("--max-usd", type=float, default=math.inf, metavar="USD", help="stop at about this cost")
     add(

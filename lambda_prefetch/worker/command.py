@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--slots", type=int, help=words)
     add("--name", help="name in the coordinator's log (default: host and process id)")
     add("--nice", type=int, default=0, help="niceness of the slots; 19 is the lowest priority (default: 0)")
-    words = "exit after S seconds without an answer from a coordinator (default: 300)"
+    words = "exit after S seconds if no coordinator responds (default: 300)"
     add("--linger", type=float, default=300.0, metavar="S", help=words)
     add("--grace", type=float, default=30.0, metavar="S", help="time to finish after SIGTERM (default: 30)")
     add("--function", default=FUNCTION, help=f"module:attribute that the slots run (default: {FUNCTION})")
