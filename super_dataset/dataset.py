@@ -218,7 +218,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
             self._bad_samples.collect()
 
     def bind(self, binding: DatasetBinding) -> None:
-        """Store what a coordinator reported; see :class:`ListedSource`."""
+        """Store a coordinator's report; see :class:`ListedSource`."""
         super().bind(binding)
         kept = self._bad_samples
         # A fork needs its own list, since the inherited one belongs to its parent.

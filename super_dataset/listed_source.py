@@ -84,7 +84,7 @@ class ListedSource:
         return True
 
     def bind(self, binding: DatasetBinding) -> None:
-        """Store what a coordinator reported. Raises ``ConfigError`` if labels cannot be tensors."""
+        """Store a coordinator's report. Raises ``ConfigError`` if labels cannot be tensors."""
         check_label_dtype(binding.label_dtype)
         # A different listing: samples have other indices.
         if self._binding is not None and self._binding.fingerprint != binding.fingerprint:
@@ -107,7 +107,7 @@ class ListedSource:
     def _queryable(self, fact: str) -> Bindable:
         """Return the dataset if this process may query a coordinator for ``fact`` about it."""
         is_named = self.coordinator is not None or bool(os.environ.get("SUPER_COORDINATOR"))
-        # If there is no address, each worker would start a coordinator of its own.
+        # If there is no address, each worker would start its own coordinator.
         if self._bound_pid != os.getpid() and not is_named:
             raise UsageError(
                 f"{fact} of this SuperDataset is unknown in this process, and a copy only queries a "

@@ -70,7 +70,7 @@ class PerSample:
     The random values for a sample depend only on (seed, epoch, sample id). The global random number
     generators of Python, numpy and torch (CPU) are seeded before each sample and restored after the
     batch, so the transform works in worker processes and in the main thread. A transform that takes
-    ``generator`` (torch), ``rng`` (numpy) or both gets seeded generators of its own. The global ones are
+    ``generator`` (torch), ``rng`` (numpy) or both gets its own seeded generators. The global ones are
     left alone, so ``SuperLoader`` can call it in threads. A transform with ``set_random_state``, as in
     albumentations, also gets its own generators. A transform's other generators are not seeded.
 

@@ -35,7 +35,7 @@ _RANDOM_FIRST = (
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SplitTransform:
-    """A pipeline in two parts. Its ``repr`` lists what was moved, and where and why it stopped.
+    """A pipeline in two parts. Its ``repr`` lists the moved transforms, and where and why it stopped.
 
     ``rest`` is ``None`` if nothing is left. ``moved`` describes the transforms that the recipe performs.
     """

@@ -25,7 +25,7 @@ class ExecutorKind:
     name: str  # in settings, prices and reports
     implementation: str  # the class in the coordinator, as module:attribute
     runs_on: RunsOn
-    location: str  # runs_on in words, for messages: functions run on ...
+    location: str  # runs_on as text, for messages: functions run on ...
     # Settings that distinguish these executors. Processes with different values use different coordinators.
     chosen_by: tuple[str, ...] = ()
 

@@ -196,7 +196,7 @@ class Recipe:
             tokenizer: the ``tokenizer.json`` of a model. Functions read it at the same path (a relative one
                 from their working directory) and refuse a different file, based on its SHA-256.
             length: ``None`` returns all tokens, with shape (tokens,). Otherwise the shape is (length,), and
-                texts are cut off or padded.
+                texts are truncated or padded.
             packed: whether to return (rows, length). Then nothing is cut off, and only the last row of a
                 text is padded.
             pad_id: the token id of the padding.

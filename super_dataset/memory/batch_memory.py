@@ -233,7 +233,7 @@ class _CudaStream(Mover):
 
     def receive(self, sent: Any) -> Any:
         using = torch.cuda.current_stream(self._device)
-        using.wait_event(sent.copied)  # waits on the device; this thread goes on
+        using.wait_event(sent.copied)  # waits on the device; this thread continues
 
         def note_use(tensor: torch.Tensor) -> torch.Tensor:
             tensor.record_stream(using)  # or its memory could be reused too early

@@ -271,7 +271,7 @@ def _listed(names: Iterable[str]) -> str:
 def check_records(
     buffer: BatchBuffer, sample_ids: bytes, offsets: NDArray[np.intp], seen: SeenRecords | None
 ) -> dict[int, Other]:
-    """Return what was received for ``offsets`` instead of good records, by offset. All others are good.
+    """Return the :class:`Other` of each of the ``offsets`` without a good record, by offset.
 
     ``sample_ids`` are those of the whole batch. If ``seen`` is ``None``, all payloads are hashed.
     """
@@ -297,13 +297,13 @@ def check_records(
 
 
 def _parsed(buffer: BatchBuffer, sample_ids: bytes, offset: int) -> Header | Other:
-    """Return the header of one good record, or what the record is instead."""
+    """Return the header of one good record, or else its :class:`Other`."""
     record_bytes = int(buffer.record_bytes[offset])
     sample_id = sample_ids[offset * ID_BYTES : (offset + 1) * ID_BYTES]
     payload, raw_header = buffer.payload(offset), bytes(buffer.raw_headers[offset])
     try:
         if record_bytes < HEADER_BYTES:
-            # Always raises: it is too short to have a header.
+            # Always raises, since there is no whole header.
             parse_header(payload)
         header = parse_header(raw_header, record_bytes=record_bytes, sample_id=sample_id)
         if header.kind is RecordKind.TOMBSTONE:

@@ -116,7 +116,7 @@ class Receiver:
             self.ask()
 
     def settle(self) -> None:
-        """Store complete records, and record in the connection what was skipped."""
+        """Store complete records, and note skipped ones in the connection."""
         self._end_window()
         if self.finished:
             self.connection.owed = 0

@@ -230,7 +230,7 @@ def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
     magic, version, count, entries_at, meta_bytes, stated_hash, zeros = _FOOTER.unpack(footer)
     if magic != _MAGIC:
         raise StoreFormatError(
-            f"a pack must end with a footer that begins with {_MAGIC!r}, so this one is cut off or not a pack"
+            f"a pack must end with a footer that begins with {_MAGIC!r}, so this is not a whole pack"
         )
     if version != PACK_VERSION:
         raise StoreFormatError(

@@ -71,7 +71,7 @@ def check_cache(case: Case) -> Finding:
         answer_s = time.monotonic() - began_s
         (reported,) = connection.converse(report)
     tls = ", over TLS" if connection.address.tls else ""
-    reached = f"this machine can read from {address}{tls}; an answer takes {answer_s * 1000:.2f} ms"
+    reached = f"this machine can read from {address}{tls}; it responds in {answer_s * 1000:.2f} ms"
     findings = [_judge_report(reported.text if isinstance(reported, ErrorReply) else "")]
     if announced and address != announced:
         why = f"{reached}; the coordinator uses another address: {announced}"
@@ -98,7 +98,7 @@ def check_function(case: Case) -> Finding:
     if case.elsewhere:
         executors = case.coordinating.executors if case.coordinating is not None else settings.executors
         why = f"functions ({', '.join(executors)}) are run by the coordinator"
-        return skipped(f"{why}: the sample below shows whether they work, superdl stats how fast")
+        return skipped(f"{why}: the sample below shows if they work, and superdl stats their speed")
     return combined([_look(EXECUTORS[name], case, settings) for name in settings.executors])
 
 

@@ -135,9 +135,9 @@ def chunk_members(shard: Shard, choices: Choices, layout: Layout) -> Iterator[Me
     # A shard begins with the number of samples and their offsets, in 32 bits.
     (samples,) = struct.unpack("<I", shard.read(0, _U32))
     if (shard.size, samples) != (layout.size, layout.samples):
-        has = f"has {shard.size:,} bytes and {samples:,} samples"
-        says = f"{INDEX_FILE} states {layout.size:,} and {layout.samples:,}"
-        raise shard.error(f"{has}, but {says}: truncated, or newer than its index")
+        actual = f"has {shard.size:,} bytes and {samples:,} samples"
+        stated = f"{INDEX_FILE} states {layout.size:,} and {layout.samples:,}"
+        raise shard.error(f"{actual}, but {stated}: truncated, or newer than its index")
     image, label = _chunk_columns(shard, layout.columns, choices)
     before = 2 * _U32 + _U32 * samples
     if shard.read(before, min(len(_ARROW), shard.size - before)) == _ARROW:

@@ -172,9 +172,7 @@ def _write_parquet(stream: IO[bytes], batches: Iterable[Rows]) -> None:
                 table = pa.Table.from_pylist(rows)
                 table = table if writer is None else table.cast(writer.schema)
             except (pa.ArrowInvalid, OverflowError) as error:
-                why = (
-                    f"a Parquet column must have one type, but labels from {_where(rows[0])} on have another"
-                )
+                why = f"a Parquet column must have one type, but labels from {_where(rows[0])} on differ"
                 raise ConfigError(f"{why} ({error}): use .jsonl") from error
             writer = writer or stack.enter_context(parquet.ParquetWriter(stream, table.schema))
             writer.write_table(table)

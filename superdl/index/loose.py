@@ -38,7 +38,7 @@ _BOX = 4  # numbers
 
 
 def label_in(name: str, content: bytes, choices: Choices, fail: Fail) -> Label | None:
-    """Return the label in a file, or ``None`` if the file is JSON without one."""
+    """Return the label in a file, or ``None`` if the file is JSON with no label."""
     if name.endswith(".json") and choices.labels != "yolo":
         return _json_label(content, choices.label_field or "label", fail)
     try:
