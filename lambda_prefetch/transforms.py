@@ -115,7 +115,7 @@ class Program:
             if step["op"] == "custom"
         }
         first = recipe.steps[0] if recipe.steps and OPS[recipe.steps[0]["op"]].decodes else {}
-        self._decode_options: Any = {
+        self._options: Any = {
             "limit_pixels": limit_pixels,
             "min_side": first.get("size", 0),
             "is_mask": self._is_mask,
@@ -140,7 +140,7 @@ class Program:
         if not self._decodes:
             # Read-only, because a custom step must not change the received bytes.
             return self.run(np.frombuffer(memoryview(data).toreadonly(), dtype=np.uint8), key, sizes)
-        return self.run(decode(data, **self._decode_options), key, sizes)
+        return self.run(decode(data, **self._options), key, sizes)
 
     def run(self, image: Picture, key: str, sizes: dict[str, tuple[int, int]] | None = None) -> Arrays:
         """Return the sample's array, or the result of its last custom step.
@@ -155,11 +155,11 @@ class Program:
             if number in self._custom:
                 picture = self._custom[number].run(self._array_of(picture), self._random(number, key).seed())
             else:
-                context = _Context(partial(self._random, number, key), self._limit_pixels)
+                ctx = _Context(partial(self._random, number, key), self._limit_pixels)
                 image = _as_image(picture, number, step["op"], is_mask=self._is_mask)
                 if sizes is not None and step["op"] in _CROPS:
                     self._check_size(number, image.size, sizes)
-                picture = _STEPS[step["op"]](image, step, context)
+                picture = _STEPS[step["op"]](image, step, ctx)
         return self._array_of(picture)
 
     def _array_of(self, picture: Picture) -> Arrays:
@@ -199,17 +199,17 @@ class _Context(NamedTuple):
     limit_pixels: int  # limit for the result
 
 
-def _resize(image: Image.Image, step: Mapping[str, Any], context: _Context) -> Image.Image:
+def _resize(image: Image.Image, step: Mapping[str, Any], ctx: _Context) -> Image.Image:
     if not isinstance(step["size"], int):
         height, width = step["size"]
-        return _resized(image, (width, height), step, context.limit_pixels)
+        return _resized(image, (width, height), step, ctx.limit_pixels)
     # The longer side is rounded down. Both sides shrink if the longer one would exceed max_size.
     shorter, longest = step["size"], step.get("max_size")
     longer = int(shorter * max(image.size) / min(image.size))
     if longest is not None and longer > longest:
         shorter, longer = int(longest * shorter / longer), longest
     target = (shorter, longer) if image.width <= image.height else (longer, shorter)
-    return _resized(image, target, step, context.limit_pixels)
+    return _resized(image, target, step, ctx.limit_pixels)
 
 
 def _resized(
@@ -227,10 +227,10 @@ def _resized(
     return image if size == image.size else image.resize(size, Image.Resampling[filter_name])
 
 
-def _center_crop(image: Image.Image, step: Mapping[str, Any], context: _Context) -> Image.Image:
+def _center_crop(image: Image.Image, step: Mapping[str, Any], ctx: _Context) -> Image.Image:
     height, width = sides_of(step["size"])
     # A crop larger than the image pads it, possibly beyond the limit.
-    check_pixels(width, height, context.limit_pixels)
+    check_pixels(width, height, ctx.limit_pixels)
     left, top = _centred(image.width, width), _centred(image.height, height)
     box = left, top, left + width, top + height
     return image if box == (0, 0, *image.size) else image.crop(box)
@@ -241,9 +241,9 @@ def _centred(length: int, side: int) -> int:
     return round((length - side) / 2) if length >= side else -((side - length) // 2)
 
 
-def _pad(image: Image.Image, step: Mapping[str, Any], context: _Context) -> Image.Image:
+def _pad(image: Image.Image, step: Mapping[str, Any], ctx: _Context) -> Image.Image:
     left, top, right, bottom = borders_of(step["padding"])
-    check_pixels(image.width + left + right, image.height + top + bottom, context.limit_pixels)
+    check_pixels(image.width + left + right, image.height + top + bottom, ctx.limit_pixels)
     if step["mode"] == "constant":
         return image.crop((-left, -top, image.width + right, image.height + bottom))
     pixels = np.asarray(image)
@@ -256,27 +256,27 @@ def _grayscale(image: Image.Image, step: Mapping[str, Any], _: _Context) -> Imag
     return grey if step["channels"] == 1 else Image.merge("RGB", (grey, grey, grey))
 
 
-def _random_resized_crop(image: Image.Image, step: Mapping[str, Any], context: _Context) -> Image.Image:
+def _random_resized_crop(image: Image.Image, step: Mapping[str, Any], ctx: _Context) -> Image.Image:
     height, width = sides_of(step["size"])
-    box = random_crop_box(*image.size, step["scale"], step["ratio"], context.draws())
-    return _resized(image.crop(box), (width, height), step, context.limit_pixels)
+    box = random_crop_box(*image.size, step["scale"], step["ratio"], ctx.draws())
+    return _resized(image.crop(box), (width, height), step, ctx.limit_pixels)
 
 
-def _random_crop(image: Image.Image, step: Mapping[str, Any], context: _Context) -> Image.Image:
+def _random_crop(image: Image.Image, step: Mapping[str, Any], ctx: _Context) -> Image.Image:
     height, width = sides_of(step["size"])
     if image.width < width or image.height < height:
         message = (
             f"{image.width} x {image.height} pixels cannot be cropped to {width} x {height}: add a pad first"
         )
         raise fatal("too_small", message)
-    draws = context.draws()
+    draws = ctx.draws()
     top = draws.below(image.height - height + 1)
     left = draws.below(image.width - width + 1)
     return image.crop((left, top, left + width, top + height))
 
 
-def _flip(by: Image.Transpose, image: Image.Image, step: Mapping[str, Any], context: _Context) -> Image.Image:
-    return image.transpose(by) if context.draws().uniform() < step["p"] else image
+def _flip(by: Image.Transpose, image: Image.Image, step: Mapping[str, Any], ctx: _Context) -> Image.Image:
+    return image.transpose(by) if ctx.draws().uniform() < step["p"] else image
 
 
 # step -> its function. Custom steps are imported, and decode() runs the steps that decode.

@@ -51,7 +51,7 @@ class Checkpoint:
     ) -> None:
         # If a user's sampler draws the order, the length of an epoch is not known yet.
         self._batches, self._order = batches if order is None else _MAX_EPOCH, order
-        self._parameters: dict[str, Any] = {
+        self._fields: dict[str, Any] = {
             "version": STATE_VERSION,
             "seed": spec.seed,
             "shuffle": spec.shuffle,
@@ -63,13 +63,13 @@ class Checkpoint:
             "in_order": in_order,
         }
         if spec.draws is not None and order is None:
-            self._parameters["draws"] = spec.draws.digest.hex()
+            self._fields["draws"] = spec.draws.digest.hex()
         if spec.mix:
-            self._parameters["mix"] = [*spec.mix, spec.member] + [spec.mix_run] * (spec.mix_run > 1)
+            self._fields["mix"] = [*spec.mix, spec.member] + [spec.mix_run] * (spec.mix_run > 1)
 
     def state_of(self, at: PlanPosition) -> dict[str, Any]:
         """Return a position as a state."""
-        state = self._parameters | {
+        state = self._fields | {
             "epoch": at.epoch,
             "position": at.position,
             "given_ahead": list(at.delivered_ahead),
@@ -101,7 +101,7 @@ class Checkpoint:
         return PlanPosition(state["epoch"], position, tuple(sorted(set(ahead))))
 
     def _check_plan(self, state: Mapping[str, Any]) -> None:
-        here = self._parameters
+        here = self._fields
         differ = [
             f"{name} is {state[name]!r} in the state but {here[name]!r} here"
             for name in _MUST_AGREE

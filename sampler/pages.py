@@ -63,7 +63,7 @@ class Pager:
         # Weak, so that an abandoned iteration frees its batches.
         self._buffers: list[weakref.ref[PrefetchBuffer]] = []
         self._thread: threading.Thread | None = None
-        self._last_call_s = 0.0
+        self._called_s = 0.0
         self._progress = (0, 0)  # epoch and first undelivered position of the latest iteration
         self._delivered: Delivered | None = None  # of the latest iteration
         self._prepared: tuple[PlanPosition, PrefetchBuffer] | None = None  # for a future iteration
@@ -82,7 +82,7 @@ class Pager:
             self._prepared = start, buffer
             self._add(buffer, start)
             if buffer.exhausted:
-                self._last_call_s = 0.0  # a heartbeat reports this rank's position
+                self._called_s = 0.0  # a heartbeat reports this rank's position
 
     def begin(self, start: PlanPosition) -> PrefetchBuffer:
         """Start an iteration at ``start``. Request its first page now, unless it was prepared."""
@@ -103,7 +103,7 @@ class Pager:
         self._buffers = [weakref.ref(buffer), *others]  # the latest iteration is served first
         self._progress = start.epoch, start.position
         if self._thread is None:
-            self._last_call_s = time.monotonic()  # opening the job counted as its first heartbeat
+            self._called_s = time.monotonic()  # opening the job counted as its first heartbeat
             self._thread = threading.Thread(target=self._run, name="superdl-pages", daemon=True)
             self._thread.start()
         self._wake.notify_all()
@@ -175,7 +175,7 @@ class Pager:
                     return
                 task()
                 del task  # an abandoned iteration must be able to drop its buffer
-                self._last_call_s = time.monotonic()
+                self._called_s = time.monotonic()
 
     def _next_task(self) -> Callable[[], None] | None:
         with self._wake:
@@ -188,7 +188,7 @@ class Pager:
 
     def _due(self, now_s: float) -> tuple[Callable[[], None] | None, float]:
         """Return the task that is due, or ``None`` and the seconds until the next one."""
-        due_s = self._last_call_s + self._heartbeat_s
+        due_s = self._called_s + self._heartbeat_s
         for kept in self._buffers:
             buffer = kept()
             if buffer is None:
@@ -204,7 +204,7 @@ class Pager:
                 due_s = min(due_s, buffer.refresh_at_s)
         # Heartbeats keep the job's lease, and make the job known to a restarted coordinator
         # while workers still read.
-        if self._last_call_s + self._heartbeat_s <= now_s:
+        if self._called_s + self._heartbeat_s <= now_s:
             return self._heartbeat, 0.0
         return None, due_s - now_s
 

@@ -298,10 +298,10 @@ def _close_jobs() -> None:
     from superdl.super_wire import coordinator_pb2 as pb
 
     until_s = time.monotonic() + _EXIT_S
-    unreachable: set[str] = set()
+    failed: set[str] = set()
     for (address, job, rank), pid in list(_open_jobs.items()):
         left_s = until_s - time.monotonic()
-        if pid != os.getpid() or address in unreachable or left_s <= 0:
+        if pid != os.getpid() or address in failed or left_s <= 0:
             continue
         # Best effort: otherwise a shared coordinator would treat the job as one that vanished.
         single_try = Patience(attempts=1, total_s=left_s, deadline_s=left_s, backoff_s=0.0)
@@ -309,4 +309,4 @@ def _close_jobs() -> None:
             Client(address).call("CloseJob", pb.CloseJobRequest(job=job, rank=rank), single_try)
         except SuperError as error:
             _LOG.debug("job %s could not be closed at exit: %s", job, error)
-            unreachable.add(address)
+            failed.add(address)

@@ -203,7 +203,7 @@ class Session:
         # An iteration of the previous epoch may still be running.
         latest = {other: order for other, order in list(self._orders.items())[-1:] if other != epoch}
         self._orders = latest | {epoch: draws}
-        self._with_reopening(
+        self._reopening(
             lambda end_s: self._open(self._info, RUNNING.until(end_s), (epoch, position)), epoch, position
         )
 
@@ -266,7 +266,7 @@ class Session:
         )
         begun_s, begun_cpu_s = time.perf_counter(), time.thread_time()
         try:
-            return self._with_reopening(
+            return self._reopening(
                 lambda end_s: self._client.call(
                     "NextBatches", request, patience.until(end_s), stopped=stopped
                 ),
@@ -277,7 +277,7 @@ class Session:
             self.page_calls.call_s += time.perf_counter() - begun_s
             self.page_calls.cpu_s += time.thread_time() - begun_cpu_s
 
-    def _with_reopening(
+    def _reopening(
         self,
         call: Callable[[float], Any],
         epoch: int,

@@ -14,7 +14,7 @@ from superdl.super_dataset.listed_source import (
     checked_index,
     how_to_use,
     normalise_url,
-    single_sample_sampler,
+    sampler_for,
 )
 from superdl.super_dataset.memory.batch_memory import map_tensors, memory_here
 from superdl.super_dataset.memory.handover import send_by_value
@@ -231,7 +231,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
 
         Raises:
             CacheUnreachableError: the cache did not answer.
-            CacheError: the cache refused the connection, for example because of the credentials.
+            CacheError: the cache refused the connection, perhaps due to the credentials.
         """
         self._reader.ping(cache, timeout_s=_PING_TIMEOUT_S)
 
@@ -255,7 +255,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         if isinstance(ref, BatchRef):
             return self.collated(ref, self._collate_fn)
         index = checked_index(ref, self)
-        with single_sample_sampler(self._queryable(f"sample {index}"), index) as sampler:
+        with sampler_for(self._queryable(f"sample {index}"), index) as sampler:
             (planned,) = sampler
             images, labels, info = self._read(planned, "raise")
         if self._transform is not None and not isinstance(self._transform, PerSample):

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class ListedSource:
-    """The base class of datasets, which describes their source. It queries the coordinator once."""
+    """The base class of datasets. It queries the coordinator about their source once."""
 
-    # The coordinator to query before a sampler exists, and the sampler's default; None: as there.
+    # The coordinator to query, and the sampler's default; None: as in SuperSampler.
     coordinator: str | None = None
 
     def __init__(self, coordinator: str | None = None) -> None:
@@ -169,7 +169,7 @@ def checked_index(index: Any, dataset: Sized) -> int:
     return number % size
 
 
-def single_sample_sampler(dataset: Bindable, index: int) -> SuperSampler:
+def sampler_for(dataset: Bindable, index: int) -> SuperSampler:
     """Return a sampler of the single sample at ``index``, as in the first epoch with seed 0."""
     from superdl.sampler import SuperSampler
 

@@ -56,7 +56,7 @@ _GLOBAL_GENERATORS: Mapping[str, _Global] = {
     ),
 }
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_BATCH_ARGUMENTS = ("images", "labels", "info")
+_BATCH_ARGS = ("images", "labels", "info")
 _CHANNELS = (1, 3, 4)
 _NDIM = 3
 _INT64 = 2**63
@@ -162,7 +162,7 @@ class PerSample:
             )
         with _restored_generators() if set_global else nullcontext():
             yield (
-                self._transform_sample(call, sample, info, at, set_global=set_global)
+                self._apply(call, sample, info, at, set_global=set_global)
                 for at, sample in enumerate(rows_of(images))
             )
 
@@ -175,7 +175,7 @@ class PerSample:
         is_safe = self._seed is None or self._generators
         return name_of(self._transform) if not is_safe and may_use_rng(self._transform) else ""
 
-    def _transform_sample(
+    def _apply(
         self,
         call: Callable[..., Any],
         sample: torch.Tensor | dict[str, torch.Tensor],
@@ -262,11 +262,11 @@ def _is_for_batches(parameters: _Parameters) -> bool:
     needed = [parameter for parameter in positional if _is_required(parameter)]
     if any(_is_required(parameter) for parameter in parameters.values() if parameter not in positional):
         return False
-    if len(needed) == len(_BATCH_ARGUMENTS):
+    if len(needed) == len(_BATCH_ARGS):
         return True
     named = tuple(parameter.name for parameter in positional)
     # If only one is required, the names decide: (image, mean=..., std=...) is for one image.
-    return len(named) == len(_BATCH_ARGUMENTS) and (len(needed) > 1 or named[1:] == _BATCH_ARGUMENTS[1:])
+    return len(named) == len(_BATCH_ARGS) and (len(needed) > 1 or named[1:] == _BATCH_ARGS[1:])
 
 
 def _is_for_one_image(transform: object, parameters: _Parameters) -> bool:

@@ -11,7 +11,7 @@ _HERE = "superdl.coordinator.executors"
 
 
 class RunsOn(enum.Enum):
-    """The location where functions run, which determines what they can reach and how they are billed."""
+    """The location of functions, which determines what they can reach and how they are billed."""
 
     THIS_HOST = "processes on the coordinator's machine"
     OTHER_HOSTS = "machines that are billed by the hour"

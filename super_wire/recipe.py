@@ -64,7 +64,7 @@ class Recipe:
     json: str
     """The canonical JSON. Equal recipes have equal JSON."""
     parts: Mapping[str, Recipe]
-    """The recipe of each field, with ``image`` first and the others by name. Empty if there are no fields."""
+    """The recipe of each field, with ``image`` first and the others by name. Empty if it has none."""
     steps: tuple[Mapping[str, Any], ...]
     """The steps. For samples with fields, those of ``image``."""
 

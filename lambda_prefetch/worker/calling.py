@@ -85,9 +85,9 @@ async def serve(
         try:
             await call.run(is_first=is_first)
         except _BrokenError as error:
-            if call.received_s is not None:
+            if call.heard_s is not None:
                 # It had answered: restart the backoff, and log this loss.
-                answered_s, pause_s, is_logged = call.received_s, _FIRST_PAUSE_S, False
+                answered_s, pause_s, is_logged = call.heard_s, _FIRST_PAUSE_S, False
             away_s = loop.time() - answered_s
             if away_s > settings.linger_s:
                 why = (
@@ -120,7 +120,7 @@ class _Call:
     running: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     is_silent: bool = False
     exit_code: int | None = None  # in the coordinator's goodbye
-    received_s: float | None = None  # loop time of the last message
+    heard_s: float | None = None  # loop time of the last message
 
     async def run(self, *, is_first: bool) -> None:
         """Serve until this worker is stopped and has answered its running requests."""
@@ -155,10 +155,10 @@ class _Call:
 
     async def _read(self, stream: Any) -> None:
         async for message in stream:
-            if self.received_s is None:
+            if self.heard_s is None:
                 self.connected.set()
                 _log.info("connected to %s with %d slots", self.settings.coordinator, self.slots.count)
-            self.received_s = asyncio.get_running_loop().time()
+            self.heard_s = asyncio.get_running_loop().time()
             if message.HasField("request"):
                 call = message.request.call
                 self.running[call] = task = asyncio.create_task(self._answer(message.request))
@@ -195,7 +195,7 @@ class _Call:
         """Send heartbeats. End the stream once messages stop arriving."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        while loop.time() - (self.received_s or began_s) < _SILENCE_S:
+        while loop.time() - (self.heard_s or began_s) < _SILENCE_S:
             await asyncio.sleep(_HEARTBEAT_S)
             slots = self.slots
             heartbeat = pb.Heartbeat(

@@ -65,7 +65,7 @@ class Embedded:
         self.stays: bool = before is not None and before.stays  # until the process ends, for a sampler
         self.queries: int = before.queries if before else 0  # pending queries
         self.shares_cache = bool(self._settings.choice.cache)
-        self.variables = _relevant_variables()
+        self.variables = _variables()
         self._start_timeout_s = seconds_from(os.environ, "SUPER_START_TIMEOUT_S", _START_TIMEOUT_S)
         self._failure: EmbeddedError | None = None
         self._released = threading.Event()
@@ -251,7 +251,7 @@ class Embedded:
             try:
                 return self._connect()
             except _LostError as error:
-                _LOG.warning("the embedded coordinator died again: %s", error)
+                _LOG.warning("the coordinator died again: %s", error)
                 reason = str(error)
             if self._released.wait(_REVIVAL_PAUSE_S):
                 raise EmbeddedError("the hold was released before the coordinator was restarted")
@@ -283,7 +283,7 @@ def embedded_for(run: str, *, for_query: bool = False) -> Embedded:
     key = (os.getpid(), run, settings.choice.variant)
     with _lock:
         hold = before = _holds.get(key)
-        changed = sorted(before.variables ^ _relevant_variables()) if before and not before.is_over else []
+        changed = sorted(before.variables ^ _variables()) if before and not before.is_over else []
         if before is not None and changed:
             before.release()
         if hold is None or hold.is_over:
@@ -335,7 +335,7 @@ def _release_other_queries(key: tuple[int, str, str]) -> None:
             _holds.pop(other).release()
 
 
-def _relevant_variables() -> set[tuple[str, str]]:
+def _variables() -> set[tuple[str, str]]:
     return {item for item in os.environ.items() if item[0].startswith(_VARIABLE_PREFIXES)}
 
 

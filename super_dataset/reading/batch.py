@@ -111,7 +111,7 @@ class Batch:
         """Return the number of samples that the first answered GET found."""
         return self.buffer.size - self.straight - len(self.not_hit.union(self.missing))
 
-    def sort_straight(self, received: list[int]) -> dict[int, str]:
+    def sort_straight(self, done: list[int]) -> dict[int, str]:
         """Check records from packs. Return those that failed, with reasons; they must be requested again."""
         buffer = self.buffer
         failed = {
@@ -120,25 +120,25 @@ class Batch:
             else f"found a {type(other).__name__.lower()}"
             # No seen records, since each payload has been hashed.
             for offset, other in check_records(
-                buffer, self.ref.sample_ids, np.array(received, dtype=np.intp), None
+                buffer, self.ref.sample_ids, np.array(done, dtype=np.intp), None
             ).items()
         }
         for offset in failed:
             buffer.take_back(offset)
-        good = [offset for offset in received if offset not in failed] if failed else received
+        good = [offset for offset in done if offset not in failed] if failed else done
         self.straight += len(good) - len(self.not_hit.intersection(good))
         self.straight_bytes += int(buffer.record_bytes[good].sum())
         whole = len(good) == buffer.size
         self.missing = [] if whole else sorted(set(self.missing).difference(good))
         return failed
 
-    def sort_pointed(self, received: list[int], failed: dict[int, str]) -> dict[int, str]:
+    def sort_pointed(self, done: list[int], failed: dict[int, str]) -> dict[int, str]:
         """Check records read through pointers. Return the reason for each that failed and must be produced
         by the coordinator.
         """
-        for offset in self.pointers.keys() - received:
+        for offset in self.pointers.keys() - done:
             self.buffer.take_back(offset)
-        failed |= self.sort_straight(received)
+        failed |= self.sort_straight(done)
         pointers = self.pointers
         notes = {
             at: f"the cache points to a record in {pointers[at].pack}: {why}" for at, why in failed.items()

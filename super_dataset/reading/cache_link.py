@@ -142,7 +142,7 @@ class CacheLink:
             # Limits the number of unread replies.
             if connection.owed >= _MOST_OWED:
                 connection.converse()
-                _check_late_errors(nodes, connection, batch)
+                _check_late(nodes, connection, batch)
             connection.owed += 1  # first: its reply must not be taken for a sample's
             connection.send(encode_command(*batch.report(done=done).command(batch.ref.job)))
         except CacheError as error:
@@ -229,7 +229,7 @@ def _request(
         nodes.drop(node)
     for node, receiver in receivers.items():
         if receiver.connection.late_errors and node not in failed:
-            _check_late_errors(nodes, receiver.connection, batch)
+            _check_late(nodes, receiver.connection, batch)
     nodes.stale = nodes.stale or bool(failed)
     return next(reversed(failed.values())) if failed else None
 
@@ -295,7 +295,7 @@ def _redirected(
     return {node: sorted(offsets) for node, offsets in redirected.items()}, asking
 
 
-def _check_late_errors(nodes: NodeConnections, connection: CacheConnection, batch: Batch) -> None:
+def _check_late(nodes: NodeConnections, connection: CacheConnection, batch: Batch) -> None:
     # Errors of earlier reports may show that slots have moved, or that memory is full.
     late_errors = connection.late_errors
     moved = nodes.slots is not None and any(text.startswith("MOVED") for text in late_errors)

@@ -192,13 +192,13 @@ class StoreTroubleLog:
 
 
 # A sample's offset in the batch, and the location of its record: pack, start, length.
-_Location: TypeAlias = tuple[int, str, int, int]
+_Entry: TypeAlias = tuple[int, str, int, int]
 
 
 def read_placed(ref: BatchRef, buffer: BatchBuffer, packs: OpenPacks) -> tuple[list[int], dict[int, str]]:
     """Read records at known locations. Return the offsets that were read, unchecked, and the failures."""
     reading = _Reading(ref.store, buffer, packs)
-    return reading.run(_locations_of(ref, reading.failed))
+    return reading.run(_entries_of(ref, reading.failed))
 
 
 def read_pointed(
@@ -207,11 +207,11 @@ def read_pointed(
     """Read records by the cache's pointers. ``store`` is empty if none is accessible."""
     reading = _Reading(store, buffer, packs)
     located = [
-        (offset, location.pack, location.offset, location.length)
-        for offset, location in pointers.items()
-        if store and location.offset <= _FAR and location.length <= MAX_BULK_BYTES
+        (offset, entry.pack, entry.offset, entry.length)
+        for offset, entry in pointers.items()
+        if store and entry.offset <= _FAR and entry.length <= MAX_BULK_BYTES
     ]
-    unlocated = pointers.keys() - {location[0] for location in located}
+    unlocated = pointers.keys() - {entry[0] for entry in located}
     reading.failed |= dict.fromkeys(unlocated, "invalid location" if store else "no store is accessible")
     return reading.run(sorted(located, key=itemgetter(1, 2)))
 
@@ -222,10 +222,10 @@ def announce(ref: Any, packs: OpenPacks = OPEN_PACKS) -> None:
     for _, part in getattr(ref, "parts", ((0, ref),)):
         store = getattr(part, "store", "")
         if store and (packs.waits_for_disks or store in packs.lacks_nowait):
-            _announce(store, _locations_of(part, {}), packs)
+            _announce(store, _entries_of(part, {}), packs)
 
 
-def _locations_of(ref: BatchRef, failed: dict[int, str]) -> list[_Location]:
+def _entries_of(ref: BatchRef, failed: dict[int, str]) -> list[_Entry]:
     """Return records with known locations, in pack order. Add those with invalid ones to ``failed``."""
     if ref.places is None:
         return []
@@ -246,7 +246,7 @@ def _locations_of(ref: BatchRef, failed: dict[int, str]) -> list[_Location]:
     )
 
 
-def _announce(store: str, located: list[_Location], packs: OpenPacks) -> None:
+def _announce(store: str, located: list[_Entry], packs: OpenPacks) -> None:
     left_bytes = _ANNOUNCED_BYTES
     for _, name, begin, length in located:
         left_bytes -= length
@@ -260,16 +260,16 @@ def _announce(store: str, located: list[_Location], packs: OpenPacks) -> None:
 
 class _Reading:
     def __init__(self, store: str, buffer: BatchBuffer, packs: OpenPacks) -> None:
-        self.received: list[int] = []
+        self.done: list[int] = []
         self.failed: dict[int, str] = {}
         self._store = store
         self._buffer = buffer
         self._packs = packs
-        self._waiting: deque[tuple[_Location, OpenPack]] = deque()
+        self._waiting: deque[tuple[_Entry, OpenPack]] = deque()
         self._opened: dict[str, OpenPack] = {}
         self._reason = ""
 
-    def run(self, located: list[_Location]) -> tuple[list[int], dict[int, str]]:
+    def run(self, located: list[_Entry]) -> tuple[list[int], dict[int, str]]:
         self._packs.drop_removed()
         # Read records of slot size here, without a method call for each.
         buffer, packs, preadv = self._buffer, self._packs, os.preadv
@@ -277,7 +277,7 @@ class _Reading:
         if self._store in packs.lacks_nowait:
             nowait = 0
             _announce(self._store, located, packs)
-        received: list[int] = []
+        done: list[int] = []
         digests: list[int] = []
         headers = np.empty((buffer.size, HEADER_BYTES), dtype=np.uint8)
         rows, row = headers.reshape(-1).data, 0
@@ -286,15 +286,15 @@ class _Reading:
         names = dict.fromkeys(map(itemgetter(1), located))
         self._opened = packs.opened(self._store, itertools.islice(names, _AHEAD))
         name, pack = "", None
-        for location in located:
-            offset, its_name, begin, length = location
+        for entry in located:
+            offset, its_name, begin, length = entry
             if its_name != name:
                 name, pack = its_name, self._opened.get(its_name) or self._open(its_name)
             if pack is None:
                 self.failed[offset] = self._reason
                 continue
             if length - HEADER_BYTES != slot_bytes:
-                self._read(location, pack)
+                self._read(entry, pack)
                 slots, slot_bytes = buffer.slots, buffer.item_bytes
                 continue
             slot = slots[offset * slot_bytes : offset * slot_bytes + slot_bytes]
@@ -309,15 +309,15 @@ class _Reading:
             if size == length:
                 # Hash it now, while it is in the CPU cache.
                 digests.append(payload_hash(slot))
-                received.append(offset)
+                done.append(offset)
                 row += HEADER_BYTES
             else:
-                self._later(location, pack)
-        buffer.note_records(received, headers[: len(received)], digests)
-        self.received += received
+                self._later(entry, pack)
+        buffer.note_records(done, headers[: len(done)], digests)
+        self.done += done
         packs.waits_for_disks = bool(self._waiting)
         self._read_waiting()
-        return self.received, self.failed
+        return self.done, self.failed
 
     def _read_waiting(self) -> None:
         while self._waiting:
@@ -334,22 +334,22 @@ class _Reading:
         self._opened.clear()
         return self._open(name)
 
-    def _later(self, location: _Location, pack: OpenPack) -> None:
-        _, _, begin, length = location
+    def _later(self, entry: _Entry, pack: OpenPack) -> None:
+        _, _, begin, length = entry
         # The kernel fetches it while others are read.
         _will_need(pack, begin, length)
-        self._waiting.append((location, pack))
+        self._waiting.append((entry, pack))
         if len(self._waiting) > _AHEAD:
             self._read(*self._waiting.popleft())
 
-    def _read(self, location: _Location, pack: OpenPack) -> None:
+    def _read(self, entry: _Entry, pack: OpenPack) -> None:
         """Read one record. The first of a batch sets the block size."""
-        offset, name, begin, length = location
+        offset, name, begin, length = entry
         buffer, header = self._buffer, bytearray(HEADER_BYTES)
         try:
             _fill(pack, header, begin)
             _check_length(header, length)  # before memory is allocated for it
-            record = buffer.location(offset, bytes(header), length - HEADER_BYTES)
+            record = buffer.place(offset, bytes(header), length - HEADER_BYTES)
             _fill(pack, record.payload, begin + HEADER_BYTES)
         except _NotThereError as error:
             self.failed[offset] = str(error)
@@ -358,7 +358,7 @@ class _Reading:
             self.failed[offset] = error.strerror or str(error)
         else:
             buffer.note_record(record)
-            self.received.append(offset)
+            self.done.append(offset)
 
 
 class _NotThereError(Exception):

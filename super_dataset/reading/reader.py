@@ -173,11 +173,11 @@ class BatchReader:
         ref, buffer, pointers, began_s = batch.ref, batch.buffer, batch.pointers, self._clock()
         if pointers:
             buffer.to_hash[[*pointers]] = True  # as for all records from packs
-            received, failed = read_pointed(ref.store, pointers, buffer, OPEN_PACKS)
+            done, failed = read_pointed(ref.store, pointers, buffer, OPEN_PACKS)
         else:
-            received, failed = read_placed(ref, buffer, OPEN_PACKS)
+            done, failed = read_placed(ref, buffer, OPEN_PACKS)
         received_s = self._clock()
-        failed = batch.sort_pointed(received, failed) if pointers else failed | batch.sort_straight(received)
+        failed = batch.sort_pointed(done, failed) if pointers else failed | batch.sort_straight(done)
         if failed:
             self._store_trouble.add(ref, failed)
         batch.read_s += received_s - began_s

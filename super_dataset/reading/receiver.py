@@ -141,7 +141,7 @@ class Receiver:
                 window.offsets[:confirmed], window.headers[:confirmed], window.digests[:confirmed]
             )
         self._done += window.complete
-        # The next reply's frame matched: it is now the current one, and only its line end is missing.
+        # The next reply's frame matched. Only its line end is missing.
         header = window.headers[confirmed].tobytes()
         self._current = self._buffer.place(window.offsets[confirmed], header, self._buffer.item_bytes)
 

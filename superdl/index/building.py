@@ -100,7 +100,7 @@ def build_index(
         SourceError: the source cannot be read or has no samples, a label is wrong, or a shard is broken.
     """
     begin_s = time.monotonic()
-    folder, shard_names = _folder_and_names(sources)
+    folder, shard_names = _by_folder(sources)
     if (choices.coco or choices.labels == "yolo") and not out.endswith(".jsonl"):
         raise ConfigError(
             f"-o {out!r}: images can have any number of boxes, so use .jsonl, which supports lists"
@@ -131,7 +131,7 @@ def build_index(
     return built
 
 
-def _folder_and_names(sources: Sequence[str]) -> tuple[str, list[str]]:
+def _by_folder(sources: Sequence[str]) -> tuple[str, list[str]]:
     """Return the folder of the shards, and the shards' names if they were listed individually."""
     is_web = sources[0].lower().startswith(("https://", "http://"))
     if len(sources) == 1 and not is_web:

@@ -190,7 +190,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     web = arguments.web is not None
     if web and (arguments.once or arguments.json):
-        raise ConfigError("--web serves a page until Ctrl-C, so it cannot be combined with --once or --json")
+        raise ConfigError("--web cannot be combined with --once or --json")
     client = Client(checked_address(coordinator_of(arguments, "top"), "--coordinator"))
     once = arguments.once or not (arguments.json or web or sys.stdout.isatty())
     pause, interrupted = threading.Event(), False
