@@ -14,7 +14,7 @@ Transform: TypeAlias = Callable[[Any], Any]
 
 # Neither library is imported: classes are recognised by module and name, and read by public
 # attributes. A user's subclass may do anything, so it is not recognised.
-_KNOWN_MODULES = ("torchvision.transforms.", "timm.data.")
+_MODULES = ("torchvision.transforms.", "timm.data.")
 _MAKE_TENSORS = frozenset(
     {"ToTensor", "PILToTensor", "ToImage", "ToImageTensor", "MaybeToTensor", "MaybePILToTensor", "ToNumpy"}
 )
@@ -171,7 +171,7 @@ def unknown(function: Any) -> str:
 def _known_class(transform: object) -> str:
     """Return the name of a class of torchvision or timm, or "" for all others."""
     kind = type(transform)
-    return kind.__name__ if f"{kind.__module__}.".startswith(_KNOWN_MODULES) else ""
+    return kind.__name__ if f"{kind.__module__}.".startswith(_MODULES) else ""
 
 
 def name_of(transform: Any) -> str:

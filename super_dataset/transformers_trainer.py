@@ -112,7 +112,7 @@ class SuperTrainerMixin:
         """Run Trainer's loop with the mean loss per sample, even for a short batch."""
         self._super_losses = torch.zeros(2, device=self.args.device)
         compute = self.compute_metrics
-        self.compute_metrics = compute and partial(_labelled_metrics, compute)
+        self.compute_metrics = compute and partial(_labelled, compute)
         try:
             output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)  # type: ignore[misc]
         finally:
@@ -136,7 +136,7 @@ def _inputs(item: Any, *, label_name: str) -> dict[str, Any]:
     return inputs
 
 
-def _labelled_metrics(compute: Callable[..., Any], output: Any, **kwargs: Any) -> Any:
+def _labelled(compute: Callable[..., Any], output: Any, **kwargs: Any) -> Any:
     """Compute the metrics of labelled samples, or of all samples if each has several labels."""
     labels, predictions = output.label_ids, output.predictions
     if isinstance(labels, np.ndarray) and labels.ndim == 1 and isinstance(predictions, np.ndarray):

@@ -343,7 +343,7 @@ def _benchmarks() -> Any:
     return benchmarks
 
 
-# The functions that add a command's options, and that run it and return the exit code.
+# Functions that add a command's options, and run it and return the exit code.
 COMMANDS = {
     "run": (add_run, _run),
     "compare": (_add_compare, _compare),

@@ -87,7 +87,7 @@ def start_server(
     process = start_tied([server, "-"], signal.SIGKILL, stdin=subprocess.PIPE)
     # Through standard input, since everyone on the host can read command lines.
     if process.stdin is not None:
-        with contextlib.suppress(BrokenPipeError), process.stdin:  # its exit code is more informative
+        with contextlib.suppress(BrokenPipeError), process.stdin:  # its exit code says more
             process.stdin.write("\n".join([*lines, ""]).encode())
     return process
 

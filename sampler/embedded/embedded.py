@@ -39,7 +39,7 @@ _QUERY_HOLD_S = 60.0
 _BACKLOG = 256
 
 # Prefixes of the variables that coordinator and functions read at startup.
-_VARIABLE_PREFIXES = ("SUPER_", "AWS_", "AZURE_", "GOOGLE_", "HF_")
+_PREFIXES = ("SUPER_", "AWS_", "AZURE_", "GOOGLE_", "HF_")
 
 
 class _LostError(EmbeddedError):
@@ -336,7 +336,7 @@ def _release_other_queries(key: tuple[int, str, str]) -> None:
 
 
 def _variables() -> set[tuple[str, str]]:
-    return {item for item in os.environ.items() if item[0].startswith(_VARIABLE_PREFIXES)}
+    return {item for item in os.environ.items() if item[0].startswith(_PREFIXES)}
 
 
 def inform_user(coordinator: str, kept: str) -> None:

@@ -146,7 +146,7 @@ def run_checks(checks: Sequence[Check], case: Case) -> Iterator[Finding]:
         try:
             within(_CLOSING_S, case.closing.close)
         except Exception as error:  # noqa: BLE001  # the findings remain valid
-            _log.warning("could not release the resources of the checks: %s", error)
+            _log.warning("could not clean up after the checks: %s", error)
 
 
 def _result_of(check: Check, case: Case) -> Finding:

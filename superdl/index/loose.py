@@ -103,7 +103,7 @@ class LooseImages:
             folder, name = posixpath.split(choices.coco)
             self._coco = coco_in(Shards(parse_source(folder or "."), threading.Event()).open(name))
         if lost := sorted(self._coco.keys() - versions.keys()):
-            why = f"does not contain {len(lost):,} of the images in {choices.coco}, such as {lost[0][:200]!r}"
+            why = f"lacks {len(lost):,} of the images in {choices.coco}, such as {lost[0][:200]!r}"
             raise SourceNotFoundError(f"{url} {why}: the source must be the folder that contains them")
         self._parts = {key: by_field for key in chosen if (by_field := self._parts_of(key)) is not None}
         self.keys = sorted(self._parts, key=str.encode)
