@@ -101,7 +101,7 @@ class Embedded:
     def _await_ends(self) -> None:
         for process in self._processes:
             try:
-                # Otherwise they would remain as zombies.
+                # Otherwise they would be zombies.
                 process.wait(_END_WAIT_S)
             except subprocess.TimeoutExpired:
                 _LOG.warning(
