@@ -43,7 +43,7 @@ class Description:
 
 
 def shuffle_or_default(*, shuffle: bool | None, given: bool) -> bool:
-    """Return ``shuffle``, or torch's default if it is ``None``. Warn of that unless an order is ``given``."""
+    """Return ``shuffle``, or torch's default if it is ``None``. Warn then, unless an order is ``given``."""
     if shuffle is None and not given:
         _LOG.warning(
             "SuperSampler no longer shuffles by default: like a DataLoader, it keeps the catalog's order. "

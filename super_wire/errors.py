@@ -45,7 +45,7 @@ class SourceEmptyError(SourceError):
 
 
 class SourceForbiddenError(SourceError):
-    """The source exists but may not be read."""
+    """The source exists, but access to it is denied."""
 
 
 class RecordError(SuperError):

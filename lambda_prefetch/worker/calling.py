@@ -75,7 +75,7 @@ async def serve(
     """Connect and run requests until ``stop`` is set or the coordinator sends goodbye. Return its
     exit code, or 0.
 
-    ``trouble`` is why no slot could start, for the coordinator. ``connected`` is set while the stream is
+    ``trouble`` tells the coordinator why no slot started. ``connected`` is set while the stream is
     up. Raises CoordinatorError if it refuses this worker, or is unreachable for ``linger_s`` seconds.
     """
     loop = asyncio.get_running_loop()

@@ -220,7 +220,7 @@ def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
     """Read the index of a pack of ``size`` bytes, in one read for most packs and two for large packs.
 
     ``read`` takes offset and length, and returns fewer bytes if the pack ends earlier. Raises
-    ``StoreFormatError`` if the pack has a different version, is cut off, or has a broken index.
+    ``StoreFormatError`` if the pack has a different version, is truncated, or has a broken index.
     """
     if size < _HEAD.size + _FOOTER.size:
         raise StoreFormatError(f"a pack must be at least {_HEAD.size + _FOOTER.size} bytes long, not {size}")

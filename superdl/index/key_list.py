@@ -84,7 +84,7 @@ def _location(member: Member) -> Row:
 
 
 def _label(shard: Shard, member: Member, choices: Choices) -> Label | None:
-    """Return a member's label, or ``None`` if its folder decides once all are known."""
+    """Return a member's label, or ``None`` if its folder will decide it."""
     folders = folders_of(member.name)
     chosen: dict[str, Label] = {"none": 0, "folder": "".join(folders[-1:])}
     label = chosen.get(choices.labels, member.label)
