@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MAX_CHANNELS = 32
 _MAX_BYTES = 2**29  # of decoded samples: 50 minutes of stereo at 22.05 kHz
 _BLOCK_FRAMES = 2**16
-_RIFF_HEAD = 8  # bytes of a RIFF file that are not counted in its length
+_RIFF_HEAD = 8  # bytes of a RIFF file that its length does not count
 _UNKNOWN_LENGTHS = (0, 2**32 - 1)  # written by recorders that cannot seek back
 _LEAST_POWER = 1e-10
 # The mel scale of Slaney's Auditory Toolbox: 200/3 Hz per mel up to 1 kHz, then 27 mels per factor of 6.4.
@@ -39,7 +39,7 @@ def waveform(
     Args:
         array: the file's bytes, in any format that libsndfile supports, such as WAV, FLAC, OGG and MP3.
         rate: samples per second of the result.
-        max_seconds: refuse longer files, and files that take more than 512 MiB as float32.
+        max_seconds: reject longer files, and files that take more than 512 MiB as float32.
         mono: average the channels.
         samples: length of the result, truncated or zero-padded at the end; 0 keeps the file's length.
     """
@@ -66,10 +66,10 @@ def _read(data: bytes, max_seconds: float) -> tuple[NDArray[Any], int]:
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             if file.channels > MAX_CHANNELS:
-                raise fatal("too_large", f"its {file.channels} channels exceed the limit of {MAX_CHANNELS}")
+                raise fatal("too_large", f"{file.channels} channels exceed the limit of {MAX_CHANNELS}")
             limit = int(min(max_seconds * file.samplerate, _MAX_BYTES / (4 * file.channels)))
-            promised = file.frames
-            _check_length(promised, limit, max_seconds)
+            declared = file.frames
+            _check_length(declared, limit, max_seconds)
             blocks, count = [], 0
             while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
                 blocks.append(block)
@@ -77,13 +77,11 @@ def _read(data: bytes, max_seconds: float) -> tuple[NDArray[Any], int]:
                 _check_length(count, limit, max_seconds)
             rate = int(file.samplerate)
     except (soundfile.SoundFileError, RuntimeError) as error:
-        raise fatal("undecodable", f"libsndfile cannot read it: {error}") from error
+        raise fatal("undecodable", f"libsndfile cannot read the file: {error}") from error
     if not blocks:
-        raise fatal("empty", "it contains no samples")
-    if count < promised:
-        raise fatal(
-            "undecodable", f"only {count} of {promised} samples can be read: it is truncated or corrupt"
-        )
+        raise fatal("empty", "the file contains no samples")
+    if count < declared:
+        raise fatal("undecodable", f"only {count} of {declared} samples can be read, so the file is corrupt")
     return np.concatenate(blocks), rate
 
 
@@ -106,7 +104,7 @@ def mel(
     """
     if array.shape[-1] <= window // 2:
         raise fatal(
-            "too_small", f"it has {array.shape[-1]} samples, but needs more than half a window of {window}"
+            "too_small", f"{array.shape[-1]} samples are too few: need more than half a window of {window}"
         )
     edges = [(0, 0)] * (array.ndim - 1) + [(window // 2, window // 2)]
     padded = np.pad(array, edges, mode="reflect")

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # A processed sample: one array, or several named ones.
-Made: TypeAlias = "NDArray[Any] | dict[str, NDArray[Any]]"
+Arrays: TypeAlias = "NDArray[Any] | dict[str, NDArray[Any]]"
 
 # Steps that need no listing in SUPER_STEP_MODULES; each module needs an extra of the package.
 SHIPPED = frozenset(f"superdl.lambda_prefetch.{kind}_steps" for kind in ("audio", "text", "video"))
@@ -88,13 +88,13 @@ class CustomStep:
                     f"the custom step {name} cannot run here: {type(error).__name__}: {error}"
                 ) from error
 
-    def run(self, array: Made, seed: int) -> Made:
+    def run(self, array: Arrays, seed: int) -> Arrays:
         """Run the step on one or more arrays. If it fails, the outcome is ``step_error``."""
         drawn = {"seed": seed} if self._random else {}
         try:
             result = self._function(array, **self._params, **drawn)
         except (SampleFailedError, MemoryError):
-            raise  # shipped steps report faults of the bytes; a lack of memory is not one
+            raise  # shipped steps report bad bytes; running out of memory is no fault of theirs
         except Exception as error:  # the user's code may raise anything; other samples continue
             raise SampleFailedError(
                 Outcome.STEP_ERROR, f"the custom step {self._name} raised {type(error).__name__}: {error}"

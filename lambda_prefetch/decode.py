@@ -82,7 +82,7 @@ def decode(
     *,
     limit_pixels: int,
     min_side: int = 0,
-    of_mask: bool = False,
+    is_mask: bool = False,
     fills: bool = False,
 ) -> Image.Image:
     """Decode to an upright RGB image, or to the class numbers of a mask.
@@ -94,7 +94,7 @@ def decode(
         limit_pixels: maximum width times height, before any reduction.
         min_side: if not 0, decode a JPEG at the smallest of the scales 1, 1/2, 1/4 and 1/8
             at which the shorter side has at least this many pixels, if it has that many.
-        of_mask: return the numbers of a single channel instead of RGB.
+        is_mask: return the numbers of a single channel instead of RGB.
         fills: fill the missing part of a truncated image instead of failing.
 
     A SampleFailedError is permanent. After a MemoryError, the image may still be valid.
@@ -102,16 +102,16 @@ def decode(
     if not data:
         raise fatal("empty", "the object is empty")
     # The fast path needs neither draft() nor the fill switch.
-    if not min_side and not of_mask and (plain := _plain_jpeg(data, limit_pixels)) is not None:
+    if not min_side and not is_mask and (plain := _plain_jpeg(data, limit_pixels)) is not None:
         return plain
     token = _FILLS.set(fills)
     try:
-        return _decode(data, limit_pixels, min_side, of_mask=of_mask)
+        return _decode(data, limit_pixels, min_side, is_mask=is_mask)
     finally:
         _FILLS.reset(token)
 
 
-def _decode(data: bytes | bytearray, limit_pixels: int, min_side: int, *, of_mask: bool) -> Image.Image:
+def _decode(data: bytes | bytearray, limit_pixels: int, min_side: int, *, is_mask: bool) -> Image.Image:
     image = _open(data)
     # Only the header has been read, so a decompression bomb costs nothing.
     check_pixels(*image.size, limit_pixels)
@@ -123,7 +123,7 @@ def _decode(data: bytes | bytearray, limit_pixels: int, min_side: int, *, of_mas
             check_pixels(width, height, limit_pixels)
         if min_side:
             image.draft(None, (min_side, min_side))  # only affects JPEG
-        scale = _scale_of(getattr(image, "tile", ())) if of_mask else 1
+        scale = _scale_of(getattr(image, "tile", ())) if is_mask else 1
         image.load()
         # Pillow would warn that convert() drops the transparency, which is intended.
         image.info.pop("transparency", None)
@@ -131,7 +131,7 @@ def _decode(data: bytes | bytearray, limit_pixels: int, min_side: int, *, of_mas
         upright = _UPRIGHT.get(_orientation(image))
         if upright is not None:
             image = image.transpose(upright)
-        if of_mask:
+        if is_mask:
             return _numbers_of(image, scale)
         # Drop alpha instead of blending it, like ImageFolder.
         return image if image.mode == "RGB" else image.convert("RGB")
@@ -149,7 +149,7 @@ def _open(data: bytes | bytearray) -> Image.Image:
     except UnidentifiedImageError as error:
         known = ", ".join(FORMATS)
         message = (
-            f"Pillow cannot open its {len(data)} bytes, which begin with {bytes(data[:8])!r}, as any of "
+            f"Pillow cannot open the {len(data)} bytes, which begin with {bytes(data[:8])!r}, as any of "
             f"these formats: {known}"
         )
         raise fatal("not_an_image", message) from error
@@ -160,7 +160,7 @@ def _open(data: bytes | bytearray) -> Image.Image:
 
 
 def _undecodable(error: Exception) -> SampleFailedError:
-    return fatal("undecodable", f"Pillow cannot decode it: {type(error).__name__}: {error}")
+    return fatal("undecodable", f"Pillow cannot decode the image: {type(error).__name__}: {error}")
 
 
 def _scale_of(tiles: Sequence[tuple[Any, ...]]) -> int:
@@ -258,7 +258,7 @@ def _check_scans(data: bytes | bytearray) -> None:
             end += int.from_bytes(data[end : end + 2], "big")
         marker = _MARKER.search(data, end)
     if scans > MAX_SCANS:
-        raise fatal("too_large", f"its {scans} scans exceed the limit of {MAX_SCANS}")
+        raise fatal("too_large", f"{scans} scans exceed the limit of {MAX_SCANS}")
 
 
 def _scan_markers(data: bytes | bytearray) -> int:

@@ -172,8 +172,8 @@ class Fetchers:
         replies = select.poll()
         while True:
             while len(begun) < self._bucket.in_flight and (piece := self._next_piece()) is not None:
-                index, of_members = piece
-                arrived = Arrived(index, begun_ns=time.perf_counter_ns(), range=of_members)
+                index, member_range = piece
+                arrived = Arrived(index, begun_ns=time.perf_counter_ns(), range=member_range)
                 pending = self._begin(arrived)
                 if pending is None:
                     self._finish(arrived, None)
@@ -234,7 +234,7 @@ class Fetchers:
 
     def _finish(self, arrived: Arrived, pending: Pending | None) -> None:
         """Read a sample that has not failed yet, and pass it to the decoders."""
-        asked_s = time.perf_counter()
+        requested_s = time.perf_counter()
         try:
             if arrived.failure is None and self._source_is_down():
                 if pending is not None:
@@ -248,15 +248,15 @@ class Fetchers:
             failure.__cause__ = failure.__context__ = None
             arrived.failure = failure.with_traceback(None)
             is_down = failure.outcome is Outcome.UNAVAILABLE
-            if arrived.reserved_bytes is not None:  # it answered, and this may have waited for room
-                asked_s = time.perf_counter()
+            if arrived.reserved_bytes is not None:  # it answered, and the thread may have waited for room
+                requested_s = time.perf_counter()
             # An outage begins with the first of several failures in a row.
-            since_s = min(self._down_since_s, asked_s)
+            since_s = min(self._down_since_s, requested_s)
             self._trouble, self._down_since_s = failure.message, since_s if is_down else math.inf
         except BudgetClosedError:
             raise
         except Exception as error:  # noqa: BLE001  # otherwise the invocation would hang
-            arrived.fail(Outcome.SOURCE_ERROR, f"it could not be read: {type(error).__name__}: {error}")
+            arrived.fail(Outcome.SOURCE_ERROR, f"could not be read: {type(error).__name__}: {error}")
         if arrived.range is None:
             if self._request.fields and arrived.failure is None:
                 with self._lock:
@@ -265,14 +265,14 @@ class Fetchers:
         else:
             self._part(arrived, arrived.range)
 
-    def _part(self, arrived: Arrived, of_members: MemberRange) -> None:
-        count, failure = len(of_members.indices), arrived.failure
+    def _part(self, arrived: Arrived, member_range: MemberRange) -> None:
+        count, failure = len(member_range.indices), arrived.failure
         room = None if arrived.reserved_bytes is None else _Reservation(arrived.reserved_bytes, count)
         share, remainder = divmod(arrived.read_bytes, count)
         members = [
             # Add the remainder to the first members, so that the sum is exact.
             Arrived(index, begun_ns=arrived.begun_ns, room=room, read_bytes=share + (position < remainder))
-            for position, index in enumerate(of_members.indices)
+            for position, index in enumerate(member_range.indices)
         ]
         if failure is not None:
             for member in members:  # a separate error for each, because several threads raise them
@@ -284,8 +284,8 @@ class Fetchers:
                     member.failure = content
                 else:
                     member.data = content
-        elif of_members.span is not None:
-            self._cut(arrived.data, of_members.span, members)
+        elif member_range.span is not None:
+            self._cut(arrived.data, member_range.span, members)
         if failure is None:
             with self._lock:
                 self.ranges_read += arrived.requests
@@ -302,7 +302,7 @@ class Fetchers:
             if len(member.data) < end - begin:
                 member.fail(
                     Outcome.CHANGED,
-                    f"its object ends at {span.begin + len(view)}, but it should be at {begin} to {end}: "
+                    f"the object ends at {span.begin + len(view)}, but this member is at {begin} to {end}: "
                     "the object was truncated, or the key list is for another object. List its members again",
                 )
 

@@ -33,7 +33,7 @@ class Invocation:
     def __init__(self, request: PrefetchRequest, settings: FunctionSettings, expires_at_s: float) -> None:
         count = request.count
         self.request, self.settings, self.expires_at_s = request, settings, expires_at_s
-        # A thread of this process still decodes a sample that was given up.
+        # A thread of this process is still decoding an abandoned sample.
         self.stuck = False
         self.outcomes = [Outcome.EXPIRED] * count
         self.fetch_us = [0] * count
@@ -76,14 +76,14 @@ class Invocation:
         answered = {pushed.index for pushed in results}
         for index, outcome in enumerate(self.outcomes):
             if outcome in _IN_CACHE and index not in answered:
-                self.fail(index, Outcome.CACHE_ERROR, "it was not stored in the cache")
+                self.fail(index, Outcome.CACHE_ERROR, "not stored in the cache")
         for pushed in results:
             self.push_us[pushed.index] = pushed.push_us
             if pushed.refusal:
                 # Lack of room is the only refusal that the coordinator can remedy.
                 is_full = pushed.refusal.startswith("OOM")
                 outcome = Outcome.CACHE_FULL if is_full else Outcome.CACHE_ERROR
-                self.fail(pushed.index, outcome, f"the cache refused it: {pushed.refusal}")
+                self.fail(pushed.index, outcome, f"the cache refused the record: {pushed.refusal}")
             else:
                 self.record_bytes[pushed.index] = pushed.record_bytes
 

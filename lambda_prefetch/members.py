@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from superdl.super_wire.request import PrefetchRequest
 
 MAX_RANGE_BYTES = 16 * 2**20
-# Largest gap between two members that is read too: one or two photos that are already cached.
+# Largest gap between two members to read too: one or two photos that are already cached.
 MAX_GAP_BYTES = 256 * 1024
 
 _MAX_FOOTER_BYTES = 16 * 2**20
@@ -82,12 +82,12 @@ def content_of(request: PrefetchRequest, index: int, data: bytes | bytearray | m
     try:
         content = unpacking.decompress(data, limit_bytes + 1)  # one more byte shows that it is too large
     except zlib.error as error:
-        raise fatal("undecodable", f"it is not a deflate stream: {error}") from error
+        raise fatal("undecodable", f"not a deflate stream: {error}") from error
     if len(content) > limit_bytes:
-        raise fatal("too_large", f"it exceeds the limit of {limit_bytes} bytes when uncompressed")
+        raise fatal("too_large", f"exceeds the limit of {limit_bytes} bytes when uncompressed")
     if not unpacking.eof or unpacking.unused_data:
         where = "after" if unpacking.eof else "before"
-        raise fatal("undecodable", f"its {len(data)} bytes end {where} its deflate stream does")
+        raise fatal("undecodable", f"the {len(data)} bytes end {where} the deflate stream does")
     return content
 
 
@@ -136,7 +136,7 @@ def read_rows(
     if len(data) < span.size_bytes:
         raise SampleFailedError(
             Outcome.CHANGED,
-            f"its object ends at {span.begin + len(data)}, but its row group {group} should be at "
+            f"the object ends at {span.begin + len(data)}, but row group {group} is listed at "
             f"{span.begin} to {span.end}: {_LIST_AGAIN}",
         )
     try:
@@ -154,7 +154,7 @@ def read_rows(
             result.contents[index] = SampleFailedError(Outcome.SOURCE_ERROR, message)
     for row, index in rows[len(result.contents) :]:
         result.contents[index] = SampleFailedError(
-            Outcome.CHANGED, f"its row group {group} has no row {row}: {_LIST_AGAIN}"
+            Outcome.CHANGED, f"row group {group} has no row {row}: {_LIST_AGAIN}"
         )
     return result
 
@@ -185,7 +185,7 @@ def _contents(
     except MemoryError:  # ArrowMemoryError is one
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError, TypeError) as error:
-        raise fatal("undecodable", f"its row group {group} is not valid Parquet: {error}") from error
+        raise fatal("undecodable", f"row group {group} is not valid Parquet: {error}") from error
 
 
 def _leaf(array: Any, row: int) -> bytes | SampleFailedError:
@@ -194,11 +194,11 @@ def _leaf(array: Any, row: int) -> bytes | SampleFailedError:
     while isinstance(value, dict) and len(value) == 1:
         (value,) = value.values()
     if value is None:
-        return fatal("empty", "its row contains no bytes (does it refer to a file instead?)")
+        return fatal("empty", "the row contains no bytes (does it refer to a file instead?)")
     if isinstance(value, str):
         return value.encode()
     if not isinstance(value, bytes):
-        return fatal("undecodable", f"its row contains a {type(value).__name__} instead of bytes")
+        return fatal("undecodable", f"the row contains a {type(value).__name__} instead of bytes")
     return value
 
 
@@ -263,11 +263,11 @@ def _read_footer(file: tuple[str, str, str], bucket: Bucket, counts: Rows) -> tu
     end = _read_end(file, _FOOTER_READ_BYTES, bucket, counts)
     size_bytes = int.from_bytes(end[-_END_BYTES : -len(_MAGIC)], "little") + _END_BYTES
     if len(end) < _END_BYTES or not end.endswith(_MAGIC):
-        raise fatal("undecodable", "its object is not a Parquet file, or it was truncated")
+        raise fatal("undecodable", "the object is not a Parquet file, or was truncated")
     if size_bytes > _MAX_FOOTER_BYTES:
         raise fatal(
             "too_large",
-            f"the footer of its file takes {size_bytes} bytes, over the limit of {_MAX_FOOTER_BYTES}",
+            f"the file's footer takes {size_bytes} bytes, over the limit of {_MAX_FOOTER_BYTES}",
         )
     # A shorter response is the whole object, so there is nothing more to read.
     if size_bytes > len(end) == _FOOTER_READ_BYTES:
@@ -277,7 +277,7 @@ def _read_footer(file: tuple[str, str, str], bucket: Bucket, counts: Rows) -> tu
     except MemoryError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise fatal("undecodable", f"the footer of its file is corrupt: {error}") from error
+        raise fatal("undecodable", f"the file's footer is corrupt: {error}") from error
 
 
 def _read_end(file: tuple[str, str, str], size_bytes: int, bucket: Bucket, counts: Rows) -> bytes | bytearray:
@@ -294,33 +294,31 @@ def _locate(footer: Any, group: int, column: str, limit_bytes: int) -> tuple[Spa
     if group >= footer.num_row_groups:
         raise SampleFailedError(
             Outcome.CHANGED,
-            f"its object has {footer.num_row_groups} row groups, so row group {group} does not exist: "
+            f"the object has {footer.num_row_groups} row groups, so row group {group} does not exist: "
             f"{_LIST_AGAIN}",
         )
     schema = footer.schema
     at = next((at for at in range(len(schema)) if schema.column(at).path == column), None)
     if at is None:
-        raise SampleFailedError(Outcome.CHANGED, f"its object has no column {column[:200]!r}: {_LIST_AGAIN}")
+        raise SampleFailedError(Outcome.CHANGED, f"the object has no column {column[:200]!r}: {_LIST_AGAIN}")
     leaf, chunk = schema.column(at), footer.row_group(group).column(at)
     if leaf.max_repetition_level:  # a few bytes could declare billions of items
-        raise fatal("undecodable", "its row contains a list instead of bytes")
+        raise fatal("undecodable", "the row contains a list instead of bytes")
     begin = chunk.data_page_offset
     if chunk.dictionary_page_offset:  # a dictionary page precedes the data pages
         begin = min(begin, chunk.dictionary_page_offset)
     size_bytes, unpacked_bytes = chunk.total_compressed_size, chunk.total_uncompressed_size
     if begin < 0 or size_bytes < 1 or unpacked_bytes < 0:
-        raise fatal(
-            "undecodable", f"the footer of its file is corrupt: row group {group} has no valid position"
-        )
+        raise fatal("undecodable", f"the file's footer is corrupt: row group {group} has no valid position")
     if max(size_bytes, unpacked_bytes) > limit_bytes:
         raise fatal(
             "too_large",
-            f"column {column[:200]!r} of its row group {group} takes {size_bytes} bytes ({unpacked_bytes} "
+            f"column {column[:200]!r} of row group {group} takes {size_bytes} bytes ({unpacked_bytes} "
             f"uncompressed), over the limit of {limit_bytes}: write smaller row groups, because each is read "
             "as a whole",
         )
     if leaf.length > limit_bytes:
-        raise fatal("too_large", f"its rows take {leaf.length} bytes each, over the limit of {limit_bytes}")
+        raise fatal("too_large", f"the rows take {leaf.length} bytes each, over the limit of {limit_bytes}")
     # Null values of a fixed length occupy that length, too.
     rows_at_a_time = min(_ROWS_AT_A_TIME, limit_bytes // max(leaf.length, 1))
     return Span(begin, begin + size_bytes), unpacked_bytes, rows_at_a_time

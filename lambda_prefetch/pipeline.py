@@ -35,7 +35,7 @@ from superdl.super_wire.request import Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from superdl.lambda_prefetch.custom_steps import Made
+    from superdl.lambda_prefetch.custom_steps import Arrays
     from superdl.lambda_prefetch.fetching import Arrived
     from superdl.lambda_prefetch.invocation import Invocation
     from superdl.lambda_prefetch.transforms import Program
@@ -50,7 +50,7 @@ _WORTH_A_THREAD_US = 500
 
 
 def produce(invocation: Invocation, program: Program, bucket: Bucket, meta: PackMeta | None = None) -> None:
-    """Fetch, decode and push a request's samples. With ``meta``, also write the cached samples to a pack."""
+    """Fetch, decode and push a request's samples. If ``meta`` is set, also write them to a pack."""
     request, settings = invocation.request, invocation.settings
     count = min(decoding_threads(settings.decoders), request.count)
     with PackSaver(invocation, meta) as saver:
@@ -122,7 +122,7 @@ class _Decoders:
             self._invocation.fail(
                 index,
                 Outcome.TIMED_OUT,
-                f"decoding it took longer than {timeout_s:g} s and was abandoned. If the machine is slow, "
+                f"decoding took longer than {timeout_s:g} s and was abandoned. If the machine is slow, "
                 "raise SUPER_DECODE_TIMEOUT_S for the functions; otherwise replace or remove the object",
             )
             # That thread ends only with its process.
@@ -184,11 +184,11 @@ class _Decoders:
                 self._put(index, *packed)
         return took_us
 
-    def _packed(self, result: Made, index: int, decode_us: int) -> tuple[bytes, memoryview]:
+    def _packed(self, result: Arrays, index: int, decode_us: int) -> tuple[bytes, memoryview]:
         sample_id, fetch_us = self._invocation.sample_id(index), self._invocation.fetch_us[index]
         header, payload = pack_sample(result, sample_id, fetch_us=fetch_us, decode_us=decode_us)
         if HEADER_BYTES + payload.nbytes > MAX_BULK_BYTES:
-            message = f"its record of {payload.nbytes} bytes exceeds the cache's limit of {MAX_BULK_BYTES}"
+            message = f"the record of {payload.nbytes} bytes exceeds the cache's limit of {MAX_BULK_BYTES}"
             raise fatal("too_large", message)
         return header, payload
 
@@ -209,7 +209,7 @@ class _Decoders:
     def _put(self, index: int, header: bytes, payload: memoryview) -> None:
         self._pusher.put(index, cache_key(self._invocation.sample_id(index)), header, payload)
 
-    def _make(self, arrived: Arrived) -> Made:
+    def _make(self, arrived: Arrived) -> Arrays:
         if arrived.failure is not None:
             raise arrived.failure
         data = arrived.data
@@ -232,7 +232,7 @@ def _attempt(make: Callable[[], _T]) -> _T | SampleFailedError:
             Outcome.SOURCE_ERROR, "the function does not have enough memory to decode it"
         )
     except Exception as error:  # noqa: BLE001  # reported; other samples continue
-        message = f"it could not be produced: {type(error).__name__}: {error}"
+        message = f"could not be produced: {type(error).__name__}: {error}"
         return SampleFailedError(Outcome.STEP_ERROR, message)
 
 
@@ -242,14 +242,14 @@ class _Parts:
     def __init__(self, request: PrefetchRequest) -> None:
         self._request = request
         self._names = (MAIN_FIELD, *request.fields)
-        self._waiting: dict[int, dict[int, Made | SampleFailedError]] = {}
+        self._waiting: dict[int, dict[int, Arrays | SampleFailedError]] = {}
         self._decode_us: Counter[int] = Counter()
         # For each sample, the image sizes on which crops of its parts must agree; see Program.
         self.sizes: list[dict[str, tuple[int, int]]] = [{} for _ in range(request.count)]
 
     def join(
-        self, position: int, result: Made | SampleFailedError, decode_us: int
-    ) -> tuple[Made | SampleFailedError, int] | None:
+        self, position: int, result: Arrays | SampleFailedError, decode_us: int
+    ) -> tuple[Arrays | SampleFailedError, int] | None:
         """Add the part at ``position``. After the last part, return the sample and its decoding time."""
         part, index = divmod(position, self._request.count)
         parts = self._waiting.setdefault(index, {})

@@ -145,7 +145,7 @@ def _read_secret(name: str) -> tuple[str, str]:
         raise CacheError(f"the secret {name} must be {_FORM}")
     username, password = content.get("username", ""), content.get("password", "")
     if not (isinstance(username, str) and isinstance(password, str) and password):
-        raise CacheError(f"the secret {name} contains no password: it must be {_FORM}")
+        raise CacheError(f"the secret {name} contains no password, but must be {_FORM}")
     return username, password
 
 

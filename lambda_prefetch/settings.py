@@ -32,7 +32,7 @@ class FunctionSettings:
     cache_secret: str = ""  # name of the secret in AWS Secrets Manager with the cache's user and password
     step_modules: frozenset[str] = frozenset()
     file_roots: tuple[str, ...] = ()
-    http_hosts: tuple[str, ...] | None = None  # web servers that may be read; None: see objects.web
+    http_hosts: tuple[str, ...] | None = None  # allowed web servers; None: see objects.web
     store: str = ""  # address of the store in normal form
     store_read_only: bool = False  # write no packs
     shard_cache: str = ""  # a directory for blocks of shards
@@ -117,5 +117,5 @@ def decoding_threads(setting: int, environment: Mapping[str, str] | None = None)
     if not memory_mb.isdecimal():
         # Executors run one function per core.
         return 1
-    # Lambda's CPU time grows with memory: more than one core from 1,769 MB on.
+    # Lambda's CPU time grows with memory: more than one core above 1,769 MB.
     return max(1, min(len(os.sched_getaffinity(0)), math.ceil(int(memory_mb) / LAMBDA_MB_PER_CORE)))

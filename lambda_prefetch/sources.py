@@ -28,7 +28,7 @@ class SampleFailedError(Exception):
 
     def __init__(self, outcome: Outcome, message: str, *, reason: str = "") -> None:
         super().__init__(message)
-        # Without a reason, nothing is written to the cache and the sample is retried.
+        # If there is no reason, nothing is written to the cache and the sample is retried.
         self.outcome, self.message, self.reason = outcome, message, reason
 
 
@@ -53,14 +53,14 @@ def read_object(
 ) -> bytes | bytearray:
     """Return the bytes of an object in exactly this version, or of a span of it, up to the object's end.
 
-    More than ``limit_bytes`` are refused before they are read. ``reserve`` is called once, with
+    More than ``limit_bytes`` are rejected before they are read. ``reserve`` is called once, with
     the size in bytes, before reading, and may block. ``begun`` is the result of
     :meth:`Bucket.begin` for this key, version and span, and is consumed.
     """
 
     def before(size_bytes: int) -> None:
         if size_bytes > limit_bytes:
-            raise fatal("too_large", f"its {size_bytes} bytes exceed the limit of {limit_bytes}")
+            raise fatal("too_large", f"{size_bytes} bytes exceed the limit of {limit_bytes}")
         reserve(size_bytes)
 
     try:
@@ -75,7 +75,7 @@ _IDLE_S = 600.0  # a block that was not read for this long may be replaced
 _FETCHED_AT_ONCE = 16  # by all processes, each into memory; more would overload a slow link
 _FULL_S = 5.0  # interval between checks for room in a full cache
 _SLOW_S, _ALONE_S = 5.0, 60.0  # after a block that took longer, read members separately
-_ABANDONED_S = 120.0  # a process that has been fetching a block for longer was killed
+_ABANDONED_S = 120.0  # a process that fetches a block for longer has died
 _READS, _PARTIAL, _LOCK = ".reads", ".partial", "lock"
 
 
@@ -131,13 +131,13 @@ class ShardCache:
     ) -> bytes | bytearray | None:
         """Fetch and cache a block.
 
-        Return ``None`` if another process fetches it, too many blocks are being fetched, or there is no room.
+        Return ``None`` if another process is fetching it, too many are being fetched, or there is no room.
         """
         partial, began_s = path.with_name(path.name + _PARTIAL), time.monotonic()
         with contextlib.ExitStack() as stack:
             try:
                 lock = stack.enter_context(Path(f"{path}{_READS}").open("ab"))
-                # A process that already fetches this block holds the lock.
+                # A process that is already fetching this block holds the lock.
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if path.exists() or not self._claim(partial):
                     return None

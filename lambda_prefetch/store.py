@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from superdl.super_wire.store import PackInProgress, PackMeta, Store
 
 _MAX_TROUBLE = 500  # characters
-_WORTH_A_POINTER = 16 * 1024  # bytes of payload; following a pointer costs as much as about 12 KB of a record
+_POINTED_BYTES = 16 * 1024  # bytes of payload; following a pointer costs as much as about 12 KB of a record
 _MIN_WAIT_S, _REMEMBERED_S = 0.5, 30.0
 
 
@@ -33,7 +33,7 @@ def request_store(invocation: Invocation, *, writing: bool) -> Store:
     if address != own:
         raise StoreRefusedError(
             f"the request's store is {address[:200]}, but the function's SUPER_STORE "
-            f"{f'is {own}' if own else 'names none'}: use the same store for the coordinator and "
+            f"{f'is {own}' if own else 'is not set'}: use the same store for the coordinator and "
             "its functions"
         )
     if is_bucket(address):
@@ -94,7 +94,7 @@ class PackSaver:
     """A writer that adds a request's acknowledged records to a pack, and their locations to the result.
 
     Leaving the context normally commits the pack; an exception discards it. ``meta`` contains the fields
-    that all records share, or is ``None`` to write nothing. Without ``pace``, a slow disk is tolerated.
+    that all records share, or is ``None`` to write nothing. If ``pace`` is ``None``, disks may be slow.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class PackSaver:
     def take(self, index: int, header: bytes, payload: memoryview) -> bool:
         """Write and keep a record for a pointer in the cache. Return whether it was written. Thread-safe."""
         is_kept = self._request.kind is RequestKind.DECODE_TO_POINTERS
-        if not is_kept or payload.nbytes < _WORTH_A_POINTER:
+        if not is_kept or payload.nbytes < _POINTED_BYTES:
             return False
         with self._writing:
             # Keep the record in memory: if the pack fails, push the record itself.
@@ -155,7 +155,7 @@ class PackSaver:
         """Publish the pack. Return the records or pointers to push, as (index, header, payload)."""
         if self._pack is not None:
             with self._reporting():
-                # A late result costs more than a pack is worth, unless the records are pushed only then.
+                # A late result costs more than a pack is worth, unless the records are not pushed yet.
                 if self._invocation.expired() and not self._pending:
                     words = "the request expired before its pack was written"
                     raise StoreBusyError(f"{self._request.store}: {words}")
@@ -168,7 +168,7 @@ class PackSaver:
                     self._pace.add(self._waited_s, self._clock() - self._begun_s)
         pack, records, self._pending = self._invocation.pack, self._pending, {}
         if not pack:
-            # Without the pack, push the records themselves.
+            # There is no pack, so push the records themselves.
             return [(index, *record) for index, record in records.items()]
         pointers = []
         for index in records:

@@ -46,11 +46,11 @@ def tokenize(
         pad_id: token id for padding.
     """
     if array.size > MAX_TEXT_BYTES:
-        raise fatal("too_large", f"its text of {array.size} bytes exceeds the limit of {MAX_TEXT_BYTES}")
+        raise fatal("too_large", f"the text of {array.size} bytes exceeds the limit of {MAX_TEXT_BYTES}")
     try:
         text = array.tobytes().decode()
     except UnicodeDecodeError as error:
-        raise fatal("undecodable", f"it is not valid UTF-8: {error}") from error
+        raise fatal("undecodable", f"not valid UTF-8: {error}") from error
     ids = np.array(_tokenizer(file, sha256).encode(text).ids, dtype=np.int32)
     if not length:
         return ids

@@ -87,7 +87,7 @@ class _Reader:
         """Restore some samples of a pack; return the number of bytes read."""
         indices = [index for index in indices if self._has_valid_location(index)]
         size_bytes = sum(self._request.lengths[index] for index in indices)
-        if not indices or not self._may_begin(indices):
+        if not indices or not self._can_begin(indices):
             return 0
         self._budget.acquire(size_bytes)
         try:
@@ -105,7 +105,7 @@ class _Reader:
             )
         return good
 
-    def _may_begin(self, indices: list[int]) -> bool:
+    def _can_begin(self, indices: list[int]) -> bool:
         fail_all = self._invocation.fail_all
         if self._trouble:
             fail_all(indices, Outcome.STORE_ERROR, f"skipped because the store failed: {self._trouble}")
@@ -143,7 +143,7 @@ class _Reader:
         try:
             check_record(record, sample_id)
         except RecordError as error:
-            message = f"pack {pack} contains no valid record of it at {self._request.offsets[index]}: {error}"
+            message = f"pack {pack} contains no valid record at {self._request.offsets[index]}: {error}"
             self._invocation.fail(index, Outcome.NOT_STORED, message)
             return
         self._invocation.outcomes[index] = Outcome.CACHED  # unless the cache refuses it
@@ -152,7 +152,7 @@ class _Reader:
 
 
 def save(invocation: Invocation, meta: PackMeta | None) -> None:
-    """Write a request's cached records to a pack. Without ``meta``, write nothing."""
+    """Write a request's cached records to a pack. If ``meta`` is ``None``, write nothing."""
     request = invocation.request
     if meta is None:
         invocation.store_trouble = (
@@ -182,9 +182,9 @@ def _save_some(indices: range, invocation: Invocation, nodes: NodeConnections, s
             record = _whole(reply, sample_id, nodes)
             check_record(record, sample_id)
         except CacheError as error:
-            invocation.fail(index, Outcome.CACHE_ERROR, f"the cache did not return it: {error}")
+            invocation.fail(index, Outcome.CACHE_ERROR, f"the cache did not return the record: {error}")
         except RecordError as error:
-            invocation.fail(index, Outcome.NOT_CACHED, f"the cache contains no valid record of it: {error}")
+            invocation.fail(index, Outcome.NOT_CACHED, f"the cache contains no valid record: {error}")
         else:
             longest = max(longest, len(record))
             invocation.outcomes[index], invocation.record_bytes[index] = Outcome.CACHED, len(record)

@@ -21,10 +21,10 @@ from superdl.super_wire.request import Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from superdl.lambda_prefetch.custom_steps import Made
+    from superdl.lambda_prefetch.custom_steps import Arrays
     from superdl.super_wire.recipe import Recipe
 
-Picture: TypeAlias = "Image.Image | Made"
+Picture: TypeAlias = "Image.Image | Arrays"
 
 _CROP_TRIES = 10
 _CHANNELS = 3
@@ -105,7 +105,7 @@ class Program:
             Program(part, **settings, whole_digest=recipe.digest) for part in recipe.parts.values()
         ] or [self]
         self._whole_digest = whole_digest
-        self._of_mask = bool(recipe.steps) and recipe.steps[0]["op"] == "mask"
+        self._is_mask = bool(recipe.steps) and recipe.steps[0]["op"] == "mask"
         self._recipe, self._decodes = recipe, recipe.decodes
         self._bucket, self._prefix, self._epoch = bucket, prefix, epoch
         self._limit_pixels = limit_pixels
@@ -115,10 +115,10 @@ class Program:
             if step["op"] == "custom"
         }
         first = recipe.steps[0] if recipe.steps and OPS[recipe.steps[0]["op"]].decodes else {}
-        self._how: Any = {
+        self._options: Any = {
             "limit_pixels": limit_pixels,
             "min_side": first.get("size", 0),
-            "of_mask": self._of_mask,
+            "is_mask": self._is_mask,
             "fills": first.get("truncated") == "fill",
         }
 
@@ -128,7 +128,7 @@ class Program:
         key: str,
         part: int = 0,
         sizes: dict[str, tuple[int, int]] | None = None,
-    ) -> Made:
+    ) -> Arrays:
         """Decode an object's bytes, unless the first step needs the bytes, and :meth:`run` the steps.
 
         ``part`` is the index of the object's field in the recipe. ``key`` is the key of the sample,
@@ -140,9 +140,9 @@ class Program:
         if not self._decodes:
             # Read-only, because a custom step must not change the received bytes.
             return self.run(np.frombuffer(memoryview(data).toreadonly(), dtype=np.uint8), key, sizes)
-        return self.run(decode(data, **self._how), key, sizes)
+        return self.run(decode(data, **self._options), key, sizes)
 
-    def run(self, image: Picture, key: str, sizes: dict[str, tuple[int, int]] | None = None) -> Made:
+    def run(self, image: Picture, key: str, sizes: dict[str, tuple[int, int]] | None = None) -> Arrays:
         """Return the sample's array, or the result of its last custom step.
 
         The array is uint8 of shape (height, width, 3), (height, width, 1) if grey, or (height, width)
@@ -155,18 +155,18 @@ class Program:
             if number in self._custom:
                 picture = self._custom[number].run(self._array_of(picture), self._random(number, key).seed())
             else:
-                drawing = _Drawing(partial(self._random, number, key), self._limit_pixels)
-                image = _as_image(picture, number, step["op"], of_mask=self._of_mask)
+                ctx = _Context(partial(self._random, number, key), self._limit_pixels)
+                image = _as_image(picture, number, step["op"], is_mask=self._is_mask)
                 if sizes is not None and step["op"] in _CROPS:
                     self._check_size(number, image.size, sizes)
-                picture = _STEPS[step["op"]](image, step, drawing)
+                picture = _STEPS[step["op"]](image, step, ctx)
         return self._array_of(picture)
 
-    def _array_of(self, picture: Picture) -> Made:
+    def _array_of(self, picture: Picture) -> Arrays:
         """Return an image as uint8 of shape (height, width, channels)."""
         if not isinstance(picture, Image.Image):
             return picture
-        if self._of_mask:
+        if self._is_mask:
             return np.asarray(picture)
         # Faster than np.asarray().
         return np.frombuffer(picture.tobytes(), dtype=np.uint8).reshape(picture.height, picture.width, -1)
@@ -189,27 +189,27 @@ class Program:
         if (other := sizes.setdefault(f"{kind} {count}", size)) != size:
             raise fatal(
                 "unequal",
-                f"step {number} ({kind}) would crop its {size[0]} x {size[1]} pixels differently from "
+                f"step {number} ({kind}) would crop {size[0]} x {size[1]} pixels differently from "
                 f"another field's {other[0]} x {other[1]}: resize both to the same [height, width] first",
             )
 
 
-class _Drawing(NamedTuple):
+class _Context(NamedTuple):
     draws: Callable[[], SampleRandom]  # creates a step's random numbers
     limit_pixels: int  # limit for the result
 
 
-def _resize(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
+def _resize(image: Image.Image, step: Mapping[str, Any], ctx: _Context) -> Image.Image:
     if not isinstance(step["size"], int):
         height, width = step["size"]
-        return _resized(image, (width, height), step, to.limit_pixels)
+        return _resized(image, (width, height), step, ctx.limit_pixels)
     # The longer side is rounded down. Both sides shrink if the longer one would exceed max_size.
     shorter, longest = step["size"], step.get("max_size")
     longer = int(shorter * max(image.size) / min(image.size))
     if longest is not None and longer > longest:
         shorter, longer = int(longest * shorter / longer), longest
     target = (shorter, longer) if image.width <= image.height else (longer, shorter)
-    return _resized(image, target, step, to.limit_pixels)
+    return _resized(image, target, step, ctx.limit_pixels)
 
 
 def _resized(
@@ -227,10 +227,10 @@ def _resized(
     return image if size == image.size else image.resize(size, Image.Resampling[filter_name])
 
 
-def _center_crop(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
+def _center_crop(image: Image.Image, step: Mapping[str, Any], ctx: _Context) -> Image.Image:
     height, width = sides_of(step["size"])
     # A crop larger than the image pads it, possibly beyond the limit.
-    check_pixels(width, height, to.limit_pixels)
+    check_pixels(width, height, ctx.limit_pixels)
     left, top = _centred(image.width, width), _centred(image.height, height)
     box = left, top, left + width, top + height
     return image if box == (0, 0, *image.size) else image.crop(box)
@@ -241,9 +241,9 @@ def _centred(length: int, side: int) -> int:
     return round((length - side) / 2) if length >= side else -((side - length) // 2)
 
 
-def _pad(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
+def _pad(image: Image.Image, step: Mapping[str, Any], ctx: _Context) -> Image.Image:
     left, top, right, bottom = borders_of(step["padding"])
-    check_pixels(image.width + left + right, image.height + top + bottom, to.limit_pixels)
+    check_pixels(image.width + left + right, image.height + top + bottom, ctx.limit_pixels)
     if step["mode"] == "constant":
         return image.crop((-left, -top, image.width + right, image.height + bottom))
     pixels = np.asarray(image)
@@ -251,36 +251,36 @@ def _pad(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Ima
     return Image.fromarray(np.pad(pixels, widths, step["mode"]))
 
 
-def _grayscale(image: Image.Image, step: Mapping[str, Any], _: _Drawing) -> Image.Image:
+def _grayscale(image: Image.Image, step: Mapping[str, Any], _: _Context) -> Image.Image:
     grey = image.convert("L")
     return grey if step["channels"] == 1 else Image.merge("RGB", (grey, grey, grey))
 
 
-def _random_resized_crop(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
+def _random_resized_crop(image: Image.Image, step: Mapping[str, Any], ctx: _Context) -> Image.Image:
     height, width = sides_of(step["size"])
-    box = random_crop_box(*image.size, step["scale"], step["ratio"], to.draws())
-    return _resized(image.crop(box), (width, height), step, to.limit_pixels)
+    box = random_crop_box(*image.size, step["scale"], step["ratio"], ctx.draws())
+    return _resized(image.crop(box), (width, height), step, ctx.limit_pixels)
 
 
-def _random_crop(image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
+def _random_crop(image: Image.Image, step: Mapping[str, Any], ctx: _Context) -> Image.Image:
     height, width = sides_of(step["size"])
     if image.width < width or image.height < height:
         message = (
             f"{image.width} x {image.height} pixels cannot be cropped to {width} x {height}: add a pad first"
         )
         raise fatal("too_small", message)
-    draws = to.draws()
+    draws = ctx.draws()
     top = draws.below(image.height - height + 1)
     left = draws.below(image.width - width + 1)
     return image.crop((left, top, left + width, top + height))
 
 
-def _flip(how: Image.Transpose, image: Image.Image, step: Mapping[str, Any], to: _Drawing) -> Image.Image:
-    return image.transpose(how) if to.draws().uniform() < step["p"] else image
+def _flip(by: Image.Transpose, image: Image.Image, step: Mapping[str, Any], ctx: _Context) -> Image.Image:
+    return image.transpose(by) if ctx.draws().uniform() < step["p"] else image
 
 
 # step -> its function. Custom steps are imported, and decode() runs the steps that decode.
-_STEPS: Mapping[str, Callable[[Image.Image, Mapping[str, Any], _Drawing], Image.Image]] = MappingProxyType(
+_STEPS: Mapping[str, Callable[[Image.Image, Mapping[str, Any], _Context], Image.Image]] = MappingProxyType(
     {
         "resize": _resize,
         "center_crop": _center_crop,
@@ -319,12 +319,12 @@ def random_crop_box(
     return left, top, left + w, top + h
 
 
-def _as_image(picture: Picture, number: int, op: str, *, of_mask: bool) -> Image.Image:
+def _as_image(picture: Picture, number: int, op: str, *, is_mask: bool) -> Image.Image:
     if isinstance(picture, Image.Image):
         return picture
     if isinstance(picture, dict):
         shown = f"arrays named {', '.join(picture)}"
-    elif (of_mask and picture.ndim == _CHANNELS - 1 and picture.dtype.str in _NUMBERS) or (
+    elif (is_mask and picture.ndim == _CHANNELS - 1 and picture.dtype.str in _NUMBERS) or (
         picture.dtype == np.uint8 and picture.ndim == _CHANNELS and picture.shape[2] == _CHANNELS
     ):
         return Image.fromarray(np.ascontiguousarray(picture))

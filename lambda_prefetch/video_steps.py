@@ -55,7 +55,7 @@ def clip(
     except MemoryError:
         raise  # also raised for absurd sizes, but a valid video must not become a tombstone
     except (av.error.FFmpegError, RuntimeError, ValueError) as error:
-        raise fatal("undecodable", f"FFmpeg cannot read it: {error}") from error
+        raise fatal("undecodable", f"FFmpeg cannot read the file: {error}") from error
     return np.stack([decoded[number] for number in numbers.tolist()])
 
 
@@ -63,14 +63,14 @@ def _shown(data: bytes) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], 
     """Return the frame times in ticks (``None`` unless all are known) and in seconds, and the end."""
     with av.open(io.BytesIO(data), "r", options=_OPTIONS) as file:
         if not file.streams.video or file.streams.video[0].codec_context is None:
-            raise fatal("undecodable", "it contains no video that FFmpeg can decode")
+            raise fatal("undecodable", "the file contains no video that FFmpeg can decode")
         stream = file.streams.video[0]
         stamps, count, last, all_timed = [], 0, 0, True
         for packet in file.demux(stream):
             # Some formats, such as AVI, store no presentation times.
             stamp = packet.dts if packet.pts is None else packet.pts
             if packet.is_corrupt:
-                raise fatal("undecodable", "a part of it is truncated or corrupt")
+                raise fatal("undecodable", "a part of the file is truncated or corrupt")
             if stamp is None:  # the end
                 continue
             count += 1
@@ -79,9 +79,9 @@ def _shown(data: bytes) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], 
                 stamps.append(stamp)
                 last = max(last, stamp + (packet.duration or 0))
         if count < stream.frames:
-            raise fatal("undecodable", f"only {count} of {stream.frames} frames can be read: it is truncated")
+            raise fatal("undecodable", f"only {count} of {stream.frames} frames can be read: truncated")
         if not stamps or stream.time_base is None:
-            raise fatal("empty", "it contains no frames")
+            raise fatal("empty", "the video contains no frames")
         ticks = np.sort(np.array(stamps))
         seconds = (ticks - ticks[0]) * float(stream.time_base)
         return ticks if all_timed else None, seconds, float((last - int(ticks[0])) * stream.time_base)
@@ -115,7 +115,7 @@ def _square(frame: av.VideoFrame, size: int) -> NDArray[Any]:
     width, height = (max(size, round(side * size / short)) for side in (frame.width, frame.height))
     if width * height > _MAX_FRAME_PIXELS:
         raise fatal(
-            "too_large", f"its {frame.width}x{frame.height} frames would be resized to {width}x{height}"
+            "too_large", f"frames of {frame.width}x{frame.height} would be resized to {width}x{height}"
         )
     resized = frame.reformat(width=width, height=height, format="rgb24", interpolation="BICUBIC")
     left, top = (width - size) // 2, (height - size) // 2

@@ -16,7 +16,7 @@ __all__ = ["PlanIterator", "SamplerStats", "SuperSampler", "describe", "list_lab
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'superdl.sampler' has no attribute {name!r}")
-    # On first use, so that modules that do not need torch do not pay for it.
+    # On first use, so that modules that do not need torch do not import it.
     from superdl.sampler import parts, registration, sampler, stats
 
     homes = {"PlanIterator": parts, "SamplerStats": stats, "SuperSampler": sampler}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import ConcatDataset, Subset, SubsetRandomSampler, WeightedRandomSampler
 
-from superdl.sampler.distributed import place_in_run
+from superdl.sampler.distributed import rank_in_run
 from superdl.sampler.ordering import UNDRAWN, UserOrder
 from superdl.sampler.registration import describe
 from superdl.sampler.session import JobSpec
@@ -43,17 +43,17 @@ class Description:
 
 
 def shuffle_or_default(*, shuffle: bool | None, given: bool) -> bool:
-    """Return ``shuffle``, or torch's default if it is ``None``. Warn of that unless an order is ``given``."""
+    """Return ``shuffle``, or torch's default if it is ``None``. Warn then, unless an order is ``given``."""
     if shuffle is None and not given:
         _LOG.warning(
-            "a SuperSampler without shuffle= now keeps the catalog's order, as a DataLoader does; it used to "
-            "shuffle. Pass shuffle=True for training, or shuffle=False to silence this warning, which the "
-            "next release will no longer show"
+            "SuperSampler no longer shuffles by default: like a DataLoader, it keeps the catalog's order. "
+            "Pass shuffle=True for training, or shuffle=False to silence this warning, which the next "
+            "release will drop"
         )
     return False if shuffle is None else shuffle
 
 
-def described(  # noqa: PLR0913 # what an epoch is made of has many sides
+def described(  # noqa: PLR0913 # an epoch has many parameters
     dataset: Any,
     *,
     batch_size: int | None,
@@ -78,7 +78,7 @@ def described(  # noqa: PLR0913 # what an epoch is made of has many sides
     for name, flag in (("shuffle", shuffle), ("drop_last", drop_last)):
         if not isinstance(flag, bool):
             raise ConfigError(f"{name} must be True or False, not {flag!r}")
-    place = place_in_run(
+    ranks = rank_in_run(
         None if rank is None else whole_number("rank", rank, 0, _UINT32),
         None if num_replicas is None else whole_number("num_replicas", num_replicas, 1, _UINT32),
     )
@@ -92,7 +92,7 @@ def described(  # noqa: PLR0913 # what an epoch is made of has many sides
             dataset, sampler, batch_sampler, batch_size=batch_size, drop_last=drop_last, others=conflicts
         )
         own = JobSpec(order.batch_size or 1, seed, False, False, 0, 1, draws=UNDRAWN)
-        return Description(whole, own, *place, order)
+        return Description(whole, own, *ranks, order)
     if batch_size is None:
         raise ConfigError("batch_size is missing: pass the number of samples per batch on this rank")
     count = None if draws is None else whole_number("draws", draws, 1, 2**40)
@@ -103,14 +103,14 @@ def described(  # noqa: PLR0913 # what an epoch is made of has many sides
         seed=seed,
         shuffle=shuffle,
         drop_last=drop_last,
-        rank=place[0],
-        num_replicas=place[1],
+        rank=ranks[0],
+        num_replicas=ranks[1],
         draws=drawn,
         mix=mix[0],
         member=mix[1],
         mix_run=mix[2],
     )
-    return Description(whole, spec, *place)
+    return Description(whole, spec, *ranks)
 
 
 def described_mix(
@@ -135,31 +135,31 @@ def described_mix(
     if batching not in _BATCHINGS:
         raise ConfigError(f"batching must be one of {', '.join(_BATCHINGS)}, not {batching!r}")
     members: list[Any] = list(mix.datasets)
-    _look_at(members, coordinator)
+    _bind_members(members, coordinator)
     # This may start a coordinator.
     sizes = [len(member) for member in members]
     counts = tuple(getattr(mix, "samples_of_each", tuple)(sizes))
     run = 1
     if batching == "per_dataset":
-        ranks = place_in_run(arguments["rank"], arguments["num_replicas"])[1]
+        ranks = rank_in_run(arguments["rank"], arguments["num_replicas"])[1]
         run = ranks * whole_number("batch_size", arguments["batch_size"], 1, _UINT32)
     if draws is not None or run > 1:
         whole = sum(counts) if draws is None else whole_number("draws", draws, 1, 2**31)
-        counts = tuple(run * count for count in _shared_out(max(1, whole // run), counts))
+        counts = tuple(run * count for count in _split_total(max(1, whole // run), counts))
     return [
         described(
             member,
             shuffle=shuffle,
             seed=_seed_of(seed, number),
             mix=(counts, number, run),
-            **_drawn(size, count, shuffle=shuffle),
+            **_draw_arguments(size, count, shuffle=shuffle),
             **arguments,
         )
         for number, (member, size, count) in enumerate(zip(members, sizes, counts, strict=True))
     ]
 
 
-def _look_at(members: Sequence[Any], coordinator: str | None) -> None:
+def _bind_members(members: Sequence[Any], coordinator: str | None) -> None:
     datasets = {}
     for member in members:
         dataset = member
@@ -173,11 +173,11 @@ def _look_at(members: Sequence[Any], coordinator: str | None) -> None:
     for dataset in datasets.values():
         if coordinator is not None:
             dataset.coordinator = coordinator
-        # The listing that a sampler created now will see.
+        # The same listing as for a sampler created now.
         dataset.bind(describe(dataset, renew=True))
 
 
-def _drawn(size: int, count: int, *, shuffle: bool) -> dict[str, Any]:
+def _draw_arguments(size: int, count: int, *, shuffle: bool) -> dict[str, Any]:
     """Return the arguments that draw ``count`` of ``size`` samples, each equally often."""
     if count == size:
         return {}
@@ -186,7 +186,7 @@ def _drawn(size: int, count: int, *, shuffle: bool) -> dict[str, Any]:
     return {"indices": torch.arange(count) % size}
 
 
-def _shared_out(total: int, counts: Sequence[int]) -> list[int]:
+def _split_total(total: int, counts: Sequence[int]) -> list[int]:
     """Divide ``total`` in proportion to ``counts``, by largest remainders. Each share is at least 1."""
     quotas = [divmod(total * count, sum(counts)) for count in counts]
     shares = [whole for whole, _ in quotas]
@@ -233,15 +233,15 @@ def _order_from(
         raise ConfigError(f"{name} already defines the epoch: do not pass {', '.join(others)}")
     whole, part = _drawn_from(dataset, None, None, draws=None, repeats=1, shuffle=False)
     _check_dataset(whole)
-    places = None if part is None else torch.frombuffer(bytearray(part.indices), dtype=torch.int64)
-    return whole, UserOrder(source, batch_size, drop_last=drop_last, places=places)
+    indices = None if part is None else torch.frombuffer(bytearray(part.indices), dtype=torch.int64)
+    return whole, UserOrder(source, batch_size, drop_last=drop_last, indices=indices)
 
 
 def _drawn_from(
     dataset: Any, indices: Any, weights: Any, *, draws: int | None, repeats: int, shuffle: bool
 ) -> tuple[Any, Draws | None]:
-    """Return the whole dataset and what an epoch draws from it, or ``None`` for each sample once."""
-    # Indices, and weights without them, refer to places in the dataset as it was passed.
+    """Return the whole dataset and an epoch's draws, or ``None`` for each sample once."""
+    # Indices, or weights if there are no indices, refer to the dataset as it was passed.
     if isinstance(indices, SubsetRandomSampler):
         indices = indices.indices
     if isinstance(weights, WeightedRandomSampler):
@@ -251,7 +251,7 @@ def _drawn_from(
                 "SuperSampler may: create it with replacement=True"
             )
         if draws is not None:
-            raise ConfigError("do not pass draws: num_samples of the WeightedRandomSampler is used")
+            raise ConfigError("do not pass draws: the WeightedRandomSampler's num_samples is used")
         draws, weights = weights.num_samples, weights.weights
     while isinstance(dataset, Subset):
         indices = dataset.indices if indices is None else _chosen(dataset.indices, indices)
@@ -267,13 +267,13 @@ def _drawn_from(
     return dataset, Draws.of(indices, weights, count=draws, repeats=repeats, shuffle=shuffle)
 
 
-def _chosen(of_subset: Any, places: Any) -> list[int]:
+def _chosen(subset: Any, indices: Any) -> list[int]:
     try:
-        chosen = [int(of_subset[place]) for place in places]
-        least = min(places)
+        chosen = [int(subset[index]) for index in indices]
+        least = min(indices)
     except (IndexError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"indices must be positions in the Subset, which has {len(of_subset):,} samples: {error}"
+            f"indices must be positions in the Subset, which has {len(subset):,} samples: {error}"
         ) from error
     if least < 0:
         raise ConfigError(f"indices must be positions in the Subset, counted from 0, not {int(least)}")
@@ -296,7 +296,7 @@ def _check_dataset(dataset: object) -> None:
     raise UsageError(f"SuperSampler needs a SuperDataset, {remedy}")
 
 
-def check_places(draws: Draws | None, before: bytes | None, now: bytes, source: str) -> None:
+def check_listing(draws: Draws | None, before: bytes | None, now: bytes, source: str) -> None:
     """Raise ``ConfigError`` if indices or weights refer to a different listing of the source."""
     if draws is not None and (draws.indices or draws.weights) and before not in (None, now):
         raise ConfigError(

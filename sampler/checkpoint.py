@@ -1,4 +1,4 @@
-"""Sampler states, which store a place in the plan as a small JSON-compatible dict."""
+"""Sampler states, which store a position in the plan as a small JSON-compatible dict."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _KINDS: dict[str, type] = {
 
 
 class Checkpoint:
-    """Conversion between places in one sampler's plan and its states. An epoch has ``batches`` batches."""
+    """Conversion between positions in a sampler's plan and its states. An epoch has ``batches`` batches."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class Checkpoint:
         in_order: bool,
         order: UserOrder | None = None,
     ) -> None:
-        # If a user's sampler draws the order, an epoch is as long as its draw.
+        # If a user's sampler draws the order, the length of an epoch is not known yet.
         self._batches, self._order = batches if order is None else _MAX_EPOCH, order
-        self._facts: dict[str, Any] = {
+        self._fields: dict[str, Any] = {
             "version": STATE_VERSION,
             "seed": spec.seed,
             "shuffle": spec.shuffle,
@@ -63,21 +63,21 @@ class Checkpoint:
             "in_order": in_order,
         }
         if spec.draws is not None and order is None:
-            self._facts["draws"] = spec.draws.digest.hex()
+            self._fields["draws"] = spec.draws.digest.hex()
         if spec.mix:
-            self._facts["mix"] = [*spec.mix, spec.member] + [spec.mix_run] * (spec.mix_run > 1)
+            self._fields["mix"] = [*spec.mix, spec.member] + [spec.mix_run] * (spec.mix_run > 1)
 
-    def state_of(self, place: PlanPosition) -> dict[str, Any]:
-        """Return ``place`` as a state."""
-        state = self._facts | {
-            "epoch": place.epoch,
-            "position": place.position,
-            "given_ahead": list(place.delivered_ahead),
+    def state_of(self, at: PlanPosition) -> dict[str, Any]:
+        """Return a position as a state."""
+        state = self._fields | {
+            "epoch": at.epoch,
+            "position": at.position,
+            "given_ahead": list(at.delivered_ahead),
         }
-        return state if self._order is None else state | self._order.state_of(place.epoch)
+        return state if self._order is None else state | self._order.state_of(at.epoch)
 
-    def place_in(self, state: Mapping[str, Any]) -> PlanPosition:
-        """Return the place in ``state``. If its plan differs, the ``ConfigError`` lists the differences."""
+    def position_in(self, state: Mapping[str, Any]) -> PlanPosition:
+        """Return the position in ``state``. If its plan differs, a ``ConfigError`` lists the differences."""
         _check_kinds(state)
         self._check_plan(state)
         position, ahead = state["position"], state["given_ahead"]
@@ -90,7 +90,7 @@ class Checkpoint:
                 f"this state's position is {position}, but an epoch has {self._batches} batches"
             )
         if len(ahead) > _MAX_AHEAD or not all(
-            type(place) is int and position < place < self._batches for place in ahead
+            type(other) is int and position < other < self._batches for other in ahead
         ):
             raise ConfigError(
                 f"this state's given_ahead is {_shown(ahead)}, but it may only contain positions between "
@@ -101,7 +101,7 @@ class Checkpoint:
         return PlanPosition(state["epoch"], position, tuple(sorted(set(ahead))))
 
     def _check_plan(self, state: Mapping[str, Any]) -> None:
-        here = self._facts
+        here = self._fields
         differ = [
             f"{name} is {state[name]!r} in the state but {here[name]!r} here"
             for name in _MUST_AGREE
@@ -116,7 +116,7 @@ class Checkpoint:
         if state.get("mix") != here.get("mix"):
             differ.append("the datasets, sizes or proportions of the mix differ from those in the state")
         # Any number of ranks that form the same global batches can resume.
-        saved, current = (facts["batch_size"] * facts["world_size"] for facts in (state, here))
+        saved, current = (plan["batch_size"] * plan["world_size"] for plan in (state, here))
         if saved != current:
             differ.append(
                 f"the global batch is {state['batch_size']} x {state['world_size']} ranks = {saved} in the "
@@ -154,7 +154,7 @@ def _check_kinds(state: Mapping[str, Any]) -> None:
         )
     missing = [name for name in _KINDS if name not in state]
     if missing:
-        raise ConfigError(f"this is not the state of a SuperSampler: it has no {', '.join(missing)}")
+        raise ConfigError(f"this is not the state of a SuperSampler, which has {', '.join(missing)}")
     for name, kind in _KINDS.items():
         value = state[name]
         wide = isinstance(value, int) and value.bit_length() > _MAX_BITS
@@ -184,8 +184,8 @@ def sampler_state_in(state: Any) -> Any:
 
 
 def check_workers() -> None:
-    """Raise ``ConfigError`` if a ``StatefulDataLoader`` loads a state of another number of workers."""
-    loader = _loader_that_asks()
+    """Raise ``ConfigError`` if a ``StatefulDataLoader`` loads a state saved with other workers."""
+    loader = _calling_loader()
     if loader is None or loader.next_iter_state is None:
         return
     # The loader itself merely asserts that the numbers are equal.
@@ -198,21 +198,21 @@ def check_workers() -> None:
         )
 
 
-def _loader_that_asks() -> Any:
+def _calling_loader() -> Any:
     # The loader requests the sampler's iterator without identifying itself: find it among the callers.
-    frame = sys._getframe()  # noqa: SLF001 # the one way to callers' variables
+    frame = sys._getframe()  # noqa: SLF001 # the only access to callers' variables
     while frame is not None:
         # Only variables of torchdata's frames: reading another frame's would keep its objects alive.
         if frame.f_globals.get("__name__") == _LOADERS:
             loader = frame.f_locals.get("self")
             if hasattr(loader, "next_iter_state"):
                 return loader
-        frame = frame.f_back  # type: ignore[assignment]  # at the outermost the loop ends
+        frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
     return None
 
 
 def _main_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the main process's part of a state. Without workers, there is no other part."""
+    """Return the main process's part of a state, which is all of it if there are no workers."""
     snapshot = state.get("_snapshot")
     main = snapshot.get("_main_snapshot") if isinstance(snapshot, Mapping) else state
     return main if isinstance(main, Mapping) else {}

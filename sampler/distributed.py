@@ -16,14 +16,14 @@ _NO_RUN_ID = "none"  # torchrun's literal for a missing rendezvous id
 _run_ids: dict[int, str] = {}  # by process id, since a fork copies them
 
 
-def place_in_run(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
+def rank_in_run(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
     """Return the rank and the number of replicas.
 
     The arguments take precedence, then torch.distributed, then ``RANK`` and ``WORLD_SIZE``. Raises
     ``ConfigError`` if one is invalid, or if there are several replicas and the rank is unknown.
     """
     if rank is None or num_replicas is None:
-        detected = _place_in_group() or _place_in_environment(
+        detected = _rank_in_group() or _rank_in_environment(
             alone=num_replicas == 1, rank_given=rank is not None
         )
         rank = detected[0] if rank is None else rank
@@ -35,17 +35,17 @@ def place_in_run(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
     return rank, num_replicas
 
 
-def check_still_there(rank: int, num_replicas: int, *, by_default: tuple[bool, bool]) -> None:
+def check_rank(rank: int, num_replicas: int, *, by_default: tuple[bool, bool]) -> None:
     """Raise ``UsageError`` if torch.distributed contradicts the values that were detected ``by_default``."""
-    group = _place_in_group()
+    group = _rank_in_group()
     if group is None:
         return
-    # Explicit arguments may differ: ranks that share a model may all want the same samples.
-    place = tuple(
+    # Explicit arguments may differ: ranks that share a model may all need the same samples.
+    expected = tuple(
         detected if default else own
         for detected, own, default in zip(group, (rank, num_replicas), by_default, strict=True)
     )
-    if place != (rank, num_replicas):
+    if expected != (rank, num_replicas):
         raise UsageError(
             f"this SuperSampler was created for rank {rank} of {num_replicas}, but according to "
             f"torch.distributed this is rank {group[0]} of {group[1]}. It was created before the process "
@@ -76,22 +76,22 @@ def check_schedules(num_replicas: int) -> None:
             )
 
 
-def _place_in_group() -> tuple[int, int] | None:
+def _rank_in_group() -> tuple[int, int] | None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return None
 
 
-def _place_in_environment(*, alone: bool, rank_given: bool) -> tuple[int, int]:
-    place = _number_from_environment("RANK", 0), _number_from_environment("WORLD_SIZE", 1)
-    if place[1] > 1 and not (alone or rank_given or os.environ.get("RANK")):
+def _rank_in_environment(*, alone: bool, rank_given: bool) -> tuple[int, int]:
+    given = _number_from_environment("RANK", 0), _number_from_environment("WORLD_SIZE", 1)
+    if given[1] > 1 and not (alone or rank_given or os.environ.get("RANK")):
         raise ConfigError(
-            f"the environment variable WORLD_SIZE is {place[1]}, but RANK is not set and "
+            f"the environment variable WORLD_SIZE is {given[1]}, but RANK is not set and "
             "torch.distributed has no process group yet, so the rank of this process is unknown: create the "
             "SuperSampler after init_process_group (with Lightning, in the train_dataloader() hook), or pass "
             "rank= and num_replicas="
         )
-    return place
+    return given
 
 
 def _number_from_environment(name: str, default: int) -> int:

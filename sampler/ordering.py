@@ -38,8 +38,8 @@ class UserOrder:
     Args:
         sampler: an iterable that yields an epoch's indices, or lists of them if ``batch_size`` is ``None``.
         batch_size: samples per batch, or ``None`` if the sampler yields batches.
-        drop_last: whether to leave out a short last batch.
-        places: the dataset indices that can be drawn, int64, or ``None`` for all of them.
+        drop_last: whether to drop a short last batch.
+        indices: the dataset indices that can be drawn, int64, or ``None`` for all of them.
 
     Raises:
         ConfigError: ``sampler`` is not iterable.
@@ -51,19 +51,19 @@ class UserOrder:
         batch_size: int | None,
         *,
         drop_last: bool = False,
-        places: torch.Tensor | None = None,
+        indices: torch.Tensor | None = None,
     ) -> None:
         if not isinstance(sampler, Iterable):
             raise ConfigError(f"a sampler must be iterable and yield indices, not {type(sampler).__name__}")
         self._sampler, self.batch_size, self._drop_last = sampler, batch_size, drop_last
         # size: samples in the dataset, to be set before an order is drawn.
-        self.size, self._places = 0, places
+        self.size, self._allowed = 0, indices
         self._drawn: dict[int, _Drawn] = {}
         self._loaded: dict[int, Mapping[str, Any]] = {}
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch. Raises ``TypeError`` if the sampler has no length."""
-        count = len(self._sampler)  # type: ignore[arg-type]  # torch's samplers have one, mostly
+        count = len(self._sampler)  # type: ignore[arg-type]  # most of torch's samplers have one
         if self.batch_size is None:
             return count
         return count // self.batch_size if self._drop_last else -(-count // self.batch_size)
@@ -81,10 +81,10 @@ class UserOrder:
         for part in self._parts():
             if callable(getattr(part, "set_epoch", None)):
                 part.set_epoch(epoch)
-        with self._as_before(loaded.get("sampler", {})):
+        with self._restored(loaded.get("sampler", {})):
             # A state records the sampler before the draw, so that the draw can be repeated.
             before = self._state()
-            draws = self._drawn_now()
+            draws = self._draw_epoch()
         if expected and draws.digest.hex() != expected:
             raise ConfigError(
                 f"the sampler draws epoch {epoch} in a different order than when the state was saved, so the "
@@ -121,14 +121,14 @@ class UserOrder:
                 getattr(part, "load_state_dict", None)
             ):
                 return {_OWN: part.state_dict()}
-        # torch's samplers without a generator draw from the global one.
+        # torch's samplers use the global generator unless they have their own.
         states = {_GLOBAL: _hex(torch.get_rng_state())}
         for part in self._parts():
             if isinstance(generator := getattr(part, "generator", None), torch.Generator):
                 states[_GENERATOR] = _hex(generator.get_state())
         return states
 
-    def _as_before(self, before: Mapping[str, Any]) -> AbstractContextManager[None]:
+    def _restored(self, before: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Reset the sampler and, within the context, torch's global random number generator."""
         for part in self._parts():
             if _OWN in before and callable(getattr(part, "load_state_dict", None)):
@@ -139,7 +139,7 @@ class UserOrder:
                 generator.set_state(_bytes(before[_GENERATOR]))
         return _global_generator(_bytes(before[_GLOBAL])) if _GLOBAL in before else nullcontext()
 
-    def _drawn_now(self) -> Draws:
+    def _draw_epoch(self) -> Draws:
         if self.batch_size is None:
             batches = [self._indices(batch) for batch in self._sampler]
             lengths = [len(batch) for batch in batches]
@@ -171,11 +171,11 @@ class UserOrder:
                 raise ConfigError(f"a sampler must yield whole numbers, not {str(chunk[0])[:80]!r}{hint}")
             chunks.append(tensor.to(torch.int64))
         indices = torch.cat(chunks)
-        size = self.size if self._places is None else len(self._places)
+        size = self.size if self._allowed is None else len(self._allowed)
         wrong = indices[(indices < 0) | (indices >= size)]
         if len(wrong):
             raise ConfigError(f"the sampler yielded index {wrong[0]}, but there are only {size:,} samples")
-        return indices if self._places is None else self._places[indices]
+        return indices if self._allowed is None else self._allowed[indices]
 
 
 @contextmanager

@@ -63,53 +63,53 @@ class Pager:
         # Weak, so that an abandoned iteration frees its batches.
         self._buffers: list[weakref.ref[PrefetchBuffer]] = []
         self._thread: threading.Thread | None = None
-        self._spoken_s = 0.0
+        self._called_s = 0.0
         self._progress = (0, 0)  # epoch and first undelivered position of the latest iteration
         self._delivered: Delivered | None = None  # of the latest iteration
         self._prepared: tuple[PlanPosition, PrefetchBuffer] | None = None  # for a future iteration
-        self._silent = False
+        self._unanswered = False
         self.pid = os.getpid()
 
-    def prepare(self, place: PlanPosition) -> None:
-        """Request the first page of a future iteration at ``place``, without waiting."""
-        buffer = PrefetchBuffer(place, self._session.batches_per_epoch, reorder=self._reorder)
+    def prepare(self, start: PlanPosition) -> None:
+        """Request the first page of a future iteration at ``start``, without waiting."""
+        buffer = PrefetchBuffer(start, self._session.batches_per_epoch, reorder=self._reorder)
         buffer.not_before_s = time.monotonic() + PREPARE_DELAY_S
         with self._wake:
-            self._refuse_if_stopped()
+            self._check_open()
             self._delivered = None
             if self._session.is_ordered:  # its order is drawn when the epoch begins
                 return
-            self._prepared = place, buffer
-            self._add(buffer, place)
+            self._prepared = start, buffer
+            self._add(buffer, start)
             if buffer.exhausted:
-                self._spoken_s = 0.0  # a heartbeat reports this rank's position
+                self._called_s = 0.0  # a heartbeat reports this rank's position
 
-    def begin(self, place: PlanPosition) -> PrefetchBuffer:
-        """Start an iteration at a place. Request its first page now, unless it was prepared."""
+    def begin(self, start: PlanPosition) -> PrefetchBuffer:
+        """Start an iteration at ``start``. Request its first page now, unless it was prepared."""
         with self._wake:
-            self._refuse_if_stopped()
+            self._check_open()
             prepared, self._prepared = self._prepared, None
-            if prepared is not None and prepared[0] == place:
+            if prepared is not None and prepared[0] == start:
                 buffer = prepared[1]
                 buffer.not_before_s, buffer.error = 0.0, None  # outdated: request it again
             else:
-                buffer = PrefetchBuffer(place, self._session.batches_per_epoch, reorder=self._reorder)
+                buffer = PrefetchBuffer(start, self._session.batches_per_epoch, reorder=self._reorder)
             self._delivered = buffer.delivered
-            self._add(buffer, place)
+            self._add(buffer, start)
         return buffer
 
-    def _add(self, buffer: PrefetchBuffer, place: PlanPosition) -> None:
+    def _add(self, buffer: PrefetchBuffer, start: PlanPosition) -> None:
         others = (kept for kept in self._buffers if kept() not in {None, buffer})
         self._buffers = [weakref.ref(buffer), *others]  # the latest iteration is served first
-        self._progress = place.epoch, place.position
+        self._progress = start.epoch, start.position
         if self._thread is None:
-            self._spoken_s = time.monotonic()  # opening the job counted as its first heartbeat
+            self._called_s = time.monotonic()  # opening the job counted as its first heartbeat
             self._thread = threading.Thread(target=self._run, name="superdl-pages", daemon=True)
             self._thread.start()
         self._wake.notify_all()
 
     def delivered(self) -> Delivered | None:
-        """Return what the latest iteration delivered, or ``None`` if none has begun."""
+        """Return the batches delivered by the latest iteration, or ``None`` if none has begun."""
         with self._wake:
             return self._delivered
 
@@ -120,14 +120,14 @@ class Pager:
         """
         with self._wake:
             while True:
-                self._refuse_if_stopped()
+                self._check_open()
                 batch = buffer.take()
                 if batch is not None:
                     self._progress = (buffer.epoch, buffer.head)
-                    if buffer.wants_statuses():
+                    if buffer.needs_statuses():
                         buffer.refresh_at_s = time.monotonic()
                         self._wake.notify_all()
-                    elif buffer.wants_page():
+                    elif buffer.needs_page():
                         self._wake.notify_all()
                     return batch
                 if buffer.exhausted:
@@ -162,7 +162,7 @@ class Pager:
         with self._wake:
             self._wake.notify_all()
 
-    def _refuse_if_stopped(self) -> None:
+    def _check_open(self) -> None:
         if self._stopped.is_set():
             raise UsageError("this sampler is closed: create a new one to iterate again")
 
@@ -175,7 +175,7 @@ class Pager:
                     return
                 task()
                 del task  # an abandoned iteration must be able to drop its buffer
-                self._spoken_s = time.monotonic()
+                self._called_s = time.monotonic()
 
     def _next_task(self) -> Callable[[], None] | None:
         with self._wake:
@@ -188,7 +188,7 @@ class Pager:
 
     def _due(self, now_s: float) -> tuple[Callable[[], None] | None, float]:
         """Return the task that is due, or ``None`` and the seconds until the next one."""
-        due_s = self._spoken_s + self._heartbeat_s
+        due_s = self._called_s + self._heartbeat_s
         for kept in self._buffers:
             buffer = kept()
             if buffer is None:
@@ -196,16 +196,16 @@ class Pager:
             if buffer.not_before_s > now_s:
                 due_s = min(due_s, buffer.not_before_s)
                 continue
-            if buffer.wants_page():
+            if buffer.needs_page():
                 return partial(self._fetch, buffer), 0.0
-            if buffer.wants_statuses():
+            if buffer.needs_statuses():
                 if buffer.refresh_at_s <= now_s:
                     return partial(self._refresh, buffer), 0.0
                 due_s = min(due_s, buffer.refresh_at_s)
         # Heartbeats keep the job's lease, and make the job known to a restarted coordinator
         # while workers still read.
-        if self._spoken_s + self._heartbeat_s <= now_s:
-            return self._show_life, 0.0
+        if self._called_s + self._heartbeat_s <= now_s:
+            return self._heartbeat, 0.0
         return None, due_s - now_s
 
     def _fetch(self, buffer: PrefetchBuffer) -> None:
@@ -213,12 +213,12 @@ class Pager:
             position, count, head = buffer.tail, buffer.room(), buffer.head
         page: Any = None
         error: Exception | None = None
-        # Without the lock: meanwhile the trainer takes batches.
+        # Without the lock, so that the trainer can take batches meanwhile.
         try:
             page = self._session.pages_from(
                 buffer.epoch, position, count, yielded=head, with_keys=True, stopped=self._stopped
             )
-        except Exception as failure:  # noqa: BLE001  # raised where the trainer asks
+        except Exception as failure:  # noqa: BLE001  # raised in the trainer's thread
             error = failure
         with self._wake:
             buffer.error = error or self._fill(buffer, page)
@@ -235,7 +235,7 @@ class Pager:
                     alone=session.alone,
                 )
                 buffer.add(batch, ready=is_ready(message))
-            reason = "" if page.batches else "it is empty"
+            reason = "" if page.batches else "no batches"
         except ValueError as wrong:
             reason = str(wrong)
         if not reason:
@@ -259,20 +259,20 @@ class Pager:
                     buffer.mark_ready(batch.position)
             buffer.refresh_at_s = time.monotonic() + REFRESH_S
 
-    def _show_life(self) -> None:
+    def _heartbeat(self) -> None:
         epoch, head = self._progress
         if self._session.has_begun_another(epoch):
             return
         try:
             self._statuses(epoch, head, 1)
-            self._silent = False
+            self._unanswered = False
         except SuperError as error:
-            if not self._silent:
+            if not self._unanswered:
                 _LOG.warning("the coordinator does not answer the sampler's heartbeat: %s", error)
-            self._silent = True
+            self._unanswered = True
 
     def _statuses(self, epoch: int, head: int, count: int) -> Sequence[Any]:
-        """Return the batches (messages) from the first undelivered one on, without keys. Try once."""
+        """Return the batches (messages) from the first undelivered one, without keys. Try once."""
         page = self._session.pages_from(
             epoch,
             head,
@@ -308,7 +308,7 @@ def planned_batch(
         ("bytes of repetitions", len(batch.repetitions), len(batch.repetitions) in {0, 4 * size}),
         ("keys", len(batch.keys), len(batch.keys) in {0, size}),
         ("bytes of pack numbers", len(batch.pack_of), len(batch.pack_of) in {0, 4 * size}),
-        ("bytes of places", len(batch.offsets), len(batch.offsets) == 2 * len(batch.pack_of)),
+        ("bytes of offsets", len(batch.offsets), len(batch.offsets) == 2 * len(batch.pack_of)),
         ("bytes of lengths", len(batch.lengths), len(batch.lengths) == len(batch.pack_of)),
     ):
         if not right:

@@ -1,4 +1,4 @@
-"""The parts of a sampler, one for each dataset and its job, a pass over them, and their cleanup at exit."""
+"""A sampler's parts, one per dataset and job, a pass over them, and their cleanup at exit."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from superdl.sampler.arguments import check_places
+from superdl.sampler.arguments import check_listing
 from superdl.sampler.checkpoint import Checkpoint
 from superdl.sampler.distributed import run_id
-from superdl.sampler.embedded.embedded import tell_user
+from superdl.sampler.embedded.embedded import inform_user
 from superdl.sampler.pages import Pager
 from superdl.sampler.registration import client_of
 from superdl.sampler.rpc.client import Client, Patience
@@ -38,7 +38,7 @@ _EXIT_S = 1.0
 # The process that opened each job, by coordinator, job and rank. A forked child sends nothing.
 _open_jobs: dict[tuple[str, str, int], int] = {}
 _pagers: weakref.WeakSet[Pager] = weakref.WeakSet()
-_background: set[tuple[int, threading.Event]] = set()  # tasks under way, with their process
+_background: set[tuple[int, threading.Event]] = set()  # pending tasks, with their process ids
 
 
 class Part:
@@ -54,16 +54,16 @@ class Part:
         listed = getattr(dataset, "listed_as", None)
         session = Session(client, dataset, spec, run=run, job=job, ranks=(plan.rank, plan.num_replicas))
         try:
-            check_places(spec.draws, listed, session.binding.fingerprint, dataset.source)
+            check_listing(spec.draws, listed, session.binding.fingerprint, dataset.source)
             dataset.ping_cache(session.binding.cache)
         except BaseException:
-            session.close()  # nothing will read what this job would have decoded
+            session.close()  # nothing will read this job's samples
             raise
         dataset.coordinator = address
         if not client.alone:
             _open_jobs[client.address, session.job, spec.rank] = os.getpid()
         if plan.rank == 0:
-            tell_user(client.address, session.kept)
+            inform_user(client.address, session.kept)
         self.dataset, self.spec, self.session, self.order = dataset, spec, session, plan.order
         self.coordinator = client.address
         self.size = session.binding.size
@@ -92,11 +92,11 @@ class Part:
         drawn = "" if draws is None else f"{draws.length(self.size):,} draws of {self.size:,} samples, "
         return f"{self.dataset.source} (job {self.job}): {drawn}{len(self)} batches of {self.spec.batch_size}"
 
-    def begin(self, place: PlanPosition) -> PrefetchBuffer:
-        """Start an iteration at a place. If the user passed a sampler, draw its order first."""
+    def begin(self, at: PlanPosition) -> PrefetchBuffer:
+        """Start an iteration at a plan position. If the user passed a sampler, draw its order first."""
         if self.order is not None:
-            self.session.begin_epoch(place.epoch, place.position, self.order.draw(place.epoch))
-        return self.pager.begin(place)
+            self.session.begin_epoch(at.epoch, at.position, self.order.draw(at.epoch))
+        return self.pager.begin(at)
 
     def job_stats(self) -> SamplerStats:
         """Return the coordinator's counters for the job."""
@@ -120,32 +120,32 @@ class Parts(list[Part]):
         super().__init__(parts)
         self.mixes = mixes
 
-    def state_of(self, place: PlanPosition) -> dict[str, Any]:
-        """Return a place in the plan, which is the same in all parts, as a state."""
-        states = [part.checkpoint.state_of(place) for part in self]
+    def state_of(self, at: PlanPosition) -> dict[str, Any]:
+        """Return a position in the plan, the same in all parts, as a state."""
+        states = [part.checkpoint.state_of(at) for part in self]
         return {"version": _MIX_VERSION, "mix": states} if self.mixes else states[0]
 
-    def place_in(self, state: Mapping[str, Any]) -> PlanPosition:
-        """Return the place that ``state`` describes. Raises as ``Checkpoint.place_in`` does."""
+    def position_in(self, state: Mapping[str, Any]) -> PlanPosition:
+        """Return the position in ``state``. Raises as ``Checkpoint.position_in`` does."""
         states = self._states_in(state) if self.mixes else [state]
-        # All parts of a mix have equally many batches and advance together.
-        places = [part.checkpoint.place_in(own) for part, own in zip(self, states, strict=True)]
-        return places[0]
+        # All parts of a mix have the same number of batches and advance together.
+        positions = [part.checkpoint.position_in(own) for part, own in zip(self, states, strict=True)]
+        return positions[0]
 
     def _states_in(self, state: Mapping[str, Any]) -> list[Any]:
         states = state.get("mix") if isinstance(state, Mapping) else None
         if not isinstance(states, list) or len(states) != len(self) or state.get("version") != _MIX_VERSION:
             raise ConfigError(f"this is not the state of a SuperSampler of a mix of {len(self)} datasets")
         names = ("epoch", "position", "given_ahead")
-        places = [isinstance(own, Mapping) and [own.get(name) for name in names] for own in states]
-        if any(place != places[0] for place in places):
+        positions = [isinstance(own, Mapping) and [own.get(name) for name in names] for own in states]
+        if any(other != positions[0] for other in positions):
             raise ConfigError("the states of this mix's parts are at different positions")
         return states
 
-    def prepare(self, place: PlanPosition) -> None:
+    def prepare(self, at: PlanPosition) -> None:
         """Request the first page of a later iteration, without waiting."""
         for part in self:
-            part.pager.prepare(place)
+            part.pager.prepare(at)
 
 
 class PlanIterator(Iterator[BatchRef]):
@@ -167,21 +167,21 @@ class PlanIterator(Iterator[BatchRef]):
     @property
     def epoch(self) -> int:
         """Return the epoch of this pass. Before its first batch, that is the epoch it would begin now."""
-        return self._place().epoch
+        return self._current().epoch
 
     @property
     def position(self) -> int:
         """Return the first position of the epoch that has not been delivered yet."""
-        return self._place().position
+        return self._current().position
 
-    def _place(self) -> PlanPosition:
-        if self._buffers:  # of a batch that is not complete, the last part has delivered nothing
-            return self._buffers[-1].delivered.place()
+    def _current(self) -> PlanPosition:
+        if self._buffers:  # while a batch is incomplete, its last part has delivered nothing
+            return self._buffers[-1].delivered.position_after()
         return self._loaded or self._cursor.peek()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of this pass as a small JSON-compatible dict."""
-        return self._parts.state_of(self._place())
+        return self._parts.state_of(self._current())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume the pass that produced ``state``, whatever this one has delivered, in constant time.
@@ -194,21 +194,21 @@ class PlanIterator(Iterator[BatchRef]):
             UsageError: this is not the process that created the sampler, or the sampler is closed.
         """
         check_process(self._pid)
-        place = self._parts.place_in(state)
-        self._parts.prepare(place)
-        self._buffers, self._taken, self._loaded = [], [], place
+        at = self._parts.position_in(state)
+        self._parts.prepare(at)
+        self._buffers, self._taken, self._loaded = [], [], at
 
     def __iter__(self) -> PlanIterator:
         return self
 
     def __next__(self) -> BatchRef:
         check_process(self._pid)
-        # A DataLoader requests batches also after the end of the plan.
+        # A DataLoader also requests batches after the end of the plan.
         for part in self._parts:
             part.dataset.name_bad_samples()
         if not self._buffers:
             self._begin()
-        while len(self._taken) < len(self._parts):  # after an error, the next call goes on
+        while len(self._taken) < len(self._parts):  # after an error, the next call continues
             number = len(self._taken)
             batch = self._parts[number].pager.take(self._buffers[number])
             if batch is None:
@@ -226,13 +226,13 @@ class PlanIterator(Iterator[BatchRef]):
     def _begin(self) -> None:
         loaded = self._loaded
         if loaded is not None:
-            self._cursor.pass_over(loaded.epoch)
-        place = loaded or self._cursor.take()
+            self._cursor.skip_past(loaded.epoch)
+        at = loaded or self._cursor.take()
         try:
-            self._buffers = [part.begin(place) for part in self._parts]
+            self._buffers = [part.begin(at) for part in self._parts]
         except BaseException:
             if loaded is None:
-                self._cursor.move(place)  # the next attempt begins the same epoch
+                self._cursor.move(at)  # the next attempt begins the same epoch
             raise
 
     def _warn_of_another_epoch(self, named: int | None, epoch: int) -> None:
@@ -277,13 +277,13 @@ def in_background(task: Callable[[], None]) -> None:
     # Finalizers may run anywhere, under any lock, and a threading.Thread takes Python's own locks to start.
     try:
         _thread.start_new_thread(run, ())
-    except BaseException:  # at a limit on processes; nothing is to be waited for at exit
+    except BaseException:  # at the process limit; there is nothing to wait for at exit
         _background.discard(entry)
         raise
 
 
 @atexit.register
-def _leave() -> None:
+def _clean_up() -> None:
     # Threads first: one inside grpc can abort the process, and would reopen its job.
     for pager in [pager for pager in _pagers if pager.pid == os.getpid()]:
         pager.stop()
@@ -298,15 +298,15 @@ def _close_jobs() -> None:
     from superdl.super_wire import coordinator_pb2 as pb
 
     until_s = time.monotonic() + _EXIT_S
-    deaf: set[str] = set()
+    failed: set[str] = set()
     for (address, job, rank), pid in list(_open_jobs.items()):
         left_s = until_s - time.monotonic()
-        if pid != os.getpid() or address in deaf or left_s <= 0:
+        if pid != os.getpid() or address in failed or left_s <= 0:
             continue
-        # Best effort: a shared coordinator would keep the job as long as it remembers a vanished one.
+        # Best effort: otherwise a shared coordinator would treat the job as one that vanished.
         single_try = Patience(attempts=1, total_s=left_s, deadline_s=left_s, backoff_s=0.0)
         try:
             Client(address).call("CloseJob", pb.CloseJobRequest(job=job, rank=rank), single_try)
         except SuperError as error:
             _LOG.debug("job %s could not be closed at exit: %s", job, error)
-            deaf.add(address)
+            failed.add(address)

@@ -1,4 +1,4 @@
-"""The place and the pending batches of one pass over an epoch. No I/O, no threads."""
+"""The position and pending batches of one pass over an epoch. No I/O, no threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BUFFER_BATCHES = 2 * PAGE_BATCHES
 
 @dataclass(frozen=True, slots=True)
 class PlanPosition:
-    """A place in an epoch. Batches before ``position`` and in ``delivered_ahead`` have been delivered."""
+    """A position in an epoch. Batches before ``position`` and in ``delivered_ahead`` have been delivered."""
 
     epoch: int = 0
     position: int = 0
@@ -26,7 +26,7 @@ class PlanPosition:
 
 
 class Delivered:
-    """The batches delivered since ``start``, and the place after any number of them."""
+    """The batches delivered since ``start``, and the position after any number of them."""
 
     def __init__(self, start: PlanPosition, *, reorder: int = 1) -> None:
         self.start = start
@@ -41,16 +41,16 @@ class Delivered:
         if self._order is not None:
             self._order.append(position)
 
-    def place(self, count: int | None = None) -> PlanPosition:
-        """Return the place after the first ``count`` batches. ``None`` means all of them."""
+    def position_after(self, count: int | None = None) -> PlanPosition:
+        """Return the position after the first ``count`` batches. ``None`` means all of them."""
         count = self.count if count is None else count
         start = self.start
         if self._order is None:
             return PlanPosition(start.epoch, start.position + count)
-        # Older batches are all below the head, since none goes span or more positions early.
+        # Older batches are all below the head, since none is span or more positions early.
         known = {*start.delivered_ahead, *self._order[max(0, count - 2 * self._span) : count]}
-        gone = count + len(start.delivered_ahead)
-        head = max(start.position, start.position + gone - self._span)
+        done = count + len(start.delivered_ahead)
+        head = max(start.position, start.position + done - self._span)
         while head in known:
             head += 1
         ahead = sorted(position for position in known if position > head)
@@ -69,9 +69,9 @@ class PrefetchBuffer:
         self.head = self.tail = start.position  # first positions not delivered, not received
         self.end = end  # batches in the epoch
         self.delivered = Delivered(start, reorder=reorder)  # may outlive the buffer
-        # Of the last page; raised by the next demand, and then cleared.
+        # The last page's error, raised by the next call and then cleared.
         self.error: Exception | None = None
-        # On the monotonic clock: no page is requested before, and statuses are refreshed then.
+        # Monotonic times: the earliest for the next page, and that of the next status refresh.
         self.not_before_s = self.refresh_at_s = 0.0
         self._reorder = reorder
         self._waiting: dict[int, BatchRef] = {}
@@ -100,7 +100,7 @@ class PrefetchBuffer:
             if ready:
                 self._ready.add(self.tail)
         self.tail += 1
-        self._pass_delivered()
+        self._advance_head()
 
     def mark_ready(self, position: int) -> None:
         """Record a newer status: all samples of that batch are in the cache, or failed."""
@@ -113,10 +113,10 @@ class PrefetchBuffer:
             return None
         position = self.head
         if self._reorder > 1:
-            position = next((place for place in self.reorderable() if place in self._ready), position)
+            position = next((ready for ready in self.reorderable() if ready in self._ready), position)
         self._ready.discard(position)
         batch = self._waiting.pop(position)
-        self._pass_delivered()
+        self._advance_head()
         self.delivered.add(position)
         return batch
 
@@ -124,12 +124,12 @@ class PrefetchBuffer:
         """Return the positions from which the next batch is chosen."""
         return range(self.head, min(self.head + self._reorder, self.tail))
 
-    def wants_statuses(self) -> bool:
+    def needs_statuses(self) -> bool:
         """Return whether newer statuses could change which batch is next."""
-        waits = self.head in self._waiting and self.head not in self._ready
-        return self.error is None and self._reorder > 1 and waits
+        waiting = self.head in self._waiting and self.head not in self._ready
+        return self.error is None and self._reorder > 1 and waiting
 
-    def wants_page(self) -> bool:
+    def needs_page(self) -> bool:
         """Return whether there is more to request and room for it."""
         return self.error is None and self.tail < self.end and self.room() >= PAGE_BATCHES
 
@@ -137,7 +137,7 @@ class PrefetchBuffer:
         """Return the number of batches that may be requested."""
         return BUFFER_BATCHES - len(self._waiting)
 
-    def _pass_delivered(self) -> None:
+    def _advance_head(self) -> None:
         while self.head < self.tail and self.head not in self._waiting:
             self.head += 1
 
@@ -161,7 +161,7 @@ class Cursor:
             self.named = None
             return taken
 
-    def pass_over(self, epoch: int) -> None:
+    def skip_past(self, epoch: int) -> None:
         """Record that an iteration of ``epoch`` is starting, so that the next iteration uses a later
         epoch.
         """
@@ -171,13 +171,13 @@ class Cursor:
                 self._next = PlanPosition(epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the next epoch. A place already set in that epoch is kept."""
+        """Set the next epoch. A position already set in that epoch is kept."""
         with self._lock:
             self.named = epoch
             if epoch != self._next.epoch:
                 self._next = PlanPosition(epoch)
 
-    def move(self, place: PlanPosition) -> None:
-        """Make the next iteration start at ``place``."""
+    def move(self, start: PlanPosition) -> None:
+        """Make the next iteration begin at ``start``."""
         with self._lock:
-            self._next = place
+            self._next = start

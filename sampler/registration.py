@@ -7,8 +7,8 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from superdl.sampler.distributed import is_own, place_in_run, run_id
-from superdl.sampler.embedded.embedded import embedded_for, question_answered
+from superdl.sampler.distributed import is_own, rank_in_run, run_id
+from superdl.sampler.embedded.embedded import embedded_for, query_done
 from superdl.sampler.rpc.client import FIRST_CONTACT, Client
 from superdl.sampler.rpc.connection import checked_address
 from superdl.super_wire.batch_ref import DatasetBinding
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-_MAX_REGISTRATIONS = 5  # for one query, at a coordinator that forgets
+_MAX_REGISTRATIONS = 5  # for one query, if the coordinator keeps restarting
 
 
-def client_of(coordinator: str | None, run: str, *, alone: bool, for_question: bool = False) -> Client:
+def client_of(coordinator: str | None, run: str, *, alone: bool, for_query: bool = False) -> Client:
     """Return a client for the coordinator at this address, in ``SUPER_COORDINATOR``, or embedded.
 
     If ``alone``, no other process is in the run, so the embedded coordinator ends with this process. If
-    ``for_question``, no sampler is created, so it may end sooner.
+    ``for_query``, no sampler is created, so it may end sooner.
     """
     if coordinator is not None:
         return Client(checked_address(coordinator, "coordinator="))
     if os.environ.get("SUPER_COORDINATOR"):
         return Client(checked_address(os.environ["SUPER_COORDINATOR"], "SUPER_COORDINATOR"))
-    embedded = embedded_for(run, for_question=for_question)
+    embedded = embedded_for(run, for_query=for_query)
     own = CoordinatorCredentials()  # only this user can reach it, so it needs no credentials
     return Client(embedded.coordinator, explain=embedded.failure, alone=alone, credentials=own)
 
 
-def warn_of(dataset: Bindable, warnings: Iterable[str], rank: int) -> None:
+def log_warnings(dataset: Bindable, warnings: Iterable[str], rank: int) -> None:
     """Log a coordinator's warnings about a dataset, each once, on the first rank."""
     for warning in warnings if rank == 0 else ():
         if warning not in dataset.warned:
@@ -51,48 +51,48 @@ def warn_of(dataset: Bindable, warnings: Iterable[str], rank: int) -> None:
             _LOG.warning("%s", shown_lines(warning))
 
 
-def binding_of(facts: Any, *, cache: str = "", store: str = "") -> DatasetBinding:
+def binding_of(info: Any, *, cache: str = "", store: str = "") -> DatasetBinding:
     """Convert a coordinator's dataset message. ``cache`` and ``store`` come from the job, if there is one."""
     return DatasetBinding(
-        dataset_id=facts.dataset_id,
-        fingerprint=facts.fingerprint,
-        size=facts.size,
-        classes=tuple(facts.classes),
-        label_dtype=facts.label_dtype,
+        dataset_id=info.dataset_id,
+        fingerprint=info.fingerprint,
+        size=info.size,
+        classes=tuple(info.classes),
+        label_dtype=info.label_dtype,
         cache=cache,
         store=store,
     )
 
 
 def describe(dataset: Bindable, *, renew: bool = False) -> DatasetBinding:
-    """Return what the dataset's coordinator knows about it, after listing the source. Opens no job.
+    """Return the coordinator's description of the dataset, after listing the source. Opens no job.
 
-    If ``renew``, list again if that is due, as a new sampler would, to include files that were added since.
+    If ``renew``, list again if that is due, as for a new sampler, to include recently added files.
 
     Raises:
         SourceError: the source is missing, empty, forbidden, or its listing makes no progress.
-        CoordinatorError, EmbeddedError: no coordinator can be reached, or it refuses.
+        CoordinatorError, EmbeddedError: no coordinator can be reached, or it refuses the query.
     """
-    with _asking(dataset) as (client, run):
-        facts, _ = client.register(dataset, run, renew=renew and is_own(run))
-    warn_of(dataset, facts.warnings, place_in_run(None, None)[0])
-    return binding_of(facts)
+    with _querying(dataset) as (client, run):
+        info, _ = client.register(dataset, run, renew=renew and is_own(run))
+    log_warnings(dataset, info.warnings, rank_in_run(None, None)[0])
+    return binding_of(info)
 
 
 @contextmanager
-def _asking(dataset: Bindable) -> Iterator[tuple[Client, str]]:
+def _querying(dataset: Bindable) -> Iterator[tuple[Client, str]]:
     """Yield a client for a query about the dataset, and the run id to use."""
     run = run_id()
-    client = client_of(dataset.coordinator, run, alone=False, for_question=True)
+    client = client_of(dataset.coordinator, run, alone=False, for_query=True)
     try:
         with client.hold():
             yield client, run
     finally:
-        question_answered(client.address)
+        query_done(client.address)
 
 
 def list_samples(dataset: Bindable, fingerprint: bytes) -> SampleList:
-    """Return the path and label of each sample. Raises ``SourceError`` if the fingerprint has changed."""
+    """Return each sample's path and label. Raises ``SourceError`` if the fingerprint has changed."""
     pages, label_dtype = _pages(dataset, fingerprint, with_keys=True)
     keys, lengths = (b"".join(parts) for parts in zip(*((p.keys, p.key_lengths) for p in pages), strict=True))
     return SampleList(pages[0].bucket, keys, lengths, _labels_of(pages, label_dtype))
@@ -108,35 +108,35 @@ def _labels_of(pages: Sequence[Any], label_dtype: str) -> Labels:
 
 
 def _pages(dataset: Bindable, fingerprint: bytes, *, with_keys: bool) -> tuple[list[Any], str]:
-    with _asking(dataset) as (client, run):
+    with _querying(dataset) as (client, run):
         for _ in range(_MAX_REGISTRATIONS):
-            facts, _end_s = client.register(dataset, run)
-            if facts.fingerprint != fingerprint:
+            info, _end_s = client.register(dataset, run)
+            if info.fingerprint != fingerprint:
                 raise SourceError(
                     f"{dataset.source} has changed since its length or classes were requested: create a new "
                     "SuperDataset"
                 )
             try:
-                pages = list(_pages_of(client, facts, with_keys=with_keys))
+                pages = list(_pages_of(client, info, with_keys=with_keys))
             except UnknownJobError:  # restarted meanwhile; registering is idempotent
                 continue
-            if all(page.fingerprint == fingerprint for page in pages):  # else it has listed again
-                return pages, facts.label_dtype
+            if all(page.fingerprint == fingerprint for page in pages):  # otherwise it was listed again
+                return pages, info.label_dtype
     raise UnknownJobError(
         f"the coordinator at {client.address} forgot or re-listed {dataset.source} "
         f"{_MAX_REGISTRATIONS} times in a row"
     )
 
 
-def _pages_of(client: Client, facts: Any, *, with_keys: bool) -> Iterator[Any]:
+def _pages_of(client: Client, info: Any, *, with_keys: bool) -> Iterator[Any]:
     """Yield pages up to the first that belongs to another listing."""
     from superdl.super_wire import coordinator_pb2 as pb
 
     start = 0
-    while start < facts.size:
-        request = pb.GetSamplesRequest(dataset_id=facts.dataset_id, start=start, with_keys=with_keys)
+    while start < info.size:
+        request = pb.GetSamplesRequest(dataset_id=info.dataset_id, start=start, with_keys=with_keys)
         page = client.call("GetSamples", request, FIRST_CONTACT)
         yield page
-        if page.fingerprint != facts.fingerprint:
+        if page.fingerprint != info.fingerprint:
             return
-        start += max(1, len(unpack_labels(page.labels, facts.label_dtype)))
+        start += max(1, len(unpack_labels(page.labels, info.label_dtype)))

@@ -17,7 +17,7 @@ from superdl.sampler.arguments import (
     whole_number,
 )
 from superdl.sampler.checkpoint import check_workers, sampler_state_in
-from superdl.sampler.distributed import check_schedules, check_still_there
+from superdl.sampler.distributed import check_rank, check_schedules
 from superdl.sampler.parts import Part, Parts, PlanIterator, check_process, in_background
 from superdl.sampler.prefetch import Cursor
 from superdl.super_wire.batch_ref import BatchRef
@@ -39,9 +39,9 @@ class SuperSampler(DistributedSampler[BatchRef]):
     """Sampler of whole batches of a dataset, for ``DataLoader(dataset, sampler=sampler, batch_size=None)``.
 
     It is a ``DistributedSampler``: each rank gets its own part of the epoch, and frameworks (Lightning, Ray
-    Train) leave such a sampler alone. Creating it registers the dataset, waits until the source is listed,
-    opens the job and pings the cache. Outside a launched run, a new sampler lists the source again, and so
-    sees added files, once the age of the listing exceeds ten times its duration. Each new iteration is the
+    Train) do not replace such a sampler. Creating it registers the dataset, waits until the source is listed,
+    opens the job and pings the cache. Outside a launched run, a new sampler lists the source again, to find
+    added files, if the listing is older than ten times its duration. Each new iteration is the
     next epoch. The sampler and its iterators have ``state_dict`` and ``load_state_dict`` for torchdata's
     StatefulDataLoader.
 
@@ -59,25 +59,25 @@ class SuperSampler(DistributedSampler[BatchRef]):
     >>> sampler.close()
 
     Args:
-        dataset: a ``SuperDataset``, or a ``Subset`` of one; it receives the coordinator's facts about the
+        dataset: a ``SuperDataset``, or a ``Subset`` of one; it receives the coordinator's description of the
             source. For a ``SuperMix``, or a ``ConcatDataset`` of SuperDatasets, batches are mixed, with one
             job per dataset.
         batch_size: samples per batch on this rank.
         shuffle: whether each epoch has its own order. By default, as in a DataLoader, epochs keep the
             catalog's order.
         seed: the seed of the shuffle, a signed 64-bit integer.
-        drop_last: whether to leave out the short last global batch. Otherwise it is padded to a multiple of
+        drop_last: whether to drop the short last global batch. Otherwise it is padded to a multiple of
             the number of ranks, and the padding is flagged.
         rank: the rank of this process; default: torch.distributed's, else ``RANK``, else 0.
         num_replicas: total number of ranks; default: torch.distributed's, else ``WORLD_SIZE``, else 1.
         coordinator: ``host:port`` or ``unix:/path``; default: the dataset's, else ``SUPER_COORDINATOR``, else
             an embedded one is started. Its functions run in a pool on this host or, if
             ``SUPER_EXECUTOR=lambda``, on AWS Lambda, which needs ``SUPER_CACHE``, a cache that they can
-            reach. Other coordinators choose for themselves.
+            reach. Other coordinators have their own settings.
         job: replaces the run id in the job's identity, so that several launches can share one job.
         in_order: ``False`` lets a batch that is ready overtake up to seven earlier ones that are not.
         indices: restrict an epoch to these samples, given as indices into ``dataset.samples``. Repeated
-            indices are delivered repeatedly. Without ``shuffle``, the samples keep this order. A
+            indices are delivered repeatedly. Unless shuffled, the samples keep this order. A
             ``SubsetRandomSampler``, or a ``Subset`` instead of the dataset, works too.
         weights: draw samples in proportion to these, one per sample (or per index); needs ``shuffle``. Each
             sample is drawn as often as expected, randomly rounded up or down. A ``WeightedRandomSampler``
@@ -100,16 +100,16 @@ class SuperSampler(DistributedSampler[BatchRef]):
 
     Raises:
         ConfigError: an argument is invalid.
-        PlanError: no batch would be left.
+        PlanError: an epoch would have no batches.
         UsageError: ``dataset`` is not a SuperDataset.
         SourceError: the source is missing, empty, forbidden, or its listing makes no progress.
         CoordinatorUnreachableError, ProtocolMismatchError, EmbeddedError: no coordinator can be reached,
             understood or started.
         CoordinatorTrustError: its certificate is not trusted, or it rejects this client's token.
-        CacheError: the cache does not answer, or refuses.
+        CacheError: the cache does not answer, or refuses the connection.
     """
 
-    def __init__(  # noqa: PLR0913 # what an epoch is made of has many sides
+    def __init__(  # noqa: PLR0913 # an epoch has many parameters
         self,
         dataset: Bindable | Subset[Any] | ConcatDataset[Any],
         *,
@@ -154,10 +154,10 @@ class SuperSampler(DistributedSampler[BatchRef]):
         mixes = isinstance(dataset, ConcatDataset)
         if isinstance(dataset, ConcatDataset):
             if not in_order:
-                raise ConfigError("a mix does not support in_order=False: its datasets advance together")
+                raise ConfigError("a mix cannot use in_order=False, since its datasets advance together")
             plans = described_mix(dataset, coordinator=coordinator, batching=batching, **arguments)
         elif batching != "mixed":
-            raise ConfigError("batching applies only to a mix of datasets: leave it out")
+            raise ConfigError("batching only applies to a mix of datasets: omit it")
         else:
             plans = [described(dataset, **arguments)]
         # If a part fails, the jobs of those before it are closed.
@@ -171,11 +171,11 @@ class SuperSampler(DistributedSampler[BatchRef]):
         """One part, or for a mix one per dataset, each with its own ``job`` and ``job_stats()``."""
         self._by_default = (rank is None, num_replicas is None)
         self._cursor = Cursor()
-        # What frameworks read of a DistributedSampler, whose __init__ counts otherwise.
+        # Attributes of a DistributedSampler that frameworks read; its __init__ counts differently.
         spec, size = plans[0].spec, parts[0].size
         self.dataset: Any = dataset if mixes else plans[0].dataset
-        # The dataset, or the part of one, that was passed.
-        self.made_of: Any = dataset
+        # The dataset or Subset that was passed.
+        self.given_dataset: Any = dataset
         self.rank, self.num_replicas = plans[0].rank, plans[0].num_replicas
         self.seed, self.drop_last = spec.seed, drop_last
         self.num_samples = samples_of_a_rank(spec.length(size), spec)
@@ -205,7 +205,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
     def kept(self) -> str:
         """Return a message for users about where decoded records are kept and how full that was at the start.
 
-        Without a store, the message is empty.
+        If there is no store, the message is empty.
         """
         return self.parts[0].session.kept
 
@@ -216,7 +216,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
         return tuple(bad for dataset in datasets for bad in dataset.bad_samples)
 
     @property
-    def epoch(self) -> int:  # type: ignore[override]  # what begins an iteration moves it on
+    def epoch(self) -> int:  # type: ignore[override]  # each iteration advances it
         """Return the epoch that the next iteration begins."""
         return self._cursor.peek().epoch
 
@@ -241,13 +241,13 @@ class SuperSampler(DistributedSampler[BatchRef]):
         """
         check_process(self._pid)
         check_workers()
-        check_still_there(self.rank, self.num_replicas, by_default=self._by_default)
+        check_rank(self.rank, self.num_replicas, by_default=self._by_default)
         if self.shuffle:  # only if training
             check_schedules(self.num_replicas)
         return PlanIterator(self._cursor, self.parts)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that the next iteration begins. A place loaded in that epoch is kept."""
+        """Set the epoch that the next iteration begins. A position loaded in that epoch is kept."""
         self._cursor.set_epoch(whole_number("epoch", epoch, 0, _INT64))
 
     def state_dict(self, batches_consumed: int | None = None) -> dict[str, Any]:
@@ -256,7 +256,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
 
         Args:
             batches_consumed: the number of batches that the training loop has received in the latest
-                iteration, even if that was resumed in mid-epoch. It is needed with a plain DataLoader with
+                iteration, even if that was resumed mid-epoch. It is needed with a plain DataLoader with
                 workers, which has requested more. After the last batch of an epoch, the state is the epoch's
                 end, and an iteration that begins there ends immediately. Use ``None`` between iterations, or
                 with a loader that also saves the iterator's state (torchdata's StatefulDataLoader).
@@ -276,12 +276,12 @@ class SuperSampler(DistributedSampler[BatchRef]):
                 known = f"the latest iteration delivered {delivered.count}"
             raise ConfigError(
                 f"batches_consumed={count}, but {known}: pass the number of batches that the training loop "
-                "has received from its loader since iter(loader), even if that was resumed in mid-epoch"
+                "has received from its loader since iter(loader), even if that was resumed mid-epoch"
             )
-        return self.parts.state_of(delivered.place(count))
+        return self.parts.state_of(delivered.position_after(count))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the next iteration begin at the place in ``state``, in constant time.
+        """Make the next iteration begin at the position in ``state``, in constant time.
 
         The first page is requested immediately in the background. Iterations in progress continue
         undisturbed. The state may be from another rank, or from another number of ranks if ``batch_size``
@@ -292,9 +292,9 @@ class SuperSampler(DistributedSampler[BatchRef]):
             UsageError: this is not the process that created the sampler, or the sampler is closed.
         """
         check_process(self._pid)
-        place = self.parts.place_in(sampler_state_in(state))
-        self.parts.prepare(place)
-        self._cursor.move(place)
+        start = self.parts.position_in(sampler_state_in(state))
+        self.parts.prepare(start)
+        self._cursor.move(start)
 
     def job_stats(self) -> SamplerStats:
         """Return the coordinator's counters for this job, over all ranks, and the cost of this process's

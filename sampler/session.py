@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from superdl.sampler.distributed import is_own
-from superdl.sampler.registration import binding_of, warn_of
+from superdl.sampler.registration import binding_of, log_warnings
 from superdl.sampler.rpc.client import (
     FIRST_CONTACT,
     LISTING_SILENCE_S,
@@ -44,7 +44,7 @@ _LOG = logging.getLogger(__name__)
 # Times that one call may reopen an unknown job before it fails.
 MAX_REOPENS = 5
 
-# Time limit of such a call, without the time in which a listing makes progress.
+# Time limit of such a call, not counting time in which a listing makes progress.
 REOPENING_S = 180.0
 
 # Counts of identical samplers, also by process id, since a fork copies them.
@@ -81,19 +81,19 @@ class JobSpec:
         """Return a new sampler's job id: 32 hex digits, the same on every rank of ``run``."""
         numbers = f"{self.batch_size},{self.num_replicas},{self.seed},{self.shuffle:d},{self.drop_last:d}"
         # Ranks find the same job without communicating, so it is a digest of the values that they share.
-        facts = [run.encode(), fingerprint, recipe_json.encode(), numbers.encode()]
-        facts += [self.draws.digest] if self.draws is not None else []
-        facts += [f"{self.mix},{self.member}".encode()] if self.mix else []
-        facts += [str(self.mix_run).encode()] if self.mix_run > 1 else []
+        parts = [run.encode(), fingerprint, recipe_json.encode(), numbers.encode()]
+        parts += [self.draws.digest] if self.draws is not None else []
+        parts += [f"{self.mix},{self.member}".encode()] if self.mix else []
+        parts += [str(self.mix_run).encode()] if self.mix_run > 1 else []
         # The second identical sampler gets another id. Ranks create theirs in the same order.
-        before = next(_samplers[os.getpid(), digest128(*facts), self.rank])
-        return digest128(*facts, *([str(before).encode()] if before else [])).hex()
+        before = next(_samplers[os.getpid(), digest128(*parts), self.rank])
+        return digest128(*parts, *([str(before).encode()] if before else [])).hex()
 
 
 class Session:
     """A registered dataset and an open job. The constructor raises the errors of ``SuperSampler``.
 
-    ``binding`` contains the facts about the dataset, ``batches_per_epoch`` is the number of this rank's
+    ``binding`` describes the dataset, ``batches_per_epoch`` is the number of this rank's
     batches, and ``kept`` is a message for users about where records are kept.
     """
 
@@ -127,14 +127,14 @@ class Session:
         self._lock = threading.Lock()
         self.page_calls = PageCalls()
         with client.hold():
-            facts, _ = client.register(dataset, run, renew=is_own(run), silence_s=listing_silence_s)
-            warn_of(dataset, facts.warnings, rank)
-            self._check_fits(spec.length(facts.size))
+            info, _ = client.register(dataset, run, renew=is_own(run), silence_s=listing_silence_s)
+            log_warnings(dataset, info.warnings, rank)
+            self._check_fits(spec.length(info.size))
             own = f" rank {rank} of {count}" if self.is_ordered and count > 1 else ""  # one job per rank
             run = f"{run if job is None else f'job:{job}'}{own}"
-            self.job = spec.job_id(run, facts.fingerprint, dataset.recipe.json)
+            self.job = spec.job_id(run, info.fingerprint, dataset.recipe.json)
             head = 0, int(self.is_ordered)  # at the end of the undrawn order
-            warn_of(dataset, self._open(facts, job_start(), head), rank)
+            log_warnings(dataset, self._open(info, job_start(), head), rank)
 
     def _check_fits(self, size: int) -> None:
         global_batch = self._spec.batch_size * self._spec.num_replicas
@@ -147,15 +147,15 @@ class Session:
             )
 
     def _open(
-        self, facts: Any, patience: Patience, head: tuple[int, int], stopped: threading.Event | None = None
+        self, info: Any, patience: Patience, head: tuple[int, int], stopped: threading.Event | None = None
     ) -> Sequence[str]:
         """Open the job for a rank at ``head`` (epoch, position). Return the warnings."""
         from superdl.super_wire import coordinator_pb2 as pb
 
         spec, (epoch, position) = self._spec, head
-        self._facts = facts
+        self._info = info
         request = pb.OpenJobRequest(
-            dataset_id=facts.dataset_id,
+            dataset_id=info.dataset_id,
             job=self.job,
             batch_size=spec.batch_size,
             replicas=spec.num_replicas,
@@ -176,8 +176,8 @@ class Session:
         opened = self._client.call("OpenJob", request, patience, stopped=stopped)
         if opened.job != self.job:
             raise ConfigError(f"the coordinator opened job {opened.job!r} instead of {self.job!r}")
-        store = seen_store(opened.store, opened.store_id) if self._dataset.reads_straight else ""
-        self.binding = binding_of(facts, cache=opened.cache, store=store)
+        store = readable_store(opened.store, opened.store_id) if self._dataset.reads_straight else ""
+        self.binding = binding_of(info, cache=opened.cache, store=store)
         self.batches_per_epoch = int(opened.batches_per_epoch)
         self.kept = str(opened.kept)
         self._dataset.bind(self.binding)
@@ -200,11 +200,11 @@ class Session:
 
     def begin_epoch(self, epoch: int, position: int, draws: Draws) -> None:
         """Continue with the order that a user's sampler drew, starting at ``position``."""
-        # An iteration of the epoch before may go on beside this one.
+        # An iteration of the previous epoch may still be running.
         latest = {other: order for other, order in list(self._orders.items())[-1:] if other != epoch}
         self._orders = latest | {epoch: draws}
-        self._answered(
-            lambda end_s: self._open(self._facts, RUNNING.until(end_s), (epoch, position)), epoch, position
+        self._reopening(
+            lambda end_s: self._open(self._info, RUNNING.until(end_s), (epoch, position)), epoch, position
         )
 
     def has_begun_another(self, epoch: int) -> bool:
@@ -217,23 +217,23 @@ class Session:
         """Register and open the job again at a coordinator that lost its state, starting at ``position``.
 
         Give up at the monotonic ``end_s``. Return it, extended by the time in which a listing made progress.
-        Raises ``SourceError`` if the source has changed since this sampler's plan was made.
+        Raises ``SourceError`` if the source has changed since this sampler's plan was created.
         """
         with self._lock:
-            facts, end_s = self._client.register(
+            info, end_s = self._client.register(
                 *(self._dataset, self._run, RUNNING, end_s),
                 silence_s=self._listing_silence_s,
                 stopped=stopped,
             )
-            if facts.fingerprint != self.binding.fingerprint:
+            if info.fingerprint != self.binding.fingerprint:
                 raise SourceError(
                     f"{self._dataset.source} has changed since this sampler was created: it had "
                     f"{self.binding.size} samples with fingerprint {self.binding.fingerprint.hex()}, but now "
-                    f"it has {facts.size} with {facts.fingerprint.hex()}. The restarted coordinator cannot "
+                    f"it has {info.size} with {info.fingerprint.hex()}. The restarted coordinator cannot "
                     "continue the same plan: create a new sampler"
                 )
-            self._open(facts, RUNNING.until(end_s), (epoch, position), stopped)
-            _LOG.warning("the coordinator no longer knew job %s; it was reopened", self.job)
+            self._open(info, RUNNING.until(end_s), (epoch, position), stopped)
+            _LOG.warning("the coordinator had lost job %s, which was reopened", self.job)
             return end_s
 
     def pages_from(
@@ -266,7 +266,7 @@ class Session:
         )
         begun_s, begun_cpu_s = time.perf_counter(), time.thread_time()
         try:
-            return self._answered(
+            return self._reopening(
                 lambda end_s: self._client.call(
                     "NextBatches", request, patience.until(end_s), stopped=stopped
                 ),
@@ -277,7 +277,7 @@ class Session:
             self.page_calls.call_s += time.perf_counter() - begun_s
             self.page_calls.cpu_s += time.thread_time() - begun_cpu_s
 
-    def _answered(
+    def _reopening(
         self,
         call: Callable[[float], Any],
         epoch: int,
@@ -324,7 +324,7 @@ class Session:
         self._client.call("CloseJob", request, Patience(attempts=2, total_s=2.0, deadline_s=1.0))
 
 
-def seen_store(address: str, store_id: str) -> str:
+def readable_store(address: str, store_id: str) -> str:
     """Return the store's address if this machine can read that same store, else ""."""
     if not address:
         return ""

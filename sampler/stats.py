@@ -107,10 +107,10 @@ class SamplerStats(WorkCounters):
         cls, job: Any, cache: Any, page_calls: PageCalls, workers: Iterable[Any] = ()
     ) -> SamplerStats:
         """Create the counters from the coordinator's messages and those of this sampler."""
-        of_job = {field.name for field in job.DESCRIPTOR.fields}
+        job_fields = {field.name for field in job.DESCRIPTOR.fields}
         names = [field.name for field in fields(cls) if field.name not in _COMPUTED]
         return cls(
-            **{name: getattr(job if name in of_job else cache, name) for name in names},
+            **{name: getattr(job if name in job_fields else cache, name) for name in names},
             workers=tuple(WorkerUse(worker.name, worker.slots, worker.cpu_s) for worker in workers),
             stall_causes=tuple(
                 StallTotal(total.cause, total.batches, total.wait_s) for total in job.stall_causes

@@ -11,10 +11,10 @@ from torch.utils.data import Dataset
 
 from superdl.super_dataset.listed_source import (
     ListedSource,
+    checked_index,
     how_to_use,
     normalise_url,
-    place_of,
-    sampler_of_one,
+    sampler_for,
 )
 from superdl.super_dataset.memory.batch_memory import map_tensors, memory_here
 from superdl.super_dataset.memory.handover import send_by_value
@@ -66,7 +66,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
     replaces the images. With ``return_info``, a :class:`BatchInfo` is the third value.
 
     Its length, ``classes``, ``class_to_idx``, ``samples`` and ``targets`` are known once a sampler exists.
-    Accessing them earlier starts what the sampler would start, and waits until the source is listed.
+    Accessing them earlier starts the same services as a sampler, and waits for the listing.
 
     It is pickled without connections; each thread of each process opens its own, lazily. Credentials are read
     from ``SUPER_CACHE_USERNAME`` and ``SUPER_CACHE_PASSWORD`` of the reading process.
@@ -85,7 +85,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         source: ``s3://bucket/prefix``, ``file:///directory`` or a path.
         recipe: the steps that functions apply to every sample. By default, they decode images and keep their
             size.
-        key_list: URL or path of a CSV, JSONL or Parquet file with key and label columns. Without it, labels
+        key_list: URL or path of a CSV, JSONL or Parquet file with key and label columns. By default, labels
             are taken from class folders.
         classes: class names in the order of their labels, such as ``classes=train.classes`` for a validation
             set. Folders and labels with other names are an error; classes without a sample cause a warning.
@@ -108,14 +108,14 @@ class SuperDataset(ListedSource, Dataset[Any]):
             and ``"labels.NAME"`` if labels have names. With ``return_info``, an item is (dict, info).
         collate_fn: as in a DataLoader, called with the list of a batch's samples, each as ``dataset[i]``
             without info. Its result is the item. With ``return_info``, an item is (result, info).
-        on_bad_sample: policy for samples that cannot be produced: ``"raise"``, ``"skip"`` (a shorter batch)
+        on_bad_sample: policy for samples that cannot be produced, ``"raise"``, ``"skip"`` (a shorter batch)
             or ``"replace"`` (by the next good sample of the same batch). The latter two warn about each bad
             sample once; see :attr:`bad_samples`. A batch of only bad samples is filled with up to eight
             samples of the last good batch of its process, flagged as padding, so that all ranks take the same
-            number of steps. With ``"skip"`` and one rank, a ``SuperLoader`` leaves it out.
+            number of steps. With ``"skip"`` and one rank, a ``SuperLoader`` skips it.
         padding: policy for repeated samples that fill up the last batches of several ranks: ``"keep"``, or
-            ``"skip"`` for validation (a shorter batch, so that each sample counts once; a batch with nothing
-            else keeps one, flagged in its ``BatchInfo``).
+            ``"skip"`` for validation (a shorter batch, so that each sample counts once; a batch of nothing
+            but padding keeps one, flagged in its ``BatchInfo``).
         return_info: whether items contain a :class:`BatchInfo`.
         read_timeout: seconds to wait for one batch.
         verify: which payloads are hashed: ``"all"`` of them, or ``"auto"``, which hashes all on plain TCP. On
@@ -124,15 +124,15 @@ class SuperDataset(ListedSource, Dataset[Any]):
         in_flight_bytes: limit on replies that one reading thread has requested but not yet received; at least
             one record is always in flight. Use less if many readers share a cache with little room for output
             buffers.
-        coordinator: the default for its samplers, which is also used before there is one.
+        coordinator: the default for its samplers, also used before one exists.
 
     Raises:
         ConfigError: an argument is invalid. Length, classes, samples and targets raise the errors of
-            ``SuperSampler``, and ``UsageError`` in another process's copy that has neither these values nor
-            the address of a coordinator.
+            ``SuperSampler``, and ``UsageError`` in another process's copy that has neither these values nor a
+            coordinator's address.
     """
 
-    def __init__(  # noqa: PLR0913 # each says something else of how a batch is read
+    def __init__(  # noqa: PLR0913 # each controls a different aspect of reading
         self,
         source: str | os.PathLike[str],
         recipe: Recipe | None = None,
@@ -164,7 +164,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         self.given_classes = () if classes is None else checked_classes(classes)
         self.recipe = recipe
         self.key_list = None if key_list is None else normalise_url(key_list, name="key_list")
-        # Read records straight from the store's packs if this machine sees them, else all from
+        # Read records straight from the store's packs if this machine can access them, else all from
         # the cache. Change it before a sampler is created.
         self.reads_straight = True
         self._transform = for_batches(transform)
@@ -196,32 +196,32 @@ class SuperDataset(ListedSource, Dataset[Any]):
         return f"<SuperDataset {self.source}: {size}{classes}, {self.recipe!r}>"
 
     @property
-    def may_draw(self) -> str:
+    def may_use_rng(self) -> str:
         """Return the name of a user callable that may use a global random number generator, or an empty
         string.
         """
         transform = self._transform
-        drawing = transform.may_draw if isinstance(transform, PerSample) else unknown(transform)
+        drawing = transform.may_use_rng if isinstance(transform, PerSample) else unknown(transform)
         return drawing or unknown(self._collate_fn)
 
     @property
     def bad_samples(self) -> tuple[BadSample, ...]:
         """Return each bad sample that was skipped or replaced so far, with key, reason, handling and count.
 
-        These are the samples of this process and its DataLoader workers, so of one rank.
+        They cover this process and its DataLoader workers, so one rank.
         """
         return () if self._bad_samples is None else self._bad_samples.listed()
 
     def name_bad_samples(self) -> None:
-        """Warn about bad samples that workers have found in the meantime. Called for each batch."""
+        """Warn about bad samples that workers have since found. Called for each batch."""
         if self._bad_samples is not None:
-            self._bad_samples.hear()
+            self._bad_samples.collect()
 
     def bind(self, binding: DatasetBinding) -> None:
-        """Store what a coordinator reported; see :class:`ListedSource`."""
+        """Store a coordinator's report; see :class:`ListedSource`."""
         super().bind(binding)
         kept = self._bad_samples
-        # A fork needs a list of its own: its parent's belongs to the parent.
+        # A fork needs its own list, since the inherited one belongs to its parent.
         if self._on_bad_sample != "raise" and (kept is None or kept.pid != os.getpid()):
             self._bad_samples = BadSamples(self.source)
             weakref.finalize(self, self._bad_samples.close)
@@ -231,22 +231,22 @@ class SuperDataset(ListedSource, Dataset[Any]):
 
         Raises:
             CacheUnreachableError: the cache did not answer.
-            CacheError: the cache refused, for example because of the credentials.
+            CacheError: the cache refused the connection, perhaps due to the credentials.
         """
         self._reader.ping(cache, timeout_s=_PING_TIMEOUT_S)
 
     def __getitem__(self, ref: BatchRef | SupportsIndex) -> Any:
         """Read one batch: ``(images, labels)``, with the info if configured, or the result of ``transform``
         or ``collate_fn``. For an integer, which may be negative, read one sample: ``(image, label)`` after
-        the transform, as in the first epoch of a sampler with seed 0. That opens a separate job, which takes
-        some milliseconds: use it for inspection, not for training.
+        the transform, as in the first epoch of a sampler with seed 0. That opens a separate job and takes
+        a few milliseconds, so use it for inspection, not for training.
 
         Raises:
             UsageError: ``ref`` is not an integer or a ``BatchRef`` of this dataset; a DataLoader uses another
-                sampler; or this is another process's copy without a coordinator's address.
+                sampler; or this is a copy in another process that knows no coordinator's address.
             IndexError: the index is out of range.
             BadSampleError: a sample cannot be produced, and ``on_bad_sample`` is ``"raise"`` or the sample
-                was requested by index; or no sample of the batch can, and this process has not read a good
+                was requested by index; or no sample of the batch can be, and this process has not read a good
                 one yet.
             ReadTimeoutError: samples were missing for ``read_timeout`` seconds.
             CacheUnreachableError: the cache was unreachable for that time.
@@ -254,8 +254,8 @@ class SuperDataset(ListedSource, Dataset[Any]):
         """
         if isinstance(ref, BatchRef):
             return self.collated(ref, self._collate_fn)
-        place = place_of(ref, self)
-        with sampler_of_one(self._asking(f"sample {place}"), place) as sampler:
+        index = checked_index(ref, self)
+        with sampler_for(self._queryable(f"sample {index}"), index) as sampler:
             (planned,) = sampler
             images, labels, info = self._read(planned, "raise")
         if self._transform is not None and not isinstance(self._transform, PerSample):
@@ -294,14 +294,14 @@ class SuperDataset(ListedSource, Dataset[Any]):
     def _read(self, ref: BatchRef, on_bad_sample: OnBadSample) -> tuple[Any, Any, Any]:
         """Return images and labels before the transform, and the info if it is needed."""
         if self._binding is None or self._binding.dataset_id != ref.dataset_id:
-            raise self._not_ours(ref)
+            raise self._wrong_dataset(ref)
         memory = memory_here()
         read = self._reader.read(ref, memory)
         order = delivered_order(ref, read.bad, on_bad_sample, self._padding)
         needs_info = self._transform is not None or self._return_info or self._bad_samples is not None
         info = batch_info(read, order) if needs_info else None
         if order == []:
-            images, labels, info = self._instead_of(read, batch_info(read, order))
+            images, labels, info = self._fill_batch(read, batch_info(read, order))
         else:
             images, labels = sample_tensors(read.buffer, order), label_tensor(ref.label_array(), order)
             if self._bad_samples is not None and info is not None:
@@ -311,8 +311,8 @@ class SuperDataset(ListedSource, Dataset[Any]):
         # Labels are small: in a message they cost less than a block of shared memory.
         return images, map_tensors(labels, send_by_value) if memory.shared else labels, info
 
-    def _instead_of(self, read: Batch, info: BatchInfo) -> tuple[SampleTensors, SampleTensors, BatchInfo]:
-        """Fill a batch without a good sample from the last batch that had some.
+    def _fill_batch(self, read: Batch, info: BatchInfo) -> tuple[SampleTensors, SampleTensors, BatchInfo]:
+        """Fill a batch that has no good sample from the last batch that had some.
 
         Raises:
             BatchLeftOut: the policy is to skip the batch, and the caller supports that.
@@ -323,13 +323,13 @@ class SuperDataset(ListedSource, Dataset[Any]):
         if ref.alone and self._on_bad_sample == "skip" and LEAVES_OUT.get():
             self._note_bad(read, "batch left out")
             remedy = "All of them are bad, and so are all others in the epoch"
-            # If every batch of the epoch is left out, the cause of the first one is raised.
+            # If every batch of the epoch is skipped, the first one's cause is raised.
             raise BatchLeftOut from None if ref.position else bad_sample_error(ref, read.bad, remedy)
         if last_good is None:
-            remedy = "All of them are bad, and this process has not read a good sample yet to repeat instead"
+            remedy = "All of them are bad, and this process has no earlier good sample to repeat instead"
             raise bad_sample_error(ref, read.bad, remedy)
         self._note_bad(read, "batch filled")
-        # Skipped padding leaves one sample of a batch that is nothing else.
+        # If padding is skipped, a batch of nothing else keeps one sample.
         return last_good.fill(info, 1 if self._padding == "skip" else len(ref))
 
     def _note_bad(self, read: Batch, handled: str) -> None:
@@ -337,10 +337,10 @@ class SuperDataset(ListedSource, Dataset[Any]):
             self._bad_samples.add(read.ref, read.bad, handled)
 
     def __getitems__(self, refs: Any) -> NoReturn:
-        """Raise ``UsageError``, since a DataLoader calls this only without ``batch_size=None``."""
+        """Raise ``UsageError``, since a DataLoader only calls this if ``batch_size=None`` is missing."""
         raise UsageError(how_to_use([refs] if isinstance(refs, BatchRef) else refs))
 
-    def _not_ours(self, ref: BatchRef) -> UsageError:
+    def _wrong_dataset(self, ref: BatchRef) -> UsageError:
         own_id = "none yet" if self._binding is None else self._binding.dataset_id.hex()
         return UsageError(
             f"this BatchRef belongs to dataset {ref.dataset_id.hex()}, but the SuperDataset of {self.source} "

@@ -1,4 +1,4 @@
-"""Facts about a dataset's source (size, classes, paths, labels), and access to single samples by index."""
+"""A dataset's source: its size, classes, paths and labels, and its single samples by index."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class ListedSource:
-    """The part of a dataset that knows its source. It queries the coordinator once."""
+    """The base class of datasets. It queries the coordinator about their source once."""
 
-    # Queried before there is a sampler, and its default; None: as in SuperSampler.
+    # The coordinator to query, and the sampler's default; None: as in SuperSampler.
     coordinator: str | None = None
 
     def __init__(self, coordinator: str | None = None) -> None:
@@ -34,16 +34,16 @@ class ListedSource:
         self.coordinator = coordinator
         self.warned: set[str] = set()
         self._binding: DatasetBinding | None = None
-        # Fingerprint of the listing last used by len(), samples or the like, to which places refer.
+        # Fingerprint of the listing last used by len(), samples or the like. Indices refer to it.
         self.listed_as: bytes | None = None
         self._samples: SampleList | None = None
         self._targets: Labels | None = None
-        self._made_in = os.getpid()
+        self._bound_pid = os.getpid()
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Return the class names by label, or an empty tuple if a key list has numeric labels."""
-        return self._known("classes").classes
+        return self._bound("classes").classes
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -52,12 +52,12 @@ class ListedSource:
 
     @property
     def samples(self) -> SampleList:
-        """Return the (path, label) of each sample, in the order of an ImageFolder or of the key list."""
+        """Return (path, label) pairs of all samples, in the order of an ImageFolder or of the key list."""
         if self._samples is None:
             from superdl.sampler import list_samples
 
-            fingerprint = self._known("samples").fingerprint
-            self._samples = list_samples(self._asking("samples"), fingerprint)
+            fingerprint = self._bound("samples").fingerprint
+            self._samples = list_samples(self._queryable("samples"), fingerprint)
         return self._samples
 
     @property
@@ -71,49 +71,49 @@ class ListedSource:
         if self._targets is None:
             from superdl.sampler import list_labels
 
-            fingerprint = self._known("targets").fingerprint
-            self._targets = list_labels(self._asking("targets"), fingerprint)
+            fingerprint = self._bound("targets").fingerprint
+            self._targets = list_labels(self._queryable("targets"), fingerprint)
         return self._targets
 
     def __len__(self) -> int:
         """Return the number of samples. If there is no sampler yet, wait for the listing."""
-        return self._known("len()").size
+        return self._bound("len()").size
 
     def __bool__(self) -> bool:
         """Return True, even before the length is known."""
         return True
 
     def bind(self, binding: DatasetBinding) -> None:
-        """Store what a coordinator reported. Raises ``ConfigError`` if labels cannot be tensors."""
+        """Store a coordinator's report. Raises ``ConfigError`` if labels cannot be tensors."""
         check_label_dtype(binding.label_dtype)
-        # Another listing: the places of samples have moved.
+        # A different listing: samples have other indices.
         if self._binding is not None and self._binding.fingerprint != binding.fingerprint:
             self._samples = self._targets = None
-        self._binding, self._made_in = binding, os.getpid()
+        self._binding, self._bound_pid = binding, os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
         # Samples and targets may be large, so copies in workers do not carry them.
         return {**self.__dict__, "_samples": None, "_targets": None}
 
-    def _known(self, fact: str) -> DatasetBinding:
+    def _bound(self, fact: str) -> DatasetBinding:
         if self._binding is None:
             from superdl.sampler import describe
 
-            self.bind(describe(self._asking(fact)))
+            self.bind(describe(self._queryable(fact)))
         known = cast("DatasetBinding", self._binding)
         self.listed_as = known.fingerprint
         return known
 
-    def _asking(self, fact: str) -> Bindable:
+    def _queryable(self, fact: str) -> Bindable:
         """Return the dataset if this process may query a coordinator for ``fact`` about it."""
         is_named = self.coordinator is not None or bool(os.environ.get("SUPER_COORDINATOR"))
-        # Without an address each worker would start a coordinator of its own.
-        if self._made_in != os.getpid() and not is_named:
+        # If there is no address, each worker would start its own coordinator.
+        if self._bound_pid != os.getpid() and not is_named:
             raise UsageError(
-                f"{fact} of this SuperDataset is not known in this process, and a copy only queries a "
-                "coordinator that is set by coordinator= or SUPER_COORDINATOR. Length and classes are copied "
-                "if they are accessed, or a sampler is created, before the copy is made. Pass the copy the "
-                "samples and targets that it needs"
+                f"{fact} of this SuperDataset is unknown in this process, and a copy only queries a "
+                "coordinator set by coordinator= or SUPER_COORDINATOR. To include length and classes in the "
+                "copy, access them or create a sampler before copying. Pass any samples and targets that the "
+                "copy needs separately"
             )
         return cast("Bindable", self)
 
@@ -128,7 +128,7 @@ def normalise_url(value: str | os.PathLike[str], *, name: str) -> str:
         raise ConfigError(f"{name} must be a URL or a path, not {value!r}")
     bucket, path = split_url(text, name)
     if bucket:
-        # A trailing slash has no meaning, but a second one is a part of the prefix.
+        # A trailing slash has no meaning, but a second one is part of the prefix.
         return re.sub("(?<!/)/$", "", join_url(bucket, path))
     # expanduser raises RuntimeError only if there is no home directory to expand to
     try:
@@ -146,10 +146,10 @@ _THREE_LINES = """\
     loader = DataLoader(dataset, sampler=sampler, batch_size=None)"""
 
 
-def place_of(index: Any, dataset: Sized) -> int:
+def checked_index(index: Any, dataset: Sized) -> int:
     """Return the non-negative index into ``dataset.samples`` for an index that may be negative.
 
-    Raises ``IndexError`` if it is out of range, or ``UsageError`` if it is not an index or a DataLoader asks.
+    Raises ``IndexError`` if it is out of range, and ``UsageError`` for other types and in a DataLoader.
     """
     if isinstance(index, slice):
         raise UsageError(
@@ -158,29 +158,29 @@ def place_of(index: Any, dataset: Sized) -> int:
             f"{'len(dataset)' if index.stop is None else index.stop})) with SuperLoader(part, batch_size=...)"
         )
     try:
-        place = operator.index(index)
+        number = operator.index(index)
     except TypeError:
-        place = None
-    if place is None or isinstance(index, bool) or _a_loader_asks():
+        number = None
+    if number is None or isinstance(index, bool) or _called_by_loader():
         raise UsageError(how_to_use(index))
     size = len(dataset)
-    if not -size <= place < size:
-        raise IndexError(f"there is no sample {place}: the dataset has {size} samples")
-    return place % size
+    if not -size <= number < size:
+        raise IndexError(f"sample {number} is out of range: the dataset has {size} samples")
+    return number % size
 
 
-def sampler_of_one(dataset: Bindable, place: int) -> SuperSampler:
-    """Return a sampler of the single sample at index ``place``, as in the first epoch with seed 0."""
+def sampler_for(dataset: Bindable, index: int) -> SuperSampler:
+    """Return a sampler of the single sample at ``index``, as in the first epoch with seed 0."""
     from superdl.sampler import SuperSampler
 
     return SuperSampler(
         dataset,
         batch_size=1,
         shuffle=False,
-        indices=[place],
+        indices=[index],
         rank=0,
         num_replicas=1,
-        # A job of its own, whose name no other process takes.
+        # A separate job with a unique name.
         job=f"sample-{os.urandom(8).hex()}",
     )
 
@@ -196,16 +196,16 @@ def how_to_use(index: object) -> str:
         f"a DataLoader must index a SuperDataset by the BatchRefs that a SuperSampler yields, not by "
         f"{type(index).__name__} ({str(index)[:40]}), since it reads whole batches. Use it like this:\n"
         f"{_THREE_LINES}\n"
-        "If you did, a framework has replaced the SuperSampler by its own sampler: do not pass the loader to "
+        "If you did, a framework has replaced the SuperSampler with its own: do not pass the loader to "
         "Accelerate's prepare(), or overfit_batches to Lightning's Trainer (docs/frameworks.md). Outside a "
         "DataLoader, dataset[i] is one sample"
     )
 
 
-def _a_loader_asks() -> bool:
+def _called_by_loader() -> bool:
     # A DataLoader with another sampler indexes single samples, perhaps through a Subset.
     # It would mistake each sample for a batch.
-    frame = sys._getframe(1)  # noqa: SLF001 # nothing else tells
+    frame = sys._getframe(1)  # noqa: SLF001 # only the stack shows the caller
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(_WRAPPERS):
         frame = frame.f_back
     return frame.f_globals.get("__name__") == _FETCH

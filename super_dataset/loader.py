@@ -19,9 +19,9 @@ from superdl.super_dataset.reading_threads import ReadingThreads
 from superdl.super_dataset.worker_processes import (
     Load,
     WorkerProcesses,
-    by_processes,
-    of_data_loader,
-    workers_that_help,
+    choose_processes,
+    pop_worker_options,
+    useful_workers,
 )
 from superdl.super_wire.errors import ConfigError, UsageError
 
@@ -87,7 +87,7 @@ class SuperLoader(Generic[_Ref]):
     >>> loader = SuperLoader(dataset, sampler, device="cpu", prefetch=2)
 
     Args:
-        dataset: indexed by the sampler's items; without a sampler, a ``SuperDataset``, a ``Subset`` of one, a
+        dataset: indexed by the sampler's items; if none is passed, a ``SuperDataset``, a ``Subset`` of one, a
             ``SuperMix`` or a ``ConcatDataset``.
         sampler: an iterable of ``BatchRef`` s. If ``None``, a ``SuperSampler`` is created from the arguments
             below. With ``batch_size``, it may be any sampler of indices, as for ``SuperSampler(sampler=)``.
@@ -99,14 +99,14 @@ class SuperLoader(Generic[_Ref]):
         batch_size: samples per batch on this rank. With a sampler, it must match the sampler's.
         shuffle: whether each epoch has its own order; not allowed with a sampler. The default, as in a
             DataLoader, is ``False``.
-        drop_last: leave out the short last global batch. With a sampler, it must match the sampler's.
+        drop_last: drop the short last global batch. With a sampler, it must match the sampler's.
         num_workers: number of worker processes, if transform, ``collate_fn`` or a wrapping dataset may use
             the global random number generators of Python, numpy or torch. The default is one per core of this
-            rank, up to 16, and 0 reads in the training process itself. If nothing draws, this is the number
-            of threads, at most ``prefetch + 1`` and at least one; one thread does the work of several
+            rank, up to 16, and 0 reads in the training process itself. Otherwise, this is the number of
+            threads, at most ``prefetch + 1`` and at least one; one thread does the work of several
             processes.
-        threads: read with this many threads even if something draws (not allowed for per-image transforms).
-            0 selects processes.
+        threads: read with this many threads even if such generators may be used (not allowed for per-image
+            transforms). 0 selects processes.
         collate_fn: as in a DataLoader. With ``batch_size``, it is called with the list of a batch's samples,
             each as ``dataset[i]``, else with every item of the dataset. Its result is the batch.
         pin_memory: with worker processes, as in a DataLoader. Threads receive into page-locked memory if
@@ -137,11 +137,12 @@ class SuperLoader(Generic[_Ref]):
         collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
         persistent_workers: bool = True,
-        **of_sampler: Any,
+        **for_sampler: Any,
     ) -> None:
-        of_workers, of_batches = of_data_loader(of_sampler), of_sampler.get("batch_sampler") is not None
+        for_workers = pop_worker_options(for_sampler)
+        batch_sampled = for_sampler.get("batch_sampler") is not None
         if sampler is not None and batch_size is not None and not hasattr(sampler, "batch_size"):
-            of_sampler["sampler"], sampler = sampler, None  # it yields indices
+            for_sampler["sampler"], sampler = sampler, None  # it yields indices
         self.dataset = dataset
         self.prefetch = _whole("prefetch", prefetch, 1, _MAX_PREFETCH)
         self.pin_memory, self.persistent_workers = pin_memory, persistent_workers
@@ -152,45 +153,45 @@ class SuperLoader(Generic[_Ref]):
         if threads is not None:
             _whole("threads", threads, 0, _MAX_THREADS)
         whole = SuperMix(dataset) if type(dataset) is ConcatDataset else whole_of(dataset)
-        # Receiving holds no Python lock and hardly any CPU, so threads do as well as processes,
-        # without a hand-over. Processes are for code that uses global random number generators.
-        processes, why = by_processes(whole, collate_fn, threads, of_workers)
+        # Receiving releases the GIL and needs hardly any CPU, so threads are as fast as processes,
+        # with no handover. Processes are for code that uses global random number generators.
+        processes, why = choose_processes(whole, collate_fn, threads, for_workers)
         mover = mover_to(device)
         # The sampler that is closed with the loader.
-        self._made: Any = None
+        self._own_sampler: Any = None
         if sampler is not None:
-            _check_agreed(sampler, dataset, batch_size, of_sampler, shuffle=shuffle, drop_last=drop_last)
+            _check_agreed(sampler, dataset, batch_size, for_sampler, shuffle=shuffle, drop_last=drop_last)
             self.sampler = sampler
-        elif batch_size is None and not of_batches:
+        elif batch_size is None and not batch_sampled:
             raise ConfigError("a SuperLoader needs a sampler, or a batch_size to create one")
         else:
             from superdl.sampler import SuperSampler
 
-            given: Any = dataset  # SuperSampler refuses what is no SuperDataset
+            given: Any = dataset  # SuperSampler rejects anything but a SuperDataset
             order: dict[str, Any] = {
                 "batch_size": batch_size,
                 "shuffle": shuffle or False,
                 "drop_last": drop_last,
             }
-            self._made = SuperSampler(given, **order, **of_sampler)
-            self.sampler = self._made
-            weakref.finalize(self, self._made.close_soon).atexit = False  # sampler.parts does it then
+            self._own_sampler = SuperSampler(given, **order, **for_sampler)
+            self.sampler = self._own_sampler
+            weakref.finalize(self, self._own_sampler.close_soon).atexit = False  # sampler.parts closes it
         self._latest: _Progress | None = None
         load = Load(
             whole,
             collate_fn,
-            of_samples=batch_size is not None or of_batches,
+            collates_samples=batch_size is not None or batch_sampled,
             # A wrapper may inspect the batches that it wraps, so it needs finished ones.
             finished_elsewhere=type(whole) is SuperDataset and mover.finishes and collate_fn is None,
         )
         self._readers: ReadingThreads | WorkerProcesses
         if processes:
-            self.num_workers = workers_that_help() if num_workers is None else num_workers
+            self.num_workers = useful_workers() if num_workers is None else num_workers
             pins = mover.pins or (pin_memory and torch.accelerator.is_available())
             options: dict[str, Any] = {"pin_memory": pins}
             if self.num_workers:  # a DataLoader accepts the others only with workers
                 ahead = max(2, -(-prefetch // self.num_workers))
-                options |= {"persistent_workers": persistent_workers, "prefetch_factor": ahead, **of_workers}
+                options |= {"persistent_workers": persistent_workers, "prefetch_factor": ahead, **for_workers}
             self._readers = WorkerProcesses(load, mover, self.num_workers, options)
             readers = f"worker processes: {self.num_workers}"
         else:
@@ -211,7 +212,7 @@ class SuperLoader(Generic[_Ref]):
 
     @property
     def drop_last(self) -> bool:
-        """Return whether the sampler leaves out the short last global batch."""
+        """Return whether the sampler drops the short last global batch."""
         return bool(getattr(self.sampler, "drop_last", False))
 
     @property
@@ -225,7 +226,7 @@ class SuperLoader(Generic[_Ref]):
         Raises:
             UsageError: the sampler has no such method.
         """
-        self._of_the_sampler("set_epoch")(epoch)
+        self._sampler_method("set_epoch")(epoch)
 
     def __repr__(self) -> str:
         return (
@@ -252,7 +253,7 @@ class SuperLoader(Generic[_Ref]):
         Raises:
             UsageError: the sampler has no state.
         """
-        keep, latest = self._of_the_sampler("state_dict"), self._latest
+        keep, latest = self._sampler_method("state_dict"), self._latest
         within = {} if latest is None or latest.finished else {"batches_consumed": latest.taken}
         state: dict[str, Any] = keep(**within)
         return state
@@ -264,7 +265,7 @@ class SuperLoader(Generic[_Ref]):
             ConfigError: the state belongs to another plan.
             UsageError: the sampler has no state.
         """
-        self._of_the_sampler("load_state_dict")(state)
+        self._sampler_method("load_state_dict")(state)
         self._latest = None
 
     def close(self) -> None:
@@ -273,8 +274,8 @@ class SuperLoader(Generic[_Ref]):
         A thread finishes its batch first. Iterating fails afterwards. A sampler that you passed stays open.
         """
         self._readers.stop()
-        if self._made is not None:
-            self._made.close()
+        if self._own_sampler is not None:
+            self._own_sampler.close()
 
     def __enter__(self) -> Self:
         return self
@@ -295,14 +296,14 @@ class SuperLoader(Generic[_Ref]):
     def __reduce__(self) -> NoReturn:
         raise UsageError(
             "a SuperLoader uses threads or processes and cannot be pickled or copied: pickle its dataset, "
-            "and create a loader from it in each process. Resume at the same place with loader.state_dict()"
+            "and create a loader from it in each process. Resume where you were with loader.state_dict()"
         )
 
-    def _of_the_sampler(self, name: str) -> Any:
+    def _sampler_method(self, name: str) -> Any:
         method = getattr(self.sampler, name, None)
         if method is None:
             kind = type(self.sampler).__name__
-            raise UsageError(f"{name} of a SuperLoader needs a sampler that supports it, but {kind} does not")
+            raise UsageError(f"SuperLoader.{name} needs a sampler that supports it, but {kind} does not")
         return method
 
 
@@ -337,7 +338,7 @@ class _Pass(Iterator[Any]):
             self._progress.taken = self._reading.passed
             return item
         none_good, self._none_good = self._none_good, None
-        # Else an epoch of bad samples alone would look like an empty dataset.
+        # Otherwise an epoch with only bad samples would look like an empty dataset.
         if none_good is not None and not self._progress.taken:
             raise none_good
         self._progress.finished = True
@@ -354,14 +355,14 @@ def _check_agreed(
     sampler: object,
     dataset: object,
     batch_size: int | None,
-    of_sampler: dict[str, Any],
+    for_sampler: dict[str, Any],
     *,
     shuffle: bool | None,
     drop_last: bool,
 ) -> None:
     if isinstance(sampler, int):
         raise ConfigError(f"the second argument must be a sampler, not {sampler}: pass batch_size={sampler}")
-    if isinstance(dataset, Subset) and getattr(sampler, "made_of", dataset) is not dataset:
+    if isinstance(dataset, Subset) and getattr(sampler, "given_dataset", dataset) is not dataset:
         raise ConfigError(
             "this sampler was created for another dataset. For a Subset, create the sampler from that same "
             f"Subset, as in {type(sampler).__name__}(subset, ...)"
@@ -369,11 +370,11 @@ def _check_agreed(
     kind, own_size = type(sampler).__name__, getattr(sampler, "batch_size", None)
     if batch_size not in (None, own_size):
         raise ConfigError(
-            f"batch_size={batch_size}, but the {kind} makes batches of {own_size}: leave out batch_size or "
+            f"batch_size={batch_size}, but the {kind} makes batches of {own_size}: omit batch_size or "
             "the sampler"
         )
     given = ["shuffle"] if shuffle else []
     given += ["drop_last"] if drop_last and not getattr(sampler, "drop_last", False) else []
-    given += sorted(of_sampler)
+    given += sorted(for_sampler)
     if given:
-        raise ConfigError(f"the {kind} determines {', '.join(given)}: set it there, or leave out the sampler")
+        raise ConfigError(f"the {kind} determines {', '.join(given)}: set it there, or omit the sampler")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-from superdl.super_dataset.listed_source import place_of
+from superdl.super_dataset.listed_source import checked_index
 from superdl.super_dataset.memory.batch_memory import as_type_of
 from superdl.super_dataset.pictures import Columns
 from superdl.super_wire.batch_ref import MixedRef
@@ -20,7 +20,7 @@ from superdl.super_wire.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-# Relative error of a proportion that is ignored: larger than the rounding of floats such as
+# Relative error to ignore in a proportion: larger than the rounding error of floats such as
 # 2 / 7 and 1 - 0.9999, and less than 1/500 of a sample in the longest epoch.
 _ROUNDING = Fraction(1, 2**40)
 
@@ -36,7 +36,7 @@ class SuperMix(ConcatDataset[Any]):
 
     An item is one batch. If dtype and shape are equal, the tensors of all parts are concatenated, dataset by
     dataset. Otherwise all samples form a list, as from a SuperDataset. Other values, such as a
-    :class:`BatchInfo`, form a list with one for each part. Labels are those of each dataset.
+    :class:`BatchInfo`, form a list with one for each part. Each dataset keeps its own labels.
 
     >>> photos = SuperDataset("images", Recipe.image(resize=32, crop=32))
     >>> sketches = SuperDataset("images", Recipe.image(resize=40, crop=32))
@@ -59,7 +59,7 @@ class SuperMix(ConcatDataset[Any]):
             on. A dataset whose samples are not delivered exactly once may contain at most 2**24 of them.
 
     Raises:
-        ConfigError: an argument is invalid, or a proportion leaves a dataset without a sample in an epoch.
+        ConfigError: an argument is invalid, or a proportion is too small for a sample in an epoch.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class SuperMix(ConcatDataset[Any]):
         self._wholes = [whole_of(dataset) for dataset in self._members]
 
     @property
-    def cumulative_sizes(self) -> list[int]:  # type: ignore[override]  # known only when it is asked for
+    def cumulative_sizes(self) -> list[int]:  # type: ignore[override]  # computed on access
         """Return cumulative numbers of samples, dataset by dataset."""
         return list(accumulate(map(len, self._members)))
 
@@ -112,24 +112,24 @@ class SuperMix(ConcatDataset[Any]):
             counts = tuple(math.floor(part * min(lengths) * (1 + _ROUNDING)) for part in self.proportions)
         if 0 in counts:
             raise ConfigError(
-                f"an epoch of this mix would contain no sample of {self._members[counts.index(0)]!r}, whose "
-                "proportion is too small for one before another dataset is exhausted: raise it, or use "
+                f"an epoch of this mix would contain no sample of {self._members[counts.index(0)]!r}, since "
+                "another dataset is exhausted first: raise its proportion, or use "
                 "stopping_strategy='all_exhausted'"
             )
         return counts
 
     @property
-    def may_draw(self) -> str:
+    def may_use_rng(self) -> str:
         """Return the name of a user callable that may use a global random number generator, or an empty
         string.
         """
-        return next(filter(None, (whole.may_draw for whole in self._wholes)), "")
+        return next(filter(None, (whole.may_use_rng for whole in self._wholes)), "")
 
     def __getitem__(self, ref: Any) -> Any:
         """Read a batch or, for an integer, a sample. Raises the errors of a SuperDataset."""
         if isinstance(ref, MixedRef):
             return _joined([self._wholes[number][part] for number, part in ref.parts])
-        return super().__getitem__(place_of(ref, self))  # type: ignore[no-untyped-call]
+        return super().__getitem__(checked_index(ref, self))  # type: ignore[no-untyped-call]
 
     def collated(self, ref: MixedRef, collate_fn: Callable[[list[Any]], Any]) -> Any:
         """Return a batch assembled by ``collate_fn`` from the samples of all parts."""
@@ -137,7 +137,7 @@ class SuperMix(ConcatDataset[Any]):
         return (collate_fn(joined[0]), joined[1]) if isinstance(joined, tuple) else collate_fn(joined)
 
     def __getitems__(self, refs: Any) -> NoReturn:
-        """Raise ``UsageError``, since a DataLoader calls this only without ``batch_size=None``."""
+        """Raise ``UsageError``, since a DataLoader only calls this if ``batch_size=None`` is missing."""
         raise UsageError(
             f"a SuperMix received a list of {len(refs)} items, but its sampler already yields whole batches. "
             "Pass batch_size=None to the DataLoader (and no batch_sampler)"
@@ -152,7 +152,7 @@ def _joined(parts: list[Any]) -> Any:
             return first if len(parts) == 1 else torch.cat(parts)
         return [sample for part in parts for sample in (part if part.ndim else [part])]
     if all(isinstance(part, tuple | Columns) and len(part) == len(first) for part in parts):
-        return as_type_of(first, [_joined(list(of_each)) for of_each in zip(*parts, strict=True)])
+        return as_type_of(first, [_joined(list(column)) for column in zip(*parts, strict=True)])
     if all(isinstance(part, list | torch.Tensor) for part in parts):
         return [sample for part in parts for sample in part]
     if all(isinstance(part, Mapping) and part.keys() == first.keys() for part in parts):

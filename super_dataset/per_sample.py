@@ -13,7 +13,7 @@ import torch
 
 from superdl.super_dataset.memory.batch_memory import finished_elsewhere_here
 from superdl.super_dataset.pictures import batched, in_fewer_steps, rows_of, to_pil, unfinished
-from superdl.super_dataset.splitting import draws, may_draw, mixing_part, name_of
+from superdl.super_dataset.splitting import is_random, may_use_rng, mixing_part, name_of
 from superdl.super_wire.errors import ConfigError, UsageError
 from superdl.super_wire.ids import ID_BYTES, digest128
 
@@ -27,7 +27,7 @@ Takes: TypeAlias = Literal["pil", "numpy", "tensor"]
 Seed: TypeAlias = int | Literal["sampler"] | None
 _Parameters: TypeAlias = "Mapping[str, inspect.Parameter]"
 
-# Arguments by which a transform takes its own generator, as in torch and numpy.
+# Arguments that pass a transform its own generator, as in torch and numpy.
 _OWN_GENERATORS: Mapping[str, Callable[[bytes], Any]] = {
     "generator": lambda digest: torch.Generator().manual_seed(_bits(digest[:8])),
     "rng": lambda digest: np.random.default_rng(_bits(digest)),
@@ -56,7 +56,7 @@ _GLOBAL_GENERATORS: Mapping[str, _Global] = {
     ),
 }
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_OF_A_BATCH = ("images", "labels", "info")
+_BATCH_ARGS = ("images", "labels", "info")
 _CHANNELS = (1, 3, 4)
 _NDIM = 3
 _INT64 = 2**63
@@ -70,9 +70,9 @@ class PerSample:
     The random values for a sample depend only on (seed, epoch, sample id). The global random number
     generators of Python, numpy and torch (CPU) are seeded before each sample and restored after the
     batch, so the transform works in worker processes and in the main thread. A transform that takes
-    ``generator`` (torch), ``rng`` (numpy) or both gets seeded generators of its own. The global ones are
+    ``generator`` (torch), ``rng`` (numpy) or both gets its own seeded generators. The global ones are
     left alone, so ``SuperLoader`` can call it in threads. A transform with ``set_random_state``, as in
-    albumentations, also gets its own generators. Any other generators of a transform are not seeded.
+    albumentations, also gets its own generators. A transform's other generators are not seeded.
 
     Results are batched as torch's ``default_collate`` does: tensors and arrays are stacked, and lists,
     tuples and dicts become lists and dicts of batches. Values that it rejects, such as tensors of
@@ -91,14 +91,14 @@ class PerSample:
         transform: called as ``transform(image)``, or as ``transform(image=image)["image"]`` if it accepts its
             image only by keyword, as albumentations does.
         seed: ``"sampler"`` to use the ``SuperSampler``'s seed, which also determines the shuffle; a signed
-            64-bit integer, so that runs with different shuffles draw the same values; or ``None`` to assert
-            that the transform draws nothing, so that threads may call it.
+            64-bit integer, so that runs with different shuffles draw the same values; or ``None`` to declare
+            the transform deterministic, so that threads may call it.
         takes: the form of its input: ``"pil"`` (RGB), ``"numpy"`` (uint8, (height, width, channels)) or
             ``"tensor"`` (uint8, (channels, height, width)). With the latter two, samples that are not images
             are passed as they are. The default is numpy for a keyword argument, else PIL.
 
     Raises:
-        ConfigError: an argument is invalid, or the transform mixes the images of a batch or is known to draw
+        ConfigError: an argument is invalid, or the transform mixes a batch's images or is known to be random
             despite ``seed=None``.
     """
 
@@ -114,7 +114,7 @@ class PerSample:
         if mixes := mixing_part(transform):
             raise ConfigError(
                 f"{mixes} mixes the images and labels of a whole batch, but a per-sample transform receives "
-                "only one. Leave it out of the dataset, and call it in the training loop on each batch: "
+                "only one. Remove it from the dataset, and call it on each batch in the training loop: "
                 "images, labels = mix(images, labels)"
             )
         if takes is not None and takes not in get_args(Takes):
@@ -122,9 +122,9 @@ class PerSample:
         whole = isinstance(seed, int) and not isinstance(seed, bool)
         if seed not in (None, "sampler") and not (whole and -_INT64 <= int(seed) < _INT64):
             raise ConfigError(f"seed must be a signed 64-bit integer, 'sampler' or None, not {seed!r}")
-        if seed is None and draws(transform):
+        if seed is None and is_random(transform):
             raise ConfigError(
-                f"{name_of(transform)} draws at random, but seed=None requires that it does not"
+                f"{name_of(transform)} is random, but seed=None is only for deterministic transforms"
             )
         parameters = _parameters(transform) or {}
         self._transform = transform
@@ -139,30 +139,30 @@ class PerSample:
         Raises:
             UsageError: the transform may draw and this is not the main thread, or a sample is not an image.
         """
-        # Checked for each batch, because a Compose may get other transforms while it is used.
+        # Checked for each batch, because a Compose may be modified while it is in use.
         call, end = self._in_fewer_steps()
         count = len(info.draw_ids) // ID_BYTES
-        with self._making(call, images, info) as results:
+        with self._transformed(call, images, info) as results:
             if end is not None and finished_elsewhere_here():
                 return unfinished(results, count, end), labels
             return batched(results, count, end), labels
 
     def samples(self, images: Any, info: BatchInfo) -> list[Any]:
         """Return the transform's complete result for each sample. Raises as a call does."""
-        with self._making(self._transform, images, info) as results:
+        with self._transformed(self._transform, images, info) as results:
             return list(results)
 
     @contextmanager
-    def _making(self, call: Callable[..., Any], images: Any, info: BatchInfo) -> Iterator[Iterator[Any]]:
-        set_global = bool(self.may_draw)
+    def _transformed(self, call: Callable[..., Any], images: Any, info: BatchInfo) -> Iterator[Iterator[Any]]:
+        set_global = bool(self.may_use_rng)
         if set_global and threading.current_thread() is not threading.main_thread():
             raise UsageError(
                 f"{name_of(self._transform)} may draw from the global random number generators, so this "
                 "thread would race with others: read the dataset in the main thread or in worker processes"
             )
-        with _global_generators_kept() if set_global else nullcontext():
+        with _restored_generators() if set_global else nullcontext():
             yield (
-                self._made(call, sample, info, at, set_global=set_global)
+                self._apply(call, sample, info, at, set_global=set_global)
                 for at, sample in enumerate(rows_of(images))
             )
 
@@ -170,12 +170,12 @@ class PerSample:
         return in_fewer_steps(self._transform) if self._takes == "pil" else (self._transform, None)
 
     @property
-    def may_draw(self) -> str:
+    def may_use_rng(self) -> str:
         """Return the transform's name if it may use a global random number generator, or an empty string."""
         is_safe = self._seed is None or self._generators
-        return name_of(self._transform) if not is_safe and may_draw(self._transform) else ""
+        return name_of(self._transform) if not is_safe and may_use_rng(self._transform) else ""
 
-    def _made(
+    def _apply(
         self,
         call: Callable[..., Any],
         sample: torch.Tensor | dict[str, torch.Tensor],
@@ -190,8 +190,8 @@ class PerSample:
             given = {name: form(value) if _is_picture(value) else value for name, value in sample.items()}
         else:
             given = form(sample)
-        place = slice(at * ID_BYTES, (at + 1) * ID_BYTES)
-        generators = self._seeded(info.draw_ids[place], info, set_global=set_global)
+        span = slice(at * ID_BYTES, (at + 1) * ID_BYTES)
+        generators = self._seeded(info.draw_ids[span], info, set_global=set_global)
         try:
             if self._by_keyword and isinstance(given, dict):
                 return call(**given, **generators)
@@ -199,7 +199,7 @@ class PerSample:
                 return call(image=given, **generators)["image"]
             return call(given, **generators)
         except Exception as error:
-            name = (info.keys and info.keys[at]) or f"sample {info.sample_ids[place].hex()}"
+            name = (info.keys and info.keys[at]) or f"sample {info.sample_ids[span].hex()}"
             # A note keeps the type of the user's exception.
             error.add_note(f"raised by the transform for {name}, called with takes={self._takes!r}")
             raise
@@ -209,7 +209,7 @@ class PerSample:
         if self._seed is None:
             return {}
         seed = info.seed if self._seed == "sampler" else self._seed
-        # A key per generator: Python's and numpy's algorithm is one, and would draw alike.
+        # One key per generator: Python and numpy share an algorithm and would draw the same values.
         words = seed.to_bytes(8, "little", signed=True), info.epoch.to_bytes(8, "little"), sample_id
         if self._generators:
             return {
@@ -218,7 +218,7 @@ class PerSample:
         for name, generator in _GLOBAL_GENERATORS.items() if set_global else ():
             generator.seed(digest128(name.encode(), *words))
         if hasattr(self._transform, "set_random_state"):
-            # One pair for a pipeline; with set_random_seed its steps would draw alike.
+            # One pair per pipeline: with set_random_seed, its steps would draw the same values.
             arrays = np.random.default_rng(_bits(digest128(b"state: numpy", *words)))
             python = random.Random(_bits(digest128(b"state: random", *words)))  # noqa: S311  # no secret
             self._transform.set_random_state(arrays, python)
@@ -243,7 +243,7 @@ def for_batches(transform: Any) -> Callable[[Any, Any, BatchInfo], Any] | None:
             return batched
         if _is_for_one_image(transform, parameters) or mixing_part(transform):
             return PerSample(transform)
-    arguments = "unknown to Python" if parameters is None else f"({', '.join(map(str, parameters.values()))})"
+    arguments = "of unknown names" if parameters is None else f"({', '.join(map(str, parameters.values()))})"
     raise ConfigError(
         "transform must have one required argument, an image, or three, (images, labels, info) of a whole "
         f"batch, but {name_of(transform)} has arguments {arguments}. If it is for one image, pass "
@@ -254,34 +254,34 @@ def for_batches(transform: Any) -> Callable[[Any, Any, BatchInfo], Any] | None:
 
 
 def _is_for_batches(parameters: _Parameters) -> bool:
-    by_place = [
+    positional = [
         parameter
         for parameter in parameters.values()
         if parameter.kind in _POSITIONAL and parameter.name not in _OWN_GENERATORS
     ]
-    needed = [parameter for parameter in by_place if _is_required(parameter)]
-    if any(_is_required(parameter) for parameter in parameters.values() if parameter not in by_place):
+    needed = [parameter for parameter in positional if _is_required(parameter)]
+    if any(_is_required(parameter) for parameter in parameters.values() if parameter not in positional):
         return False
-    if len(needed) == len(_OF_A_BATCH):
+    if len(needed) == len(_BATCH_ARGS):
         return True
-    named = tuple(parameter.name for parameter in by_place)
+    named = tuple(parameter.name for parameter in positional)
     # If only one is required, the names decide: (image, mean=..., std=...) is for one image.
-    return len(named) == len(_OF_A_BATCH) and (len(needed) > 1 or named[1:] == _OF_A_BATCH[1:])
+    return len(named) == len(_BATCH_ARGS) and (len(needed) > 1 or named[1:] == _BATCH_ARGS[1:])
 
 
 def _is_for_one_image(transform: object, parameters: _Parameters) -> bool:
     needed = [parameter.name for parameter in parameters.values() if _is_required(parameter)]
-    of_images = [name for name in needed if name not in _OWN_GENERATORS]
-    if len(of_images) == 1:
-        return parameters[of_images[0]].kind in _POSITIONAL or of_images == ["image"]
+    image_names = [name for name in needed if name not in _OWN_GENERATORS]
+    if len(image_names) == 1:
+        return parameters[image_names[0]].kind in _POSITIONAL or image_names == ["image"]
     # Transforms of torchvision's v2 are modules that take (*inputs).
     kinds = [parameter.kind for parameter in parameters.values()]
-    of_v2 = isinstance(transform, torch.nn.Module) and kinds == [inspect.Parameter.VAR_POSITIONAL]
-    return not needed and (of_v2 or _takes_its_image_by_keyword(parameters))
+    is_v2 = isinstance(transform, torch.nn.Module) and kinds == [inspect.Parameter.VAR_POSITIONAL]
+    return not needed and (is_v2 or _takes_its_image_by_keyword(parameters))
 
 
 def _parameters(transform: Any) -> _Parameters | None:
-    """Return the arguments of a call, or ``None`` if they are unknown or it is a class."""
+    """Return the parameters of a call, or ``None`` for a class or if they are unknown."""
     # A module's __call__ takes (*args, **kwargs).
     called = transform.forward if isinstance(transform, torch.nn.Module) else transform
     if isinstance(called, type):
@@ -302,12 +302,12 @@ def _takes_its_image_by_keyword(parameters: _Parameters) -> bool:
     if any(kind in _POSITIONAL for kind in kinds):
         return False
     # albumentations' signature is (*, image) or (*args, force_apply, **data).
-    of_albumentations = "force_apply" in parameters and inspect.Parameter.VAR_KEYWORD in kinds
-    return "image" in parameters or of_albumentations
+    is_albumentations = "force_apply" in parameters and inspect.Parameter.VAR_KEYWORD in kinds
+    return "image" in parameters or is_albumentations
 
 
 @contextmanager
-def _global_generators_kept() -> Iterator[None]:
+def _restored_generators() -> Iterator[None]:
     states = [generator.state() for generator in _GLOBAL_GENERATORS.values()]
     try:
         yield

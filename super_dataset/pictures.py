@@ -32,14 +32,14 @@ Transform: TypeAlias = Callable[[Any], Any]
 _RGB = 3
 _VALUES = 256
 
-# Scaling by the classes above: none (bytes); to float32 as torchvision's v1; as its v2.
+# Scaling: none (bytes), or to float32 as in torchvision's v1 or as in its v2.
 _SCALES = ("bytes", "divided", "multiplied")
 
 
 class Planes(NamedTuple):
-    """An RGB image's pixels, to which only an :class:`End` remains to be applied."""
+    """An RGB image's pixels, which only an :class:`End` remains to convert."""
 
-    # Shape (channels, height, width), not to be written to.
+    # Shape (channels, height, width), read-only.
     pixels: NDArray[np.uint8]
 
 
@@ -84,8 +84,8 @@ class End:
         table = torch.empty(_RGB, 1, _VALUES)
         self.write(np.broadcast_to(np.arange(_VALUES, dtype=np.uint8), table.shape), table.numpy())
         rows = torch.arange(0, table.numel(), _VALUES, dtype=torch.int32, device=images.device)
-        places = images.contiguous() + rows.view(-1, 1, 1)
-        return table.view(-1).to(images.device).index_select(0, places.view(-1)).view(places.shape)
+        indices = images.contiguous() + rows.view(-1, 1, 1)
+        return table.view(-1).to(images.device).index_select(0, indices.view(-1)).view(indices.shape)
 
 
 def to_pil(pixels: NDArray[np.uint8]) -> Image:
@@ -240,7 +240,7 @@ def checked_columns(columns: object) -> dict[str, str]:
 
 
 def in_columns(columns: Mapping[str, str], images: Any, labels: Any) -> dict[str, Any]:
-    """Return a batch as a dict of these columns. Raises ``UsageError`` if it lacks a part."""
+    """Return a batch as a dict of these columns. Raises ``UsageError`` if a part is missing."""
     parts = dict(images) if isinstance(images, dict) else {"images": images}
     parts["labels"] = labels
     if isinstance(labels, dict):
@@ -271,7 +271,7 @@ def _in_structure(samples: list[Any]) -> Any:
 def _as_tensor(result: Any) -> Any:
     if not isinstance(result, np.ndarray) or result.dtype.kind not in "biufc":
         return result
-    # Copied only if torch cannot take it, as a flipped one.
+    # Copied only if torch cannot use it, such as a flipped array.
     return torch.from_numpy(np.require(result, requirements=["C", "W"]))
 
 

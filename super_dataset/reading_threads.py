@@ -37,7 +37,7 @@ class ReadingThreads:
         self._prefetch = prefetch
         self._lock = threading.Lock()
         self._tasks: queue.SimpleQueue[tuple[Any, Future[Any], list[Any]] | None] = queue.SimpleQueue()
-        # Of the latest task of each thread, to be told the ref that its thread reads next.
+        # A list for the latest task of each thread, which receives the ref to read next.
         self._upcoming: deque[list[Any]] = deque(maxlen=count)
         self._threads: list[threading.Thread] = []
         self._pid = os.getpid()
@@ -66,7 +66,7 @@ class ReadingThreads:
         self._upcoming.append([])
         self._tasks.put((ref, future, self._upcoming[-1]))
         if self._stopped:  # stopped since check(): perhaps no thread is left to see it
-            self._refuse_what_waits()
+            self._fail_pending()
         return future
 
     def stop(self) -> None:
@@ -74,7 +74,7 @@ class ReadingThreads:
         # A garbage collection may call it anywhere, so it takes no lock.
         self._stopped = True
         if self._pid == os.getpid():
-            self._refuse_what_waits()
+            self._fail_pending()
 
     def join(self, until_s: float) -> None:
         """Wait for the threads to end after :meth:`stop`, but not beyond the monotonic time ``until_s``."""
@@ -85,7 +85,7 @@ class ReadingThreads:
         _running.add(self)
         with self._lock:
             for number in range(len(self._threads), self._count):
-                # A daemon: the interpreter's end does not wait for a batch that has not come.
+                # A daemon, so that the interpreter does not wait for a late batch at exit.
                 thread = threading.Thread(target=self._serve, name=f"super-read-{number}", daemon=True)
                 thread.start()
                 self._threads.append(thread)
@@ -95,7 +95,7 @@ class ReadingThreads:
         with receiving_into(self.mover.memory, finished_elsewhere=self._make.finished_elsewhere):
             while (task := self._tasks.get()) is not None:
                 self._work(*task)
-                del task  # it holds a batch, which must be free while this waits for work
+                del task  # it holds a batch, which must be freed while this waits for work
         self._tasks.put(None)  # for the next thread
 
     def _work(self, ref: Any, future: Future[Any], upcoming: list[Any]) -> None:
@@ -106,13 +106,13 @@ class ReadingThreads:
                 # The disk can fetch it while this batch is copied.
                 announce(following)
             item = self.mover.send(self._make(ref))
-        except BaseException as error:  # noqa: BLE001 # raised where the batch is asked for
+        except BaseException as error:  # noqa: BLE001 # raised where the batch is requested
             future.set_exception(error)
             del future  # or error, traceback and future would keep one another and the batch alive
         else:
             future.set_result(item)
 
-    def _refuse_what_waits(self) -> None:
+    def _fail_pending(self) -> None:
         """Fail all batches that have not been started, and signal the threads to end."""
         while True:
             try:
@@ -139,7 +139,7 @@ class ThreadPass:
 
     def take(self) -> Any:
         """Return the next batch, ready for use, or raise the error in its place."""
-        self._ask_ahead()
+        self._read_ahead()
         if not self._ahead:
             trouble, self._trouble = self._trouble, None
             raise trouble or StopIteration
@@ -152,7 +152,7 @@ class ThreadPass:
         finally:
             del future  # or an error, its frames and the future would form a reference cycle
 
-    def _ask_ahead(self) -> None:
+    def _read_ahead(self) -> None:
         while self._trouble is None and not self._exhausted and len(self._ahead) <= self._prefetch:
             try:
                 ref = next(self._refs)
@@ -165,7 +165,7 @@ class ThreadPass:
 
 
 def _give_up(ahead: deque[Future[Any]]) -> None:
-    # The pass was abandoned: batches not begun need not be read.
+    # The pass was abandoned, so unstarted batches need not be read.
     for future in ahead:
         future.cancel()
     ahead.clear()

@@ -1,4 +1,4 @@
-"""Splitting of a pipeline into a part that functions do once, and the rest for workers."""
+"""Split a pipeline into a part that functions apply once, and the rest for workers."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ Transform: TypeAlias = Callable[[Any], Any]
 
 # Neither library is imported: classes are recognised by module and name, and read by public
 # attributes. A user's subclass may do anything, so it is not recognised.
-_ITS_OWN = ("torchvision.transforms.", "timm.data.")
+_MODULES = ("torchvision.transforms.", "timm.data.")
 _MAKE_TENSORS = frozenset(
     {"ToTensor", "PILToTensor", "ToImage", "ToImageTensor", "MaybeToTensor", "MaybePILToTensor", "ToNumpy"}
 )
-_DRAW = frozenset(
+_RANDOM = frozenset(
     {"AugMix", "AutoAugment", "ColorJitter", "GaussianBlur", "RandAugment", "TrivialAugmentWide"}
 )
 _CHANGE_TENSORS = frozenset({"ConvertImageDtype", "ToDtype", "Normalize", "ToPureTensor"})
 _PRESET = "ImageClassification"  # a preset of weights; split_transform leaves only its end
-_DRAW_NOTHING = _MAKE_TENSORS | _CHANGE_TENSORS | {"Resize", "CenterCrop", "Pad", "Grayscale", "RGB", _PRESET}
+_NOT_RANDOM = _MAKE_TENSORS | _CHANGE_TENSORS | {"Resize", "CenterCrop", "Pad", "Grayscale", "RGB", _PRESET}
 _MIX_A_BATCH = frozenset({"CutMix", "MixUp", "Mixup"})  # torchvision's, and timm's Mixup
 _BY_PILLOWS_NUMBER = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 _RANDOM_FIRST = (
-    "The recipe only decodes, and whole images are kept. Smaller images, such as those of "
-    "Recipe.image(resize=320, reduced_decode=True), cost less to keep and to read, but change the pixels "
-    "that random crops see. That is for you to decide."
+    "The recipe only decodes and keeps whole images. Smaller images, such as those of "
+    "Recipe.image(resize=320, reduced_decode=True), cost less to store and read, but change the pixels "
+    "that random crops see. That choice is yours."
 )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SplitTransform:
-    """A pipeline in two parts. Its ``repr`` lists what was moved, and where and why it stopped.
+    """A pipeline in two parts. Its ``repr`` lists the moved transforms, and where and why it stopped.
 
     ``rest`` is ``None`` if nothing is left. ``moved`` describes the transforms that the recipe performs.
     """
@@ -72,14 +72,14 @@ def split_transform(transform: Transform) -> SplitTransform:
     >>> parts
     recipe: Resize(size=256, ...), CenterCrop(size=(224, 224))
     rest: Compose(ToTensor)
-    Stopped at ToTensor: it makes a tensor, but recipes only have steps for images.
+    Stopped at ToTensor: recipes only have steps for images, not for tensors.
 
     Args:
         transform: torchvision's ``Compose`` (v1 or v2), the result of timm's ``create_transform``, or a
             single transform. Any other pipeline stays whole, and the recipe only decodes.
 
     Raises:
-        ConfigError: it is not callable.
+        ConfigError: ``transform`` is not callable.
     """
     if not callable(transform):
         raise ConfigError(
@@ -100,11 +100,11 @@ def split_transform(transform: Transform) -> SplitTransform:
         if remains is not None:
             parts.insert(0, remains)
             moved.append(f"the image steps of {name_of(first)}")
-            why = f"Stopped within {name_of(first)}: its next step makes a tensor."
+            why = f"Stopped within {name_of(first)}: the next step makes a tensor."
             break
         moved.append(_described(first))
     if parts and not moved:
-        return SplitTransform(recipe, transform, (), f"{why} {_RANDOM_FIRST}" if _draws(parts[0]) else why)
+        return SplitTransform(recipe, transform, (), f"{why} {_RANDOM_FIRST}" if _random(parts[0]) else why)
     rest: Transform | None = None
     if parts:
         kind: Any = type(transform)
@@ -120,7 +120,7 @@ def _parts_of(transform: Any) -> list[Any]:
 
 
 def split_at_tensors(transform: Any) -> tuple[list[Any], list[Any]]:
-    """Split a pipeline where images become tensors. Its end is empty if it does more."""
+    """Split a pipeline where images become tensors. The end is empty if it does anything else."""
     parts = _parts_of(transform)
     at = next((at for at, part in enumerate(parts) if _makes_tensors(part)), len(parts))
     is_known = all(_known_class(part) in _CHANGE_TENSORS for part in parts[at + 1 :])
@@ -136,7 +136,7 @@ def size_and_moments(end: Sequence[Any]) -> tuple[list[int] | None, list[Any]]:
 
 def _makes_tensors(part: Any) -> bool:
     if _known_class(part) == _PRESET:
-        # A split preset keeps images of its size.
+        # A split preset does not resize or crop.
         return bool(part.resize_size == part.crop_size)
     return _known_class(part) in _MAKE_TENSORS
 
@@ -150,19 +150,19 @@ def mixing_part(transform: Any) -> str:
     return next(filter(None, map(mixing_part, parts)), "")
 
 
-def may_draw(transform: Any) -> bool:
-    """Return whether a transform may draw from global random number generators."""
+def may_use_rng(transform: Any) -> bool:
+    """Return whether a transform may use global random number generators."""
     # Unknown parts may do anything.
-    return any(_known_class(part) not in _DRAW_NOTHING for part in _parts_of(transform))
+    return any(_known_class(part) not in _NOT_RANDOM for part in _parts_of(transform))
 
 
-def draws(transform: Any) -> bool:
-    """Return whether a transform has a part that is known to draw."""
-    return any(map(_draws, _parts_of(transform)))
+def is_random(transform: Any) -> bool:
+    """Return whether a transform has a part that is known to be random."""
+    return any(map(_random, _parts_of(transform)))
 
 
 def unknown(function: Any) -> str:
-    """Return the name of user code, or an empty string for SUPER's, torch's and none."""
+    """Return a user function's name, or an empty string for SUPER's, torch's and ``None``."""
     home = getattr(getattr(function, "func", function), "__module__", "")
     is_known = function is None or f"{home}.".startswith(("superdl.", "torch.utils.data."))
     return "" if is_known else name_of(function)
@@ -171,7 +171,7 @@ def unknown(function: Any) -> str:
 def _known_class(transform: object) -> str:
     """Return the name of a class of torchvision or timm, or "" for all others."""
     kind = type(transform)
-    return kind.__name__ if f"{kind.__module__}.".startswith(_ITS_OWN) else ""
+    return kind.__name__ if f"{kind.__module__}.".startswith(_MODULES) else ""
 
 
 def name_of(transform: Any) -> str:
@@ -183,13 +183,13 @@ def name_of(transform: Any) -> str:
 
 
 def _described(transform: object) -> str:
-    # Some reprs take several lines or name an address.
+    # Some reprs take several lines or contain an address.
     text = repr(transform)
     return name_of(transform) if "\n" in text or text.startswith("<") else text
 
 
-def _draws(transform: object) -> bool:
-    return _known_class(transform).startswith("Random") or _known_class(transform) in _DRAW
+def _random(transform: object) -> bool:
+    return _known_class(transform).startswith("Random") or _known_class(transform) in _RANDOM
 
 
 def _steps_of(transform: Any, before: Recipe) -> tuple[list[dict[str, Any]], Transform | None]:
@@ -201,10 +201,10 @@ def _steps_of(transform: Any, before: Recipe) -> tuple[list[dict[str, Any]], Tra
         return _preset(transform)
     if name == "RGB" and all(step["op"] != "grayscale" for step in before.steps):
         return [], None  # decoded images are RGB
-    if _draws(transform):
-        raise _StopError("it is random, so functions would have to decode every image in each epoch")
+    if _random(transform):
+        raise _StopError("functions would have to repeat random steps, and decoding, in each epoch")
     if name in _MAKE_TENSORS:
-        raise _StopError("it makes a tensor, but recipes only have steps for images")
+        raise _StopError("recipes only have steps for images, not for tensors")
     raise _StopError(f"recipes have no step for {getattr(transform, '__module__', '?')}.{name_of(transform)}")
 
 
@@ -214,7 +214,7 @@ def _resize(transform: Any) -> dict[str, Any]:
 
 def _resize_step(transform: Any, size: Any, max_size: Any = None) -> dict[str, Any]:
     if getattr(transform, "antialias", None) is False:
-        raise _StopError("antialias=False is for tensors, but images are always antialiased")
+        raise _StopError("antialias=False only applies to tensors: images are always antialiased")
     shorter_or_both = size[0] if isinstance(size, Sequence) and len(size) == 1 else size
     return {
         "op": "resize",
@@ -241,7 +241,7 @@ def _pad(transform: Any) -> dict[str, Any]:
 
 def _preset(preset: Any) -> tuple[list[dict[str, Any]], Transform]:
     """Split an evaluation preset, which resizes, crops, and makes a normalised tensor."""
-    # With its crop size for both sizes it neither resizes nor crops an image of that size.
+    # With both sizes set to the crop size, it leaves an image of that size as it is.
     rest = copy.copy(preset)
     rest.resize_size = preset.crop_size
     (side,) = preset.crop_size

@@ -1,4 +1,4 @@
-"""``SuperTrainerMixin``: Hugging Face's ``Trainer`` on SUPER."""
+"""``SuperTrainerMixin``: Hugging Face's ``Trainer`` with SUPER."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class SuperTrainerMixin:
             loader: Loader = given
             return loader
         loaders: dict[tuple[int, bool], Loader] = vars(self).setdefault("_super_loaders", {})
-        # Trainer asks again for each evaluation; the loader first created is kept.
+        # Trainer calls this for each evaluation, so the loader is kept.
         if (id(given), training) not in loaders:
             from superdl.sampler import SuperSampler
 
@@ -112,7 +112,7 @@ class SuperTrainerMixin:
         """Run Trainer's loop with the mean loss per sample, even for a short batch."""
         self._super_losses = torch.zeros(2, device=self.args.device)
         compute = self.compute_metrics
-        self.compute_metrics = compute and partial(_of_labelled, compute)
+        self.compute_metrics = compute and partial(_labelled, compute)
         try:
             output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)  # type: ignore[misc]
         finally:
@@ -136,7 +136,7 @@ def _inputs(item: Any, *, label_name: str) -> dict[str, Any]:
     return inputs
 
 
-def _of_labelled(compute: Callable[..., Any], output: Any, **kwargs: Any) -> Any:
+def _labelled(compute: Callable[..., Any], output: Any, **kwargs: Any) -> Any:
     """Compute the metrics of labelled samples, or of all samples if each has several labels."""
     labels, predictions = output.label_ids, output.predictions
     if isinstance(labels, np.ndarray) and labels.ndim == 1 and isinstance(predictions, np.ndarray):
@@ -155,20 +155,20 @@ class _Batches(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         trainer, self._trainer = self._trainer, None
         if trainer is not None:  # the first epoch of this training: later ones follow it
-            yield from repeat(None, self._go_to_place(trainer.state, trainer.args))
+            yield from repeat(None, self._seek(trainer.state, trainer.args))
         yield from self.loader
 
-    def _go_to_place(self, state: Any, args: Any) -> int:
-        """Move the loader past what was trained on. Return how many batches Trainer will skip."""
-        of_a_step = args.gradient_accumulation_steps
-        epoch, steps = divmod(state.global_step, math.ceil(len(self) / of_a_step))
-        # A DataLoader keeps no state: its sampler does.
-        keeper: Any = self.loader if hasattr(self.loader, "load_state_dict") else self.loader.sampler
-        here = keeper.state_dict()
+    def _seek(self, state: Any, args: Any) -> int:
+        """Move the loader past the batches trained on. Return how many batches Trainer will skip."""
+        per_step = args.gradient_accumulation_steps
+        epoch, steps = divmod(state.global_step, math.ceil(len(self) / per_step))
+        # A DataLoader has no state, but its sampler does.
+        stateful: Any = self.loader if hasattr(self.loader, "load_state_dict") else self.loader.sampler
+        here = stateful.state_dict()
         if steps and not here["in_order"]:
             raise UsageError(
-                "with in_order=False, a Trainer cannot resume in mid-epoch, because its state is a count"
+                "a Trainer cannot resume mid-epoch with in_order=False, since it only counts its steps"
             )
-        place = {"epoch": epoch, "position": steps * of_a_step, "given_ahead": []}
-        keeper.load_state_dict(here | place)
-        return 0 if args.ignore_data_skip else steps * of_a_step
+        target = {"epoch": epoch, "position": steps * per_step, "given_ahead": []}
+        stateful.load_state_dict(here | target)
+        return 0 if args.ignore_data_skip else steps * per_step

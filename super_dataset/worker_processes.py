@@ -1,4 +1,4 @@
-"""Worker processes for a ``SuperLoader``, by torch's ``DataLoader``."""
+"""Worker processes for a ``SuperLoader``, run by torch's ``DataLoader``."""
 
 from __future__ import annotations
 
@@ -22,42 +22,42 @@ if TYPE_CHECKING:
     from superdl.super_dataset.memory.batch_memory import Memory, Mover
 
 # Arguments of a DataLoader that apply to worker processes.
-_OF_WORKERS = frozenset(
+_WORKER_OPTIONS = frozenset(
     {"multiprocessing_context", "pin_memory_device", "prefetch_factor", "timeout", "worker_init_fn"}
 )
 
-_MOST_THAT_HELP = 16
+_MAX_USEFUL = 16
 _CLOSED = "this SuperLoader was closed: create a new one"
 
 
-def workers_that_help() -> int:
+def useful_workers() -> int:
     """Return the number of processes to use: one per core in this rank's share of the host, up to 16."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    return min(max(1, usable_cores() // (int(ranks) if ranks.isdecimal() else 1)), _MOST_THAT_HELP)
+    return min(max(1, usable_cores() // (int(ranks) if ranks.isdecimal() else 1)), _MAX_USEFUL)
 
 
-def by_processes(
-    dataset: Any, collate_fn: Any, threads: int | None, of_workers: Mapping[str, Any]
+def choose_processes(
+    dataset: Any, collate_fn: Any, threads: int | None, worker_options: Mapping[str, Any]
 ) -> tuple[bool, str]:
     """Choose between worker processes (true) and threads, and return the reason."""
     if threads is not None:
         return not threads, f"threads={threads} was passed"
-    if "worker_init_fn" in of_workers:
+    if "worker_init_fn" in worker_options:
         return True, "worker_init_fn requires them"
-    drawing = getattr(dataset, "may_draw", type(dataset).__name__) or unknown(collate_fn)
-    if drawing:
-        return True, f"{drawing} may draw from random number generators that threads share"
-    return False, "nothing draws from random number generators that threads share"
+    user = getattr(dataset, "may_use_rng", type(dataset).__name__) or unknown(collate_fn)
+    if user:
+        return True, f"{user} may use random number generators that threads share"
+    return False, "nothing uses random number generators that threads share"
 
 
-def of_data_loader(given: dict[str, Any]) -> dict[str, Any]:
+def pop_worker_options(given: dict[str, Any]) -> dict[str, Any]:
     """Remove and return a DataLoader's arguments. A generator becomes the sampler's seed."""
     if given.get("batch_sampler") is None:
         given.pop("batch_sampler", None)
     generator = given.pop("generator", None)
     if generator is not None:
         given.setdefault("seed", (generator.initial_seed() + 2**63) % 2**64 - 2**63)
-    options = {name: given.pop(name) for name in _OF_WORKERS & given.keys()}
+    options = {name: given.pop(name) for name in _WORKER_OPTIONS & given.keys()}
     return {name: value for name, value in options.items() if value}
 
 
@@ -67,7 +67,7 @@ class Load:
 
     dataset: Any
     collate_fn: Callable[[Any], Any] | None
-    of_samples: bool  # collate_fn is called with the list of a batch's samples, else with the dataset's item.
+    collates_samples: bool  # collate_fn takes the list of a batch's samples, else the dataset's item.
     finished_elsewhere: bool  # the batch may be an Unfinished.
 
     def __call__(self, ref: Any) -> Any:
@@ -75,11 +75,11 @@ class Load:
         try:
             if self.collate_fn is None:
                 return self.dataset[ref]
-            if self.of_samples:
+            if self.collates_samples:
                 return self.dataset.collated(ref, self.collate_fn)
             return self.collate_fn(self.dataset[ref])
         except StopIteration as error:
-            # It would end the epoch.
+            # StopIteration would end the epoch.
             raise RuntimeError("the dataset, its transform or collate_fn raised StopIteration") from error
 
 
@@ -94,7 +94,7 @@ class WorkerProcesses:
             sampler=_RefsOfPass(self),
             batch_size=None,
             num_workers=count,
-            collate_fn=_as_it_is,
+            collate_fn=_unchanged,
             **options,
         )
         self._pid = os.getpid()
@@ -112,7 +112,7 @@ class WorkerProcesses:
         return begun
 
     def latest(self) -> ProcessPass | None:
-        """Return the pass that began last, unless it was dropped."""
+        """Return the latest pass, unless it was dropped."""
         return self._latest()
 
     def check(self) -> DataLoader[Any]:
@@ -120,7 +120,7 @@ class WorkerProcesses:
         if self._loader is None:
             raise UsageError(_CLOSED)
         if self._pid != os.getpid():
-            raise UsageError("use a SuperLoader only in the process that created it: its workers stay there")
+            raise UsageError("use a SuperLoader only in the process that created it, which owns its workers")
         return self._loader
 
     def stop(self) -> None:
@@ -181,7 +181,7 @@ def _refs_of(latest: Callable[[], ProcessPass | None]) -> Iterator[Any]:
             ref = next(begun.refs)
         except StopIteration:
             return
-        except Exception as error:  # noqa: BLE001 # DataLoader would raise it before the batches under way
+        except Exception as error:  # noqa: BLE001 # DataLoader would raise it before pending batches
             begun.trouble = error
             return
         del begun  # hold no pass between items
@@ -189,14 +189,14 @@ def _refs_of(latest: Callable[[], ProcessPass | None]) -> Iterator[Any]:
 
 
 @dataclass(slots=True)
-class _Made:
-    """A worker's reply: an item, or a batch left out, with the first cause in the epoch."""
+class _Reply:
+    """A worker's reply: an item, or a skipped batch, with the first cause in the epoch."""
 
     item: Any = None
     left_out: bool = False
     cause: BaseException | None = None
 
-    def pin_memory(self) -> _Made:
+    def pin_memory(self) -> _Reply:
         self.item = map_tensors(self.item, torch.Tensor.pin_memory, finish=False)
         return self
 
@@ -205,18 +205,18 @@ class _Reading(Dataset[Any]):
     def __init__(self, load: Load, memory: Memory | None) -> None:
         self._load, self._memory = load, memory
 
-    def __getitem__(self, ref: Any) -> _Made:
+    def __getitem__(self, ref: Any) -> _Reply:
         memory = self._memory if self._memory is not None and get_worker_info() is None else memory_here()
         leaves_out = LEAVES_OUT.set(True)
         try:
             with receiving_into(memory, finished_elsewhere=self._load.finished_elsewhere):
-                return _Made(self._load(ref))
+                return _Reply(self._load(ref))
         except BatchLeftOut as error:
-            return _Made(left_out=True, cause=error.__cause__)
+            return _Reply(left_out=True, cause=error.__cause__)
         finally:
             LEAVES_OUT.reset(leaves_out)
 
 
-def _as_it_is(item: Any) -> Any:
+def _unchanged(item: Any) -> Any:
     """Return the item as it is. A DataLoader's own ``collate_fn`` turns tuples into lists."""
     return item

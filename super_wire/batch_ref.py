@@ -162,7 +162,7 @@ class Bindable(Protocol):
 
     @property
     def reads_straight(self) -> bool:
-        """Whether to read records from the store's packs if this machine can see them."""
+        """Whether to read records from the store's packs if this machine can access them."""
 
     def bind(self, binding: DatasetBinding) -> None:
         """Store the properties reported by the coordinator. May be called again with newer ones."""

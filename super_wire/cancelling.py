@@ -35,8 +35,8 @@ class HeldTasks:
     A task that fails is a bug, and its error is passed to ``failed``.
     """
 
-    def __init__(self, whose: str, failed: Callable[[BaseException], None] = lambda _: None) -> None:
-        self._whose, self._failed = whose, failed
+    def __init__(self, owner: str, failed: Callable[[BaseException], None] = lambda _: None) -> None:
+        self._owner, self._failed = owner, failed
         self._running: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -45,7 +45,7 @@ class HeldTasks:
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a coroutine as a task."""
-        task = asyncio.create_task(work, name=self._whose)
+        task = asyncio.create_task(work, name=self._owner)
         self._running.add(task)
         task.add_done_callback(self._ended)
         return task
@@ -58,7 +58,7 @@ class HeldTasks:
         self._running.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            _log.error("a task of the %s failed; this is a bug", self._whose, exc_info=error)
+            _log.error("a task of the %s failed; this is a bug", self._owner, exc_info=error)
             self._failed(error)
 
 
@@ -68,7 +68,7 @@ class CallingThreads:
     def __init__(self, limit: int, name: str) -> None:
         self._name = name
         self._free = asyncio.Semaphore(limit)
-        self._under_way: set[asyncio.Future[Any]] = set()
+        self._pending: set[asyncio.Future[Any]] = set()
         self._closed: Exception | None = None
 
     async def run(self, call: Callable[[], _Value]) -> _Value:
@@ -89,13 +89,13 @@ class CallingThreads:
         except RuntimeError:
             self._free.release()
             raise
-        self._under_way.add(future)
+        self._pending.add(future)
         return await future
 
     def close(self, reason: Exception) -> None:
         """Start no more calls, and abandon the running ones, which fail with ``reason``."""
         self._closed = reason
-        for future in self._under_way:
+        for future in self._pending:
             if not future.done():
                 future.set_exception(reason)
         self._free.release()  # wakes the waiting calls, one after the other
@@ -110,7 +110,7 @@ class CallingThreads:
             future.get_loop().call_soon_threadsafe(self._ended, future, value, error)
 
     def _ended(self, future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
-        self._under_way.discard(future)
+        self._pending.discard(future)
         self._free.release()
         if future.done():
             return

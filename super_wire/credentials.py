@@ -129,17 +129,17 @@ def tokens_given(text: str, origin: str) -> tuple[Token, ...]:
     return tokens
 
 
-def read_tokens(path: str, origin: str, *, may_be_none: bool = False) -> tuple[Token, ...]:
+def read_tokens(path: str, origin: str, *, allow_empty: bool = False) -> tuple[Token, ...]:
     """Read tokens from a file, one per line. Raises ``ConfigError`` if there is none, unless
-    ``may_be_none``.
+    ``allow_empty``.
     """
     try:
         text = Path(path).read_text("ascii")
     except (OSError, ValueError) as error:  # ValueError: UnicodeDecodeError, whose text may hold a token
-        reason = error.strerror if isinstance(error, OSError) else "it contains non-ASCII characters"
+        reason = error.strerror if isinstance(error, OSError) else "non-ASCII characters"
         raise ConfigError(f"{origin}={path} cannot be read: {reason}") from None
     tokens = parse_tokens(text, f"{origin}={path}")
-    if not (tokens or may_be_none):
+    if not (tokens or allow_empty):
         raise ConfigError(f"{origin}={path} contains no token: write one token per line")
     return tokens
 

@@ -33,7 +33,7 @@ class Draws:
 
     indices: bytes = b""  # int64, catalog indices; each occurrence is one draw
     weights: bytes = b""  # float64, one per index, or one per sample if there are no indices
-    count: int = 0  # draws by weights in an epoch; 0 without weights
+    count: int = 0  # draws by weights in an epoch; 0 if there are none
     repeats: int = 1  # how often each draw is repeated in a row
     lengths: bytes = b""  # int64, lengths of a single epoch's batches; indices are then its order
 
@@ -49,7 +49,7 @@ class Draws:
     ) -> Self:
         """Make draws from a user's numbers, arrays or tensors. Raises ``ConfigError`` if they are invalid.
 
-        With ``shuffle``, the order of the indices has no effect. The coordinator checks that they fit
+        If ``shuffle``, the order of the indices has no effect. The coordinator checks that they fit
         the dataset.
         """
         if count is not None and weights is None:
@@ -175,7 +175,7 @@ def unpack_numbers(packed: bytes) -> bytes:
     """Reverse :func:`pack_numbers`. Raises ``ConfigError`` for invalid bytes or too many numbers."""
     inflating = zlib.decompressobj()
     try:
-        planes = inflating.decompress(packed[1:], NUMBERS_MAX * _NUMBER_BYTES + 1)  # one byte too many
+        planes = inflating.decompress(packed[1:], NUMBERS_MAX * _NUMBER_BYTES + 1)  # a byte beyond the limit
     except zlib.error as error:
         raise ConfigError(f"indices or weights cannot be unpacked: {error}") from error
     form, rest = packed[:1], len(planes) % _NUMBER_BYTES

@@ -17,11 +17,11 @@ class SuperError(Exception):
 
 
 class ConfigError(SuperError, ValueError):
-    """An argument or setting is wrong. The message names it and says what to do."""
+    """An argument or setting is wrong. The message names it and explains what to do."""
 
 
 class PlanError(ConfigError):
-    """These sizes, ranks or positions do not make a valid plan."""
+    """These sizes, ranks or positions do not form a valid plan."""
 
 
 class RecipeError(ConfigError):
@@ -45,7 +45,7 @@ class SourceEmptyError(SourceError):
 
 
 class SourceForbiddenError(SourceError):
-    """The source exists but may not be read."""
+    """The source exists, but access to it is denied."""
 
 
 class RecordError(SuperError):

@@ -11,7 +11,7 @@ _HERE = "superdl.coordinator.executors"
 
 
 class RunsOn(enum.Enum):
-    """Where functions run, which determines what they can reach and how they are billed."""
+    """The location of functions, which determines what they can reach and how they are billed."""
 
     THIS_HOST = "processes on the coordinator's machine"
     OTHER_HOSTS = "machines that are billed by the hour"
@@ -25,7 +25,7 @@ class ExecutorKind:
     name: str  # in settings, prices and reports
     implementation: str  # the class in the coordinator, as module:attribute
     runs_on: RunsOn
-    place: str  # runs_on in words, for messages: functions run on ...
+    location: str  # runs_on as text, for messages: functions run on ...
     # Settings that distinguish these executors. Processes with different values use different coordinators.
     chosen_by: tuple[str, ...] = ()
 

@@ -40,7 +40,7 @@ def _cores_of_process() -> int:
 
 
 def usable_cores(root: Path = _ROOT) -> int:
-    """Return how many cores this process may use, by its affinity and CPU quota. It is at least 1."""
+    """Return the number of cores, at least 1, that affinity and CPU quota allow this process."""
     cores = _cores_of_process()
     for group in _control_groups(root, "cpu"):
         quota = _numbers(group / "cpu.max")  # version 2: "quota period" or "max period"

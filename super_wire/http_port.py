@@ -44,10 +44,10 @@ async def listen_for_gets(
     the address is in use or cannot be used.
     """
     host, port = host_and_port(address)
-    of_tls: dict[str, Any] = {"ssl": tls, "ssl_handshake_timeout": _TIMEOUT_S} if tls else {}
+    tls_options: dict[str, Any] = {"ssl": tls, "ssl_handshake_timeout": _TIMEOUT_S} if tls else {}
     handle = partial(_answer, pages, accepts, asyncio.Semaphore(_CONNECTIONS_MAX))
     try:
-        return await asyncio.start_server(handle, host, port, limit=_HEAD_BYTES_MAX, **of_tls)
+        return await asyncio.start_server(handle, host, port, limit=_HEAD_BYTES_MAX, **tls_options)
     except OSError as error:
         raise ConfigError(
             f"cannot listen on {setting}={address}: {error}. Is another process listening there? Each run on "

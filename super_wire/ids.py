@@ -29,7 +29,7 @@ Versions: TypeAlias = Literal["times", "digests"]
 
 
 class Naming(NamedTuple):
-    """How a source's samples are named in ids, apart from their keys. See :func:`checked_naming`."""
+    """The naming of a source's samples in ids, apart from their keys. See :func:`checked_naming`."""
 
     alias: str = ""  # replaces the location of the source; keys are then relative to it
     versions: str = ""  # of files: "times" (the default if empty) or "digests" of the bytes
@@ -70,7 +70,7 @@ def id_bucket(bucket: str, alias: str) -> str:
     """Return the bucket's name in ids: the alias if there is one, otherwise the bucket itself."""
     if alias:
         return f"{ALIAS_SCHEME}{alias}"
-    # Leave out the Hub's commit, because the versions of files show the changes between commits.
+    # Omit the Hub's commit, because the versions of files show the changes between commits.
     return bucket.partition("@")[0] if bucket.startswith("hf://") else bucket
 
 
@@ -130,9 +130,9 @@ def sample_ids(
     ids = []
     # Members, randomness and further fields each change the number of hashed fields, so that ids of
     # different kinds never collide.
-    behind = repeat(b"") if members is None else map(with_length, members)
+    encoded = repeat(b"") if members is None else map(with_length, members)
     tails = map(b"".join, zip(*map(_framed, fields), repeat(tail), strict=False)) if fields else repeat(tail)
-    for (key, version), member, tail in zip(zip(keys, versions, strict=True), behind, tails, strict=False):
+    for (key, version), member, tail in zip(zip(keys, versions, strict=True), encoded, tails, strict=False):
         # The bucket is hashed only once.
         state = head.copy()
         state.update(
@@ -159,7 +159,7 @@ def batch_ids(ids: bytes, offsets: Sequence[int]) -> list[bytes]:
 
     ``offsets`` contains the start of each batch, in samples, and the end of the last one.
     """
-    # Processes that only start others do not pay for it.
+    # Processes that only start others do not import it.
     import numpy as np
 
     count = len(ids) // ID_BYTES

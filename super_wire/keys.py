@@ -34,7 +34,7 @@ def cache_keys(ids: bytes) -> list[bytes]:
     return [RECORD_PREFIX + digits[at : at + width] for at in range(0, len(digits), width)]
 
 
-@functools.lru_cache(maxsize=64)  # a reader asks for each batch
+@functools.lru_cache(maxsize=64)  # called for each batch
 def report_stream(job: str) -> bytes:
     """Return the name of the stream for a job's read reports."""
     return REPORT_PREFIX + job.encode()

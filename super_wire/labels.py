@@ -126,10 +126,10 @@ def _fields(text: str) -> dict[str, LabelField]:
     try:
         pairs = json.loads(text, object_pairs_hook=list)
     except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+        raise ValueError("nested too deeply") from error
     names = [name for name, _ in pairs]
     if not names or len(names) > MAX_LABEL_FIELDS or len(set(names)) != len(names) or "" in names:
-        raise ValueError(f"it needs 1 to {MAX_LABEL_FIELDS} fields with distinct names")
+        raise ValueError(f"expected 1 to {MAX_LABEL_FIELDS} fields with distinct names")
     kinds = [kind for _, kind in pairs]
     if not all(isinstance(kind, str) for kind in kinds):
         raise ValueError("fields must be numbers or arrays of numbers")

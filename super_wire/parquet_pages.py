@@ -52,10 +52,10 @@ def check_pages(chunk: Bytes, unpacked_bytes: int, limit_bytes: int) -> int:
             values = max((_size(fields[count]) for fields, count, _ in nested), default=0)
             encodings = {fields[encoding] for fields, _, encoding in nested}
         except (IndexError, KeyError, TypeError, ValueError) as error:
-            raise PagesError(f"its file has a broken page header: {error!r:.80}") from error
+            raise PagesError(f"the file has a broken page header: {error!r:.80}") from error
         if not encodings <= _ENCODINGS:
             raise PagesError(
-                f"its file uses the encodings {encodings}, not all of which are supported: write plain values"
+                f"the file uses the encodings {encodings}, not all of which are supported: write plain values"
             )
         at += packed_bytes
         pages += 1
@@ -63,12 +63,12 @@ def check_pages(chunk: Bytes, unpacked_bytes: int, limit_bytes: int) -> int:
         total_values += values
         if total_bytes > unpacked_bytes or size_bytes + values * _VALUE_BYTES > limit_bytes:
             raise PagesError(
-                f"its pages unpack to {total_bytes} bytes or more, with {values} values in one page, but the "
-                f"file's footer says {unpacked_bytes} bytes and the limit is {limit_bytes}",
+                f"the pages unpack to {total_bytes} bytes or more, with {values} values in one page, but the "
+                f"file's footer states {unpacked_bytes} bytes and the limit is {limit_bytes}",
                 is_large=True,
             )
         if pages > _PAGES_MAX:
-            raise PagesError(f"its row group has more than {_PAGES_MAX} pages", is_large=True)
+            raise PagesError(f"the row group has more than {_PAGES_MAX} pages", is_large=True)
     return total_values
 
 

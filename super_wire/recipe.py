@@ -64,7 +64,7 @@ class Recipe:
     json: str
     """The canonical JSON. Equal recipes have equal JSON."""
     parts: Mapping[str, Recipe]
-    """The recipe of each field, with ``image`` first and the others by name. Empty without fields."""
+    """The recipe of each field, with ``image`` first and the others by name. Empty if it has none."""
     steps: tuple[Mapping[str, Any], ...]
     """The steps. For samples with fields, those of ``image``."""
 
@@ -158,7 +158,7 @@ class Recipe:
             resize: the shorter side in pixels, or ``None`` to keep the size.
             crop: the side of the central square in pixels. A smaller image gets a black border, as with
                 torchvision's CenterCrop. With ``crop``, every sample is uint8 of shape (crop, crop, 3).
-                Without it, shapes follow the images.
+                By default, shapes follow the images.
             reduced_decode: decode JPEGs whose shorter side is at least twice ``resize`` at 1/2, 1/4 or 1/8 of
                 their size before resizing. This is several times faster for large images but gives different
                 pixels, so a recipe with it does not share samples with a recipe without it.
@@ -196,7 +196,7 @@ class Recipe:
             tokenizer: the ``tokenizer.json`` of a model. Functions read it at the same path (a relative one
                 from their working directory) and refuse a different file, based on its SHA-256.
             length: ``None`` returns all tokens, with shape (tokens,). Otherwise the shape is (length,), and
-                texts are cut off or padded.
+                texts are truncated or padded.
             packed: whether to return (rows, length). Then nothing is cut off, and only the last row of a
                 text is padded.
             pad_id: the token id of the padding.
@@ -289,7 +289,7 @@ class Recipe:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Recipe:
-        """Parse the text in :attr:`json`. A recipe for a different pipeline version is refused."""
+        """Parse the text in :attr:`json`. A recipe for a different pipeline version is rejected."""
         try:
             fields = json.loads(text)
             version, steps, seed = fields["pipeline"], fields["steps"], fields["augment_seed"]

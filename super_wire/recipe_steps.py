@@ -259,14 +259,14 @@ OPS: Mapping[str, Op] = MappingProxyType(
 
 def canonical_steps(steps: Sequence[object]) -> tuple[Mapping[str, Any], ...]:
     """Return the canonical form of steps. Raises as :func:`canonical_step` does."""
-    of_mask = bool(steps) and isinstance(steps[0], Mapping) and steps[0].get("op") == "mask"
-    return tuple(canonical_step(step, number, of_mask=of_mask) for number, step in enumerate(steps, start=1))
+    is_mask = bool(steps) and isinstance(steps[0], Mapping) and steps[0].get("op") == "mask"
+    return tuple(canonical_step(step, number, is_mask=is_mask) for number, step in enumerate(steps, start=1))
 
 
-def canonical_step(step: object, number: int, *, of_mask: bool = False) -> Mapping[str, Any]:
+def canonical_step(step: object, number: int, *, is_mask: bool = False) -> Mapping[str, Any]:
     """Return the canonical form of a step as a new mapping, or raise ``RecipeError``.
 
-    ``number`` is its position, from 1. ``of_mask`` means that it follows ``mask``, so its pixels are
+    ``number`` is its position, from 1. ``is_mask`` means that it follows ``mask``, so its pixels are
     class numbers, which must not be interpolated.
     """
     if not isinstance(step, Mapping) or not isinstance(step.get("op"), str):
@@ -283,7 +283,7 @@ def canonical_step(step: object, number: int, *, of_mask: bool = False) -> Mappi
             f"step {number} ({op}) has no parameter {', '.join(unknown)}; its parameters are "
             f"{', '.join(kind.parameters)}"
         )
-    if of_mask and "interpolation" in kind.parameters:
+    if is_mask and "interpolation" in kind.parameters:
         step = {"interpolation": "nearest", **step}
     # Equivalent steps must have equal digests, so include all parameters and use one type of number.
     canonical: dict[str, Any] = {"op": op}
@@ -296,7 +296,7 @@ def canonical_step(step: object, number: int, *, of_mask: bool = False) -> Mappi
         value = _read(parameter, value, f"step {number} ({op}): {name}")
         if not parameter.later or value != parameter.default:
             canonical[name] = value
-    if fault := kind.fault(canonical) or _misplaced(kind, canonical, number, of_mask=of_mask):
+    if fault := kind.fault(canonical) or _misplaced(kind, canonical, number, is_mask=is_mask):
         raise RecipeError(f"step {number} ({op}): {fault}")
     return canonical
 
@@ -308,13 +308,13 @@ def _read(parameter: Parameter, value: Any, where: str) -> Any:
         raise RecipeError(f"{where} must be {error}, not {reprlib.repr(value)}") from None
 
 
-def _misplaced(kind: Op, step: Mapping[str, Any], number: int, *, of_mask: bool) -> str:
+def _misplaced(kind: Op, step: Mapping[str, Any], number: int, *, is_mask: bool) -> str:
     if number > 1 and kind.decodes:
-        return "it controls how images are decoded, so it must be the first step"
+        return "this step controls decoding, so it must be the first"
     if number > 1 and step.get("input") == "bytes":
         return 'only the first step can have input "bytes"; later steps get the result of the previous step'
-    if of_mask and step["op"] == "grayscale":
+    if is_mask and step["op"] == "grayscale":
         return "a mask contains numbers, not colours"
-    if of_mask and "interpolation" in kind.parameters and step.get("interpolation") != "nearest":
+    if is_mask and "interpolation" in kind.parameters and step.get("interpolation") != "nearest":
         return "the numbers of a mask must not be interpolated, so its interpolation must be nearest"
     return ""

@@ -245,7 +245,7 @@ def verify_payload(header: Header, payload: Bytes) -> None:
     actual = payload_hash(payload)
     if actual != header.payload_hash:
         raise RecordError(
-            f"the payload's xxh3-64 is {actual:016x}, but the header says {header.payload_hash:016x}"
+            f"the payload's xxh3-64 is {actual:016x}, but the header states {header.payload_hash:016x}"
         )
 
 

@@ -168,7 +168,7 @@ def _read_table(
     """
     (count,) = _COUNT.unpack_from(payload)
     if not 1 <= count <= MAX_ARRAYS:
-        raise ValueError(f"it lists {count} arrays, but must list 1 to {MAX_ARRAYS}")
+        raise ValueError(f"{count} arrays are listed instead of 1 to {MAX_ARRAYS}")
     at, table = _COUNT.size, []
     for _ in range(count):
         name_bytes, code, ndim, *sides = _ENTRY.unpack_from(payload, at)

@@ -34,7 +34,7 @@ ROW_ENCODING = "parquet:"
 # Upper limit of numbers in a result, whose sums the coordinator computes.
 _RESULT_NUMBER_MAX = 2**40
 _DIGITS_MAX = 10
-_WHERE_USED = frozenset({"fields", "members", "member_offsets", "member_lengths", "encodings"})
+_OPTIONAL = frozenset({"fields", "members", "member_offsets", "member_lengths", "encodings"})
 
 
 def is_row(encoding: str) -> bool:
@@ -43,7 +43,7 @@ def is_row(encoding: str) -> bool:
 
 
 class RequestKind(enum.StrEnum):
-    """What a function does with the samples of a request. The values are the names on the wire."""
+    """The work of a function on the samples of a request. The values are the names on the wire."""
 
     DECODE = "decode"  # fetch and decode the samples, and push records into the cache
     DECODE_TO_STORE = "decode_to_store"  # the same, and write a pack of what the cache accepted
@@ -166,11 +166,11 @@ class PrefetchRequest:
     def named_field(self, index: int) -> str:
         """Return the name, for messages, of one part of a sample with fields."""
         part = index // self.count
-        return f"its field {(MAIN_FIELD, *self.fields)[part]!r}, {self.name_of(index)}"
+        return f"field {(MAIN_FIELD, *self.fields)[part]!r}, {self.name_of(index)}"
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the request as a mapping of JSON values, for any executor."""
-        return {"super_request": REQUEST_VERSION, **mapping_of(self, _WHERE_USED)}
+        return {"super_request": REQUEST_VERSION, **mapping_of(self, _OPTIONAL)}
 
     def to_json(self) -> str:
         """Return the request as JSON text."""
@@ -185,7 +185,7 @@ class PrefetchRequest:
             "request",
             "the function",
             version=REQUEST_VERSION,
-            optional=_WHERE_USED,
+            optional=_OPTIONAL,
             types={"RequestKind": RequestKind, "Limits": Limits},
         )
         count = request.count
@@ -262,11 +262,11 @@ class PrefetchResult:
         )
         if len(result.record_bytes) != len(result.outcomes):
             raise ConfigError("the columns of a prefetch result differ in length")
-        placed = len(result.outcomes) if result.pack else 0
-        if not placed == len(result.offsets) == len(result.lengths):
+        expected = len(result.outcomes) if result.pack else 0
+        if not expected == len(result.offsets) == len(result.lengths):
             raise ConfigError(
-                "a prefetch result must have as many offsets and lengths as samples if it has a pack, or "
-                "none without one"
+                "a prefetch result must have as many offsets and lengths as samples if it has a pack, "
+                "and otherwise none"
             )
         unknown = set(result.outcomes) - frozenset(Outcome)
         if unknown:

@@ -109,8 +109,8 @@ class RunDirectory:
         while (descriptor := self._try_start_lock()) is None:
             if time.monotonic() >= deadline_s:
                 raise EmbeddedError(
-                    f"another process has held {self.start_lock} for {wait_s:g} s: it is starting or "
-                    f"stopping the embedded coordinator of this run and seems to be stuck; see {self.log}"
+                    f"another process has held {self.start_lock} for {wait_s:g} s while starting or "
+                    f"stopping this run's embedded coordinator, and seems to be stuck; see {self.log}"
                 )
             # File locks have no timeout, so they are polled, with jitter.
             time.sleep(_LOCK_PAUSE_S * random.SystemRandom().uniform(0.5, 1.5))

@@ -83,9 +83,7 @@ def file_url(path: str, name: str) -> str:
     try:
         real.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"{name} {os.fsencode(real)!r}: its path is not UTF-8, as the path of a {name} must be. Rename it"
-        ) from error
+        raise ConfigError(f"{name} {os.fsencode(real)!r} is not a UTF-8 path: rename it") from error
     return f"file://{real}"
 
 

@@ -47,7 +47,7 @@ def _parsed(parse: Callable[[], Any], language: str, name: str) -> Any:
     try:
         return parse()
     except RecursionError as error:
-        raise ConfigError(f"{name} cannot be read as {language}: it is nested too deeply") from error
+        raise ConfigError(f"{name} cannot be read as {language}: nested too deeply") from error
     except ValueError as error:  # the parsers' errors contain the line
         raise ConfigError(f"{name} cannot be read as {language}: {error}") from error
 

@@ -32,8 +32,8 @@ __all__ = [
     "split_transform",
 ]
 
-# Modules of names that are not the dataset's. All are imported on first use, so that superdl --help
-# does not pay for them.
+# Modules of names outside super_dataset. All are imported on first use, so that superdl --help
+# stays fast.
 _HOMES = {"Recipe": "superdl.super_wire", "SuperSampler": "superdl.sampler"}
 
 

@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="create an image set",
         description="Create an image set, unless it exists. An incomplete set never appears.",
     )
-    make.add_argument("name", metavar="NAME", help="one of the sets that superdl data list shows")
-    make.add_argument("--directory", metavar="DIR", help="where to write it (default: data/NAME)")
+    make.add_argument("name", metavar="NAME", help="a set listed by superdl data list")
+    make.add_argument("--directory", metavar="DIR", help="output directory (default: data/NAME)")
     size = make.add_mutually_exclusive_group()
     size.add_argument("--samples", type=int, metavar="N", help="number of training images (default: all)")
     size.add_argument("--quick", action="store_true", help="create only enough images to try things out")
@@ -34,10 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     push = actions.add_parser(
         "push",
         help="upload a directory to S3",
-        description="Upload all files of a directory to S3 in parallel, except those that are already there.",
+        description="Upload all files of a directory to S3 in parallel, except those already there.",
     )
     push.add_argument("directory", metavar="DIR", help="directory to upload, with its subdirectories")
-    push.add_argument("url", metavar="s3://BUCKET/PREFIX", help="where to upload it")
+    push.add_argument("url", metavar="s3://BUCKET/PREFIX", help="destination prefix")
     push.add_argument("--workers", type=int, default=16, metavar="N", help="parallel uploads (default: 16)")
     push.add_argument("--json", action="store_true", help="print the result as JSON")
     list_parser = actions.add_parser(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from superdl.doctor import Case
 
-_OF_FUNCTIONS = re.compile(r"(executor|function|file_roots|insecure)$|lambda_")
+_FUNCTION_SETTINGS = re.compile(r"(executor|function|file_roots|insecure)$|lambda_")
 _INDENT = 6
 
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("source", nargs="?", default="", help="s3://bucket/prefix, file:///directory or a path")
     add_recipe_options(parser)
-    parser.epilog = "Without options for the recipe, images are resized to 256 and cropped to 224."
+    parser.epilog = "By default, images are resized to 256 and cropped to 224."
     add("--key-list", default="", help="URL of a CSV, JSONL or Parquet file with keys and labels")
     add("--coordinator", help="the coordinator's address (default: SUPER_COORDINATOR)")
     add("--cache", help="the cache's address (default: SUPER_CACHE, else the coordinator's)")
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="directory, s3://bucket/prefix or none (default: SUPER_STORE, else in your cache directory)",
     )
     add("--executor", help="how functions run (default: as the coordinator runs them, else local)")
-    patience = "how long to wait for the first sample (default: 120)"
+    patience = "time to wait for the first sample (default: 120)"
     add("--patience", type=float, default=120.0, metavar="SECONDS", help=patience)
     add("--all", action="store_true", help="decode every sample, and list all bad ones")
     add("--json", action="store_true", help="print JSON")
@@ -78,8 +78,8 @@ def _case_of(arguments: argparse.Namespace) -> Case:
     from superdl.super_wire.source_url import split_url
 
     keep_secrets_out_of_logs()
-    # Only those settings of the coordinator that define how functions run; no other variables are read.
-    names = [field.name for field in fields(Settings) if _OF_FUNCTIONS.match(field.name)]
+    # Only the coordinator's settings that define how functions run; no other variables are read.
+    names = [field.name for field in fields(Settings) if _FUNCTION_SETTINGS.match(field.name)]
     named = {name: os.environ.get(f"SUPER_{name.upper()}") or None for name in names}
     named["executor"] = arguments.executor or named["executor"]
     if arguments.key_list:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def _add_quick(parser: argparse.ArgumentParser) -> None:
-    text = "run the spec's small variant: its section quick if it has one, else two epochs of 20 steps"
+    text = "run the spec's small variant: its section quick or, by default, two epochs of 20 steps"
     parser.add_argument("--quick", action="store_true", help=text)
 
 
@@ -56,7 +56,7 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
     keys = spec_keys()
     ends = [key.rpartition(".")[2] for key in keys]
     for key, end in zip(keys, ends, strict=True):
-        # A key that only one section has also works without it: --batch-size 64.
+        # A key that only one section has also works without the section: --batch-size 64.
         alone = end not in keys and ends.count(end) == 1
         names = dict.fromkeys([key, *([end, end.replace("_", "-")] if alone else [])])
         parser.add_argument(
@@ -90,8 +90,8 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _keep_no_samples() -> None:
-    """Turn off store and state, so that no run can reuse samples that another one decoded."""
+def _disable_reuse() -> None:
+    """Turn off store and state, so that no run reuses another one's decoded samples."""
     for name in ("SUPER_STORE", "SUPER_STATE"):
         os.environ.setdefault(name, "none")
 
@@ -125,7 +125,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     from superdl.experiments.output import tell_json
     from superdl.experiments.spec import load_spec
 
-    _keep_no_samples()
+    _disable_reuse()
     console = Console(stderr=arguments.json)
     if arguments.runs:
         report = _compare_runs(arguments, console)
@@ -162,9 +162,9 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "directory",
         metavar="DIRECTORY",
-        help="a directory that superdl run or compare wrote, complete or not",
+        help="output directory of superdl run or compare, complete or not",
     )
-    _add_json(parser, "print the path of the page and what it describes, as JSON")
+    _add_json(parser, "print the page's path and the run's name and status as JSON")
 
 
 def _report(arguments: argparse.Namespace) -> int:
@@ -205,11 +205,11 @@ def _write_page(directory: Path) -> dict[str, Any]:
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="the directory of a run that kept checkpoints")
+    parser.add_argument("run", metavar="RUN", help="the directory of a run with checkpoints")
     parser.add_argument(
         "--checkpoint",
         choices=("best", "last"),
-        help="which checkpoint to evaluate (default: the best if it exists, else the last)",
+        help="checkpoint to evaluate (default: the best if it exists, else the last)",
     )
     add_overrides(parser, "data.val=s3://bucket/test")
     _add_json(parser, "print the figures as JSON instead of a table")
@@ -293,7 +293,7 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
         "--images",
         type=int,
         metavar="N",
-        help="how many images to read (default: at most 1,500, fewer if decoding is slow)",
+        help="number of images to read (default: at most 1,500, fewer if decoding is slow)",
     )
     _add_json(parser, "print the figures as JSON")
 
@@ -311,7 +311,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
-    """Add the benchmarks as subcommands. Without a checkout, accept any arguments."""
+    """Add the benchmarks as subcommands. If there is no checkout, accept any arguments."""
     benchmarks = _benchmarks()
     if benchmarks is None:
         parser.add_argument("benchmark", nargs=argparse.REMAINDER, help="needs a checkout of SUPER")
@@ -326,7 +326,7 @@ def _bench(arguments: argparse.Namespace) -> int:
             "the benchmarks are not in the wheel and need a checkout of SUPER: clone its repository, "
             "run 'make .venv' there, and use .venv/bin/superdl bench"
         )
-    _keep_no_samples()
+    _disable_reuse()
     return int(benchmarks.run(arguments))
 
 
@@ -343,7 +343,7 @@ def _benchmarks() -> Any:
     return benchmarks
 
 
-# What adds a command's options, and what runs it and returns the exit code.
+# Functions that add a command's options, and run it and return the exit code.
 COMMANDS = {
     "run": (add_run, _run),
     "compare": (_add_compare, _compare),

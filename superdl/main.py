@@ -31,17 +31,17 @@ _MODULES = {
 }
 _GROUPS = {
     "load": {
-        "doctor": "find what would stop your training, and how to fix it",
+        "doctor": "check for problems that would stop training, and suggest remedies",
         "index": "write the key list to load tars, zips, TFRecords, Parquet, MDS and LitData as they are",
         "warm": "decode images ahead of the jobs that will read them",
-        "store": "list, check and remove decoded samples that were kept",
+        "store": "list, check and remove stored samples",
     },
     "watch": {
         "top": "watch jobs, functions, cache and cost live, in a terminal or a browser",
-        "stats": "show once what jobs are doing, or what happened to a batch",
+        "stats": "print the state of jobs, or the history of a batch",
     },
     "train": {
-        "run": "train a model from a spec, and get a report of where the time went",
+        "run": "train a model from a spec, and report where the time went",
         "compare": "train with several loaders in turn, and compare them",
         "report": "rewrite the page of a run, or write one page about many runs",
         "evaluate": "compute the accuracy and loss of a checkpoint",
@@ -51,12 +51,12 @@ _GROUPS = {
     },
     "plan": {
         "cost": "estimate the cost of your epochs in US dollars, for five ways of loading",
-        "advise": "probe a run for ten seconds to predict how it will go, and what would help it most",
+        "advise": "probe a run for ten seconds, predict its speed, and suggest improvements",
         "simulate": "predict throughput, waiting and cost of jobs that you describe",
     },
     "serve": {
         "coordinator": "start a coordinator that jobs share",
-        "worker": "lend the cores of this machine to a coordinator",
+        "worker": "run functions on this machine for a coordinator",
     },
 }
 _COMMANDS = {name: text for commands in _GROUPS.values() for name, text in commands.items()}

@@ -61,12 +61,12 @@ def above_zero(option: str, value: Number) -> Number:
     return value
 
 
-def agreed(question: str, *, yes: bool, otherwise: str) -> bool:
-    """Return whether the user agrees, by ``yes`` or at a prompt; raise ``ConfigError`` without a terminal."""
+def confirmed(question: str, *, yes: bool, remedy: str) -> bool:
+    """Return whether the user agrees, by ``yes`` or at a prompt; raise ``ConfigError`` if it cannot ask."""
     if yes:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise ConfigError(f"cannot ask for confirmation without a terminal: {otherwise}")
+        raise ConfigError(f"cannot ask for confirmation without a terminal: {remedy}")
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in {"y", "yes"}

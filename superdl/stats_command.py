@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         sys.stdout.write(json.dumps(mapping(answer), indent=2) + "\n")
         return 0
-    # Text from elsewhere is made safe for the terminal.
+    # Untrusted text is made safe for the terminal.
     fields = mapping(answer, shown)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     if ids:
@@ -96,7 +96,7 @@ def _print_jobs(answer: dict[str, Any], console: Console) -> None:
     for job in [*answer["history"], *answer["jobs"]]:
         if job["opened_s"]:
             opened, closed = (time.localtime(job[name]) for name in ("opened_s", "closed_s"))
-            end = f"to {time.strftime(_TIME, closed)}" if job["closed_s"] else "until the coordinator ended"
+            end = f"to {time.strftime(_TIME, closed)}" if job["closed_s"] else "until the coordinator exited"
             console.print(f"from {time.strftime(_TIME, opened)} {end}")
         read, missed = job["cache_hits"], job["cache_misses"]
         share = f"{read / (read + missed):.1%}" if read + missed else "none"
@@ -109,10 +109,10 @@ def _print_jobs(answer: dict[str, Any], console: Console) -> None:
             f"job {job['job']}  {job['source']}{'  of team ' if job['team'] else ''}{job['team']}\n"
             f"  at epoch {job['epoch']}, position {job['position']}; {job['batches_read']:,} batches read, "
             f"one every {job['interval_s']:.3f} s{ahead}"
-            f"{'; no sign of life lately' if job['lapsed'] else ''}\n"
+            f"{'; no recent activity' if job['lapsed'] else ''}\n"
             f"  cache: {share} of {read:,} + {missed:,} samples hit, {job['samples_reused']:,} resident when "
             f"planned; {job['stalls']:,} batches stalled{': ' if stalls else ''}{stalls}\n"
-            f"  functions: {job['invocations']:,} calls ({job['hedges']:,} to race a straggler), "
+            f"  functions: {job['invocations']:,} calls ({job['hedges']:,} hedging stragglers), "
             f"{job['requests_in_flight']:,} in flight, {job['samples_produced']:,} samples produced, "
             f"{job['samples_failed']:,} failed, {job['retries']:,} retried; {job['fetch_s']:.2f} s fetching, "
             f"{job['decode_s']:.2f} s decoding\n"

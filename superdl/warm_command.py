@@ -1,6 +1,6 @@
 """``superdl warm SOURCE``: fill a coordinator's cache or store before jobs need it.
 
-Exit codes: 0 all samples that fit are there, 1 some samples failed or it stopped early.
+Exit codes: 0 all samples that fit are ready, 1 some samples failed or it stopped early.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from superdl.super_wire.recipe import Recipe
 
 _BATCH = 64
-_BATCH_SHARE = 1 / 4  # of the cache: the coordinator refuses a batch that would not fit
+_BATCH_SHARE = 1 / 4  # of the cache, since the coordinator rejects a batch that would not fit
 _POLL_S = 0.05
 _LINE_EVERY_S = 10.0
 _ENDS = {
     "all": "all samples were processed",
-    "full": "the cache is full: more samples would replace those in it",
+    "full": "the cache is full, and more samples would replace those in it",
     "max_bytes": "stopped at --max-bytes",
     "max_usd": "stopped at --max-usd",
     "spending_cap": "the coordinator's own spending cap was reached",
-    "stalled": "given up",
+    "stalled": "gave up",
 }
 
 
@@ -51,10 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe_options(parser)
     add("--key-list", metavar="URL", help="the dataset's key list, if it has one")
     add("--alias", help="name that replaces the source's location in sample ids")
-    add("--versions", choices=("times", "digests"), help="what identifies a file's version in sample ids")
+    add("--versions", choices=("times", "digests"), help="how sample ids identify a file's version")
     add("--shuffle", action="store_true", help="start with the samples that a shuffling job reads first")
     add("--seed", type=int, default=0, help="seed of that job's shuffle (default: 0)")
-    add("--to", choices=("cache", "store"), help="what to fill (default: the store, or else the cache)")
+    add("--to", choices=("cache", "store"), help="tier to fill (default: the store, or else the cache)")
     add("--max-bytes", metavar="SIZE", help="stop at this total size, such as 100gb")
     add("--max-usd", type=float, default=math.inf, metavar="USD", help="stop at about this cost")
     add(
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Fill the cache or store, and report the result."""
     from superdl.experiments.console import Console
     from superdl.experiments.output import tell_json
-    from superdl.super_dataset import SuperDataset  # torch is not for --help
+    from superdl.super_dataset import SuperDataset  # --help does not need torch
 
     recipe = _recipe(arguments)
     max_usd = above_zero("--max-usd", arguments.max_usd)
@@ -86,11 +86,11 @@ def run(arguments: argparse.Namespace) -> int:
     dataset = SuperDataset(arguments.source, recipe, key_list=arguments.key_list, **naming)
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     with client.hold():
-        facts, _ = client.register(
+        info, _ = client.register(
             dataset, bounds.job, listed=lambda count: console.print(f"{count:,} listed")
         )
         stats = client.call("GetJobStats", pb.GetJobStatsRequest(), FIRST_CONTACT)
-    for warning in facts.warnings:
+    for warning in info.warnings:
         console.print(warning)
     target = arguments.to or ("store" if stats.cache.store else "cache")
     bounds.to_store = target == "store"
@@ -103,14 +103,14 @@ def run(arguments: argparse.Namespace) -> int:
     fitting = int(_BATCH_SHARE * stats.cache.budget_bytes / record_bytes)
     job = pb.OpenJobRequest(
         job=bounds.job,
-        batch_size=max(1, min(_BATCH, facts.size, fitting)),
+        batch_size=max(1, min(_BATCH, info.size, fitting)),
         replicas=1,
         seed=arguments.seed,
         shuffle=arguments.shuffle,
-        dataset_id=facts.dataset_id,
+        dataset_id=info.dataset_id,
         fills=True,
     )
-    report = _Report(facts.size, to_store=bounds.to_store)
+    report = _Report(info.size, to_store=bounds.to_store)
     _Warming(client, dataset, job, bounds, patience_s, report).run(console)
     _print_report(report, target, console)
     tell_json(asdict(report), shown=arguments.json)
@@ -183,7 +183,7 @@ class _Warming:
     report: _Report
     job_before: pb.JobStats = field(default_factory=pb.JobStats)
     is_open: bool = False
-    moved_s: float = 0.0
+    progress_s: float = 0.0
 
     def run(self, console: Console) -> None:
         report, begin_s, line_due_s = self.report, time.monotonic(), 0.0
@@ -207,7 +207,7 @@ class _Warming:
                 report.ended = "interrupted"
             finally:
                 report.seconds = time.monotonic() - begin_s
-                with suppress(CacheError, CoordinatorError):  # a coordinator also forgets the job by itself
+                with suppress(CacheError, CoordinatorError):  # the coordinator also drops an idle job
                     self.client.call("CloseJob", pb.CloseJobRequest(job=self.job.job), FIRST_CONTACT)
 
     def _poll(self, seconds: float) -> None:
@@ -218,9 +218,9 @@ class _Warming:
                 self.is_open = True
             filled = self.client.call("FillUp", self.bounds, RUNNING)
             stats = self.client.call("GetJobStats", pb.GetJobStatsRequest(jobs=[self.job.job]), RUNNING)
-        except UnknownJobError:  # it was restarted: it may have to list again, and counts from 0
-            facts, _ = self.client.register(self.dataset, self.job.job, listed=lambda _: None)
-            self.job.dataset_id, self.is_open = facts.dataset_id, False
+        except UnknownJobError:  # after a restart, it may list again and counts from 0
+            info, _ = self.client.register(self.dataset, self.job.job, listed=lambda _: None)
+            self.job.dataset_id, self.is_open = info.dataset_id, False
             self.job_before = pb.JobStats()
             return
         report, (job,), cache = self.report, stats.jobs, stats.cache
@@ -234,8 +234,8 @@ class _Warming:
         report.hits = max(0, report.warm - report.produced)
         self.job_before = job
         if before != (report.warm, report.failed, report.produced):
-            self.moved_s = seconds
-        if not report.ended and seconds - self.moved_s > self.patience_s:
+            self.progress_s = seconds
+        if not report.ended and seconds - self.progress_s > self.patience_s:
             trouble = cache.store_trouble if report.to_store else ""
             because = trouble or "are the coordinator's functions running (superdl stats, its log)?"
             remaining = report.samples - report.warm - report.failed

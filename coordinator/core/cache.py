@@ -151,9 +151,9 @@ def choose_to_read_back(
     if not indices.size or now < executor.read_back_s + every_s:
         return
     executor.read_back_s = now
-    place = state.events % indices.size  # any record would do; use a different one each time
-    if record_bytes[place] <= _BYTES_MAX:
-        state.actions.append(ReadBack(request.order.samples, int(indices[place]), request.order.executor))
+    at = state.events % indices.size  # any record would do; use a different one each time
+    if record_bytes[at] <= _BYTES_MAX:
+        state.actions.append(ReadBack(request.order.samples, int(indices[at]), request.order.executor))
 
 
 def record_read_back(state: State, event: RecordReadBack, now: float) -> None:
@@ -313,7 +313,7 @@ def choose_victims(
     # that the cost of dropping a sample does not grow with the cache.
     stride = _stride(sets, max(wanted_bytes, unneeded_bytes), jobs=len(jobs))
     keys: list[SetKey] = []
-    places, indices, scores, sizes = [], [], [], []
+    owners, indices, scores, sizes = [], [], [], []
     for samples in sets.values():
         if not samples.resident_count:
             continue
@@ -323,7 +323,7 @@ def choose_victims(
         if samples.key in spared:
             candidates = np.setdiff1d(candidates, spared[samples.key])
         if candidates.size:
-            places.append(np.full(candidates.size, len(keys)))
+            owners.append(np.full(candidates.size, len(keys)))
             keys.append(samples.key)
             indices.append(candidates)
             stored = None if samples.packs is None else samples.stored(candidates)
@@ -331,13 +331,13 @@ def choose_victims(
             sizes.append(samples.stored_bytes[candidates].astype(np.int64))
     if not keys:
         return {}
-    place, index, score, size = map(np.concatenate, (places, indices, scores, sizes))
+    owner, index, score, size = map(np.concatenate, (owners, indices, scores, sizes))
     order = np.argsort(-score, kind="stable")
     order = order[score[order] > later_than_s]
     freed = np.cumsum(size[order])
     enough, plenty = (int(count) + 1 for count in np.searchsorted(freed, (wanted_bytes, unneeded_bytes)))
     chosen = order[: max(enough, min(plenty, int(np.count_nonzero(np.isinf(score[order])))))]
-    by_set = {key: index[chosen[place[chosen] == number]] for number, key in enumerate(keys)}
+    by_set = {key: index[chosen[owner[chosen] == number]] for number, key in enumerate(keys)}
     return {key: victims for key, victims in by_set.items() if victims.size}
 
 

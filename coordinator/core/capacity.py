@@ -117,8 +117,8 @@ class LatencyModel:
             return None
         if self._since_sorted >= _RATIOS_LEAST or not self._sorted:
             self._sorted, self._since_sorted = sorted(self._ratios), 0
-        place = min(int(quantile * len(self._sorted)), len(self._sorted) - 1)
-        return self._sorted[place] * self.expected_s(samples)
+        index = min(int(quantile * len(self._sorted)), len(self._sorted) - 1)
+        return self._sorted[index] * self.expected_s(samples)
 
 
 def request_size(latency: LatencyModel, *, requested: int, idle: int, slack_s: float, most: int) -> int:

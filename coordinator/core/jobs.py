@@ -269,11 +269,11 @@ class Job:
         if self.beyond_share:
             seconds += _BEYOND_SHARE_S
         # Batches that were sent may be read at any moment.
-        places = batches + self.watermark
+        positions = batches + self.watermark
         for low, end in {
             (cursor.watermark, max(cursor.yielded, cursor.watermark + 1)) for cursor in self._living
         }:
-            seconds[(places >= low) & (places < end)] = 0.0
+            seconds[(positions >= low) & (positions < end)] = 0.0
         return seconds
 
     def next_use(self, key: SetKey, indices: Ints) -> Ints:

@@ -335,8 +335,8 @@ def _whole_runs(state: State, samples: SampleSet, runs: Ints, requested: Ints) -
 
 def _piece(runs: Ints, size: int, index: int, most: int) -> tuple[int, int]:
     """Return the bounds of a sample's run, or of one of its equal parts if it is longer than ``most``."""
-    place = int(np.searchsorted(runs, index, side="right"))
-    start, stop = int(runs[place - 1]), int(runs[place]) if place < runs.size else size
+    after = int(np.searchsorted(runs, index, side="right"))
+    start, stop = int(runs[after - 1]), int(runs[after]) if after < runs.size else size
     length = math.ceil((stop - start) / math.ceil((stop - start) / most))
     start += (index - start) // length * length
     return start, min(stop, start + length)

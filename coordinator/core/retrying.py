@@ -87,10 +87,10 @@ def recheck(
     """Make readers that are missing absent samples, and ranks that skipped them, check them again."""
     state.misses.reopen(key)
     for cursor in cursors:
-        places = cursor.job.watermark + cursor.job.next_use(key, absent)
-        passed = (places >= cursor.watermark) & (places < cursor.lookahead)
+        positions = cursor.job.watermark + cursor.job.next_use(key, absent)
+        passed = (positions >= cursor.watermark) & (positions < cursor.lookahead)
         if passed.any():
-            start, stop = int(places[passed].min()), int(places[passed].max()) + 1
+            start, stop = int(positions[passed].min()), int(positions[passed].max()) + 1
             cursor.put(Ahead(start, stop, key, absent[passed], alone, failed_by))
             state.wake(cursor)
 

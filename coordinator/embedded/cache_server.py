@@ -72,7 +72,7 @@ def start_server(
         "appendonly no",
         f'dir "{directory}"',
         f"maxmemory {cache_bytes}",
-        # The coordinator decides what is dropped.
+        # The coordinator decides which records to drop.
         "maxmemory-policy noeviction",
         "loglevel warning",
     ]
@@ -85,7 +85,7 @@ def start_server(
         digest = hashlib.sha256(credentials.password.encode()).hexdigest()  # hex needs no quoting
         lines.append(f"user {user} on #{digest} ~* &* +@all")
     process = start_tied([server, "-"], signal.SIGKILL, stdin=subprocess.PIPE)
-    # By standard input, because everyone on the host may read command lines.
+    # Through standard input, since everyone on the host can read command lines.
     if process.stdin is not None:
         with contextlib.suppress(BrokenPipeError), process.stdin:  # its exit code says more
             process.stdin.write("\n".join([*lines, ""]).encode())

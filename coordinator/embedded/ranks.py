@@ -51,7 +51,7 @@ class Ranks:
         loop, self._stop = asyncio.get_running_loop(), stop
         loop.add_reader(self._listener, self._accept_all)
         for rank in self._ranks:  # of an earlier coordinator, which had another loop
-            loop.add_reader(rank, self._hear, rank)
+            loop.add_reader(rank, self._read, rank)
         self._wait_for_ranks(self._grace_s)
         if self._cache is not None:
             loop.add_reader(os.pidfd_open(self._cache.pid), self._cache_died)
@@ -60,7 +60,7 @@ class Ranks:
         """Notify the ranks that the coordinator is serving."""
         self.is_serving = True
         for rank in list(self._ranks):
-            self._tell_ready(rank)
+            self._send_ready(rank)
 
     def close(self, failure: str = "") -> None:
         """Stop the cache, report a failure to the ranks, and remove the run's directory."""
@@ -68,7 +68,7 @@ class Ranks:
         if self._is_found() and not self._is_locked:
             with contextlib.suppress(EmbeddedError):
                 self._take_lock(_LOCK_WAIT_S)
-        # Ranks that have connected in the meantime need an answer, too.
+        # Ranks that have since connected need an answer too.
         self._ranks.update(self._connections())
         for rank in self._ranks if failure else ():
             _send(rank, {"error": failure})
@@ -96,13 +96,13 @@ class Ranks:
         for rank in self._connections():
             rank.setblocking(False)
             self._ranks.add(rank)
-            asyncio.get_running_loop().add_reader(rank, self._hear, rank)
+            asyncio.get_running_loop().add_reader(rank, self._read, rank)
             if self._idle is not None:
                 self._idle.cancel()
             if self.is_serving:
-                self._tell_ready(rank)
+                self._send_ready(rank)
 
-    def _hear(self, rank: socket.socket) -> None:
+    def _read(self, rank: socket.socket) -> None:
         try:
             # Ranks need not send anything; an empty read means that the rank has ended.
             if rank.recv(4096):
@@ -120,7 +120,7 @@ class Ranks:
         if not self._ranks:
             self._wait_for_ranks(self._grace_s)
 
-    def _tell_ready(self, rank: socket.socket) -> None:
+    def _send_ready(self, rank: socket.socket) -> None:
         if not _send(rank, {"protocol_version": PROTOCOL_VERSION, "coordinator": os.getpid()}):
             self._drop(rank)
 
@@ -148,12 +148,12 @@ class Ranks:
 
     def _cache_died(self) -> None:
         code = self._cache.wait() if self._cache is not None else 0
-        words = f"the cache server ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
-        sys.stderr.write(f"superdl coordinator: {words}\n")
+        reason = f"the cache server ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
+        sys.stderr.write(f"superdl coordinator: {reason}\n")
         if not self.is_serving:
             for rank in self._ranks:
-                _send(rank, {"error": f"the embedded coordinator did not start: {words}"})
-        # At once: the plans are lost with the cache, and the ranks restart both.
+                _send(rank, {"error": f"the embedded coordinator did not start: {reason}"})
+        # Exit at once: the plans are lost with the cache, and the ranks restart both.
         os._exit(1)
 
 

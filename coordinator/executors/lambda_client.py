@@ -149,8 +149,8 @@ class Target:
     endpoint_url: str = ""
 
     def __str__(self) -> str:
-        place = text_without_credentials(self.endpoint_url) or self.region
-        return f"the function {self.function}{f' ({place})' if place else ''}"
+        location = text_without_credentials(self.endpoint_url) or self.region
+        return f"the function {self.function}{f' ({location})' if location else ''}"
 
 
 class Reply(NamedTuple):

@@ -114,7 +114,7 @@ class WorkersExecutor(Executor):
 
         answer = await self._workers.run(made, timeout_s, of_store=of_store)
         result = read_result(answer, request, "a worker")
-        messages = {place: one_line(words) for place, words in result.messages.items()}
+        messages = {index: one_line(words) for index, words in result.messages.items()}
         return replace(result, messages=messages)
 
     async def close(self) -> None:

@@ -85,7 +85,7 @@ class Tokens:
 
     def _renew(self) -> None:
         try:
-            from_file = read_tokens(self._file, "token_file", may_be_none=True)
+            from_file = read_tokens(self._file, "token_file", allow_empty=True)
             self._take(from_file)
         # A missing or broken file changes nothing, because it may be incomplete.
         except ConfigError as error:

@@ -73,7 +73,7 @@ def _open(request: LoaderRequest) -> tuple[SuperDataset, SuperSampler]:
                 coordinator=sampler.coordinator,
                 key_list=source.key_list,
                 sample=request.rank == 0,
-                bad_may_come=request.loader.on_bad_sample != "raise",
+                allow_bad=request.loader.on_bad_sample != "raise",
                 tell=request.print_line,
             )
         except BaseException:

@@ -51,7 +51,7 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
 )
-# Errors that another attempt would meet again.
+# Errors that a retry cannot fix.
 _FATAL = {
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -75,7 +75,7 @@ async def serve(
     """Connect and run requests until ``stop`` is set or the coordinator sends goodbye. Return its
     exit code, or 0.
 
-    ``trouble`` tells the coordinator why no slot could start. ``connected`` is set while the stream is
+    ``trouble`` tells the coordinator why no slot started. ``connected`` is set while the stream is
     up. Raises CoordinatorError if it refuses this worker, or is unreachable for ``linger_s`` seconds.
     """
     loop = asyncio.get_running_loop()
@@ -86,7 +86,7 @@ async def serve(
             await call.run(is_first=is_first)
         except _BrokenError as error:
             if call.heard_s is not None:
-                # It had answered: back off from the start, and log this loss.
+                # It had answered: restart the backoff, and log this loss.
                 answered_s, pause_s, is_logged = call.heard_s, _FIRST_PAUSE_S, False
             away_s = loop.time() - answered_s
             if away_s > settings.linger_s:
@@ -134,7 +134,7 @@ class _Call:
         async with channel:
             metadata = ((TOKEN_METADATA_KEY, f"Bearer {token}"),) if token else ()
             stream = CoordinatorStub(channel).Work(metadata=metadata)
-            beside = [
+            background = [
                 asyncio.create_task(work) for work in (self._write(stream), self._beat(stream), self._drain())
             ]
             try:
@@ -143,15 +143,15 @@ class _Call:
                 raise _refusal(error) or _BrokenError(error.details() or error.code().name) from None
             except asyncio.CancelledError:
                 if self.is_silent:
-                    raise _BrokenError(f"it sent nothing for {_SILENCE_S:g} s") from None
+                    raise _BrokenError(f"no message for {_SILENCE_S:g} s") from None
                 raise
             finally:
                 self.connected.clear()
                 # Running requests are finished, since their records serve the next request for them.
                 stream.cancel()
-                for task in beside:
+                for task in background:
                     task.cancel()
-                await asyncio.gather(*beside, return_exceptions=True)
+                await asyncio.gather(*background, return_exceptions=True)
 
     async def _read(self, stream: Any) -> None:
         async for message in stream:
@@ -225,7 +225,7 @@ class _Call:
                 pb.WorkerFailure(kind=error.kind, message=str(error)[:_MAX_WORDS], ran_s=error.ran_s)
             )
         if answer.ByteSize() > _MAX_ANSWER_BYTES:
-            why = f"its answer of {answer.ByteSize():,} bytes is too large"
+            why = f"the answer of {answer.ByteSize():,} bytes is too large"
             answer.failure.CopyFrom(pb.WorkerFailure(kind="too_large", message=why))
         self.outgoing.put_nowait(pb.FromWorker(answer=answer))
 
@@ -236,7 +236,7 @@ async def _store_id(address: str) -> str:
         return ""
     threads, why = CallingThreads(1, "super-store"), f"no answer within {_STORE_S:g} s"
     try:
-        async with asyncio.timeout(_STORE_S):  # a dead network mount may hang for ever
+        async with asyncio.timeout(_STORE_S):  # a dead network mount may hang forever
             return (await threads.run(partial(open_store, address, create=False, read_only=True))).id
     except StoreError as error:
         why = str(error)

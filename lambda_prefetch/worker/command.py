@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _MAX_SLOTS = 1024
-_REACH_S, _POLL_S, _REMIND_S = 5.0, 1.0, 30.0  # of Ray's head, its actors, and that they wait for a node
+_REACH_S, _POLL_S, _REMIND_S = 5.0, 1.0, 30.0  # for Ray's head, its actors, and a warning about waiting ones
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--slots", type=int, help=words)
     add("--name", help="name in the coordinator's log (default: host and process id)")
     add("--nice", type=int, default=0, help="niceness of the slots; 19 is the lowest priority (default: 0)")
-    words = "exit after S seconds without an answer from a coordinator (default: 300)"
+    words = "exit after S seconds if no coordinator responds (default: 300)"
     add("--linger", type=float, default=300.0, metavar="S", help=words)
     add("--grace", type=float, default=30.0, metavar="S", help="time to finish after SIGTERM (default: 30)")
     add("--function", default=FUNCTION, help=f"module:attribute that the slots run (default: {FUNCTION})")
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _work(settings: WorkerSettings) -> int:
     """Work until SIGTERM or the coordinator's goodbye, and return its exit code."""
-    # An actor has its node's environment: credentials do not pass through Ray.
+    # An actor has its node's environment, so credentials do not pass through Ray.
     credentials = CoordinatorCredentials.from_environment(os.environ)
     credentials.check_suffices(host_and_port(settings.coordinator)[0])
     if settings.store:
@@ -104,7 +104,7 @@ async def _serve(settings: WorkerSettings) -> int:
     slots, trouble = Slots(settings.function, settings.slots, nice=settings.nice), ""
     starting, stack = asyncio.create_task(slots.start()), contextlib.ExitStack()
     try:
-        # In a thread: the slots start meanwhile.
+        # In a thread, so that the slots start meanwhile.
         await asyncio.to_thread(_import_calling)
         from superdl.lambda_prefetch.settings import store_in
         from superdl.lambda_prefetch.worker.calling import serve
@@ -152,7 +152,7 @@ class RayWorker:
         host = socket.gethostname()
         try:
             _work(WorkerSettings(**{**settings, "name": f"{host}-{os.getpid()}"}))
-        except SuperError as error:  # as text: no error of ours is pickled
+        except SuperError as error:  # as text, so that no error of ours is pickled
             return f"{host}: {error}"
         return ""
 
@@ -204,8 +204,8 @@ def _connect_to_ray(address: str) -> Any:
         raise ConfigError(f"--ray needs Ray ({error}): pip install 'superdl[ray]'") from error
     try:
         # Fail fast if the address cannot be reached: Ray itself would retry for minutes.
-        place = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
-        host, _, port = place.rpartition(":")
+        head = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
+        host, _, port = head.rpartition(":")
         if host and port.isdecimal():
             socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
         ray.init(address=address, log_to_driver=False, logging_level="WARNING")

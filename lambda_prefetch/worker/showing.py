@@ -43,7 +43,7 @@ def check_listening(settings: WorkerSettings) -> None:
         raise ConfigError(
             f"{_METRICS}={settings.metrics_listen} needs TLS and a token, as it is not on loopback: set "
             f"{' and '.join(_CERTIFICATE)}, and SUPER_TOKEN or SUPER_TOKEN_FILE. Otherwise listen on "
-            "127.0.0.1 or, in a network that nobody else can reach, set SUPER_INSECURE=1"
+            "127.0.0.1 or, in an isolated network, set SUPER_INSECURE=1"
         )
 
 

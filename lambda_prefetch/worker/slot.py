@@ -45,7 +45,7 @@ class InvocationContext:
 
     def end_when_answered(self) -> None:
         """End this process after the answer."""
-        # A thread that hangs cannot be ended otherwise.
+        # There is no other way to end a thread that hangs.
         self.ends = True
 
     def get_remaining_time_in_millis(self) -> int:
@@ -103,7 +103,7 @@ def _invoke(name: str, event: bytes, request_id: str, timeout_s: float) -> tuple
     faulthandler.dump_traceback_later(timeout_s + _OVERTIME_S, exit=True, file=_STDERR)
     try:
         kind, answer = RESULT, json.dumps(_load(name)(json.loads(event), context), separators=(",", ":"))
-    except Exception as error:  # noqa: BLE001  # whatever the function raises is its answer
+    except Exception as error:  # noqa: BLE001  # an error of the function is its answer
         kind, answer = RAISED, json.dumps({"error": type(error).__name__, "message": str(error)})
     finally:
         faulthandler.cancel_dump_traceback_later()

@@ -73,7 +73,7 @@ class Slots:
         self._environment = {**_QUIET, **os.environ}
         self._free: asyncio.Queue[_Slot] = asyncio.Queue()
         self._living: set[_Slot] = set()
-        self._keepers: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []
         self._warm = asyncio.Event()
         self._failures, self._last_failure = 0, ""
         self.busy = self.restarts = 0  # running requests; restarts of slots that ended
@@ -88,7 +88,7 @@ class Slots:
 
     async def start(self) -> None:
         """Start all slots and wait for a warm one. Raises SuperError after ``count`` failures."""
-        self._keepers = [asyncio.create_task(self._keep()) for _ in range(self.count)]
+        self._tasks = [asyncio.create_task(self._maintain()) for _ in range(self.count)]
         await self._warm.wait()
         if not self.fingerprint:
             await self.close()
@@ -116,16 +116,16 @@ class Slots:
 
     async def close(self) -> None:
         """End all slots, even during requests."""
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
-        for slot in self._living:  # slots whose keeper was about to wait for them
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for slot in self._living:  # slots whose task was cancelled first
             slot.kill()
             await slot.ended()
 
     async def _next_free(self) -> _Slot:
         try:
-            # The coordinator counts a slot as free that ended with its request and is restarting.
+            # The coordinator counts a slot as free while it restarts after its request.
             async with asyncio.timeout(_FREE_WAIT_S):
                 while not (slot := await self._free.get()).is_alive:
                     pass
@@ -134,7 +134,7 @@ class Slots:
             last = f"; the last failure was: {self._last_failure}" if self._last_failure else ""
             raise RequestFailedError("busy", f"no slot was free for {_FREE_WAIT_S:g} s{last}") from None
 
-    async def _keep(self) -> None:
+    async def _maintain(self) -> None:
         """Keep one slot running, with longer and longer pauses after failures."""
         pause_s = _FIRST_PAUSE_S
         while True:
@@ -165,13 +165,13 @@ class Slots:
         fingerprint = warmed.get("golden") if isinstance(warmed, dict) else None
         if not isinstance(fingerprint, str) or not fingerprint:
             raise SuperError(
-                f"it answered a warm event with {str(warmed)[:_SHOWN]}, so it is not SUPER's function"
+                f"the reply to a warm event, {str(warmed)[:_SHOWN]}, is not that of SUPER's function"
             )
         self.fingerprint = self.fingerprint or fingerprint
         if fingerprint != self.fingerprint:
             raise SuperError(
                 f"a new slot decodes as {fingerprint}, but the others decode as {self.fingerprint}: restart "
-                "the worker, so that all slots run what is installed now"
+                "the worker, so that all slots run the installed version"
             )
         self._warm.set()
 
@@ -190,7 +190,7 @@ class _Slot:
     @classmethod
     async def start(cls, function: str, nice: int, environment: Mapping[str, str]) -> Self:
         command = (sys.executable, "-P", "-m", _MODULE, function, str(nice))
-        # A process group of its own: Ctrl-C at the terminal is for the worker.
+        # A separate process group, since Ctrl-C at the terminal is for the worker.
         making = asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, limit=MAX_LINE_BYTES, env=environment, process_group=0
         )
@@ -249,7 +249,7 @@ class _Slot:
         """Send a request. Return the kind and JSON of its answer; raise ``ValueError`` for anything else."""
         self._calls += 1
         self._to_child.write(b"%d %f %b\n" % (self._calls, timeout_s, event))
-        with contextlib.suppress(ConnectionError):  # it has ended: its last output is still unread
+        with contextlib.suppress(ConnectionError):  # it has ended, but its last output is still unread
             await self._to_child.drain()
         while True:
             line = await self._from_child.readline()
@@ -259,7 +259,7 @@ class _Slot:
             if int(number) == self._calls and kind.removesuffix(ENDS) in {RESULT, RAISED}:
                 return kind, answer
             if not 0 < int(number) < self._calls:
-                raise ValueError(f"it answered call {int(number)}, which was never made")
+                raise ValueError(f"answered call {int(number)}, which was never made")
             _log.warning("a slot answered call %d more than once; ignoring the duplicate", int(number))
 
     async def ended(self) -> None:
@@ -276,5 +276,5 @@ class _Slot:
                 await self._process.wait()
         code = self._process.returncode
         if code is None:
-            return "it closed its output"
+            return "output closed"
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -28,18 +28,18 @@ _LOG = logging.getLogger(__name__)
 # Limit for the whole start, usually two seconds.
 _START_TIMEOUT_S = 300.0
 
-_TELL_EVERY_S = 10.0
+_LOG_EVERY_S = 10.0
 _MAX_REVIVALS = 3
 _REVIVAL_SPAN_S = 60.0
 _REVIVAL_PAUSE_S = 0.5
 _MAX_CALLS = 5
 _LINE_BYTES = 65536
 _END_WAIT_S = 30.0
-_QUESTION_HOLD_S = 60.0
+_QUERY_HOLD_S = 60.0
 _BACKLOG = 256
 
 # Prefixes of the variables that coordinator and functions read at startup.
-_ITS_VARIABLES = ("SUPER_", "AWS_", "AZURE_", "GOOGLE_", "HF_")
+_PREFIXES = ("SUPER_", "AWS_", "AZURE_", "GOOGLE_", "HF_")
 
 
 class _LostError(EmbeddedError):
@@ -61,11 +61,11 @@ class Embedded:
         self.path = self._directory.path
         self.coordinator = f"unix:{self._directory.coordinator_socket}"
         self.pid: object = None
-        self.was_told = False
-        self.stays: bool = before is not None and before.stays  # a sampler uses it: until the process ends
-        self.questions: int = before.questions if before else 0  # pending queries
-        self.in_turn = bool(self._settings.choice.cache)
-        self.variables = _its_variables()
+        self.informed = False
+        self.stays: bool = before is not None and before.stays  # until the process ends, for a sampler
+        self.queries: int = before.queries if before else 0  # pending queries
+        self.shares_cache = bool(self._settings.choice.cache)
+        self.variables = _variables()
         self._start_timeout_s = seconds_from(os.environ, "SUPER_START_TIMEOUT_S", _START_TIMEOUT_S)
         self._failure: EmbeddedError | None = None
         self._released = threading.Event()
@@ -76,7 +76,7 @@ class Embedded:
         threading.Thread(target=self._watch, args=(hold,), name="superdl-embedded", daemon=True).start()
 
     def failure(self) -> SuperError | None:
-        """Return the error that ended the coordinator for good, if any."""
+        """Return the coordinator's permanent failure, if any."""
         return self._failure
 
     def processes(self) -> list[subprocess.Popen[bytes]]:
@@ -88,20 +88,20 @@ class Embedded:
         """Return whether the coordinator failed for good or the hold was released."""
         return self._failure is not None or self._released.is_set()
 
-    def let_go(self) -> None:
+    def drop(self) -> None:
         """Release the hold without waiting. The coordinator ends if there is no other hold."""
         self._released.set()
         self._sockets.close_all()
 
     def release(self) -> None:
         """Release the hold and wait a limited time for the coordinators that this process started."""
-        self.let_go()
+        self.drop()
         self._await_ends()
 
     def _await_ends(self) -> None:
         for process in self._processes:
             try:
-                # Else they would stay as zombies.
+                # Otherwise they would be zombies.
                 process.wait(_END_WAIT_S)
             except subprocess.TimeoutExpired:
                 _LOG.warning(
@@ -126,7 +126,7 @@ class Embedded:
                 self._await_ready(hold)
             except BaseException as error:
                 self._sockets.close(hold)
-                # A running one that closed without a message was dying: the kernel may close the ranks'
+                # One that was running and closed without a message was dying: the kernel may close the ranks'
                 # connections of a killed process before its listening socket.
                 if was_running and isinstance(error, _LostError):
                     continue
@@ -179,7 +179,7 @@ class Embedded:
                     stderr=log,
                     env=self._settings.environment(),
                     pass_fds=(listener.fileno(),),
-                    # Ctrl-C in the terminal is for the trainer alone. No new session: where the kernel groups
+                    # Ctrl-C in the terminal is only for the trainer. No new session: where the kernel groups
                     # sessions, functions would get as much CPU as the trainer, whatever their nice value.
                     process_group=0,
                 )
@@ -190,12 +190,12 @@ class Embedded:
         self._processes = [old for old in self._processes if old.poll() is None] + [process]
 
     def _await_ready(self, hold: socket.socket) -> None:
-        # The first call needs it, and its import takes as long as part of the coordinator's start.
+        # The first call needs it. Importing it now overlaps with the coordinator's start.
         from superdl.super_wire import coordinator_pb2_grpc  # noqa: F401
 
         answers, begun_s = select.poll(), time.monotonic()
         answers.register(hold, select.POLLIN)
-        while not answers.poll(1000 * min(_TELL_EVERY_S, self._start_timeout_s)):
+        while not answers.poll(1000 * min(_LOG_EVERY_S, self._start_timeout_s)):
             waited_s = time.monotonic() - begun_s
             words = f"the embedded coordinator is not ready after {waited_s:.0f} s"
             if waited_s >= self._start_timeout_s:
@@ -251,7 +251,7 @@ class Embedded:
             try:
                 return self._connect()
             except _LostError as error:
-                _LOG.warning("it died again: %s", error)
+                _LOG.warning("the coordinator died again: %s", error)
                 reason = str(error)
             if self._released.wait(_REVIVAL_PAUSE_S):
                 raise EmbeddedError("the hold was released before the coordinator was restarted")
@@ -277,17 +277,17 @@ _holds: dict[tuple[int, str, str], Embedded] = {}
 _lock = threading.Lock()
 
 
-def embedded_for(run: str, *, for_question: bool = False) -> Embedded:
+def embedded_for(run: str, *, for_query: bool = False) -> Embedded:
     """Return this process's hold on the run's coordinator, which is restarted if its settings changed."""
     settings = EmbeddedSettings.of_this_host()
     key = (os.getpid(), run, settings.choice.variant)
     with _lock:
         hold = before = _holds.get(key)
-        changed = sorted(before.variables ^ _its_variables()) if before and not before.is_over else []
+        changed = sorted(before.variables ^ _variables()) if before and not before.is_over else []
         if before is not None and changed:
             before.release()
         if hold is None or hold.is_over:
-            _end_questions_of_others(key)
+            _release_other_queries(key)
             RunDirectory.sweep({other.path for other in _holds.values()})
             hold = _holds[key] = Embedded(run, settings, before)
             if before is not None and changed and hold.pid == before.pid:
@@ -296,55 +296,55 @@ def embedded_for(run: str, *, for_question: bool = False) -> Embedded:
                     "other ranks of this run still use it: restart the run",
                     ", ".join(dict.fromkeys(name for name, _ in changed)),
                 )
-        if for_question:
-            hold.questions += 1
+        if for_query:
+            hold.queries += 1
         else:
             hold.stays = True
         return hold
 
 
-def question_answered(coordinator: str) -> None:
+def query_done(coordinator: str) -> None:
     """Record that a query was answered. The hold ends a minute later, or at once if the cache is shared."""
     with _lock:
         for (pid, *_), hold in _holds.items():
             if hold.coordinator == coordinator and pid == os.getpid():
-                hold.questions -= 1
-                if hold.stays or hold.questions:
+                hold.queries -= 1
+                if hold.stays or hold.queries:
                     continue
-                if hold.in_turn:
-                    hold.let_go()  # without waiting: other ranks may hold it
+                if hold.shares_cache:
+                    hold.drop()  # without waiting: other ranks may hold it
                 else:  # a sampler may follow
-                    timer = threading.Timer(_QUESTION_HOLD_S, _let_go_unless_used, (hold,))
+                    timer = threading.Timer(_QUERY_HOLD_S, _drop_if_unused, (hold,))
                     timer.daemon = True
                     timer.start()
 
 
-def _let_go_unless_used(hold: Embedded) -> None:
+def _drop_if_unused(hold: Embedded) -> None:
     with _lock:
-        if hold.stays or hold.questions:
+        if hold.stays or hold.queries:
             return
-        hold.let_go()
+        hold.drop()
     for process in hold.processes():
         process.wait()  # reap it, or it stays a zombie
 
 
-def _end_questions_of_others(key: tuple[int, str, str]) -> None:
+def _release_other_queries(key: tuple[int, str, str]) -> None:
     for other, hold in list(_holds.items()):
-        if other[0] == key[0] and other != key and not (hold.stays or hold.questions):
-            # A hold for queries alone may hold the cache's lock.
+        if other[0] == key[0] and other != key and not (hold.stays or hold.queries):
+            # A hold that only served queries may hold the cache's lock.
             _holds.pop(other).release()
 
 
-def _its_variables() -> set[tuple[str, str]]:
-    return {item for item in os.environ.items() if item[0].startswith(_ITS_VARIABLES)}
+def _variables() -> set[tuple[str, str]]:
+    return {item for item in os.environ.items() if item[0].startswith(_PREFIXES)}
 
 
-def tell_user(coordinator: str, kept: str) -> None:
+def inform_user(coordinator: str, kept: str) -> None:
     """Print once where an embedded coordinator keeps records, since they fill the user's disk."""
     with _lock:
-        holds = [hold for hold in _holds.values() if hold.coordinator == coordinator and not hold.was_told]
+        holds = [hold for hold in _holds.values() if hold.coordinator == coordinator and not hold.informed]
         for hold in holds if kept else ():
-            hold.was_told = True
+            hold.informed = True
             sys.stderr.write(f"superdl: {kept}; run superdl top to watch it (with --web 0, in a browser)\n")
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from superdl.super_wire.run_directory import RunDirectory
 
 _WORKER_NICE = 10  # the trainer gets nearly all of any core that it needs
-# Only this user can open its socket: settings to guard it do not apply.
-_NOT_FOR_ITS_SOCKET = frozenset(
+# Only this user can open its socket, so settings that protect it do not apply.
+_NOT_FOR_EMBEDDED = frozenset(
     {"SUPER_TLS_CERT", "SUPER_TLS_KEY", "SUPER_TLS_CLIENT_CA", "SUPER_TOKEN", "SUPER_TOKEN_FILE"}
     | {"SUPER_HEALTH_LISTEN", "SUPER_METRICS_LISTEN"}
 )
@@ -44,24 +44,24 @@ class ExecutorChoice:
             return cls(executor, variant="" if executor == "local" else executor)
         cache = environment.get("SUPER_CACHE", "")
         # Remote functions cannot reach a socket of this host, so no cache is started for them.
-        _check_cache(cache, environment, elsewhere[0].place)
+        _check_cache(cache, environment, elsewhere[0].location)
         _check_one_host(environment, executor)
         decisive = [f"SUPER_{name.upper()}" for kind in EXECUTORS.values() for name in kind.chosen_by]
-        facts = [executor, cache, *(environment.get(name, "") for name in decisive)]
-        return cls(executor, cache, "\n".join(facts))
+        parts = [executor, cache, *(environment.get(name, "") for name in decisive)]
+        return cls(executor, cache, "\n".join(parts))
 
 
-def _check_cache(cache: str, environment: Mapping[str, str], place: str) -> None:
+def _check_cache(cache: str, environment: Mapping[str, str], location: str) -> None:
     if not cache:
         raise ConfigError(
-            f"functions on {place} cannot reach the embedded cache, which is a Unix socket on this host: "
+            f"functions on {location} cannot reach the embedded cache, which is a Unix socket on this host: "
             "set SUPER_CACHE to a cache that they and this host can reach, such as rediss://my-cache:6379, "
             "or set SUPER_COORDINATOR to a coordinator that runs them"
         )
     address = CacheAddress.parse(cache)
     if address.path:
         raise ConfigError(
-            f"SUPER_CACHE={cache} is a Unix socket on this host, which functions on {place} cannot "
+            f"SUPER_CACHE={cache} is a Unix socket on this host, which functions on {location} cannot "
             "reach: set it to a cache that both can reach, such as rediss://my-cache:6379"
         )
     Credentials.from_environment(environment).check_encrypted(address)
@@ -118,5 +118,5 @@ class EmbeddedSettings:
 
     def environment(self) -> dict[str, str]:
         """Return the environment without the variables that protect another coordinator."""
-        kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_ITS_SOCKET}
+        kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_EMBEDDED}
         return kept | {"SUPER_STORE": kept.get("SUPER_STORE") or "auto"}

@@ -38,19 +38,19 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 # Unreachable, timed out, shut down in the middle of the call, or overloaded.
-# gRPC maps a proxy's HTTP error and a broken stream or message to UNKNOWN and INTERNAL: the
-# coordinator itself names its errors.
-_PASSING = frozenset(
+# gRPC maps a proxy's HTTP error and a broken stream or message to UNKNOWN and INTERNAL. The
+# coordinator's own errors carry a name.
+_TRANSIENT = frozenset(
     {"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED", "UNKNOWN", "INTERNAL"}
 )
-# Among these, gRPC's words for permanent failures: message size, an exception.
-_LASTING = ("message larger than max", "Unexpected <class ")
+# gRPC's words for those of them that are permanent: message size, an exception.
+_PERMANENT = ("message larger than max", "Unexpected <class ")
 # The connection may be dead or out of step: the next attempt opens a new one.
-_OF_THE_WAY = frozenset({"DEADLINE_EXCEEDED", "UNKNOWN", "INTERNAL"})
+_RECONNECT = frozenset({"DEADLINE_EXCEEDED", "UNKNOWN", "INTERNAL"})
 PROBING_S = 3.0  # per call, for all probes of an unreachable peer
 _LEAST_PROBING_S = 0.5  # even if the call's own time is up
 _LONG_POLL_S = 10.0
-_TELL_FIRST_S, _TELL_EVERY_S = 1.0, 10.0  # of an unanswered call
+_LOG_FIRST_S, _LOG_EVERY_S = 1.0, 10.0  # of an unanswered call
 _MAX_CUTS = 1000  # each due to a fork of this process, or to a holder that left
 # Not the trainer's global generator: ranks that seed it alike would retry in step.
 _JITTER = random.SystemRandom()  # has no state that forked ranks would share
@@ -85,14 +85,14 @@ FIRST_CONTACT = Patience(attempts=12, total_s=15.0)
 
 
 def job_start() -> Patience:
-    """Return the limits while a sampler is created: the coordinator may start later."""
+    """Return the limits for creating a sampler, since the coordinator may start later."""
     return Patience(attempts=10_000, total_s=seconds_from(os.environ, "SUPER_CONNECT_TIMEOUT_S", 60.0))
 
 
-# In mid-epoch: a coordinator may restart, or the network may fail for a while.
+# Mid-epoch: a coordinator may restart, or the network may fail for a while.
 RUNNING = Patience(attempts=60, total_s=120.0)
 
-# Seconds after which a listing without progress is given up.
+# Seconds without progress after which a listing is abandoned.
 LISTING_SILENCE_S = 120.0
 
 
@@ -155,8 +155,8 @@ class Client:
         self._probing_left_s = PROBING_S
         last: CallFailedError | None = None
         attempt = cuts = 0
-        warn_s = begin_s + _TELL_FIRST_S
-        # Every call is idempotent, so it may be made again.
+        warn_s = begin_s + _LOG_FIRST_S
+        # Every call is idempotent, so it can be repeated.
         while attempt < patience.attempts and not stopped.is_set():
             left_s = patience.total_s - (time.monotonic() - begin_s)
             if attempt and left_s <= 0:
@@ -180,7 +180,7 @@ class Client:
                 _LOG.warning(
                     "waiting for the coordinator at %s for %.0f s more: %s", self.address, left_s, last
                 )
-                warn_s = time.monotonic() + _TELL_EVERY_S
+                warn_s = time.monotonic() + _LOG_EVERY_S
             stopped.wait(min(patience.pause_s(attempt), max(left_s, 0.0)))
         if stopped.is_set():
             raise CallStoppedError
@@ -192,13 +192,13 @@ class Client:
         """Raise errors that a retry cannot fix."""
         if failure.error_name:
             self._was_answered = True
-            # The coordinator keeps trying to reach its cache: so do we.
+            # The coordinator keeps trying to reach its cache, so keep retrying.
             if failure.error_name == CacheUnreachableError.__name__:
                 return
             raise error_from_name(failure.error_name, failure.details) from None
-        if failure.code not in _PASSING or any(words in failure.details for words in _LASTING):
+        if failure.code not in _TRANSIENT or any(words in failure.details for words in _PERMANENT):
             raise self._refusal(failure, method) from failure
-        if failure.code in _OF_THE_WAY:
+        if failure.code in _RECONNECT:
             self.cut()
         explained = self._explain()
         if explained is None and failure.code == "UNAVAILABLE" and not self._was_answered:
@@ -229,9 +229,9 @@ class Client:
         """Register a dataset and wait until it is listed, which may take minutes.
 
         Give up after ``silence_s`` without progress, or at the monotonic ``end_s``, which progress extends.
-        ``patience`` limits the retries of each call. If ``renew``, re-list what this run has listed, if that
+        ``patience`` limits the retries of each call. If ``renew``, repeat a listing of this run, if that
         is cheap. ``listed`` is called with the number of samples whenever it has grown. Return the
-        coordinator's facts about the dataset (a message), and the extended ``end_s``.
+        coordinator's description of the dataset (a message), and the extended ``end_s``.
 
         Raises:
             SourceError: the source cannot be listed, or its listing makes no progress.
@@ -253,47 +253,47 @@ class Client:
             **dataset.naming._asdict(),
         )
         patience = patience or job_start()
-        facts = self.call("RegisterDataset", request, patience.until(end_s), stopped=stopped)
-        if facts.protocol_version != PROTOCOL_VERSION:
+        info = self.call("RegisterDataset", request, patience.until(end_s), stopped=stopped)
+        if info.protocol_version != PROTOCOL_VERSION:
             raise ProtocolMismatchError(
                 f"this side speaks protocol version {PROTOCOL_VERSION}, but the coordinator at "
-                f"{self.address} speaks version {facts.protocol_version}: install the same version of SUPER "
+                f"{self.address} speaks version {info.protocol_version}: install the same version of SUPER "
                 "on both sides"
             )
-        moved_s = time.monotonic()
-        while not facts.ready:
-            so_far, polled_s = facts.listed, time.monotonic()
-            if polled_s - moved_s > silence_s or polled_s >= end_s:
+        progress_s = time.monotonic()
+        while not info.ready:
+            so_far, polled_s = info.listed, time.monotonic()
+            if polled_s - progress_s > silence_s or polled_s >= end_s:
                 raise SourceError(
                     f"the listing of {dataset.source} is at {so_far} samples and has made no progress for "
-                    f"{polled_s - moved_s:.0f} s: see the log of the coordinator at {self.address}"
+                    f"{polled_s - progress_s:.0f} s: see the log of the coordinator at {self.address}"
                 )
             poll_s = min(_LONG_POLL_S, silence_s, end_s - polled_s)
-            poll = pb.GetDatasetRequest(dataset_id=facts.dataset_id, listed=so_far, wait_s=poll_s)
+            poll = pb.GetDatasetRequest(dataset_id=info.dataset_id, listed=so_far, wait_s=poll_s)
             retries = patience.until(end_s)
             try:
-                facts = self.call("GetDataset", poll, retries, wait_s=poll_s, stopped=stopped)
+                info = self.call("GetDataset", poll, retries, wait_s=poll_s, stopped=stopped)
             except UnknownJobError:  # restarted meanwhile; the request is idempotent
-                facts = self.call("RegisterDataset", request, retries, stopped=stopped)
-            for warning in () if facts.ready else facts.warnings:
+                info = self.call("RegisterDataset", request, retries, stopped=stopped)
+            for warning in () if info.ready else info.warnings:
                 _LOG.warning("%s", shown_lines(warning))
-            if facts.listed > so_far or facts.packing:
-                moved_s = time.monotonic()
-                end_s += moved_s - polled_s
-            if facts.listed > so_far:
-                (listed or log_progress)(facts.listed)
-        if dataset.given_classes not in {(), tuple(facts.classes)}:  # an older version ignores them
+            if info.listed > so_far or info.packing:
+                progress_s = time.monotonic()
+                end_s += progress_s - polled_s
+            if info.listed > so_far:
+                (listed or log_progress)(info.listed)
+        if dataset.given_classes not in {(), tuple(info.classes)}:  # an older version ignores them
             raise ProtocolMismatchError(
                 f"the coordinator at {self.address} does not support classes=: install the same version of "
                 "SUPER on both sides"
             )
-        return facts, end_s
+        return info, end_s
 
     def _connection(self) -> Connection:
         return connection_to(self.address, self._credentials)
 
     def _refusal(self, failure: CallFailedError, method: str) -> SuperError:
-        if failure.code in {"UNAUTHENTICATED", "PERMISSION_DENIED"}:  # by something in between
+        if failure.code in {"UNAUTHENTICATED", "PERMISSION_DENIED"}:  # by a proxy
             return CoordinatorTrustError(f"the server at {self.address} rejects this client: {failure}")
         if failure.code == "UNIMPLEMENTED":
             return ProtocolMismatchError(

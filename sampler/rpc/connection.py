@@ -83,9 +83,9 @@ class Connection:
             self._calls += 1
             era = self._era
         try:
-            answer, failure = _speak(stub, method, request, timeout_s, metadata)
+            answer, failure = _invoke(stub, method, request, timeout_s, metadata)
         finally:
-            stub = None  # first: then nothing of grpc is left
+            stub = None  # first, so that no grpc object is left
             with self._state:
                 self._calls -= 1
                 self._close_if_idle()
@@ -145,7 +145,7 @@ class Connection:
         channel, self._channel, self._stub = self._channel, None, None
         if channel is not None:
             self._era += 1
-            channel.close()  # calls under way end at once, as cancelled
+            channel.close()  # pending calls are cancelled at once
 
     def _close_if_idle(self) -> None:
         if not self._holders and not self._calls:
@@ -166,7 +166,7 @@ class Connection:
             self._state.notify_all()
 
 
-def _speak(
+def _invoke(
     stub: Any, method: str, request: Any, timeout_s: float, metadata: tuple[tuple[str, str], ...]
 ) -> tuple[Any, CallFailedError | None]:
     """Return the answer or the failure. Neither keeps references to grpc objects."""
@@ -174,7 +174,7 @@ def _speak(
 
     try:
         answer = getattr(stub, method)(request, timeout=timeout_s, metadata=metadata)
-        if answer is None:  # an OK without a message, which a stream may lose on its way
+        if answer is None:  # an OK whose message was lost in transit
             return None, CallFailedError("INTERNAL", "the answer arrived without its message", "")
         return answer, None
     except grpc.RpcError as error:
@@ -195,7 +195,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5_000),  # also limits each attempt to connect
     ("grpc.max_reconnect_backoff_ms", 2000),
-    # Detect a peer that vanished silently, even while no call is under way (servers allow a ping
+    # Detect a peer that vanished silently, even while no call is in progress (servers allow a ping
     # every five minutes).
     ("grpc.keepalive_time_ms", 330_000),
     ("grpc.keepalive_timeout_ms", 20_000),

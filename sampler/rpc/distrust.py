@@ -41,7 +41,7 @@ def _handshake(address: str, context: ssl.SSLContext, name: str, timeout_s: floa
         socket.create_connection(host_and_port(address), timeout_s) as connected,
         context.wrap_socket(connected, server_hostname=name) as encrypted,
     ):
-        # With TLS 1.3, a refusal of the client's certificate comes instead of that frame.
+        # With TLS 1.3, a rejection of the client's certificate arrives instead of that frame.
         return bool(encrypted.recv(1))
 
 
@@ -72,8 +72,8 @@ def _tls_to_any(address: str, credentials: CoordinatorCredentials, timeout_s: fl
         if error.reason in _NO_TLS:
             return (
                 f"the server at {address} does not use TLS: start the coordinator with tls_cert and tls_key "
-                "or, on this machine, unset SUPER_COORDINATOR_CA_FILE. In a network that nobody else can "
-                "reach, SUPER_INSECURE=1 on both sides allows connections without TLS"
+                "or, on this machine, unset SUPER_COORDINATOR_CA_FILE. In an isolated network, "
+                "SUPER_INSECURE=1 on both sides allows connections without TLS"
             )
         detail = f": {error.reason or error}"
     if credentials.cert_file:

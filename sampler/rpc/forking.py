@@ -11,12 +11,12 @@ from collections import deque
 from pathlib import Path
 
 _TASKS = Path("/proc/self/task")
-_NAMES = ("event_engine", "grpc_", "lifeguard")  # grpcio 1.66 to 1.85; test_forking.py would miss one
+_NAMES = ("event_engine", "grpc_", "lifeguard")  # grpcio 1.66 to 1.85, as test_forking.py checks
 _NAMING_S = 2.0  # a thread has its creator's name until it first runs
 _PAUSE_S = 0.001
 
 _held: set[socket.socket] = set()
-_held_lock = threading.Lock()  # held during a fork: no socket appears unseen
+_held_lock = threading.Lock()  # held during a fork, so that no socket is missed
 
 
 def _close_copies() -> None:
@@ -52,7 +52,7 @@ class HeldSockets:
                 return
             self._sockets.discard(held)
             _held.discard(held)
-            # A socket that was handed over lives on elsewhere: only this process's copy is closed.
+            # A socket that was handed over stays open elsewhere, so close only this process's copy.
             if not handed_over:
                 with contextlib.suppress(OSError):  # not connected, or no longer
                     held.shutdown(socket.SHUT_RDWR)
@@ -87,7 +87,7 @@ class GrpcThreads:
         return any(alive - before - pythons for before in young)
 
     def wait_until_gone(self, limit_s: float) -> bool:
-        """Wait at most ``limit_s`` for all of them to end. Return whether none is left."""
+        """Wait at most ``limit_s`` for all grpc threads to end. Return whether they have."""
         deadline_s = time.monotonic() + limit_s
         while self.running():
             if time.monotonic() >= deadline_s:

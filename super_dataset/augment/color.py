@@ -100,13 +100,13 @@ def _hue(images: torch.Tensor, factors: torch.Tensor) -> None:
     chroma = torch.sub(value, chroma, out=chroma)
     # The hue in sixths of the circle: the largest channel, and the position between the two others.
     scale = chroma.clamp(min=1e-6).reciprocal_()
-    of_red = torch.sub(green, blue).mul_(scale)
-    of_green = torch.sub(blue, red).mul_(scale).add_(2)
-    of_blue = torch.sub(red, green).mul_(scale).add_(4)
-    sixths = torch.where(value == red, of_red, torch.where(value == green, of_green, of_blue))
+    if_red = torch.sub(green, blue).mul_(scale)
+    if_green = torch.sub(blue, red).mul_(scale).add_(2)
+    if_blue = torch.sub(red, green).mul_(scale).add_(4)
+    sixths = torch.where(value == red, if_red, torch.where(value == green, if_green, if_blue))
     sixths.add_(factors * 6)
-    for channel, place in zip((red, green, blue), (5, 3, 1), strict=True):
-        turned = torch.remainder(sixths + place, 6)
+    for channel, shift in zip((red, green, blue), (5, 3, 1), strict=True):
+        turned = torch.remainder(sixths + shift, 6)
         share = torch.minimum(turned, 4 - turned).clamp_(0, 1)
         channel.copy_(torch.addcmul(value, chroma, share, value=-1))
 

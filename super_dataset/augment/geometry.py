@@ -3,7 +3,7 @@
 The CPU and device versions filter like Pillow's bilinear resize with a box, antialiased, first along rows,
 then along columns. Both round to whole grey levels after each step, so they differ only by rounding.
 
-The random numbers are from the counter-based Philox4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel random
+The random numbers come from the counter-based Philox4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel random
 numbers: as easy as 1, 2, 3" (SC 2011).
 """
 
@@ -70,9 +70,9 @@ def _central(
 
 
 def crop_resize(image: torch.Tensor, box: tuple[int, int, int, int], size: tuple[int, int]) -> torch.Tensor:
-    """Resize a box (top, left, height, width) of a uint8 image (channels, height, width). Add an axis."""
+    """Resize a box (top, left, height, width) of uint8 (channels, height, width). Add a batch axis."""
     top, left, height, width = box
-    # By (height, width, channels): strides are then channels_last, the kernel fast.
+    # Slice as (height, width, channels): strides are then channels_last, and the kernel is fast.
     part = image.movedim(0, -1)[None, top : top + height, left : left + width].movedim(-1, 1)
     if (height, width) == size:
         return part
@@ -107,11 +107,11 @@ def _weights(start: torch.Tensor, length: torch.Tensor, source: int, target: int
     start, length = start[:, None, None], length[:, None, None]
     step = length / target
     centres = (torch.arange(target, device=start.device)[:, None] + 0.5) * step
-    places = torch.arange(source, device=start.device) - start
+    offsets = torch.arange(source, device=start.device) - start
     # A triangle around the target pixel's centre, as wide as a source pixel or, when
     # shrinking, as a target pixel; cut off at the box's edges, summing to 1.
-    weights = (1 - ((places + 0.5 - centres) / step.clamp(min=1)).abs()).clamp_(min=0)
-    weights.mul_((places >= 0) & (places < length))
+    weights = (1 - ((offsets + 0.5 - centres) / step.clamp(min=1)).abs()).clamp_(min=0)
+    weights.mul_((offsets >= 0) & (offsets < length))
     return weights.div_(weights.sum(-1, keepdim=True))
 
 
@@ -121,7 +121,7 @@ _WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _WORDS = 4  # words of 32 bits per block
-_KEY_BYTES = 8  # of Philox's key, two words
+_KEY_BYTES = 8  # Philox's key: two words
 
 
 def philox4x32(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.uint64]:

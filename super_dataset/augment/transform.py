@@ -37,7 +37,7 @@ _NDIM = 4  # dimensions of a batch: samples, channels, height, width
 _CHANNELS = frozenset({1, 3, 4})
 _RGB = 3
 _WHITE = 255.0
-# Bound on the float pixels that are processed at once on a device.
+# Limit on float pixels processed at once on a device.
 _DEVICE_BYTES = 256 * 2**20
 
 
@@ -45,9 +45,9 @@ class Augment:
     """Random augmentation that differs in each epoch and is reproducible everywhere.
 
     The random values of a sample depend only on (``seed``, epoch, sample id), and not on its batch, rank,
-    worker or job, or on torch's generators. A resumed run draws the same values. Names and meanings are those
-    of torchvision's RandomResizedCrop, RandomHorizontalFlip, ColorJitter and Normalize, in this order;
-    docs/data.md lists the differences.
+    worker or job, or on torch's generators. A resumed run draws the same values. Arguments have the meaning
+    they have in torchvision's RandomResizedCrop, RandomHorizontalFlip, ColorJitter and Normalize, which are
+    applied in this order; docs/data.md lists the differences.
 
     To augment in the worker, use ``SuperDataset(..., transform=Augment(224))``. To augment on the device, in
     the training loop, use ``SuperDataset(..., return_info=True)`` and ``augment.images(images.to(device),
@@ -63,11 +63,11 @@ class Augment:
         scale: range of the crop's share of the area.
         ratio: range of the crop's aspect ratio, width to height.
         flip: probability of a horizontal flip.
-        brightness: the factor is from ``1 - brightness`` to ``1 + brightness``, or from (low, high). 0 turns
+        brightness: range of the factor, ``1 - brightness`` to ``1 + brightness``, or (low, high). 0 turns
             it off.
         contrast: the same for contrast.
         saturation: the same for saturation.
-        hue: the shift is from ``-hue`` to ``hue``, at most 0.5, half the circle, or from (low, high). 0 turns
+        hue: range of the shift, ``-hue`` to ``hue`` (at most 0.5, half the circle), or (low, high). 0 turns
             it off.
         mean: mean per channel, for pixels from 0 to 1, together with ``std``; ``None`` for no normalisation.
         std: standard deviation per channel.
@@ -107,8 +107,8 @@ class Augment:
             raise ConfigError(f"dtype must be one of {', '.join(map(str, _DTYPES))}, not {dtype!r}")
         if self._moments is not None and dtype == torch.uint8:
             raise ConfigError(
-                "images normalised by mean and std cannot be uint8: leave out mean and std, or use a "
-                "floating-point dtype"
+                "uint8 images cannot be normalised: remove mean and std, or use a floating-point dtype such "
+                "as torch.float32"
             )
         self._dtype = dtype
         if isinstance(seed, bool) or not isinstance(seed, int) or not -_INT64 <= seed < _INT64:
@@ -133,7 +133,7 @@ class Augment:
 
         Raises:
             UsageError: the samples are not images, their sizes differ and ``size`` is not set, their number
-                of channels does not fit ``mean`` or the colour jitter, or ``info`` belongs to another batch.
+                of channels does not match ``mean`` or the jitter, or ``info`` belongs to another batch.
         """
         channels, heights, widths = self._checked(images, info)
         size = self._size or (int(heights[0]), int(widths[0]))
@@ -167,8 +167,8 @@ class Augment:
         factors, offsets = (column.repeat(width) for column in self._affine(channels))
         scratch = torch.empty(height, width * channels)
         # One sample after the other, each while it is in the processor's cache.
-        for at, (image, target, place) in enumerate(zip(images, output, boxes.T.tolist(), strict=True)):
-            pixels = crop_resize(image, place, (height, width))
+        for at, (image, target, box) in enumerate(zip(images, output, boxes.T.tolist(), strict=True)):
+            pixels = crop_resize(image, box, (height, width))
             if flips[at]:
                 pixels = pixels.flip(-1)
             if jitter is not None:
@@ -193,7 +193,7 @@ class Augment:
         first = 0
         while first < len(output):
             image = images[first]
-            # As many samples at once as memory allows; of a list one, because sizes differ.
+            # As many samples at once as memory allows, or one from a list, since sizes differ.
             pixels = image.numel() + image.shape[0] * height * width * 2
             at_once = max(1, _DEVICE_BYTES // (4 * pixels)) if isinstance(images, torch.Tensor) else 1
             end = min(first + at_once, len(output))
@@ -230,8 +230,8 @@ class Augment:
         given: object = images
         if isinstance(given, dict):
             raise UsageError(
-                f"Augment changes images only, but each sample has several arrays ({', '.join(given)}): "
-                "pass SuperDataset a transform for single samples, which receives all of them"
+                f"Augment only supports single images, but samples have several arrays ({', '.join(given)}): "
+                "pass SuperDataset a per-sample transform, which receives all of them"
             )
         if isinstance(images, torch.Tensor):  # checks the batch once, not each sample
             shapes, dtypes = [tuple(images.shape[1:])] * len(images), {images.dtype}
@@ -244,11 +244,11 @@ class Augment:
                 f"height, width) with 1, 3 or 4 channels, not {_described(images)}"
             )
         if any(0 in shape for shape in shapes):
-            raise UsageError(f"Augment needs images that have pixels, not {_described(images)}")
+            raise UsageError(f"Augment needs non-empty images, not {_described(images)}")
         if self._size is None and len(set(shapes)) > 1:
             raise UsageError(
-                "these images differ in height or width, but an Augment without size does not resize them: "
-                "set its size, or add a crop to the recipe"
+                "these images differ in height or width, and Augment only resizes them if size is set: set "
+                "size, or add a crop to the recipe"
             )
         if not isinstance(info, BatchInfo) or len(info.sample_ids) != len(images) * ID_BYTES:
             given = (

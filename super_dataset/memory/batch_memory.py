@@ -33,7 +33,7 @@ class Memory(Protocol):
     shared: bool
 
     def take(self, size: int) -> torch.Tensor:
-        """Return uninitialised uint8 memory of shape (size,), which its users own."""
+        """Return uninitialised uint8 memory of shape (size,), owned by the caller."""
 
 
 class PinnedMemory:
@@ -52,7 +52,7 @@ class RecycledMemory:
     shared = False
 
     def __init__(self, idle_blocks: int = 4) -> None:
-        # A deque appends and pops atomically: memory comes back wherever the last reference ends, also in a
+        # A deque appends and pops atomically: memory is returned wherever the last reference ends, even in a
         # garbage collection within take(), where a lock would already be held.
         self._idle: deque[NDArray[np.uint8]] = deque(maxlen=idle_blocks)
 
@@ -63,7 +63,7 @@ class RecycledMemory:
         # A page of fresh memory costs a page fault, more than receiving into it.
         block = self._idle_block(size)
         # The tensor's storage keeps this array alive, and all tensors, views and arrays derived
-        # from it keep the storage alive: when the array ends, all of them have.
+        # from it keep the storage alive: once the array is gone, all of them are.
         lent = np.frombuffer(block.data, dtype=np.uint8, count=size)
         weakref.finalize(lent, self._idle.append, block).atexit = False
         return torch.from_numpy(lent)
@@ -71,7 +71,7 @@ class RecycledMemory:
     def _idle_block(self, size: int) -> NDArray[np.uint8]:
         while True:
             try:
-                block = self._idle.pop()  # the latest may still be in a cache
+                block = self._idle.pop()  # the latest may still be in the CPU cache
             except IndexError:
                 return np.empty(size, dtype=np.uint8)  # numpy requests huge pages where torch does not
             if size <= block.nbytes:
@@ -207,17 +207,17 @@ class _CudaStream(Mover):
         self.memory = PinnedMemory()
         index = torch.cuda.current_device() if device.index is None else device.index
         self._device = torch.device("cuda", index)
-        # Items with copies under way: this keeps their memory.
-        self._leaving: deque[_Sent] = deque()
+        # Items being copied, to keep their memory alive.
+        self._copying: deque[_Sent] = deque()
         self._lock = threading.Lock()
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
     def send(self, item: Any) -> Any:
-        made_on = torch.cuda.current_stream(self._device)
+        source_stream = torch.cuda.current_stream(self._device)
 
         def copy(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.device.type == "cuda":
-                self._stream.wait_stream(made_on)  # a transform's work there may be unfinished
+                self._stream.wait_stream(source_stream)  # the transform may still be running there
             elif not tensor.is_pinned():
                 tensor = tensor.pin_memory()
             return tensor.to(self._device, non_blocking=True)
@@ -226,14 +226,14 @@ class _CudaStream(Mover):
             moved = map_tensors(item, copy)
             copied = self._stream.record_event()
         with self._lock:
-            self._leaving.append(_Sent(item, copied))
-            while self._leaving and self._leaving[0].copied.query():  # type: ignore[no-untyped-call]
-                self._leaving.popleft()
+            self._copying.append(_Sent(item, copied))
+            while self._copying and self._copying[0].copied.query():  # type: ignore[no-untyped-call]
+                self._copying.popleft()
         return _Sent(moved, copied)
 
     def receive(self, sent: Any) -> Any:
         using = torch.cuda.current_stream(self._device)
-        using.wait_event(sent.copied)  # waits on the device; this thread goes on
+        using.wait_event(sent.copied)  # waits on the device; this thread continues
 
         def note_use(tensor: torch.Tensor) -> torch.Tensor:
             tensor.record_stream(using)  # or its memory could be reused too early

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# Maximum blocks of a worker; further batches take torch's method.
+# Maximum blocks per worker. Further batches use torch's method.
 _MAX_BLOCKS = 16
 # Free blocks beyond this number are returned to the system, one per batch.
 _IDLE_BLOCKS = 5
@@ -36,16 +36,16 @@ _MIN_BYTES = 64 * 1024  # below that, torch's method costs no more
 _DYING_S = 5.0  # a killed process closes its files before its parent sees it dead
 _BY_VALUE = "_super_by_value"
 
-# A tensor's place: process, file descriptor, token, size of the block, flag.
-_Place: TypeAlias = tuple[int, int, bytes, int, int]
+# A tensor's location: process, file descriptor, token, size of the block, flag.
+_Location: TypeAlias = tuple[int, int, bytes, int, int]
 
 _TOKEN_BYTES = 16
 # A block's last page: a token, by which another process checks that it opened the right file,
-# and a byte for each tensor under way. Single bytes need no lock.
+# and a byte for each tensor in transit. Single bytes need no lock.
 _TRAILER_BYTES = mmap.PAGESIZE
 _FLAGS = _TRAILER_BYTES - _TOKEN_BYTES  # tensors of a block in use at once
 _FREE = 0
-_UNDER_WAY = 1  # sent and not received yet
+_IN_TRANSIT = 1  # sent and not received yet
 _HELD = 2  # received and in use
 _RETIRED = 3  # gone, but a fork may still read it
 
@@ -53,24 +53,24 @@ _forks = 0  # changes when this process forks
 
 
 def _count_fork() -> None:
-    global _forks  # noqa: PLW0603 # it is of the process
+    global _forks  # noqa: PLW0603 # one count per process
     _forks += 1
 
 
-# A process that forks shares its mappings with the child, unknown to the worker.
-# Before and after: what other threads receive meanwhile counts as seen by the fork.
+# A fork shares its parent's mappings, which the worker cannot know. Count before and after,
+# so that tensors received meanwhile by other threads also count as seen by the fork.
 os.register_at_fork(before=_count_fork, after_in_parent=_count_fork)
 
 
 class Block:
-    """A file in memory of ``size`` bytes, in whole pages, plus the trailer. May raise ``OSError``."""
+    """An in-memory file of ``size`` bytes, in whole pages, plus the trailer. May raise ``OSError``."""
 
     def __init__(self, size: int) -> None:
         self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         self.token = secrets.token_bytes(_TOKEN_BYTES)
         self.fd = open_file()
         try:
-            # Reserve pages now: one that is missing later would be a SIGBUS.
+            # Reserve pages now: a page missing later would cause a SIGBUS.
             os.posix_fallocate(self.fd, 0, self.size + _TRAILER_BYTES)
             memory = mmap.mmap(self.fd, self.size + _TRAILER_BYTES)
         except OSError:
@@ -86,7 +86,7 @@ class Block:
     @property
     def free(self) -> bool:
         """Return whether the contents of the block are unused, here and elsewhere."""
-        # In this order: messages are made while the array lives, so then flags only fall.
+        # In this order: tensors are only sent while the array exists, so later flags are only cleared.
         return self._returned() and not self._flags.any()
 
     @property
@@ -97,7 +97,7 @@ class Block:
         forked_here = self._lent is not None and self._lent_forks != _forks
         if not self._flags.any():
             return forked_here
-        live = (self._flags == _UNDER_WAY) | (self._flags == _HELD)
+        live = (self._flags == _IN_TRANSIT) | (self._flags == _HELD)
         return (forked_here or bool((self._flags == _RETIRED).any())) and not live.any()
 
     def lend(self, size: int) -> torch.Tensor:
@@ -107,15 +107,15 @@ class Block:
         return torch.from_numpy(lent)
 
     def send(self) -> int | None:
-        """Set and return a flag for one more tensor, or ``None`` if too many are in transit."""
+        """Set a flag for another tensor and return its index, or ``None`` if none is free."""
         flag = int(self._flags.argmin())
         if self._flags[flag] != _FREE:
             return None
-        self._flags[flag] = _UNDER_WAY
+        self._flags[flag] = _IN_TRANSIT
         return flag
 
     def close(self) -> None:
-        """Close the file. Processes that map it keep it."""
+        """Close the file. Processes that map it keep their mapping."""
         os.close(self.fd)
 
     def _returned(self) -> bool:
@@ -125,11 +125,11 @@ class Block:
 def files_can_be_opened() -> bool:
     """Return whether this system has memory files that the trainer can open by number."""
     try:
-        # A process that others may not inspect belongs to root there. If we may inspect the one that
-        # started us, it can probably inspect us.
+        # A process that others may not inspect belongs to root in /proc. If we may inspect our parent,
+        # it can probably inspect us.
         if Path(f"/proc/{os.getpid()}").stat().st_uid != os.geteuid():
             return False
-        os.listdir(f"/proc/{os.getppid()}/fd")  # noqa: PTH208 # the error is what is asked for
+        os.listdir(f"/proc/{os.getppid()}/fd")  # noqa: PTH208 # only the error matters
         fd = open_file()
         try:
             os.close(os.open(file_path(os.getpid(), fd), os.O_RDWR | os.O_CLOEXEC))
@@ -141,12 +141,12 @@ def files_can_be_opened() -> bool:
 
 
 def file_path(pid: int, fd: int) -> str:
-    """Return the path by which other processes can open a file that this process has open."""
+    """Return the path by which other processes can open a file of process ``pid``."""
     return f"/proc/{pid}/fd/{fd}"
 
 
 def open_file() -> int:
-    """Open a new unnamed file in memory."""
+    """Open a new, unnamed in-memory file."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("super-batch", os.MFD_CLOEXEC)
     return os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)  # noqa: S108 # nameless
@@ -222,13 +222,13 @@ class WorkerMemory:
             return reduce_tensor(tensor)  # type: ignore[no-untyped-call]  # torch's own, without annotations
         if getattr(tensor, _BY_VALUE, False) and tensor.dtype != torch.bfloat16:  # which numpy lacks
             return _rebuild_value, (tensor.numpy(),)
-        place = self._place(tensor) if self._pid == os.getpid() else None
-        if place is None:
+        location = self._locate(tensor) if self._pid == os.getpid() else None
+        if location is None:
             return _reduce_received(tensor)
         layout = (tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
-        return _rebuild, (place, layout)
+        return _rebuild, (location, layout)
 
-    def _place(self, tensor: torch.Tensor) -> _Place | None:
+    def _locate(self, tensor: torch.Tensor) -> _Location | None:
         start = tensor.untyped_storage().data_ptr()
         with self._lock:
             for block in self._blocks:
@@ -249,20 +249,20 @@ def _rebuild_value(array: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-# Mappings of this process, by token, as long as a tensor lies in them; and the arrays that keep the memory
-# of these tensors, by address.
+# This process's mappings by token, kept while a tensor uses them, and the arrays that keep the memory of
+# these tensors alive, by address.
 _mapped: weakref.WeakValueDictionary[bytes, mmap.mmap] = weakref.WeakValueDictionary()
 _received: weakref.WeakValueDictionary[int, NDArray[np.uint8]] = weakref.WeakValueDictionary()
 
 
-def _rebuild(place: _Place, layout: tuple[Any, ...]) -> torch.Tensor:
-    # In each receiver, for batches that it sends on.
+def _rebuild(location: _Location, layout: tuple[Any, ...]) -> torch.Tensor:
+    # In each receiver, for batches that it passes on.
     ForkingPickler.register(torch.Tensor, _reduce_received)
-    pid, fd, token, size, flag = place
+    pid, fd, token, size, flag = location
     memory = _open(pid, fd, token, size)
     flags = np.frombuffer(memory, dtype=np.uint8, offset=size + _TOKEN_BYTES, count=_FLAGS)
-    if flags[flag] != _UNDER_WAY:
-        msg = f"a batch of DataLoader worker {pid} was received twice: unpickle each message only once"
+    if flags[flag] != _IN_TRANSIT:
+        msg = f"a batch from DataLoader worker {pid} was received twice: unpickle each message only once"
         raise SuperError(msg)
     flags[flag] = _HELD
     array = np.frombuffer(memory, dtype=np.uint8, count=size)
@@ -300,11 +300,11 @@ def _open(pid: int, fd: int, token: bytes, size: int) -> mmap.mmap:
             if worker.pid == pid:
                 worker.join(_DYING_S)
     raise SuperError(
-        f"a batch of DataLoader worker {pid} is no longer available: the worker exited before its batch was "
+        f"a batch from DataLoader worker {pid} is no longer available: the worker exited before it was "
         f"received, or its memory cannot be opened{reason}"
     )
 
 
 def _give_back(flags: NDArray[np.uint8], flag: int, pid: int, forks_then: int) -> None:
-    if os.getpid() == pid:  # a fork's copy of the tensor ends while the tensor lives
+    if os.getpid() == pid:  # in a fork, only a copy of the tensor ended
         flags[flag] = _FREE if forks_then == _forks else _RETIRED

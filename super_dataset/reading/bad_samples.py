@@ -1,4 +1,4 @@
-"""Bad samples that readers found. Each is logged once and counted."""
+"""Bad samples found by readers. Each is logged once and counted."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _NAMED_MAX = 100
 _LISTED_MAX = 100_000
 _REASON_MAX = 1000
 
-# Whether this thread's caller goes on to the next batch after a BatchLeftOut.
+# Whether this thread's caller continues with the next batch after a BatchLeftOut.
 LEAVES_OUT: ContextVar[bool] = ContextVar("LEAVES_OUT", default=False)
 
 
-class BatchLeftOut(Exception):  # noqa: N818 # no error: the loader catches it and goes on
-    """All samples of the batch are bad, and the policy is to leave them out.
+class BatchLeftOut(Exception):  # noqa: N818 # not an error: the loader skips the batch
+    """All samples of the batch are bad, and the policy is to skip them.
 
-    The cause of the first one in an epoch is raised if the whole epoch is left out.
+    If a whole epoch is skipped, the cause of its first one is raised.
     """
 
 
 class BadSample(NamedTuple):
     """A sample that could not be produced, and how readers handled it.
 
-    ``handled`` is ``skipped``, ``replaced``, ``batch left out`` or ``batch filled``. ``times`` is the number
-    of times that readers of this process and its workers found it.
+    ``handled`` is ``skipped``, ``replaced``, ``batch left out`` or ``batch filled``. ``times`` counts how
+    often readers of this process and its workers found it.
     """
 
     # As in a BatchInfo, including the member of an archive.
@@ -60,7 +60,7 @@ class BadSamples:
         self._source = source
         self._lock = threading.Lock()
         # Workers append to a file in memory: a pipe would block a worker whose trainer is busy, and
-        # workers end without notice. It is emptied under a lock, so it stays small.
+        # workers may die without notice. It is emptied under a lock, so it stays small.
         self._file = open_file()
         fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)
         self._listed: dict[str, BadSample] = {}
@@ -81,11 +81,11 @@ class BadSamples:
 
     def listed(self) -> tuple[BadSample, ...]:
         """Return all distinct bad samples so far, in the order of their first occurrence."""
-        self.hear()
+        self.collect()
         with self._lock:
             return tuple(self._listed.values())
 
-    def hear(self) -> None:
+    def collect(self) -> None:
         """Read what workers have sent, which takes a microsecond if there is nothing."""
         if os.getpid() != self.pid or not os.fstat(self._file).st_size:
             return
@@ -95,14 +95,14 @@ class BadSamples:
         self._note(json.loads(line) for line in sent.splitlines())
 
     def close(self) -> None:
-        """Log a summary of all bad samples, at the end of the dataset or its process."""
+        """Log a summary of all bad samples when the dataset or its process ends."""
         if os.getpid() == self.pid:
-            self.hear()
+            self.collect()
             if self._listed:
                 keys = [shown(key) for key in [*self._listed][:_NAMED_MAX]]
                 more = len(self._listed) + self._unlisted - len(keys)
                 _LOG.warning(
-                    "%s of %s could not be produced and had to be skipped or replaced %s: %s%s",
+                    "%s of %s could not be produced and were skipped or replaced %s: %s%s",
                     counted(len(self._listed) + self._unlisted, "sample"),
                     shown(self._source),
                     counted(self._times, "time"),
@@ -111,9 +111,9 @@ class BadSamples:
                 )
         os.close(self._file)
 
-    def _note(self, met: Iterable[tuple[str, str, str]]) -> None:
+    def _note(self, entries: Iterable[tuple[str, str, str]]) -> None:
         with self._lock:
-            for key, reason, handled in met:
+            for key, reason, handled in entries:
                 self._times += 1
                 known = self._listed.get(key)
                 if known is None and len(self._listed) >= _LISTED_MAX:
@@ -138,7 +138,7 @@ def _identity(file: int) -> tuple[int, int]:
 
 
 def _in_worker(pid: int, file: int, identity: tuple[int, int], source: str) -> BadSamples:
-    """Unpickle a list, which sends to the original or, if that is gone, is a new one."""
+    """Unpickle a list that sends to the original or, if that is gone, a new list."""
     copy = BadSamples(source)
     if pid == os.getpid():
         return copy
@@ -148,7 +148,7 @@ def _in_worker(pid: int, file: int, identity: tuple[int, int], source: str) -> B
         return copy
     # On another host, or later, the same number may belong to another process or file.
     if _identity(reached) == identity:
-        os.dup2(reached, copy._file, inheritable=False)  # noqa: SLF001 # it makes one
+        os.dup2(reached, copy._file, inheritable=False)  # noqa: SLF001 # its own class
         copy.pid = pid
     os.close(reached)
     return copy

@@ -1,4 +1,4 @@
-"""One batch while it is read, the checks of its records, its report and its errors."""
+"""A batch being read: the checks of its records, its report and its errors."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ if TYPE_CHECKING:
     from superdl.super_dataset.reading.buffer import BatchBuffer, SeenRecords
     from superdl.super_wire.batch_ref import BatchRef
 
-# What came in place of a good record of the sample.
+# A reply other than a good record of the sample.
 Other: TypeAlias = Tombstone | Pointer | RecordError
 
 _RECORD, _NIL = int(ReplyKind.RECORD), int(ReplyKind.NIL)
 _LISTED_IN_ERRORS = 3
-_OF_CHANGED = (
+_RELIST = (
     "They have been rewritten since they were listed: create a new sampler, which lists them again. For "
     "shards, run superdl index again"
 )
 _REMEDY = 'Repair or remove these objects, or pass on_bad_sample="skip" or "replace" to SuperDataset'
 _REASON_CHARACTERS = 600  # a step's exception may repeat its whole input
 
-# The bytes of a header that samples of one layout share: magic to payload length, and shape.
+# The header bytes shared by samples of one layout: magic to payload length, and shape.
 LAYOUT = np.r_[0:16, 24:48]
 
 
@@ -70,12 +70,12 @@ class Batch:
 
     ref: BatchRef
     buffer: BatchBuffer
-    # Records that this process has hashed before; without it, all payloads are hashed.
+    # Records that this process has hashed before. If None, all payloads are hashed.
     seen: SeenRecords | None = None
     clock: Callable[[], float] = time.monotonic
     # When to give up, on clock.
     deadline_s: float = math.inf
-    # Bound on replies that are requested but not received.
+    # Limit on replies that are requested but not received.
     in_flight_bytes: int = 2**24
     # The expected length of a record, if known.
     record_bytes: int | None = None
@@ -94,7 +94,7 @@ class Batch:
     out_of_memory: bool = False
     # Pointers to missing samples, found by the last attempt and not followed yet.
     pointers: dict[int, Pointer] = field(default_factory=dict)
-    # Samples read from packs, by a place or by a pointer that the first GET found.
+    # Samples read from packs, by the plan's locations or by pointers that the first GET found.
     straight: int = 0
     straight_bytes: int = 0
     attempts: int = 0
@@ -111,34 +111,34 @@ class Batch:
         """Return the number of samples that the first answered GET found."""
         return self.buffer.size - self.straight - len(self.not_hit.union(self.missing))
 
-    def sort_straight(self, came: list[int]) -> dict[int, str]:
+    def sort_straight(self, done: list[int]) -> dict[int, str]:
         """Check records from packs. Return those that failed, with reasons; they must be requested again."""
         buffer = self.buffer
-        spoilt = {
+        failed = {
             offset: str(other)
             if isinstance(other, RecordError)
-            else f"it is a {type(other).__name__.lower()}"
-            # Without the seen records: each has been hashed.
+            else f"found a {type(other).__name__.lower()}"
+            # No seen records, since each payload has been hashed.
             for offset, other in check_records(
-                buffer, self.ref.sample_ids, np.array(came, dtype=np.intp), None
+                buffer, self.ref.sample_ids, np.array(done, dtype=np.intp), None
             ).items()
         }
-        for offset in spoilt:
+        for offset in failed:
             buffer.take_back(offset)
-        good = [offset for offset in came if offset not in spoilt] if spoilt else came
+        good = [offset for offset in done if offset not in failed] if failed else done
         self.straight += len(good) - len(self.not_hit.intersection(good))
         self.straight_bytes += int(buffer.record_bytes[good].sum())
         whole = len(good) == buffer.size
         self.missing = [] if whole else sorted(set(self.missing).difference(good))
-        return spoilt
+        return failed
 
-    def sort_pointed(self, came: list[int], failed: dict[int, str]) -> dict[int, str]:
+    def sort_pointed(self, done: list[int], failed: dict[int, str]) -> dict[int, str]:
         """Check records read through pointers. Return the reason for each that failed and must be produced
         by the coordinator.
         """
-        for offset in self.pointers.keys() - came:
+        for offset in self.pointers.keys() - done:
             self.buffer.take_back(offset)
-        failed |= self.sort_straight(came)
+        failed |= self.sort_straight(done)
         pointers = self.pointers
         notes = {
             at: f"the cache points to a record in {pointers[at].pack}: {why}" for at, why in failed.items()
@@ -184,10 +184,10 @@ class Batch:
         self.not_hit.update(offsets[replies == _NIL].tolist(), self.corrupt)
 
     def _sort_error(self, offset: int, text: str) -> None:
-        # No GET gets such a reply: something was corrupted or out of step.
+        # A GET never causes such a reply: something was corrupted or out of step.
         is_astray = text.startswith("ERR ") and not (is_passing(text) or wants_credentials(text))
         if text.startswith("WRONGTYPE"):
-            self.corrupt[offset] = f"the cache contains something other than a record there: {text}"
+            self.corrupt[offset] = f"the cache holds something other than a record under this key: {text}"
         elif is_passing(text) or is_astray:
             self.trouble = CacheError(f"the cache at {self.ref.cache} answered: {text}")
             self.astray = text if is_astray else self.astray
@@ -195,7 +195,7 @@ class Batch:
             raise refusal(self.ref.cache, text)
 
     def report(self, *, done: bool) -> ReadReport:
-        """Return the report. Only samples that are reported absent are misses."""
+        """Return the report. Only samples reported absent are misses."""
         ref = self.ref
         return ReadReport(
             rank=ref.rank,
@@ -214,8 +214,8 @@ class Batch:
             corrupt=tuple(sorted(self.corrupt)),
         )
 
-    def timeout_error(self, waited_s: float, of_source: str = "") -> CacheError | ReadTimeoutError:
-        """Return the error for a timeout. ``of_source`` is the reason why the source has no samples."""
+    def timeout_error(self, waited_s: float, source_reason: str = "") -> CacheError | ReadTimeoutError:
+        """Return the error for a timeout. ``source_reason`` is the reason why the source has no samples."""
         ref, missing = self.ref, self.missing
         text = (
             f"{batch_name(ref)}: {len(missing)} of {len(ref)} samples are still missing after "
@@ -229,8 +229,8 @@ class Batch:
                 f"The cache at {ref.cache} contains corrupt records: {reasons}. Do the trainer and the "
                 "functions use the same version of SUPER, and does nothing else write to this cache?"
             )
-        elif of_source:
-            text += f"The source does not provide them: {of_source}. Raise read_timeout to wait longer"
+        elif source_reason:
+            text += f"The source does not provide them: {source_reason}. Raise read_timeout to wait longer"
         elif self.out_of_memory:
             text += (
                 f"The cache at {ref.cache} is out of memory and refuses to write (OOM). Raise its maxmemory, "
@@ -249,13 +249,13 @@ class Batch:
 
 def batch_name(ref: BatchRef) -> str:
     """Return the description of a batch for messages."""
-    place = f"position {ref.position} of epoch {ref.epoch}, rank {ref.rank}, job {ref.job}"
-    return f"batch {ref.batch_id.hex()} ({place})"
+    position = f"position {ref.position} of epoch {ref.epoch}, rank {ref.rank}, job {ref.job}"
+    return f"batch {ref.batch_id.hex()} ({position})"
 
 
 def bad_sample_error(ref: BatchRef, bad: Mapping[int, str], remedy: str = "") -> BadSampleError:
     """Return the error with the batch, the keys of its bad samples and the reasons."""
-    remedy = remedy or (_OF_CHANGED if all(CHANGED_SINCE in reason for reason in bad.values()) else _REMEDY)
+    remedy = remedy or (_RELIST if all(CHANGED_SINCE in reason for reason in bad.values()) else _REMEDY)
     named = _listed(f"{ref.name_of(offset)} ({bad[offset]})" for offset in sorted(bad))
     return BadSampleError(
         f"{batch_name(ref)}: {len(bad)} of {len(ref)} samples cannot be produced: {named}. {remedy}"
@@ -271,16 +271,16 @@ def _listed(names: Iterable[str]) -> str:
 def check_records(
     buffer: BatchBuffer, sample_ids: bytes, offsets: NDArray[np.intp], seen: SeenRecords | None
 ) -> dict[int, Other]:
-    """Return what was received for ``offsets`` instead of good records, by offset. All others are good.
+    """Return the :class:`Other` of each of the ``offsets`` without a good record, by offset.
 
-    ``sample_ids`` are those of the whole batch. Without ``seen``, all payloads are hashed.
+    ``sample_ids`` are those of the whole batch. If ``seen`` is ``None``, all payloads are hashed.
     """
     if not len(offsets):
         return {}
     first = _parsed(buffer, sample_ids, int(offsets[0]))
     unlike = offsets
-    if isinstance(first, Header) and first.kind is not RecordKind.ARRAYS:  # whose layout is in the payload
-        # All headers at once against the first good one; only those that differ are parsed.
+    if isinstance(first, Header) and first.kind is not RecordKind.ARRAYS:  # their layout is in the payload
+        # Compare all headers at once with the first good one, and parse only those that differ.
         layout = buffer.raw_headers[offsets][:, LAYOUT]
         lengths = buffer.record_bytes[offsets]
         alike = (layout == layout[0]).all(axis=1) & (lengths == lengths[0])
@@ -293,17 +293,17 @@ def check_records(
             others[offset] = parsed
     if others:
         offsets = np.setdiff1d(offsets, [*others], assume_unique=True)
-    return others | _spoilt_payloads(buffer, sample_ids, offsets, seen)
+    return others | _bad_payloads(buffer, sample_ids, offsets, seen)
 
 
 def _parsed(buffer: BatchBuffer, sample_ids: bytes, offset: int) -> Header | Other:
-    """Return the header of one good record, or what the record is instead."""
+    """Return the header of one good record, or else its :class:`Other`."""
     record_bytes = int(buffer.record_bytes[offset])
     sample_id = sample_ids[offset * ID_BYTES : (offset + 1) * ID_BYTES]
     payload, raw_header = buffer.payload(offset), bytes(buffer.raw_headers[offset])
     try:
         if record_bytes < HEADER_BYTES:
-            # Always raises: it is too short to have a header.
+            # Always raises, since there is no whole header.
             parse_header(payload)
         header = parse_header(raw_header, record_bytes=record_bytes, sample_id=sample_id)
         if header.kind is RecordKind.TOMBSTONE:
@@ -317,22 +317,22 @@ def _parsed(buffer: BatchBuffer, sample_ids: bytes, offset: int) -> Header | Oth
     return header
 
 
-def _spoilt_payloads(
-    buffer: BatchBuffer, sample_ids: bytes, places: NDArray[np.intp], seen: SeenRecords | None
+def _bad_payloads(
+    buffer: BatchBuffer, sample_ids: bytes, offsets: NDArray[np.intp], seen: SeenRecords | None
 ) -> dict[int, Other]:
     # New payloads, and those that are due, were hashed as they arrived.
-    to_hash = buffer.to_hash[places]
-    hashed, late = places[to_hash], places[~to_hash]
+    to_hash = buffer.to_hash[offsets]
+    hashed, late = offsets[to_hash], offsets[~to_hash]
     if seen is not None and len(late):
         late = seen.unlike(sample_ids, buffer, late)
     differing = hashed[buffer.digests[hashed] != buffer.headers["payload_hash"][hashed]]
-    spoilt: dict[int, Other] = {}
+    bad: dict[int, Other] = {}
     for offset in (*late.tolist(), *differing.tolist()):
         try:
             verify_payload(parse_header(bytes(buffer.raw_headers[offset])), buffer.payload(offset))
         except RecordError as error:
-            spoilt[offset] = error
+            bad[offset] = error
     fresh = np.concatenate([hashed, late])
     if seen is not None and len(fresh):
-        seen.remember(sample_ids, buffer, np.setdiff1d(fresh, [*spoilt]) if spoilt else fresh)
-    return spoilt
+        seen.remember(sample_ids, buffer, np.setdiff1d(fresh, [*bad]) if bad else fresh)
+    return bad

@@ -1,4 +1,4 @@
-"""The memory that one batch is received into, and which of its payloads are hashed on arrival."""
+"""The memory that one batch is received into, and the choice of payloads to hash on arrival."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from superdl.super_dataset.memory.batch_memory import Memory
 
-# Place of the payload's length in a header.
+# Position of the payload's length in a header.
 PAYLOAD_BYTES = slice(8, 16)
 
 _MAX_BLIND_BYTES = 64 * 2**20
@@ -30,7 +30,7 @@ _IN_BLOCKS = (RecordKind.DATA, RecordKind.ARRAYS)
 # One in this many hashed payloads is hashed again in each epoch.
 HASHED_SHARE = 64
 
-_SLOTS = 2**20  # of eight bytes each: 8 MiB, of which only touched pages take memory
+_SLOTS = 2**20  # eight bytes each: 8 MiB, where only touched pages take memory
 _SLOT = np.uint64(_SLOTS - 1)
 _UPPER = np.uint64(0xFFFFFFFF00000000)
 _LOWER = np.uint64(0x00000000FFFFFFFF)
@@ -93,7 +93,7 @@ class BatchBuffer:
         self.record_bytes: NDArray[np.int64] = np.zeros(size, dtype=np.int64)
         self.own: dict[int, memoryview] = {}  # payloads outside the block, by sample
         self.errors: dict[int, str] = {}  # error replies, by sample
-        # Samples whose payloads are hashed on arrival: all, unless it is changed.
+        # Samples whose payloads are hashed on arrival: all by default.
         self.to_hash: NDArray[np.bool_] = np.full(size, fill_value=True)
         self.digests: NDArray[np.uint64] = np.zeros(size, dtype=np.uint64)  # xxh3-64 of these
         # Payload bytes per slot of the block; -1 while there is no block.
@@ -111,7 +111,7 @@ class BatchBuffer:
         return self.slots[start : start + self.item_bytes]
 
     def place(self, offset: int, header: bytes, payload_bytes: int) -> Incoming:
-        """Return the place for a record's payload. The first valid record sets the size of the slots."""
+        """Return the memory for a record's payload. The first valid record sets the slot size."""
         if payload_bytes and payload_bytes != self.item_bytes and self._uniform and self.block is None:
             self._allocate_for(header, payload_bytes)
         if header and payload_bytes == self.item_bytes:
@@ -124,7 +124,7 @@ class BatchBuffer:
 
     def note_record(self, record: Incoming) -> None:
         """Store a completely received record as the sample's record."""
-        # All attributes at once: nothing of an earlier reply for the same sample survives.
+        # Set all attributes, so that nothing of an earlier reply for the same sample survives.
         offset, header, payload, in_block = record
         self.raw_headers[offset] = np.frombuffer(header.ljust(HEADER_BYTES, b"\0"), dtype=np.uint8)
         self.record_bytes[offset] = len(header) + len(payload)
@@ -170,7 +170,7 @@ class SeenRecords:
 
     def __init__(self) -> None:
         self._pid = 0
-        # 32 bits of the sample id, besides the 20 that choose the slot, and 32 of its production times.
+        # 32 bits of the sample id, besides the 20 that select the slot, and 32 of its production times.
         self._entries: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
 
     def to_hash(self, sample_ids: bytes, epoch: int) -> NDArray[np.bool_]:
@@ -180,9 +180,9 @@ class SeenRecords:
             self._pid = os.getpid()  # set last, because other threads check it
         prefixes, words = np.frombuffer(sample_ids, dtype="<u8").reshape(-1, 2).T
         entries = self._entries[words & _SLOT]
-        turn = (prefixes + np.uint64(epoch % HASHED_SHARE)) % np.uint64(HASHED_SHARE) == 0
+        is_due = (prefixes + np.uint64(epoch % HASHED_SHARE)) % np.uint64(HASHED_SHARE) == 0
         new = (entries & _UPPER != words & _UPPER) | (entries == 0)
-        chosen: NDArray[np.bool_] = new | turn
+        chosen: NDArray[np.bool_] = new | is_due
         return chosen
 
     def unlike(self, sample_ids: bytes, buffer: BatchBuffer, offsets: NDArray[np.intp]) -> NDArray[np.intp]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("superdl.super_dataset")
 
-# Bound on the wait for a connection that is needed only for a report, or for a note.
+# Limit on the wait for a connection that is only needed for a report or a note.
 REPORT_TIMEOUT_S = 1.0
 _SHUN_S = 30.0  # no such connection is tried again within this time after it failed,
 _SHUN_NODE_S = 3.0  # or within this time, to a node beside others that are connected
@@ -41,7 +41,7 @@ _MOST_OWED = 32
 
 
 class CacheLink:
-    """Connections to one node, or to all nodes of a cluster, and what is known about the records there.
+    """Connections to one node, or to all nodes of a cluster, and the expected size of records.
 
     It makes one attempt per request. Samples lost with a node are left to the next attempt, which begins with
     a new slot map. ``open_nodes`` is :class:`NodeConnections`, except in tests.
@@ -55,7 +55,7 @@ class CacheLink:
         self.pid = os.getpid()
         self.record_bytes = record_bytes  # expected length, if known
         self.uniform = True  # the last batch had one size
-        self.warned_astray = False  # it was logged that another sample's record came
+        self.warned_astray = False  # a reply for another sample has been logged
         self._open_nodes = open_nodes
         self._nodes: NodeConnections | None = None
         self._cache = ""
@@ -91,16 +91,16 @@ class CacheLink:
             self.uniform = alike or len(buffer.own) <= len(sizes) // 2
 
     def request(self, batch: Batch) -> None:
-        """Request all missing samples, and set the error that kept some from arriving as ``trouble``."""
+        """Request all missing samples. Set ``trouble`` to the error that kept some from arriving."""
         replies, offsets = batch.buffer.replies, batch.missing
         replies[offsets] = ReplyKind.NONE
-        # An idle connection may be dead, because the cache closes such or was restarted: then another
+        # An idle connection may be dead, because the cache closed it or was restarted: then another
         # attempt follows at once.
         was_open = self._nodes is not None and bool(self._nodes.opened)
         batch.trouble = self.gather(batch, offsets)
         if batch.trouble is not None and was_open and batch.clock() < batch.deadline_s:
             offsets = [offset for offset in offsets if replies[offset] == ReplyKind.NONE]
-            if offsets:  # else the connection failed after all replies had come
+            if offsets:  # else the connection failed after all replies had arrived
                 batch.trouble = self.gather(batch, offsets)
 
     def gather(self, batch: Batch, offsets: Sequence[int]) -> CacheUnreachableError | None:
@@ -115,7 +115,7 @@ class CacheLink:
         except CacheUnreachableError as error:
             self.drop()
             return error
-        except BaseException:  # also on Ctrl-C: replies are under way that will never be read
+        except BaseException:  # also on Ctrl-C: replies in flight will never be read
             self.drop()
             raise
 
@@ -124,7 +124,7 @@ class CacheLink:
         node = None
         connected = self._nodes is not None and bool(self._nodes.opened)
         if not connected and not batch.astray:
-            # Unless all came from packs, the gather has just failed to connect.
+            # Unless all samples came from packs, gather() has just failed to connect.
             if batch.straight < batch.buffer.size:
                 return
             timeout_s = min(timeout_s, REPORT_TIMEOUT_S)
@@ -139,10 +139,10 @@ class CacheLink:
             if node not in nodes.opened and self._is_shunned(node, batch):
                 return
             connection = nodes.opened.get(node) or nodes.connection(node)
-            # Bounds the replies that wait unread.
+            # Limits the number of unread replies.
             if connection.owed >= _MOST_OWED:
                 connection.converse()
-                _heed(nodes, connection, batch)
+                _check_late(nodes, connection, batch)
             connection.owed += 1  # first: its reply must not be taken for a sample's
             connection.send(encode_command(*batch.report(done=done).command(batch.ref.job)))
         except CacheError as error:
@@ -172,7 +172,7 @@ def _gather(
     trouble = None
     # Each round follows the redirections of the one before.
     for _ in range(MAX_ROUNDS):
-        trouble = _ask(nodes, batch, groups, asking, left_s) or trouble
+        trouble = _request(nodes, batch, groups, asking, left_s) or trouble
         if not batch.buffer.errors or nodes.slots is None:
             return trouble
         groups, asking = _redirected(nodes, batch.buffer, groups)
@@ -188,16 +188,16 @@ def _gather(
 def _by_node(
     nodes: NodeConnections, slots: SlotMap, keys: Sequence[bytes], offsets: Sequence[int]
 ) -> Mapping[Node, Sequence[int]]:
-    places = [*map(nodes.connection_node, slots.nodes), nodes.home]
+    by_owner = [*map(nodes.connection_node, slots.nodes), nodes.home]
     owners = slots.owners
     groups: dict[Node, list[int]] = {}
     for offset in offsets:
-        # A slot without a known owner has owner -1, the last place.
-        groups.setdefault(places[owners[key_slot(keys[offset])]], []).append(offset)
+        # A slot without a known owner has owner -1, the last entry.
+        groups.setdefault(by_owner[owners[key_slot(keys[offset])]], []).append(offset)
     return groups
 
 
-def _ask(
+def _request(
     nodes: NodeConnections,
     batch: Batch,
     groups: Mapping[Node, Sequence[int]],
@@ -207,7 +207,7 @@ def _ask(
     total = sum(map(len, groups.values()))
     receivers: dict[Node, Receiver] = {}
     failed: dict[Node, CacheUnreachableError] = {}
-    # Nodes with a connection are asked before waiting for any other.
+    # Query connected nodes before waiting for any other.
     for node in sorted(groups, key=nodes.opened.__contains__, reverse=True):
         offsets = groups[node]
         try:
@@ -229,7 +229,7 @@ def _ask(
         nodes.drop(node)
     for node, receiver in receivers.items():
         if receiver.connection.late_errors and node not in failed:
-            _heed(nodes, receiver.connection, batch)
+            _check_late(nodes, receiver.connection, batch)
     nodes.stale = nodes.stale or bool(failed)
     return next(reversed(failed.values())) if failed else None
 
@@ -295,7 +295,7 @@ def _redirected(
     return {node: sorted(offsets) for node, offsets in redirected.items()}, asking
 
 
-def _heed(nodes: NodeConnections, connection: CacheConnection, batch: Batch) -> None:
+def _check_late(nodes: NodeConnections, connection: CacheConnection, batch: Batch) -> None:
     # Errors of earlier reports may show that slots have moved, or that memory is full.
     late_errors = connection.late_errors
     moved = nodes.slots is not None and any(text.startswith("MOVED") for text in late_errors)

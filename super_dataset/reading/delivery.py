@@ -1,4 +1,4 @@
-"""Delivery of a batch that was read, with samples as tensors and their info."""
+"""Delivery of a read batch: samples as tensors, and their info."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def delivered_order(
 ) -> list[int] | None:
     """Return the offsets to deliver, in order, or ``None`` for all of them as planned.
 
-    The list is empty if all samples are bad. ``skip`` leaves out bad samples, ``replace`` repeats the next
+    The list is empty if all samples are bad. ``skip`` drops bad samples, ``replace`` repeats the next
     good sample of the batch, cyclically, and ``raise`` raises ``BadSampleError``.
     """
     offsets = list(range(len(ref)))
     if padding == "skip" and ref.padding:
-        # One sample of a batch that is only padding stays, so that ranks take equally many steps.
+        # A batch of nothing but padding keeps one sample, so that ranks take equally many steps.
         offsets = np.flatnonzero(~ref.padding_mask()).tolist() or offsets[:1]
     if not bad:
         return offsets if len(offsets) < len(ref) else None
@@ -73,8 +73,8 @@ def label_tensor(labels: Labels, order: Sequence[int] | None) -> SampleTensors:
 
     Lists of varying length become a list of tensors, and named fields a dict of these.
     """
-    places = np.arange(len(labels)) if order is None else np.asarray(order, dtype=np.intp)
-    chosen = labels[places]
+    indices = np.arange(len(labels)) if order is None else np.asarray(order, dtype=np.intp)
+    chosen = labels[indices]
     if isinstance(chosen, RaggedLabels):
         fields = {name: _column_tensors(chosen, name) for name in chosen.names}
         return fields.get("", fields)
@@ -102,9 +102,9 @@ def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> SampleTe
     layouts = buffer.raw_headers[list(chosen)][:, LAYOUT]
     if not (layouts == layouts[0]).all():
         payloads = [torch.from_numpy(np.asarray(buffer.payload(offset))) for offset in chosen]
-        for place, offset in enumerate(chosen):
-            if offset in chosen[:place]:  # changing one must not change both
-                payloads[place] = payloads[place].clone()
+        for at, offset in enumerate(chosen):
+            if offset in chosen[:at]:  # changing one must not change both
+                payloads[at] = payloads[at].clone()
         flat = in_one_block(payloads, buffer.memory)
         return [_shaped(item, buffer, offset) for item, offset in zip(flat, chosen, strict=True)]
     if order is None and buffer.block is not None and not buffer.own:
@@ -136,18 +136,18 @@ def _laid_out(
 
 
 def _field_tensors(buffer: BatchBuffer, chosen: Sequence[int]) -> dict[str, _Tensors]:
-    samples = [_places_in(buffer, offset) for offset in chosen]
-    if len(names := {tuple(places) for places in samples}) > 1:
+    samples = [_arrays_in(buffer, offset) for offset in chosen]
+    if len(names := {tuple(arrays) for arrays in samples}) > 1:
         raise UsageError(
             "a recipe must produce the same fields for each sample, but in this batch some have "
             + ", others ".join("(" + (", ".join(keys) or "one unnamed array") + ")" for keys in names)
         )
     # All fields lie in one block, which a worker sends as one, name by name.
-    columns = {name: [places[name] for places in samples] for name in samples[0]}
+    columns = {name: [arrays[name] for arrays in samples] for name in samples[0]}
     alike = {
-        name: len({(place.dtype, place.shape) for place in column}) == 1 for name, column in columns.items()
+        name: len({(array.dtype, array.shape) for array in column}) == 1 for name, column in columns.items()
     }
-    sizes = {name: [place.stop - place.start for place in column] for name, column in columns.items()}
+    sizes = {name: [array.stop - array.start for array in column] for name, column in columns.items()}
     pieces = [[sum(sizes[name])] if alike[name] else sizes[name] for name in columns]
     flats = iter(cut_up(buffer.memory, [size for piece in pieces for size in piece]))
     tensors: dict[str, _Tensors] = {}
@@ -155,25 +155,25 @@ def _field_tensors(buffer: BatchBuffer, chosen: Sequence[int]) -> dict[str, _Ten
         first = column[0]
         if alike[name]:
             flat = next(flats)
-            rooms = list(flat.numpy().reshape(len(column), sizes[name][0]))
+            targets = list(flat.numpy().reshape(len(column), sizes[name][0]))
             tensors[name] = _laid_out(flat, first.dtype.name, first.shape, len(column))
         else:
             parts = [next(flats) for _ in column]
-            rooms = [part.numpy() for part in parts]
+            targets = [part.numpy() for part in parts]
             tensors[name] = [
-                _laid_out(part, place.dtype.name, place.shape)
-                for part, place in zip(parts, column, strict=True)
+                _laid_out(part, array.dtype.name, array.shape)
+                for part, array in zip(parts, column, strict=True)
             ]
-        for room, offset, place in zip(rooms, chosen, column, strict=True):
-            room[:] = buffer.payload(offset)[place.start : place.stop]
+        for target, offset, array in zip(targets, chosen, column, strict=True):
+            target[:] = buffer.payload(offset)[array.start : array.stop]
     return tensors
 
 
-def _places_in(buffer: BatchBuffer, offset: int) -> dict[str, ArrayLocation]:
+def _arrays_in(buffer: BatchBuffer, offset: int) -> dict[str, ArrayLocation]:
     """Return the named arrays of a sample, or an empty dict if it is a single array."""
     if buffer.headers["kind"][offset] != RecordKind.ARRAYS:
         return {}
-    return {place.name: place for place in array_locations(buffer.payload(offset))}
+    return {array.name: array for array in array_locations(buffer.payload(offset))}
 
 
 @dataclass(slots=True, eq=False)  # not frozen: Lightning refuses frozen dataclasses in batches
@@ -296,21 +296,21 @@ class LastGood:
 
     def fill(self, info: BatchInfo, size: int) -> tuple[SampleTensors, SampleTensors, BatchInfo]:
         """Return ``size`` of them, cyclically, as padding that replaces the batch of ``info``."""
-        places, last = [place % self._count for place in range(size)], self._info
-        ids = (last.sample_ids[at * ID_BYTES : (at + 1) * ID_BYTES] for at in places)
+        rows, last = [row % self._count for row in range(size)], self._info
+        ids = (last.sample_ids[at * ID_BYTES : (at + 1) * ID_BYTES] for at in rows)
         filled = replace(
             info,
             sample_ids=b"".join(ids),
-            keys=tuple(last.keys[at] for at in places) if last.keys else (),
+            keys=tuple(last.keys[at] for at in rows) if last.keys else (),
             padding=np.ones(size, dtype=np.bool_),
-            repetitions=None if last.repetitions is None else last.repetitions[places],
+            repetitions=None if last.repetitions is None else last.repetitions[rows],
         )
-        return _copies(self._images, places), _copies(self._labels, places), filled
+        return _copies(self._images, rows), _copies(self._labels, rows), filled
 
 
-def _copies(tensors: SampleTensors, places: Sequence[int]) -> Any:
+def _copies(tensors: SampleTensors, rows: Sequence[int]) -> Any:
     if isinstance(tensors, dict):
-        return {name: _copies(part, places) for name, part in tensors.items()}
+        return {name: _copies(part, rows) for name, part in tensors.items()}
     if isinstance(tensors, list):
-        return [tensors[at].clone() for at in places]
-    return tensors[list(places)]
+        return [tensors[at].clone() for at in rows]
+    return tensors[list(rows)]

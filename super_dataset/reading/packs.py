@@ -37,15 +37,15 @@ _LOG_EVERY_S = 60.0
 _AHEAD = 64  # records that the kernel fetches while others are read
 _FAR = 2**62  # no file is that long
 
-_ANNOUNCED_BYTES = 64 * 2**20  # announced ahead within a batch
+_ANNOUNCED_BYTES = 64 * 2**20  # prefetched within a batch
 
-_CANNOT_TELL = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
-# Read what memory holds without waiting for a disk. Some filesystems and systems lack it.
-_AT_ONCE = getattr(os, "RWF_NOWAIT", 0)
+_WITHOUT_NOWAIT = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+# Read without waiting for a disk. Not every filesystem and system supports this.
+_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
 _LEAST_OPEN, _MOST_OPEN = 128, 1024
 _LOOK_EVERY_S = 60.0
-_SHARE_OF_FILES = 4  # we use at most one in this many of the files that a process may open
+_SHARE_OF_FILES = 4  # use at most one in this many of a process's allowed open files
 
 
 class OpenPack:
@@ -62,7 +62,7 @@ class OpenPack:
 
 
 class OpenPacks:
-    """Packs of any store that a process keeps open. The least recently used is closed first. Thread-safe.
+    """A process's open packs, from all stores. The least recently used is closed first. Thread-safe.
 
     At most ``limit`` are open, plus 128 for each thread that reads. A fork starts with none.
     """
@@ -75,7 +75,7 @@ class OpenPacks:
         self._packs: OrderedDict[tuple[str, str], OpenPack] = OrderedDict()
         self._stores: dict[str, DirectoryStore] = {}
         # Stores whose filesystem does not report which data must come from a disk.
-        self.cannot_tell: set[str] = set()
+        self.lacks_nowait: set[str] = set()
         # Whether part of the latest batch had to come from a disk.
         self.waits_for_disks = False
 
@@ -111,7 +111,7 @@ class OpenPacks:
         with self._lock:
             self._packs.pop((store, pack), None)
 
-    def let_go(self) -> None:
+    def drop_removed(self) -> None:
         """Close packs that have been removed. Check at most once a minute."""
         if self._clock() < self._look_s:
             return
@@ -134,8 +134,8 @@ class OpenPacks:
             directory = self._stores[store] = DirectoryStore.open(store, create=False, read_only=True)
         try:
             return directory.open_pack(pack)
-        except StoreError as error:  # naming its cause would keep packs open
-            if not _is_of_many_files(error.__cause__):
+        except StoreError as error:  # a variable for its cause would keep packs open
+            if not _too_many_files(error.__cause__):
                 raise
         with self._lock:  # other code needs files too
             self._packs.clear()
@@ -149,7 +149,7 @@ def _was_removed(pack: OpenPack) -> bool:
         return True
 
 
-def _is_of_many_files(error: BaseException | None) -> bool:
+def _too_many_files(error: BaseException | None) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
@@ -184,49 +184,49 @@ class StoreTroubleLog:
         _LOG.warning(
             "%s could not be read from the store at %s and had to be requested from the cache: %s (%s): %s",
             counted(count, "sample"),
-            ref.store or "another place",
+            ref.store or "another location",
             ref.name_of(first),
             pack,
             failed[first],
         )
 
 
-# A sample's offset in the batch, and the place of its record: pack, start, length.
-_Place: TypeAlias = tuple[int, str, int, int]
+# A sample's offset in the batch, and the location of its record: pack, start, length.
+_Entry: TypeAlias = tuple[int, str, int, int]
 
 
 def read_placed(ref: BatchRef, buffer: BatchBuffer, packs: OpenPacks) -> tuple[list[int], dict[int, str]]:
-    """Read records that have places. Return the offsets that were read, unchecked, and the failures."""
+    """Read records at known locations. Return the offsets that were read, unchecked, and the failures."""
     reading = _Reading(ref.store, buffer, packs)
-    return reading.run(_places_of(ref, reading.failed))
+    return reading.run(_entries_of(ref, reading.failed))
 
 
 def read_pointed(
     store: str, pointers: Mapping[int, Pointer], buffer: BatchBuffer, packs: OpenPacks
 ) -> tuple[list[int], dict[int, str]]:
-    """Read records by the cache's pointers. ``store`` is empty if no store is visible."""
+    """Read records by the cache's pointers. ``store`` is empty if none is accessible."""
     reading = _Reading(store, buffer, packs)
-    placed = [
-        (offset, place.pack, place.offset, place.length)
-        for offset, place in pointers.items()
-        if store and place.offset <= _FAR and place.length <= MAX_BULK_BYTES
+    located = [
+        (offset, entry.pack, entry.offset, entry.length)
+        for offset, entry in pointers.items()
+        if store and entry.offset <= _FAR and entry.length <= MAX_BULK_BYTES
     ]
-    unplaced = pointers.keys() - {place[0] for place in placed}
-    reading.failed |= dict.fromkeys(unplaced, "no record can be there" if store else "no store is visible")
-    return reading.run(sorted(placed, key=itemgetter(1, 2)))
+    unlocated = pointers.keys() - {entry[0] for entry in located}
+    reading.failed |= dict.fromkeys(unlocated, "invalid location" if store else "no store is accessible")
+    return reading.run(sorted(located, key=itemgetter(1, 2)))
 
 
 def announce(ref: Any, packs: OpenPacks = OPEN_PACKS) -> None:
     """Have the kernel fetch a later batch, if batches must be read from a disk."""
-    # Anything but a batch of packs is ignored: a sampler may yield any object.
+    # Ignore anything but a batch in packs, since a sampler may yield any object.
     for _, part in getattr(ref, "parts", ((0, ref),)):
         store = getattr(part, "store", "")
-        if store and (packs.waits_for_disks or store in packs.cannot_tell):
-            _announce(store, _places_of(part, {}), packs)
+        if store and (packs.waits_for_disks or store in packs.lacks_nowait):
+            _announce(store, _entries_of(part, {}), packs)
 
 
-def _places_of(ref: BatchRef, failed: dict[int, str]) -> list[_Place]:
-    """Return records with places, in pack order. Impossible places are added to ``failed``."""
+def _entries_of(ref: BatchRef, failed: dict[int, str]) -> list[_Entry]:
+    """Return records with known locations, in pack order. Add those with invalid ones to ``failed``."""
     if ref.places is None:
         return []
     names = ("", *ref.places.packs)
@@ -237,8 +237,8 @@ def _places_of(ref: BatchRef, failed: dict[int, str]) -> list[_Place]:
     if wrong.any():
         wrong &= pack_of > 0
         pack_of = np.where(wrong, 0, pack_of)
-        failed |= dict.fromkeys(np.flatnonzero(wrong).tolist(), "no record can be at the stated position")
-    # Index 0 of pack_of means no place; these sort first and are cut off.
+        failed |= dict.fromkeys(np.flatnonzero(wrong).tolist(), "invalid location")
+    # Index 0 of pack_of means no location; these sort first and are cut off.
     offsets = np.lexsort((begins, pack_of))[np.count_nonzero(pack_of == 0) :]
     packs = map(names.__getitem__, pack_of[offsets].tolist())
     return list(
@@ -246,9 +246,9 @@ def _places_of(ref: BatchRef, failed: dict[int, str]) -> list[_Place]:
     )
 
 
-def _announce(store: str, placed: list[_Place], packs: OpenPacks) -> None:
+def _announce(store: str, located: list[_Entry], packs: OpenPacks) -> None:
     left_bytes = _ANNOUNCED_BYTES
-    for _, name, begin, length in placed:
+    for _, name, begin, length in located:
         left_bytes -= length
         if left_bytes < 0:
             break
@@ -260,64 +260,64 @@ def _announce(store: str, placed: list[_Place], packs: OpenPacks) -> None:
 
 class _Reading:
     def __init__(self, store: str, buffer: BatchBuffer, packs: OpenPacks) -> None:
-        self.came: list[int] = []
+        self.done: list[int] = []
         self.failed: dict[int, str] = {}
         self._store = store
         self._buffer = buffer
         self._packs = packs
-        self._waiting: deque[tuple[_Place, OpenPack]] = deque()
+        self._waiting: deque[tuple[_Entry, OpenPack]] = deque()
         self._opened: dict[str, OpenPack] = {}
-        self._why = ""
+        self._reason = ""
 
-    def run(self, placed: list[_Place]) -> tuple[list[int], dict[int, str]]:
-        self._packs.let_go()
-        # Records as long as a slot are read here, without a call for each.
+    def run(self, located: list[_Entry]) -> tuple[list[int], dict[int, str]]:
+        self._packs.drop_removed()
+        # Read records of slot size here, without a method call for each.
         buffer, packs, preadv = self._buffer, self._packs, os.preadv
-        at_once = _AT_ONCE
-        if self._store in packs.cannot_tell:
-            at_once = 0
-            _announce(self._store, placed, packs)
-        came: list[int] = []
+        nowait = _NOWAIT
+        if self._store in packs.lacks_nowait:
+            nowait = 0
+            _announce(self._store, located, packs)
+        done: list[int] = []
         digests: list[int] = []
         headers = np.empty((buffer.size, HEADER_BYTES), dtype=np.uint8)
         rows, row = headers.reshape(-1).data, 0
         slots, slot_bytes = buffer.slots, buffer.item_bytes
-        # No more than these stay open although they were evicted meanwhile.
-        names = dict.fromkeys(map(itemgetter(1), placed))
+        # Only these may stay open after they are evicted.
+        names = dict.fromkeys(map(itemgetter(1), located))
         self._opened = packs.opened(self._store, itertools.islice(names, _AHEAD))
         name, pack = "", None
-        for place in placed:
-            offset, its_name, begin, length = place
+        for entry in located:
+            offset, its_name, begin, length = entry
             if its_name != name:
                 name, pack = its_name, self._opened.get(its_name) or self._open(its_name)
             if pack is None:
-                self.failed[offset] = self._why
+                self.failed[offset] = self._reason
                 continue
             if length - HEADER_BYTES != slot_bytes:
-                self._read(place, pack)
+                self._read(entry, pack)
                 slots, slot_bytes = buffer.slots, buffer.item_bytes
                 continue
             slot = slots[offset * slot_bytes : offset * slot_bytes + slot_bytes]
             try:
-                # One call for header and payload; a short read means that a disk must be waited for.
-                size = preadv(pack.descriptor, (rows[row : row + HEADER_BYTES], slot), begin, at_once)
+                # One call for header and payload; a short read means that the rest is on a disk.
+                size = preadv(pack.descriptor, (rows[row : row + HEADER_BYTES], slot), begin, nowait)
             except OSError as error:
                 size = 0
-                if error.errno in _CANNOT_TELL:
-                    packs.cannot_tell.add(self._store)
-                    at_once = 0
+                if error.errno in _WITHOUT_NOWAIT:
+                    packs.lacks_nowait.add(self._store)
+                    nowait = 0
             if size == length:
-                # Now, while it is in the processor's cache.
+                # Hash it now, while it is in the CPU cache.
                 digests.append(payload_hash(slot))
-                came.append(offset)
+                done.append(offset)
                 row += HEADER_BYTES
             else:
-                self._later(place, pack)
-        buffer.note_records(came, headers[: len(came)], digests)
-        self.came += came
+                self._later(entry, pack)
+        buffer.note_records(done, headers[: len(done)], digests)
+        self.done += done
         packs.waits_for_disks = bool(self._waiting)
         self._read_waiting()
-        return self.came, self.failed
+        return self.done, self.failed
 
     def _read_waiting(self) -> None:
         while self._waiting:
@@ -328,23 +328,23 @@ class _Reading:
             return self._packs.get(self._store, name)
         except StoreError as error:
             if not (self._waiting or self._opened):
-                self._why = str(error)
+                self._reason = str(error)
                 return None
-        self._read_waiting()  # waiting records hold their packs open, and files may be few
+        self._read_waiting()  # waiting records keep packs open, and file descriptors may be scarce
         self._opened.clear()
         return self._open(name)
 
-    def _later(self, place: _Place, pack: OpenPack) -> None:
-        _, _, begin, length = place
+    def _later(self, entry: _Entry, pack: OpenPack) -> None:
+        _, _, begin, length = entry
         # The kernel fetches it while others are read.
         _will_need(pack, begin, length)
-        self._waiting.append((place, pack))
+        self._waiting.append((entry, pack))
         if len(self._waiting) > _AHEAD:
             self._read(*self._waiting.popleft())
 
-    def _read(self, place: _Place, pack: OpenPack) -> None:
-        """Read one record. The first of a batch sets the size of the block."""
-        offset, name, begin, length = place
+    def _read(self, entry: _Entry, pack: OpenPack) -> None:
+        """Read one record. The first of a batch sets the block size."""
+        offset, name, begin, length = entry
         buffer, header = self._buffer, bytearray(HEADER_BYTES)
         try:
             _fill(pack, header, begin)
@@ -358,7 +358,7 @@ class _Reading:
             self.failed[offset] = error.strerror or str(error)
         else:
             buffer.note_record(record)
-            self.came.append(offset)
+            self.done.append(offset)
 
 
 class _NotThereError(Exception):
@@ -371,8 +371,8 @@ def _check_length(header: bytearray, length: int) -> None:
         raise _NotThereError(f"found a record of {record_bytes} bytes instead of {length}")
 
 
-def _fill(pack: OpenPack, room: bytearray | memoryview, begin: int) -> None:
-    view, at = memoryview(room), 0
+def _fill(pack: OpenPack, buffer: bytearray | memoryview, begin: int) -> None:
+    view, at = memoryview(buffer), 0
     while at < len(view):
         count = os.preadv(pack.descriptor, (view[at:],), begin + at)
         if not count:

@@ -56,7 +56,7 @@ class ReadSettings:
     verify: Verify = "auto"
     in_flight_bytes: int = 16 * 2**20
     record_bytes: int | None = None  # expected length of a record
-    stop_at_bad: bool = True  # give up a batch at its first bad sample
+    stop_at_bad: bool = True  # give up on a batch at its first bad sample
 
 
 class BatchReader:
@@ -137,9 +137,7 @@ class BatchReader:
             self._attempt(link, batch)
             stop = bool(batch.bad) and settings.stop_at_bad
             late = self._clock() >= last_begin_s
-            note = (
-                self._note_of_source(ref) if late and batch.missing and not (stop or batch.trouble) else None
-            )
+            note = self._source_note(ref) if late and batch.missing and not (stop or batch.trouble) else None
             if note is not None and note.reason == LISTING:  # the sampler gives up if it stalls
                 late, batch.attempts = False, 0
                 batch.deadline_s = self._clock() + settings.read_timeout_s
@@ -157,9 +155,9 @@ class BatchReader:
             self._sleep(max(0.0, min(delay_s, last_begin_s - now_s)))
             batch.wait_s += self._clock() - now_s
 
-    def _note_of_source(self, ref: BatchRef) -> Tombstone | None:
+    def _source_note(self, ref: BatchRef) -> Tombstone | None:
         """Return the coordinator's note on why the source provides no samples, if any."""
-        # A link of its own: on the reader's, replies to reports may be under way.
+        # A separate link: on the reader's own, replies to reports may be in flight.
         key, link = cache_key(ref.dataset_id), CacheLink(None, self._open_nodes)
         try:
             nodes = link.connect(ref.cache, REPORT_TIMEOUT_S)
@@ -171,15 +169,15 @@ class BatchReader:
             link.drop()
 
     def _read_straight(self, batch: Batch) -> None:
-        """Read the records that have places or, for missing samples, pointers."""
+        """Read the records with known locations or, for missing samples, pointers."""
         ref, buffer, pointers, began_s = batch.ref, batch.buffer, batch.pointers, self._clock()
         if pointers:
-            buffer.to_hash[[*pointers]] = True  # as all records from packs
-            came, failed = read_pointed(ref.store, pointers, buffer, OPEN_PACKS)
+            buffer.to_hash[[*pointers]] = True  # as for all records from packs
+            done, failed = read_pointed(ref.store, pointers, buffer, OPEN_PACKS)
         else:
-            came, failed = read_placed(ref, buffer, OPEN_PACKS)
+            done, failed = read_placed(ref, buffer, OPEN_PACKS)
         received_s = self._clock()
-        failed = batch.sort_pointed(came, failed) if pointers else failed | batch.sort_straight(came)
+        failed = batch.sort_pointed(done, failed) if pointers else failed | batch.sort_straight(done)
         if failed:
             self._store_trouble.add(ref, failed)
         batch.read_s += received_s - began_s
@@ -188,9 +186,9 @@ class BatchReader:
     def _attempt(self, link: CacheLink, batch: Batch) -> None:
         """Request all missing samples, and sort the replies."""
         batch.attempts += 1
-        # If another sample's record came, replies and requests are out of step: close the
-        # connection and request once more. A record stored under a wrong key comes again; it is
-        # then corrupt.
+        # If another sample's record arrived, replies and requests are out of step: close the
+        # connection and request once more. A record stored under a wrong key arrives again and
+        # counts as corrupt.
         for _ in range(2 if batch.missing else 0):
             began_s = self._clock()
             link.request(batch)

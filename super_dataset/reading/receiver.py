@@ -1,4 +1,4 @@
-"""Receiving of the replies to one node's share of a batch's GETs, from its connection into memory."""
+"""Receive the replies to one node's share of a batch's GETs into memory."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from superdl.super_dataset.reading.buffer import BatchBuffer, Incoming
     from superdl.super_wire.cache import CacheConnection
 
-_DIGITS = 2 * ID_BYTES  # of a sample id, with which a cache key ends
+_DIGITS = 2 * ID_BYTES  # of a sample id, at the end of a cache key
 _GET = encode_command(b"GET", cache_key(bytes(ID_BYTES)))[: -_DIGITS - len(CRLF)]
 _ASKING = encode_command(b"ASKING")  # precedes a GET after a cluster node has replied ``ASK``
 _UNKNOWN_RECORD_BYTES = 2**20
-_MAX_REQUESTS_UNDER_WAY = 1024
+_MAX_IN_FLIGHT = 1024
 _SCRATCH_BYTES = 512
 _MAX_DIGITS = len(str(MAX_BULK_BYTES))  # Python refuses thousands of digits
 _VIEWS_PER_CALL = 64
@@ -70,15 +70,15 @@ class Receiver:
     def ask(self) -> None:
         """Send more requests once half of the allowed ones have been answered."""
         batch, sent = self._batch, self._requested
-        # Each node may have at least one request under way.
+        # Each node may have at least one request in flight.
         expected = batch.buffer.item_bytes if batch.buffer.item_bytes > 0 else batch.record_bytes
         bound = batch.in_flight_bytes // (expected or _UNKNOWN_RECORD_BYTES)
-        allowed = max(1, int(max(1, min(bound, _MAX_REQUESTS_UNDER_WAY)) * self._part))
-        under_way = sent - self._done - (self._window.complete if self._window else 0)
-        if 2 * under_way > allowed:
+        allowed = max(1, int(max(1, min(bound, _MAX_IN_FLIGHT)) * self._part))
+        in_flight = sent - self._done - (self._window.complete if self._window else 0)
+        if 2 * in_flight > allowed:
             return
         digits, asking = self._digits, self._asking
-        upcoming = self._offsets[sent : sent + allowed - under_way]
+        upcoming = self._offsets[sent : sent + allowed - in_flight]
         gets = [_GET + digits[_DIGITS * offset : _DIGITS * (offset + 1)] for offset in upcoming]
         if asking:
             pairs = zip(upcoming, gets, strict=True)
@@ -101,11 +101,11 @@ class Receiver:
             unexpected = window.receive(self.connection, self._batch.clock, until_s, once=once)
             if unexpected is not None:
                 self._end_window()
-                self._payload = memoryview(bytearray())  # the current bulk lacks only its line end
+                self._payload = memoryview(bytearray())  # only the current bulk's line end is missing
                 self._parse(unexpected)
         else:
-            rooms = [payload, self._scratch] if payload else [self._scratch]
-            count = self.connection.receive(rooms, once=once)
+            buffers = [payload, self._scratch] if payload else [self._scratch]
+            count = self.connection.receive(buffers, once=once)
             if payload:
                 taken = min(count, len(payload))
                 self._payload = payload[taken:]
@@ -116,7 +116,7 @@ class Receiver:
             self.ask()
 
     def settle(self) -> None:
-        """Store complete records, and record in the connection what was skipped."""
+        """Store complete records, and note skipped ones in the connection."""
         self._end_window()
         if self.finished:
             self.connection.owed = 0
@@ -141,7 +141,7 @@ class Receiver:
                 window.offsets[:confirmed], window.headers[:confirmed], window.digests[:confirmed]
             )
         self._done += window.complete
-        # The next reply's frame was right: it is the current one, but for its line end.
+        # The next reply's frame matched. Only its line end is missing.
         header = window.headers[confirmed].tobytes()
         self._current = self._buffer.place(window.offsets[confirmed], header, self._buffer.item_bytes)
 
@@ -234,7 +234,7 @@ class Receiver:
 class _Window:
     """Predicted replies: the rest of the current payload, then a row and a payload for each.
 
-    What follows them goes to ``scratch``.
+    Any bytes after them go to ``scratch``.
     """
 
     def __init__(
@@ -265,21 +265,21 @@ class _Window:
     def receive(
         self, connection: CacheConnection, clock: Callable[[], float], until_s: float, *, once: bool
     ) -> bytes | None:
-        """Receive until the window ends, but wait no more after ``until_s`` on ``clock``.
+        """Receive until the window ends, but do not wait beyond ``until_s`` on ``clock``.
 
         At its end, return the bytes to parse with the general method. Otherwise return ``None``.
         """
         views, frame, rows, stride = self._views, self._frame, self._rows, self._stride
         last, at, count = len(views) - 1, self._at, self._part
         while True:
-            rooms = views[at : at + self._views_per_call]
+            buffers = views[at : at + self._views_per_call]
             if count:
-                rooms[0] = rooms[0][count:]
-            count += connection.receive(rooms, once=once)
+                buffers[0] = buffers[0][count:]
+            count += connection.receive(buffers, once=once)
             while at < last and count >= len(views[at]):
                 count -= len(views[at])
                 if at and not at % 2 and self._to_hash[at // 2 - 1]:
-                    # On arrival, while the processor's cache holds it: four times as fast as later.
+                    # On arrival, while it is in the CPU cache: four times as fast as later.
                     self.digests[at // 2 - 1] = payload_hash(views[at])
                 at += 1
             # Views alternate: payload, row, payload, row, ... Part of a frame is compared too, so that a

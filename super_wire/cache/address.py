@@ -130,8 +130,8 @@ class Credentials(ClientTls):
         if not (address.tls or address.local or self.insecure):
             raise ConfigError(
                 f"the cache at {address} is not at a loopback address, so TLS is required: use rediss://, "
-                "127.0.0.1 for a cache on this machine, or an SSH tunnel. In a network that nobody else "
-                "can reach, set SUPER_INSECURE=1 on each side to connect without TLS"
+                "127.0.0.1 for a cache on this machine, or an SSH tunnel. In an isolated network, set "
+                "SUPER_INSECURE=1 on each side to connect without TLS"
             )
 
     def admit(self, address: CacheAddress) -> None:

@@ -183,7 +183,7 @@ class CacheConnection:
             if parsed is None:
                 received, at = self._longer(received[at:], began_s, until_s), 0
                 if len(received) > _MAX_ANSWER_BYTES:
-                    raise self._failure(ProtocolDoubtError("its reply is too long"))
+                    raise self._failure(ProtocolDoubtError("the reply is too long"))
                 continue
             answer, at = parsed
             answers.append(answer)
@@ -191,7 +191,7 @@ class CacheConnection:
         self.late_errors += [answer.text for answer in late if isinstance(answer, ErrorReply)]
         self.owed = 0
         if at < len(received):
-            raise self._failure(ProtocolDoubtError(f"{received[at : at + 40]!r} is no reply to any command"))
+            raise self._failure(ProtocolDoubtError(f"{received[at : at + 40]!r} answers no command"))
         return answers
 
     def close(self) -> None:
@@ -257,9 +257,9 @@ class CacheConnection:
             return tls_failure(self.address, error)
         hung_up = isinstance(error, EOFError | ConnectionResetError)
         silent = isinstance(error, BlockingIOError | TimeoutError)
-        reason = "it closed the connection" if isinstance(error, EOFError) else str(error)
+        reason = "connection closed" if isinstance(error, EOFError) else str(error)
         if silent:
-            reason = f"it did not respond for {waited_s or self._limit_s or IO_TIMEOUT_S:.3g} s"
+            reason = f"no response for {waited_s or self._limit_s or IO_TIMEOUT_S:.3g} s"
         # If only the peer uses TLS, it hangs up. If only this side does, the peer waits for more bytes.
         doubt = hung_up or (silent and self.address.tls)
         hint = (

@@ -186,11 +186,11 @@ class NodeConnections:
         """Connect to the configured node and discover the others. Raises as ``CacheConnection`` does."""
         connection = self.connection(self.home, timeout_s)
         try:
-            self.slots, self.stale = _learned_slots(connection, self.home, timeout_s), False
+            self.slots, self.stale = _query_slots(connection, self.home, timeout_s), False
         except BaseException:
             self.drop(self.home)
             raise
-        self._close_strangers()
+        self._close_unknown()
 
     def connection(self, node: Node, timeout_s: float = CONNECT_TIMEOUT_S) -> CacheConnection:
         """Return the connection to a node, opening it if needed. A broken node is not retried before
@@ -238,7 +238,7 @@ class NodeConnections:
             if left_s <= 0:
                 break
             try:
-                slots = _learned_slots(self.connection(node, left_s), node, min(left_s, _SLOTS_TIMEOUT_S))
+                slots = _query_slots(self.connection(node, left_s), node, min(left_s, _SLOTS_TIMEOUT_S))
             except (CacheError, ConfigError) as error:
                 # The next node may know. If none does, the exchange reports it.
                 self.lose(node, str(error))
@@ -247,7 +247,7 @@ class NodeConnections:
             if (slots is not None and slots.nodes) or self.slots is None:
                 self.slots, self._map_source, self.stale = slots, node, False
                 break
-        self._close_strangers()
+        self._close_unknown()
 
     def ping(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         """Check that every node answers, by reading a record that does not exist, or raise
@@ -295,7 +295,7 @@ class NodeConnections:
             self._credentials = self._renewed(self._credentials, error)
         return CacheConnection(address, self._credentials, timeout_s=timeout_s, context=self._context)
 
-    def _close_strangers(self) -> None:
+    def _close_unknown(self) -> None:
         """Close the connections to nodes that are not in the slot map."""
         if self.slots is None:
             return
@@ -304,13 +304,13 @@ class NodeConnections:
             self.drop(node)
 
 
-def _learned_slots(connection: CacheConnection, node: Node, timeout_s: float) -> SlotMap | None:
+def _query_slots(connection: CacheConnection, node: Node, timeout_s: float) -> SlotMap | None:
     """Return a node's slot map, or ``None`` if it is not in a cluster or refuses the command."""
     (answer,) = connection.converse((b"CLUSTER", b"SLOTS"), timeout_s=timeout_s)
     if isinstance(answer, ErrorReply):
         if is_passing(answer.text) or wants_credentials(answer.text):
             raise refusal(connection.address, answer.text)
-        # Without cluster support or permission to ask, treat it as a single node that owns every key.
+        # Without cluster support or permission, treat it as a single node that owns every key.
         return None
     try:
         return parse_slots(answer, node)

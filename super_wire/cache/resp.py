@@ -28,7 +28,7 @@ class MalformedReplyError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """An error in the server's words: a code such as ``MOVED`` or ``ERR``, followed by text."""
+    """An error reply: a code such as ``MOVED`` or ``ERR``, followed by text."""
 
     text: str
 

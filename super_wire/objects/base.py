@@ -204,7 +204,7 @@ def check_version(actual: str, version: str) -> None:
     """Raise the fault ``CHANGED`` unless ``actual`` is the listed version."""
     # Otherwise the sample's id would be wrong.
     if actual != version:
-        raise ObjectError(Fault.CHANGED, f"its version is {actual}, but the catalog lists {version}")
+        raise ObjectError(Fault.CHANGED, f"the version is {actual}, but the catalog lists {version}")
 
 
 def check_range(content_range: str, size_bytes: int, span: Span) -> None:

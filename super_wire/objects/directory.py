@@ -54,9 +54,7 @@ class Directory(Bucket):
             # A concurrent writer could mix the bytes of two versions.
             _check_status(os.fstat(descriptor), version)
         if len(data) != clipped.size_bytes:
-            raise ObjectError(
-                Fault.FAILED, f"it has {clipped.size_bytes} bytes, but only {len(data)} could be read"
-            )
+            raise ObjectError(Fault.FAILED, f"only {len(data)} of {clipped.size_bytes} bytes could be read")
         if span is None and size_of_digest(version) is not None:
             digest = hashlib.blake2b(data, digest_size=ID_BYTES).digest()
             check_version(digest_version(len(data), digest), version)
@@ -75,7 +73,7 @@ class Directory(Bucket):
             descriptor = self._open(key)
             try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise ObjectError(Fault.CHANGED, "it is not, or no longer, a regular file")
+                    raise ObjectError(Fault.CHANGED, "not, or no longer, a regular file")
                 yield descriptor
             finally:
                 os.close(descriptor)
@@ -114,8 +112,8 @@ class Directory(Bucket):
         """Open a path below a root with ``O_PATH``, so that it cannot be read yet."""
         descriptor = os.open(f"{self._root}/{path}", os.O_PATH | os.O_CLOEXEC | flags)
         # The kernel reports the resolved path, so replacing a directory with a link in between has no effect.
-        place = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 # no Path for each file
-        if not any(_is_within(place, root) for root in self._roots):
+        resolved = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 # no Path for each file
+        if not any(_is_within(resolved, root) for root in self._roots):
             os.close(descriptor)
             raise _escape()
         return descriptor
@@ -129,7 +127,7 @@ def _close(kept: dict[str, int]) -> None:
 def _escape() -> ObjectError:
     return ObjectError(
         Fault.REFUSED,
-        "its path leaves the source's directory, and the function's SUPER_FILE_ROOTS allows no other",
+        "the path leaves the source's directory, and the function's SUPER_FILE_ROOTS allows no other",
     )
 
 
@@ -148,7 +146,7 @@ def _check_status(status: os.stat_result, version: str) -> None:
     if size is None and version:
         check_version(file_version(status), version)
     elif size is not None and status.st_size != size:
-        raise ObjectError(Fault.CHANGED, f"it has {status.st_size} bytes, but the catalog lists {version}")
+        raise ObjectError(Fault.CHANGED, f"found {status.st_size} bytes, but the catalog lists {version}")
 
 
 def _read_exactly(descriptor: int, size_bytes: int, begin: int) -> bytes:
@@ -173,4 +171,4 @@ def _failure(error: OSError) -> ObjectError:
             Fault.REFUSED, f"permission denied to user id {os.geteuid()}: grant it read permission"
         )
     fault = Fault.UNAVAILABLE if error.errno in _AWAY else Fault.FAILED
-    return ObjectError(fault, f"it could not be read: {error.strerror or error}")
+    return ObjectError(fault, f"could not be read: {error.strerror or error}")

@@ -66,7 +66,7 @@ class Dataset(Bucket):
                 f"HF_ENDPOINT must be https://host or a server on this machine, not {endpoint!r}"
             )
         if not re.fullmatch("[!-~]*", token):  # no header can contain it
-            raise ConfigError("HF_TOKEN is not a valid token: it contains whitespace or non-ASCII characters")
+            raise ConfigError("HF_TOKEN must not contain whitespace or non-ASCII characters")
         self.name, self._name, self._revision = bucket, match[1], match[2] or "main"
         self._endpoint = endpoint
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -91,13 +91,13 @@ class Dataset(Bucket):
             if version:
                 check_version(location.version, version)
             bounded = span.within(location.size) if span is not None and span.begin < 0 else span
-            of_hub = self._is_hubs(location.url)
+            is_hub = self._is_hubs(location.url)
             # URLs of the CDN are signed for an hour. Send the token only to the Hub, and never
             # show these URLs.
-            own, follow = (self._headers, self._is_hubs) if of_hub else ({}, self._leads_on)
+            own, follow = (self._headers, self._is_hubs) if is_hub else ({}, self._leads_on)
             with answered("GET", location.url, {**own, **range_header(bounded)}, follow) as answer:
                 if answer.good:
-                    if answer.size != location.size or (of_hub and answer.etag() != location.version):
+                    if answer.size != location.size or (is_hub and answer.etag() != location.version):
                         raise ObjectError(Fault.CHANGED, "the file is not the one that the Hub announced")
                     return answer.content(bounded, before)
                 self._locations.pop(key, None)
@@ -180,7 +180,7 @@ class Dataset(Bucket):
             )
         elif answer.status in {401, 403}:
             remedy += (
-                "; it is private or does not exist: set HF_TOKEN to a token of an account that may read it"
+                "; if the dataset exists, it is private: set HF_TOKEN to a token of an account with access"
             )
         elif answer.status == HTTPStatus.TOO_MANY_REQUESTS:
             remedy += (

@@ -82,7 +82,7 @@ class S3Bucket(Bucket):
         self._bucket = bucket
         self._account = account
         self._patience = patience
-        self._way: Route | None = None
+        self._current: Route | None = None
         self._ended: Callable[[], object] = lambda: None  # closes that route
         self._region = ""  # learned from a redirect
         self._reported_region = ""  # region that S3 reported
@@ -138,19 +138,19 @@ class S3Bucket(Bucket):
 
         if begun is None and not self._lean:
             return self._read_slowly(key, version, span, before_once)
-        passing = True
+        temporary = True
         try:
             begun = begun or self._route().ask(key, version, span)
             return begun.route.finish(begun, before_once)
         except UnusualAnswerError as answer:
-            passing = not answer.status or fault_of(answer.status) is Fault.UNAVAILABLE
+            temporary = not answer.status or fault_of(answer.status) is Fault.UNAVAILABLE
         except UnreachableError as error:
             raise self._unanswered(error) from error
         except OSError:
             pass  # the general path finds out what is wrong
         # Retry outside the handler, because the exception keeps the partly received body in memory.
         data = self._read_slowly(key, version, span, before_once, self._patience.attempts - 1)
-        if not passing and begun is not None and self._way is begun.route:
+        if not temporary and begun is not None and self._current is begun.route:
             self._lean = False  # this server's responses are always unusual
         return data
 
@@ -170,7 +170,7 @@ class S3Bucket(Bucket):
         if size > _PUT_BYTES_MAX:
             raise ObjectError(
                 Fault.FAILED,
-                f"its {size:,} bytes are more than S3 accepts in one request: write smaller objects",
+                f"{size:,} bytes are more than S3 accepts in one request: write smaller objects",
             )
         lines = [f"content-length:{size}"]
         lines += [f"content-md5:{md5}"] if md5 else []
@@ -206,7 +206,7 @@ class S3Bucket(Bucket):
             if not following:
                 return
             if following == marked:
-                raise ObjectError(Fault.FAILED, "the object store's listing never ends: it repeats pages")
+                raise ObjectError(Fault.FAILED, "the object store's listing repeats pages, so it never ends")
             if number.bit_count() == 1:  # at increasing intervals, to detect cycles of any length
                 marked = following
             query["continuation-token"] = following
@@ -224,13 +224,13 @@ class S3Bucket(Bucket):
     def close(self) -> None:
         """Close the idle connections. The next request opens new ones."""
         with self._lock:
-            self._way = None
+            self._current = None
             self._ended()
 
     def forget(self) -> None:
         """Drop connections, locks and credentials in a forked child, because they belong to the parent."""
         self._lock, self.page_lock = threading.Lock(), threading.Lock()
-        self._way, self._account = None, account_of(os.getpid(), settings_of_s3())
+        self._current, self._account = None, account_of(os.getpid(), settings_of_s3())
 
     def _read_slowly(
         self, key: str, version: str, span: Span | None, before: Callable[[int], None], attempts: int = 0
@@ -243,7 +243,7 @@ class S3Bucket(Bucket):
                 check_range(response.headers.get("Content-Range", ""), size, span)
             elif response.status != _WHOLE:
                 raise ObjectError(
-                    Fault.FAILED, f"the object store answered {response.status} and sent only part of it"
+                    Fault.FAILED, f"the object store answered {response.status} and truncated the object"
                 )
             before(size)
             return response.read()
@@ -265,10 +265,10 @@ class S3Bucket(Bucket):
         attempts = attempts_left = attempts or self._patience.attempts
         followed = False
         while True:
-            way = self._route()
+            route = self._route()
             attempts_left -= 1
             try:
-                with closing(way.send(request)) as response:
+                with closing(route.send(request)) as response:
                     if response.status in {_WHOLE, 204, 206}:
                         result = receive(response)
                         response.drain_conn()
@@ -277,9 +277,9 @@ class S3Bucket(Bucket):
                 region = region_in(response.status, response.headers, content)
                 self._reported_region = response.headers.get("x-amz-bucket-region") or self._reported_region
                 # A redirect does not count as an attempt, but is followed only once.
-                if region not in {"", way.endpoint.region} and not followed:
+                if region not in {"", route.endpoint.region} and not followed:
                     followed, attempts_left, self._region = True, attempts_left + 1, region
-                    self._follow(way)
+                    self._follow(route)
                     continue
                 failed = refusal(response.status, content, self._bucket, region, request.method)
             except urllib3.exceptions.HTTPError as error:
@@ -290,13 +290,13 @@ class S3Bucket(Bucket):
             time.sleep(self._patience.pause_s * 2.0 ** (attempts - attempts_left - 1))
 
     def _route(self) -> Route:
-        way = self._way
-        if way is not None:
-            return way
+        route = self._current
+        if route is not None:
+            return route
         with self._lock:
-            if self._way is None:
-                self._way = self._new_route()
-            return self._way
+            if self._current is None:
+                self._current = self._new_route()
+            return self._current
 
     def _new_route(self) -> Route:
         endpoint = self._account.endpoint(self._bucket, self._region)
@@ -309,24 +309,24 @@ class S3Bucket(Bucket):
         proxy = proxy_of(f"{endpoint.scheme}://{endpoint.netloc}")
         timeout = urllib3.Timeout(connect=self._patience.address_s, read=self._patience.silence_s)
         pool = pool_manager(proxy, endpoint.tls, timeout)
-        way = Route(endpoint, signer, pool, bool(proxy), self._patience)
+        route = Route(endpoint, signer, pool, bool(proxy), self._patience)
         self._lean = self._lean and not proxy
-        self._ended = ended = weakref.finalize(self, way.close)
+        self._ended = ended = weakref.finalize(self, route.close)
         # The system closes the sockets at exit.
         ended.atexit = False
-        return way
+        return route
 
-    def _follow(self, way: Route) -> None:
+    def _follow(self, route: Route) -> None:
         """Switch to the region that S3 reported, unless another thread has already done so."""
         with self._lock:
-            if self._way is way:
+            if self._current is route:
                 ended = self._ended
-                self._way = self._new_route()
+                self._current = self._new_route()
                 ended()
 
     def _unanswered(self, error: Exception) -> ObjectError:
-        way = self._way
-        server = way.endpoint.netloc if way else self.name
+        route = self._current
+        server = route.endpoint.netloc if route else self.name
         words = f"no object store answered at {server} ({type(error).__name__}: {error})"
         remedy = (
             "check the network (in a VPC, use a gateway endpoint for S3 in the bucket's region, or NAT), "

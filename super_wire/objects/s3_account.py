@@ -120,7 +120,7 @@ class Account:
     def _location(self, session: Any, bucket: str, region: str, options: dict[str, str]) -> tuple[str, str]:
         """Return the URL of a bucket's server, and the path of the bucket on it."""
         if bucket.endswith(_DIRECTORY_BUCKET):
-            raise ObjectError(Fault.FAILED, "it is a directory bucket (S3 Express), which is not supported")
+            raise ObjectError(Fault.FAILED, "a directory bucket (S3 Express) is not supported")
         style = options.get("addressing_style", "auto")
         fits = _HOST_LABEL.fullmatch(bucket) is not None  # a dot would not match the certificate
         if named := self.endpoint_url or _configured_url(session):
@@ -173,8 +173,8 @@ def _failures() -> Iterator[None]:
         ) from error
     except exceptions.ClientError as error:  # from STS, which exchanges them for a role's
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        passing = fault_of(status) is Fault.UNAVAILABLE or "Throttl" in str(error.response["Error"])
-        fault = Fault.UNAVAILABLE if passing else Fault.REFUSED
+        temporary = fault_of(status) is Fault.UNAVAILABLE or "Throttl" in str(error.response["Error"])
+        fault = Fault.UNAVAILABLE if temporary else Fault.REFUSED
         raise ObjectError(fault, f"there are no usable AWS credentials ({error}): {_REMEDY}") from error
     except (exceptions.BotoCoreError, RuntimeError, OSError, ValueError) as error:
         # RuntimeError means expired after a refresh. OSError and ValueError come from programs and files.

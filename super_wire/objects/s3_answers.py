@@ -76,11 +76,11 @@ def parse_page(content: bytes) -> ListPage:
         fields[_LISTING]
     except (expat.ExpatError, KeyError, ValueError) as error:
         why = f"the object store's listing cannot be parsed ({type(error).__name__}: {error})"
-        raise ObjectError(Fault.FAILED, f"{why}: it begins with {content[:_SHOWN]!r}") from error
+        raise ObjectError(Fault.FAILED, f"{why}, which begins with {content[:_SHOWN]!r}") from error
     if fields.get("EncodingType") == "url":
-        for place, item in enumerate(objects):
+        for index, item in enumerate(objects):
             if "%" in item.key or "+" in item.key:
-                objects[place] = item._replace(key=_decoded(item.key))
+                objects[index] = item._replace(key=_decoded(item.key))
         folders = list(map(_decoded, folders))
     token = fields.get("NextContinuationToken", "") if fields.get("IsTruncated") == "true" else None
     if token == "":
@@ -118,7 +118,7 @@ def _parse(content: bytes, end: Callable[[str], None], texts: list[str]) -> None
 
 
 def _refuse_entities(*_: object) -> None:
-    raise ValueError("it declares a document type")
+    raise ValueError("a document type is declared")
 
 
 def _decoded(name: str) -> str:
@@ -142,13 +142,15 @@ def refusal(status: int, content: bytes, bucket: str, region: str, method: str) 
     if (
         fault is Fault.CHANGED and status == HTTPStatus.PRECONDITION_FAILED
     ):  # S3's message mentions preconditions, which users never set
-        words = "S3 has a different version (ETag) of it"
-    place = f"the region {region}" if region else "another region"
-    remedy = f"; the bucket is in {place}: set AWS_REGION" if status in _MOVED else ""
+        words = "S3 has a different version (ETag) of the object"
+    location = f"the region {region}" if region else "another region"
+    remedy = f"; the bucket is in {location}: set AWS_REGION" if status in _MOVED else ""
     if code in _BAD_CREDENTIALS:
         remedy = "; renew the AWS credentials, or use those of a role"
     elif code == "InvalidObjectState":
-        remedy = "; it is archived (Glacier, Deep Archive): restore it, or remove it from the key list"
+        remedy = (
+            "; the object is archived (Glacier, Deep Archive): restore it, or remove it from the key list"
+        )
     elif fault is Fault.REFUSED and method in _WRITING:
         remedy = (
             f"; allow {_WRITING[method]} on arn:aws:s3:::{bucket}/* (and kms:GenerateDataKey on the key if "

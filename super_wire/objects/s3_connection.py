@@ -207,7 +207,7 @@ _DOTS = re.compile(r"(?<=/)\.{1,2}(?=[/?]|$)")
 def headers_of(etag: str, span: Span | None) -> list[str]:
     """Return the header lines that request a version of an object, or a span of it."""
     if not (etag.isascii() and etag.isprintable()):
-        raise ObjectError(Fault.FAILED, "its version is not an ETag")  # it could break out of the header line
+        raise ObjectError(Fault.FAILED, "the version is not an ETag")  # it could break out of the header line
     lines = [f'if-match:"{etag}"'] if etag else []
     return lines if span is None else [*lines, f"range:{span.header}"]
 

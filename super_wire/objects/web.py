@@ -91,8 +91,8 @@ class Site(Bucket):
     def _may_follow(self, url: str) -> bool:
         server = server_of(url)
         if self.name.startswith("https:") and not server.startswith("https:"):
-            raise ObjectError(Fault.REFUSED, f"it is redirected to {server}, which does not use TLS")
-        self._check(server, "it is redirected to ")
+            raise ObjectError(Fault.REFUSED, f"redirected to {server}, which does not use TLS")
+        self._check(server, "redirected to ")
         return True
 
     def _check(self, server: str, words: str) -> None:
@@ -148,7 +148,7 @@ class Answer(NamedTuple):
             raise ObjectError(Fault.FAILED, "the server sends both Transfer-Encoding and Content-Length")
         if (packed := self.headers.get("Content-Encoding", "identity")) != "identity":
             raise ObjectError(
-                Fault.FAILED, f"the server compresses it ({packed[:_SHOWN]}), although the request forbids it"
+                Fault.FAILED, f"the response is compressed ({packed[:_SHOWN]}), which the request forbids"
             )
         if (span is not None) is not (self.status == _PARTIAL):
             raise ObjectError(Fault.FAILED, "the server does not support range requests: it ignores Range")
@@ -156,7 +156,7 @@ class Answer(NamedTuple):
             check_range(self.headers.get("Content-Range", ""), size, span)
         before(size)
         if len(data := self.read()) != size:
-            raise ObjectError(Fault.FAILED, f"only {len(data)} of its {size} bytes arrived")
+            raise ObjectError(Fault.FAILED, f"only {len(data)} of {size} bytes arrived")
         return data
 
 
@@ -166,13 +166,13 @@ def server_of(url: str) -> str:
         parts = urlsplit(url)
         return split_url(f"{parts.scheme}://{parts.netloc}", "a redirect")[0]
     except (ValueError, ConfigError) as error:
-        raise ObjectError(Fault.FAILED, f"it is redirected to an invalid URL: {error}") from error
+        raise ObjectError(Fault.FAILED, f"redirected to an invalid URL: {error}") from error
 
 
 def checked_path(key: str) -> str:
     """Return a key as the path of a URL. Raises ``ObjectError`` if it could resolve to a different path."""
     if not {"", ".", ".."}.isdisjoint(key.split("/")):
-        raise ObjectError(Fault.REFUSED, "its key is not a path: it contains an empty part, '.' or '..'")
+        raise ObjectError(Fault.REFUSED, "the key contains an empty part, '.' or '..', so it is not a path")
     return quote(key)
 
 
@@ -194,7 +194,7 @@ def answered(
     sent = {**headers, "Accept-Encoding": "identity", "User-Agent": "superdl"}
     try:
         for _ in range(_REDIRECTS + 1):
-            with closing(_asked(method, url, sent)) as response:
+            with closing(_requested(method, url, sent)) as response:
                 location = response.get_redirect_location()
                 target = urljoin(url, location) if location else ""
                 answer = Answer(url, response.status, response.headers, response.read, target)
@@ -209,10 +209,10 @@ def answered(
         permanent = isinstance(error, (ValueError, urllib3.exceptions.SSLError))
         fault = Fault.FAILED if permanent else Fault.UNAVAILABLE
         raise ObjectError(fault, f"{urlsplit(url).netloc}: {type(error).__name__}: {why}") from None
-    raise ObjectError(Fault.FAILED, f"it was redirected more than {_REDIRECTS} times")
+    raise ObjectError(Fault.FAILED, f"redirected more than {_REDIRECTS} times")
 
 
-def _asked(method: str, url: str, headers: Mapping[str, str]) -> Any:
+def _requested(method: str, url: str, headers: Mapping[str, str]) -> Any:
     """Return the response from urllib3, the last one if temporary failures were retried."""
     # Retry here, because urllib3 would read the whole body of a refusal.
     options: dict[str, Any] = {"redirect": False, "retries": False, "preload_content": False}

@@ -77,11 +77,11 @@ class BucketStore(Store):
         contents = [b""] * len(spans)
         for group in _neighbours(spans):
             begin = spans[group[0]][0]
-            end = max(offset + length for offset, length in (spans[place] for place in group))
+            end = max(offset + length for offset, length in (spans[index] for index in group))
             data = memoryview(self._get(_key(PACKS, pack), begin, end - begin))
-            for place in group:
-                offset, length = spans[place]
-                contents[place] = bytes(data[offset - begin : offset - begin + length])
+            for index in group:
+                offset, length = spans[index]
+                contents[index] = bytes(data[offset - begin : offset - begin + length])
         return contents
 
     def begin_pack(self, meta: PackMeta) -> PackInProgress:
@@ -102,7 +102,7 @@ class BucketStore(Store):
         held = self._first_key("")
         if held and held != self._prefix + MARK:
             raise StoreFormatError(
-                f"{self.address} is not a store: it contains {held[:80]!r} but no {MARK}. Use an empty prefix"
+                f"{self.address} contains {held[:80]!r} but no {MARK}, so is not a store: use an empty prefix"
             )
         # Concurrent creators derive the same id, because not every server supports If-None-Match.
         self._send(MARK, mark := new_mark(digest128(self.address.encode()).hex()))
@@ -184,8 +184,8 @@ def _neighbours(spans: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
     """Yield groups of spans to read together, by index, with a limit on wasted bytes."""
     group: list[int] = []
     begin = end = wasted = 0
-    for place in sorted(range(len(spans)), key=spans.__getitem__):
-        offset, length = spans[place]
+    for index in sorted(range(len(spans)), key=spans.__getitem__):
+        offset, length = spans[index]
         gap, bytes_of_all = max(0, offset - end), max(end, offset + length) - begin
         near = gap <= _NEAR_BYTES or (gap <= _FAR_BYTES and wasted + gap <= end - begin - wasted)
         if group and not (near and bytes_of_all <= _MAX_GET_BYTES):
@@ -193,7 +193,7 @@ def _neighbours(spans: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
             group = []
         if not group:
             begin, end, wasted, gap = offset, offset, 0, 0
-        group.append(place)
+        group.append(index)
         end, wasted = max(end, offset + length), wasted + gap
     if group:
         yield group

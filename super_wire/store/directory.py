@@ -98,9 +98,9 @@ class DirectoryStore(Store):
             with contextlib.suppress(StoreError):  # else a later sweep removes it
                 self._remove(TEMPORARY, temporary)
 
-        place = _below(self.address, TEMPORARY, temporary)
+        path = _below(self.address, TEMPORARY, temporary)
         return PackInProgress(
-            name, file, meta, publish=publish, discard=discard, failures=lambda: _failures(place)
+            name, file, meta, publish=publish, discard=discard, failures=lambda: _failures(path)
         )
 
     @contextlib.contextmanager
@@ -194,8 +194,8 @@ def _mark(root: str, *, create: bool) -> None:
         return
     if held is not None:
         raise StoreFormatError(
-            f"{root} is not a store: it contains {held[:80]!r} but no {MARK}. Use an empty directory, or a "
-            "new one"
+            f"{root} contains {held[:80]!r} but no {MARK}, so is not a store: use an empty directory, or "
+            "a new one"
         )
     if not create:
         raise StoreGoneError(f"{root} is an empty directory: use the directory of an existing store")

@@ -97,7 +97,7 @@ def new_pack_name(collection: str) -> str:
 class PackInProgress:
     """A pack that is being written to a new ``file``.
 
-    The store contains either the whole pack or nothing of it. Leaving the context abandons a
+    The store contains either the whole pack or none of it. Leaving the context abandons a
     pack that was not committed.
     """
 
@@ -220,7 +220,7 @@ def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
     """Read the index of a pack of ``size`` bytes, in one read for most packs and two for large packs.
 
     ``read`` takes offset and length, and returns fewer bytes if the pack ends earlier. Raises
-    ``StoreFormatError`` if the pack has a different version, is cut off, or has a broken index.
+    ``StoreFormatError`` if the pack has a different version, is truncated, or has a broken index.
     """
     if size < _HEAD.size + _FOOTER.size:
         raise StoreFormatError(f"a pack must be at least {_HEAD.size + _FOOTER.size} bytes long, not {size}")
@@ -230,7 +230,7 @@ def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
     magic, version, count, entries_at, meta_bytes, stated_hash, zeros = _FOOTER.unpack(footer)
     if magic != _MAGIC:
         raise StoreFormatError(
-            f"a pack must end with a footer that begins with {_MAGIC!r}, so this one is cut off or not a pack"
+            f"a pack must end with a footer that begins with {_MAGIC!r}, so this is not a whole pack"
         )
     if version != PACK_VERSION:
         raise StoreFormatError(
@@ -246,7 +246,7 @@ def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
         tail, tail_at = _whole(read, entries_at, tail_at - entries_at) + tail, entries_at
     index = memoryview(tail)[entries_at - tail_at : size - tail_at - _FOOTER.size + _FOOTER_HASHED]
     if xxhash.xxh3_64_intdigest(index) != stated_hash or any(zeros):
-        raise StoreFormatError(f"the index is broken: its xxh3-64 is not {stated_hash:016x}")
+        raise StoreFormatError(f"the index is broken (its xxh3-64 is not {stated_hash:016x})")
     entries = np.frombuffer(index[: meta_at - entries_at], ENTRY_DTYPE)
     check_entries(entries, _HEAD.size, entries_at)
     try:
@@ -271,7 +271,7 @@ def _whole(read: Callable[[int, int], bytes], offset: int, length: int) -> bytes
     data = read(offset, length)
     if len(data) != length:
         raise StoreFormatError(
-            f"the pack is truncated: of {length} bytes from offset {offset} on, it contains only {len(data)}"
+            f"the pack is truncated: only {len(data)} of {length} bytes from offset {offset} are present"
         )
     return data
 

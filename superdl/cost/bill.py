@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _HOUR_S = 3600.0
 _MILLION = 1e6
 
-_NEVER_IN_IT = (
+_EXCLUDED = (
     "free tiers, discounts and taxes",
     "storage of the images",
     "disks and IP addresses of machines, endpoints and logs",
@@ -28,7 +28,7 @@ _NEVER_IN_IT = (
 
 @dataclass(frozen=True, slots=True)
 class PaidByHour:
-    """Resources paid by the hour, by their names in the price table. None leaves one out of the bill."""
+    """Resources paid by the hour, by their names in the price table. None excludes one from the bill."""
 
     machine: str | None = None
     machines: int = 1
@@ -87,7 +87,7 @@ class RunBill:
 
 
 def prices_for(hired: PaidByHour, file: str | None = None) -> PriceTable:
-    """Return the price table; raise ``ConfigError`` if it lacks anything in ``hired``."""
+    """Return the price table; raise ``ConfigError`` if anything in ``hired`` is missing."""
     prices = load_prices(file)
     for name in filter(None, (hired.machine, hired.data_machine)):
         prices.machine(name)
@@ -108,19 +108,19 @@ def bill_of(
     """Return the bill of a run that took ``wall_s`` seconds, from its complete epochs.
 
     ``prices`` must contain everything in ``hired``. ``executor`` lists executors, separated by commas, or is
-    None if the loader decodes by itself. ``rest`` counts what was used outside of complete epochs, or is None
+    None if the loader itself decodes. ``rest`` counts the use outside of complete epochs, or is None
     if that was not reported.
     """
-    making = _BillMaking(epochs, hired, executor, wall_s, prices, rest)
-    lines = making.lines()
+    builder = _BillBuilder(epochs, hired, executor, wall_s, prices, rest)
+    lines = builder.lines()
     usd = math.fsum(line.usd for line in lines if line.usd is not None)
-    untold = rest is None and executor is not None
+    partial = rest is None and executor is not None
     return RunBill(
         usd=usd,
         usd_per_million_images=_each_million(usd, sum(epoch.images for epoch in epochs)),
         lines=tuple(lines),
         epochs=tuple(_epoch_bill(at, epoch, lines) for at, epoch in enumerate(epochs)),
-        left_out=(*(["anything used after the coordinator's last answer"] if untold else []), *_NEVER_IN_IT),
+        left_out=(*(["anything used after the coordinator's last answer"] if partial else []), *_EXCLUDED),
         region=prices.region,
         date=prices.date,
         source=prices.source,
@@ -129,7 +129,7 @@ def bill_of(
 
 
 @dataclass(frozen=True, slots=True)
-class _BillMaking:
+class _BillBuilder:
     epochs: Sequence[EpochUse]
     hired: PaidByHour
     executor: str | None
@@ -146,36 +146,36 @@ class _BillMaking:
         if hired.data_machine is not None:
             machines.append(self._machine("data machines", hired.data_machine, hired.data_machines))
         if self.executor is None:
-            return [*machines, self._gets_of_the_loader()]
-        transfer = self._told("transfer", "transfer_usd", "from the source, and to and from the cache")
+            return [*machines, self._loader_gets()]
+        transfer = self._share("transfer", "transfer_usd", "from the source, and to and from the cache")
         how = f"{self._count('store_requests'):,} GETs and PUTs"
-        store = self._told("store", "store_requests_usd", how)
+        store = self._share("store", "store_requests_usd", how)
         return [
             *machines,
             self._functions(self.executor),
-            self._told("GETs", "source_requests_usd", f"{self._count('source_requests'):,} GETs"),
+            self._share("GETs", "source_requests_usd", f"{self._count('source_requests'):,} GETs"),
             *(line for line in (transfer, store) if line.usd),
             self._cache(),
-            self._told("coordinator", "coordinator_usd", "by the hour"),
+            self._share("coordinator", "coordinator_usd", "by the hour"),
         ]
 
     def _functions(self, executor: str) -> BillLine:
         gb_s = math.fsum(counters.gb_s for counters in self._counted())
         how = f"{self._count('invocations'):,} calls, {gb_s:,.6g} GB s"
-        line = self._told("functions", "functions_usd", how)
-        if line.usd or RunsOn.SERVICE in _places(executor):
+        line = self._share("functions", "functions_usd", how)
+        if line.usd or RunsOn.SERVICE in _runs_on(executor):
             return line
-        if _places(executor) == {RunsOn.THIS_HOST}:
-            return self._nothing("functions", "they run on the training machine")
+        if _runs_on(executor) == {RunsOn.THIS_HOST}:
+            return self._nothing("functions", "run on the training machine")
         if self.hired.data_machine is not None:
-            return self._nothing("functions", "they run on the data machines")
-        return _absent("functions", "they run on machines that cost.data_machine does not specify")
+            return self._nothing("functions", "run on the data machines")
+        return _absent("functions", "cost.data_machine does not specify their machines")
 
     def _cache(self) -> BillLine:
         hired = self.hired
         # The spec's nodes replace the coordinator's accounting.
         if hired.cache_node is None:
-            return self._told("cache", "cache_usd", "by the hour")
+            return self._share("cache", "cache_usd", "by the hour")
         hour = self.prices.cache_node(hired.cache_node).hour
         how = f"{hired.cache_nodes} x {hired.cache_node} at {hour:g} USD an hour, as in the spec"
         return self._hours("cache", hired.cache_nodes * hour, how)
@@ -190,13 +190,13 @@ class _BillMaking:
         usd, *by_epoch = (duration_s * hour_usd / _HOUR_S for duration_s in seconds)
         return BillLine(name, usd, tuple(by_epoch), f"{self.wall_s / _HOUR_S:.4g} h of {how}")
 
-    def _gets_of_the_loader(self) -> BillLine:
+    def _loader_gets(self) -> BillLine:
         request_usd = self.prices.of("local").source_request
         costs = [request_usd * counters.source_requests for counters in self._counted()]
         how = f"{self._count('source_requests'):,} at {request_usd * _MILLION:g} USD per million"
         return BillLine("GETs", math.fsum(costs), tuple(costs[: len(self.epochs)]), how)
 
-    def _told(self, name: str, counter: str, how: str) -> BillLine:
+    def _share(self, name: str, counter: str, how: str) -> BillLine:
         # The coordinator's account allocates a job's share (coordinator.core.ledger); not
         # recomputed here.
         costs: list[float] = [getattr(counters, counter) for counters in self._counted()]
@@ -214,8 +214,8 @@ class _BillMaking:
         return [*(epoch.counted for epoch in self.epochs), *([] if self.rest is None else [self.rest])]
 
 
-def _places(executor: str) -> set[RunsOn]:
-    # Executors that are unknown here are ignored.
+def _runs_on(executor: str) -> set[RunsOn]:
+    # Unknown executors are ignored.
     names = map(str.strip, executor.split(","))
     return {EXECUTORS[name].runs_on for name in names if name in EXECUTORS}
 

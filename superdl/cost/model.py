@@ -133,9 +133,9 @@ def _store_share(scenario: Scenario, prices: PriceTable) -> float:
 
 
 def _vcpus_rate(scenario: Scenario, machine: Machine, cpu_ms: float, *, kept: float = 0.0) -> float:
-    """Return the images/s of a machine without ``kept`` vCPUs, at ``cpu_ms`` on the measured core."""
-    worth = scenario.arm_vcpu if machine.arm else scenario.x86_vcpu
-    return max(machine.vcpus - kept, 0.0) * worth / (cpu_ms * _MS)
+    """Return a machine's images/s with ``kept`` vCPUs reserved, at ``cpu_ms`` on the measured core."""
+    speed = scenario.arm_vcpu if machine.arm else scenario.x86_vcpu
+    return max(machine.vcpus - kept, 0.0) * speed / (cpu_ms * _MS)
 
 
 def _epoch(scenario: Scenario, prices: PriceTable, cpu_ms: float, gets: float, **others: float) -> _Epoch:
@@ -171,7 +171,7 @@ def _bill(scenario: Scenario, tag: str, first: _Epoch, later: _Epoch, reuse: flo
 
 
 def _with_lambda(scenario: Scenario, prices: PriceTable) -> Bill:
-    # Functions and cache are outside the trainers, and shared by jobs in step, which use a sample together.
+    # Functions and cache are outside the trainers, and shared by jobs that read each sample together.
     share = min(1.0, cache_samples(scenario, prices) / scenario.samples)
     first, later = (
         _lambda_epoch(scenario, prices, decoded * scenario.samples) for decoded in (1.0, 1.0 - share)
@@ -207,7 +207,7 @@ def _function_s(scenario: Scenario) -> float:
 
 
 def _standing(scenario: Scenario, prices: PriceTable, hours: float) -> Period:
-    """Return what cache and coordinator cost for ``hours``, whether they are used or not."""
+    """Return the cost of cache and coordinator for ``hours``, used or not."""
     task = _TASK_VCPUS * prices.fargate["vcpu_hour"] + _TASK_GB * prices.fargate["gb_hour"]
     task += scenario.endpoints * prices.endpoint["hour"]
     cache = scenario.cache_nodes * prices.cache_node(scenario.cache_node).hour

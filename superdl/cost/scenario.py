@@ -1,4 +1,4 @@
-"""The inputs of the cost model, and where each figure comes from."""
+"""The inputs of the cost model, and the basis of each figure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _given(about: str, unit: str = "", default: Any = None, basis: str = "chosen
     return field(default=default, metadata={"about": about, "unit": unit, "basis": basis})
 
 
-# In this repository, with the command that repeats it: CPU time of one core of the machine of
+# Measured in this repository, with the command to repeat it: CPU time of one core of the machine in
 # docs/performance.md.
 def _measured(about: str, unit: str, default: float, by: str) -> Any:
     return _given(about, unit, default, f"measured: {by}")

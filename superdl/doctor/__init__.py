@@ -46,15 +46,15 @@ def preflight(
     key_list: str | None = None,
     tell: Callable[[str], object],
     sample: bool = True,
-    bad_may_come: bool = False,
+    allow_bad: bool = False,
 ) -> None:
-    """Check coordinator and cache with this process's rights and, with ``sample``, also source and function.
+    """Check coordinator and cache with this process's permissions and, if ``sample``, source and function.
 
     It takes at most 5 s. ``tell`` is called with a line if no sample arrived in time and there was no error.
-    A bad sample ends a run unless ``bad_may_come``.
+    A bad sample is an error unless ``allow_bad``.
 
     Raises:
-        SuperError: the error that the run would end with, at once or later.
+        SuperError: the error with which the run would fail, at once or later.
     """
     from superdl.coordinator.server.settings import load_settings
 
@@ -64,7 +64,7 @@ def preflight(
         load_settings({}, {}), recipe, source, key_list or "", coordinator=coordinator, patience_s=patience_s
     )
 
-    def look(check: Callable[[Case], Finding]) -> None:
+    def run_check(check: Callable[[Case], Finding]) -> None:
         finding = within(max(_ANSWER_S, end_s - time.monotonic()), partial(check, case))
         if finding.verdict is CheckStatus.BAD:
             raise CacheError(f"{finding.reason}; {finding.remedy}")
@@ -72,15 +72,15 @@ def preflight(
     with case.closing:
         for name, check in (("coordinator", check_coordinator), ("cache", check_cache)):
             try:
-                look(check)
+                run_check(check)
             except (OutOfTimeError, ReadTimeoutError) as error:
                 raise CacheUnreachableError(f"the {name} did not answer in time: {error}") from error
         try:
             if sample:
-                look(check_sample)
+                run_check(check_sample)
         except BadSampleError:
-            # A bad sample proves that everything works.
-            if not bad_may_come:
+            # A bad sample proves that everything else works.
+            if not allow_bad:
                 raise
         except (OutOfTimeError, ReadTimeoutError):
             # A cold function may be slow.

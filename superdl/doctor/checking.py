@@ -94,7 +94,7 @@ class Case:
     coordinator: str = ""
     named_cache: str = ""
     named_store: str = ""
-    # Bounds the wait for the first sample, a listing included.
+    # Limits the wait for the first sample, including a listing.
     patience_s: float = 120.0
 
     # Below: results, for later checks.
@@ -127,14 +127,14 @@ def run_checks(checks: Sequence[Check], case: Case) -> Iterator[Finding]:
     failed: dict[str, str] = {}  # by check: the failed check that caused it
     try:
         for check in checks:
-            blamed = next((failed[need] for need in check.needs if need in failed), "")
+            cause = next((failed[need] for need in check.needs if need in failed), "")
             began_s = time.monotonic()
-            if blamed:
-                finding = skipped(f"not checked, because the check {blamed!r} failed")
+            if cause:
+                finding = skipped(f"not checked, because the check {cause!r} failed")
             else:
-                finding = _looked(check, case)
-            if blamed or finding.verdict is CheckStatus.BAD:
-                failed[check.name] = blamed or check.name
+                finding = _result_of(check, case)
+            if cause or finding.verdict is CheckStatus.BAD:
+                failed[check.name] = cause or check.name
             yield replace(
                 finding,
                 check=check.name,
@@ -145,23 +145,23 @@ def run_checks(checks: Sequence[Check], case: Case) -> Iterator[Finding]:
     finally:
         try:
             within(_CLOSING_S, case.closing.close)
-        except Exception as error:  # noqa: BLE001  # the findings stand all the same
-            _log.warning("cannot close what the checks opened: %s", error)
+        except Exception as error:  # noqa: BLE001  # the findings remain valid
+            _log.warning("could not clean up after the checks: %s", error)
 
 
-def _looked(check: Check, case: Case) -> Finding:
+def _result_of(check: Check, case: Case) -> Finding:
     limit_s = check.limit_s or case.patience_s + 30.0
     try:
         return within(limit_s, lambda: check.look(case))
     except OutOfTimeError:
-        return bad(f"it did not finish within {limit_s:g} s", _SILENCE)
+        return bad(f"did not finish within {limit_s:g} s", _SILENCE)
     except SuperError as error:
         remedy = _UNREACHED if isinstance(error, _UNREACHABLE) else ""  # other messages contain one
         return bad(f"{type(error).__name__}: {error}", remedy)
-    except Exception as error:  # noqa: BLE001  # a bug in one check keeps no other from being looked at
-        lacking = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-        if lacking in _NOT_EVERYWHERE:
-            why = f"it needs {lacking}, which is not installed here, as is usual on a coordinator's machine"
+    except Exception as error:  # noqa: BLE001  # a bug in one check must not stop the others
+        missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        if missing in _NOT_EVERYWHERE:
+            why = f"{missing} is not installed here, which is normal on a coordinator's machine"
             return skipped(why, "also run superdl doctor where trainers run")
         why = f"the check itself failed: {type(error).__name__}: {error}"
         return bad(why, "this is a bug in superdl doctor: please report it")
@@ -178,7 +178,7 @@ def within(limit_s: float, work: Callable[[], _Value]) -> _Value:
     def run() -> None:
         try:
             answer.set_result(work())
-        except BaseException as error:  # noqa: BLE001  # the caller has it
+        except BaseException as error:  # noqa: BLE001  # raised in the caller
             answer.set_exception(error)
 
     # A daemon does not block this process's exit.

@@ -29,7 +29,7 @@ _SHOWN = 4
 def check_listing(case: Case) -> Finding:
     """Check that this machine can list the source as a coordinator would, up to a number of samples."""
     if not case.source:
-        return skipped("no source is given", "pass one: superdl doctor s3://bucket/prefix")
+        return skipped("no source was passed", "pass one: superdl doctor s3://bucket/prefix")
     if case.elsewhere:
         return skipped("the coordinator lists the source: the sample below shows whether it can")
     from superdl.coordinator.catalog.lister import list_source
@@ -84,18 +84,18 @@ def _of_this_machine(address: str) -> Finding:
         above = next(folder for folder in Path(address).parents if folder.is_dir())
         if not os.access(above, os.W_OK | os.X_OK):
             return bad(
-                f"cannot create {address}: {above} is not writable", "set SUPER_STORE to another place"
+                f"cannot create {address}: {above} is not writable", "set SUPER_STORE to another location"
             )
         return skipped(f"{address} is created when a job first runs")
     except StoreError as error:
-        return bad(str(error), "set SUPER_STORE to another place, or to none for no store")
+        return bad(str(error), "set SUPER_STORE to another location, or to none for no store")
 
 
 def _of_the_coordinator(address: str) -> Finding:
     from superdl.super_wire.store import open_store
 
     if not address:
-        return skipped("the coordinator has none", "start it with --store to decode once (docs/store.md)")
+        return skipped("the coordinator has no store", "start it with --store to decode once (docs/store.md)")
     if is_bucket(address):
         return skipped(f"the coordinator and its functions use {address}; readers read only the cache")
     try:
@@ -107,15 +107,13 @@ def _of_the_coordinator(address: str) -> Finding:
 
 
 def _judged(store: Store) -> Finding:
-    """Write and remove a mark, and count the packs."""
+    """Write and remove a marker, and count the packs."""
     instance = uuid.uuid4().hex
     try:
         store.touch(instance)
         store.forget(instance)
     except StoreError as error:
-        return doubtful(
-            f"it can be read but not written: {error}", "records that it lacks are decoded every time"
-        )
+        return doubtful(f"can be read but not written: {error}", "missing records are decoded every time")
     packs = store.packs()
     summary = f"{counted(len(packs), 'pack')}, {sized(sum(packs.values()))}"
     return good(f"{store.address} can be written; {summary}")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from superdl.super_wire.recipe import Recipe
 
 _SAMPLES, _BATCH_SIZE = 4, 256
-_SHARED_MEMORY = "/dev/shm"  # noqa: S108  # looked at, never written to
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108  # never written to
 _ENOUGH_BYTES = 256 * 2**20
 _PROGRESS_EVERY_S = 10.0
 _REMEDY = 'fix or remove these objects, or train with on_bad_sample="skip" or "replace"'
@@ -35,10 +35,10 @@ def check_sample(case: Case) -> Finding:
     """Read the first few samples of the source, unshuffled."""
     if not case.source:
         remedy = "pass one: superdl doctor s3://bucket/prefix --resize 256 --crop 224"
-        return skipped("no source is given", remedy)
+        return skipped("no source was passed", remedy)
     began_s = time.monotonic()
     # Cached samples would prove nothing, so they are requested under new ids.
-    sampler = _planned_by(case, _fresh(case.recipe), _SAMPLES, return_info=True)
+    sampler = _planned(case, _fresh(case.recipe), _SAMPLES, return_info=True)
     case.closing.callback(sampler.close)
     dataset = sampler.dataset
     ref = next(iter(sampler))
@@ -59,7 +59,7 @@ def check_sample(case: Case) -> Finding:
     return good(summary)
 
 
-def _planned_by(case: Case, recipe: Recipe, batch_size: int, **of_dataset: Any) -> SuperSampler:
+def _planned(case: Case, recipe: Recipe, batch_size: int, **dataset_options: Any) -> SuperSampler:
     from superdl.sampler import SuperSampler
     from superdl.sampler.embedded.embedded import release_all
     from superdl.super_dataset import SuperDataset
@@ -67,7 +67,7 @@ def _planned_by(case: Case, recipe: Recipe, batch_size: int, **of_dataset: Any) 
     if not case.coordinator:
         case.closing.callback(release_all)
     key_list, patience_s = case.key_list or None, case.patience_s
-    dataset = SuperDataset(case.source, recipe, key_list=key_list, read_timeout=patience_s, **of_dataset)
+    dataset = SuperDataset(case.source, recipe, key_list=key_list, read_timeout=patience_s, **dataset_options)
     with _embedded_variables(case):
         return SuperSampler(
             dataset,
@@ -133,12 +133,12 @@ def check_shared_memory(_: Case) -> Finding:
 
 
 def check_all_samples(case: Case) -> Finding:
-    """Read each sample and list the bad ones with reasons; progress goes to stderr."""
+    """Read each sample and list the bad ones with reasons. Report progress on stderr."""
     if not case.source:
-        return skipped("no source is given", "pass one: superdl doctor s3://bucket/prefix --all")
+        return skipped("no source was passed", "pass one: superdl doctor s3://bucket/prefix --all")
     from superdl.super_dataset import SuperLoader
 
-    sampler = _planned_by(case, case.recipe, _BATCH_SIZE, on_bad_sample="skip")
+    sampler = _planned(case, case.recipe, _BATCH_SIZE, on_bad_sample="skip")
     dataset = sampler.dataset
     read, reported_s = 0, time.monotonic()
     with sampler, SuperLoader(dataset, sampler) as loader:

@@ -1,4 +1,4 @@
-"""Checks that coordinator, cache and functions are reachable, permitted, large enough, and of our version."""
+"""Checks that coordinator, cache and functions are reachable, permitted and large enough, and match ours."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _ONE_VERSION = "install one version of SUPER on both sides"
 def check_coordinator(case: Case) -> Finding:
     """Check that the coordinator accepts these credentials and runs our version."""
     if not case.coordinator:
-        why = "none is set, so samplers start the embedded one"
+        why = "no coordinator is set, so samplers start the embedded one"
         return skipped(why, "to use one, set --coordinator or SUPER_COORDINATOR")
     from superdl.sampler.rpc import Client, Patience, checked_address
     from superdl.super_wire import coordinator_pb2 as pb
 
     client = Client(checked_address(case.coordinator, "--coordinator"))
-    patience = Patience(attempts=3, total_s=10.0, deadline_s=5.0)  # it runs by now, or something is wrong
+    patience = Patience(attempts=3, total_s=10.0, deadline_s=5.0)  # it should be running by now
     with client.hold():
         answer = client.call("GetJobStats", pb.GetJobStatsRequest(), patience)
     case.store = answer.cache.store
@@ -54,8 +54,8 @@ def check_cache(case: Case) -> Finding:
     if not address and case.coordinator:
         return skipped("the coordinator did not report its cache's address", "pass it with --cache")
     if not address:
-        why = "none is set, so the embedded default starts its own"
-        return skipped(why, "to use one, set --cache or SUPER_CACHE, or a coordinator that knows it")
+        why = "no cache is set, so the embedded default starts its own"
+        return skipped(why, "to use one, set --cache or SUPER_CACHE, or a coordinator that reports it")
     from superdl.super_dataset.reading import BatchReader, ReadSettings
     from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials, ErrorReply
     from superdl.super_wire.keys import cache_key, report_stream
@@ -71,7 +71,7 @@ def check_cache(case: Case) -> Finding:
         answer_s = time.monotonic() - began_s
         (reported,) = connection.converse(report)
     tls = ", over TLS" if connection.address.tls else ""
-    reached = f"this machine can read from {address}{tls}; an answer takes {answer_s * 1000:.2f} ms"
+    reached = f"this machine can read from {address}{tls}; it responds in {answer_s * 1000:.2f} ms"
     findings = [_judge_report(reported.text if isinstance(reported, ErrorReply) else "")]
     if announced and address != announced:
         why = f"{reached}; the coordinator uses another address: {announced}"
@@ -85,10 +85,10 @@ def _judge_report(refusal: str) -> Finding:
         why = f"this user may not write read reports (XADD on super:n1:*): {refusal}"
         return bad(why, "ACL SETUSER <user> %W~super:n1:* +xadd (docs/reference.md)")
     if refusal.startswith("READONLY"):
-        return bad(f"it is a replica, which accepts no reports: {refusal}", "use the primary's address")
+        return bad(f"a replica accepts no reports: {refusal}", "use the primary's address")
     if refusal.startswith("OOM"):
         remedy = "readers continue, but the coordinator gets no reports from them: give it more maxmemory"
-        return doubtful(f"it accepts no more writes: {refusal}", remedy)
+        return doubtful(f"the cache accepts no more writes: {refusal}", remedy)
     return good("this user may read records and write read reports")
 
 
@@ -98,7 +98,7 @@ def check_function(case: Case) -> Finding:
     if case.elsewhere:
         executors = case.coordinating.executors if case.coordinating is not None else settings.executors
         why = f"functions ({', '.join(executors)}) are run by the coordinator"
-        return skipped(f"{why}: the sample below shows whether they work, superdl stats how fast")
+        return skipped(f"{why}: the sample below shows if they work, and superdl stats their speed")
     return combined([_look(EXECUTORS[name], case, settings) for name in settings.executors])
 
 
@@ -107,10 +107,12 @@ def _look(kind: ExecutorKind, case: Case, settings: Settings) -> Finding:
     # Workers that call in are checked by their coordinator.
     if kind.runs_on is RunsOn.OTHER_HOSTS:
         return skipped(
-            f"functions run on {kind.place}, so a coordinator is needed", "pass it with --coordinator"
+            f"functions run on {kind.location}, so a coordinator is needed", "pass it with --coordinator"
         )
     if not (is_here or case.cache):
-        return skipped(f"functions on {kind.place} need a cache that they can reach", "pass it with --cache")
+        return skipped(
+            f"functions on {kind.location} need a cache that they can reach", "pass it with --cache"
+        )
     began_s = time.monotonic()
     try:
         capacity = _start(kind, settings, "" if is_here else case.cache)
@@ -124,8 +126,8 @@ def _look(kind: ExecutorKind, case: Case, settings: Settings) -> Finding:
     if is_here:
         return good(f"{settings.function} starts in its own process, in {took_s:.2f} s")
     return good(
-        f"on {kind.place} it is SUPER {installed_version()}, as here, and reaches the cache; "
-        f"{capacity} can run at once; it starts in {took_s:.2f} s"
+        f"functions on {kind.location} run SUPER {installed_version()}, as here, and reach the cache; "
+        f"{capacity} can run at once; startup took {took_s:.2f} s"
     )
 
 

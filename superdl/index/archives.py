@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from superdl.index.shard import Label, Shard
 
 _BLOCK = tarfile.BLOCKSIZE
-_PADDING_BYTES = 2**24  # zeros allowed after the end mark: tar -b pads to whole records
+_PADDING_BYTES = 2**24  # zeros allowed after the end mark, since tar -b pads to whole records
 _HEADER_BYTES = 2**16  # of a long name, or of a pax header
 _DIGITS = re.compile(rb"[0-9]{256}")  # in a pax header: Python takes minutes for long numbers
 _PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
@@ -41,11 +41,11 @@ _ENCODINGS = {zipfile.ZIP_STORED: "", zipfile.ZIP_DEFLATED: "deflate"}
 
 
 class _File(NamedTuple):
-    """A file in an archive. ``place`` returns its offset, length and encoding, or raises."""
+    """A file in an archive. ``locate`` returns its offset, length and encoding, or raises."""
 
     name: str
     size: int
-    place: Callable[[], tuple[int, int, str]]
+    locate: Callable[[], tuple[int, int, str]]
 
 
 class _Archive:
@@ -80,20 +80,20 @@ class _Archive:
                 )
                 raise self._shard.error(f"{why}: {remedy}", images[0].name)
             label = self._label(labels) if images else None
-            for name, size, place in images:
+            for name, size, locate in images:
                 first.setdefault(label is not None, name)
                 bare |= {} if labels else {key: name, posixpath.splitext(name)[0]: name}
-                offset, length, encoding = place()
+                offset, length, encoding = locate()
                 yield Member(name, offset, length if size else 0, label, encoding)
         dot = self._choices.key_at.replace("-", " ")
         for stem in sorted(bare.keys() & self._lone.keys()):
             file = self._lone[stem]
-            why = f"{file} is not its label, because keys end at their {dot}: try --key-at last-dot"
+            why = f"{file} is not its label, since keys end at their {dot}: try --key-at last-dot"
             if self.split(file)[1] in self._labels:
-                why = f"it and its label are not adjacent ({file}): sort the files (tar --sort=name)"
+                why = f"not adjacent to its label ({file}): sort the files (tar --sort=name)"
             raise self._shard.error(why, bare[stem])
         if len(first) > 1:
-            why = f"it has no label file, but {first[True]} has one (keys end at their {dot})"
+            why = f"no label file, although {first[True]} has one (keys end at their {dot})"
             raise self._shard.error(f"{why}: add one, or use --labels folder for all", first[False])
 
     def _parted(self, sample: Iterable[_File]) -> tuple[list[_File], dict[str, _File]]:
@@ -101,9 +101,7 @@ class _Archive:
         for file in sample:
             extension = self.split(file.name)[1]
             if any(file.name == other.name for other in (*images, *labels.values())):
-                raise self._shard.error(
-                    "its name appears more than once: give each file its own name", file.name
-                )
+                raise self._shard.error("duplicate name: give each file a unique name", file.name)
             if extension == field if field and self._webdataset else self._choices.is_image(file.name):
                 images.append(file)
             elif extension in self._labels:
@@ -117,7 +115,7 @@ class _Archive:
         if file is None:
             return None
         fail = partial(self._shard.error, member=file.name)
-        offset, length, encoding = file.place()
+        offset, length, encoding = file.locate()
         content = b""
         if max(file.size, length) <= LABEL_FILE_BYTES:
             content = self._shard.read(offset, length, file.name)
@@ -126,9 +124,9 @@ class _Archive:
                     # One byte more than declared is enough to see that the size is wrong.
                     content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, file.size + 1)
             except zlib.error as error:
-                raise fail(f"it cannot be decompressed: {error}") from error
+                raise fail(f"cannot be decompressed: {error}") from error
             if len(content) != file.size:
-                raise fail(f"its size is not the {file.size:,} bytes stated in the directory")
+                raise fail(f"size differs from the {file.size:,} bytes stated in the directory")
         return label_in(file.name, content, self._choices, fail)
 
 
@@ -151,10 +149,10 @@ class _BoundedHeader(tarfile.TarInfo):
 def tar_members(shard: Shard, choices: Choices) -> Iterator[Member]:
     """Yield the images in a tar, with their labels."""
 
-    def place(info: tarfile.TarInfo) -> tuple[int, int, str]:
+    def locate(info: tarfile.TarInfo) -> tuple[int, int, str]:
         if info.issparse() or not info.isreg():
-            sparse = "it is sparse: archive it without --sparse"
-            link = "it is a link: archive its target (tar -h --hard-dereference)"
+            sparse = "sparse files cannot be read: archive without --sparse"
+            link = "links cannot be read: archive the target (tar -h --hard-dereference)"
             raise shard.error(sparse if info.issparse() else link, info.name)
         return info.offset_data, info.size, ""
 
@@ -162,7 +160,7 @@ def tar_members(shard: Shard, choices: Choices) -> Iterator[Member]:
         for info in _tar_entries(shard):
             if not is_hidden(info.name):
                 shard.check(info.offset_data, info.size, info.name)
-                yield _File(info.name, info.size, partial(place, info))
+                yield _File(info.name, info.size, partial(locate, info))
 
     return _Archive(shard, choices, webdataset=True).members(files())
 
@@ -179,14 +177,14 @@ def _tar_entries(shard: Shard) -> Iterator[tarfile.TarInfo]:
             if not info.isdir():
                 yield info
     except _BROKEN_TAR as error:
-        raise shard.error(f"it is not a tar, or is truncated: {error}") from error
+        raise shard.error(f"not a tar, or truncated: {error}") from error
     # tarfile treats a broken header as an end.
     end, tail = tar.offset, shard.size - tar.offset
     if tail < _BLOCK:
-        raise shard.error(f"it is truncated: there is no end mark (a block of zeros) at {end:,}")
+        raise shard.error(f"truncated: no end mark (a block of zeros) at {end:,}")
     if tail > _PADDING_BYTES or shard.read(end, tail).strip(b"\0"):
-        why = "it is broken, or tars were appended to each other (combine them into one, or keep them apart)"
-        raise shard.error(f"after {end:,} there is neither a header nor zeros up to its end: {why}")
+        why = "the tar is broken, or tars were appended to each other (combine or separate them)"
+        raise shard.error(f"neither a header nor only zeros follow {end:,}: {why}")
 
 
 def zip_members(shard: Shard, choices: Choices) -> Iterator[Member]:
@@ -195,23 +193,23 @@ def zip_members(shard: Shard, choices: Choices) -> Iterator[Member]:
         with zipfile.ZipFile(ShardFile(shard, _DIRECTORY_BYTES)) as zip_file:
             infos, directory = zip_file.infolist(), zip_file.start_dir
     except _BROKEN_ZIP as error:
-        raise shard.error(f"it is not a zip, or is truncated: {error}") from error
+        raise shard.error(f"not a zip, or truncated: {error}") from error
     infos = [info for info in infos if not info.filename.endswith("/") and not is_hidden(info.filename)]
     infos.sort(key=lambda info: info.header_offset)
     archive = _Archive(shard, choices, webdataset=False)
     samples: dict[str, list[_File]] = {}  # whose files need not be adjacent
     for info in infos:
-        file = _File(info.filename, info.file_size, partial(_place_in_zip, shard, info, directory))
+        file = _File(info.filename, info.file_size, partial(_locate_in_zip, shard, info, directory))
         samples.setdefault(archive.split(file.name)[0], []).append(file)
     return archive.members(chain.from_iterable(samples.values()))
 
 
-def _place_in_zip(shard: Shard, info: zipfile.ZipInfo, directory: int) -> tuple[int, int, str]:
+def _locate_in_zip(shard: Shard, info: zipfile.ZipInfo, directory: int) -> tuple[int, int, str]:
     name, at = info.filename, info.header_offset
     if info.flag_bits & _ENCRYPTED:
-        raise shard.error("it is encrypted: archive it without a password", name)
+        raise shard.error("encrypted: archive it without a password", name)
     if info.compress_type not in _ENCODINGS:
-        raise shard.error("it is neither stored nor deflated: archive it again (zip -0)", name)
+        raise shard.error("neither stored nor deflated: archive it again (zip -0)", name)
     # Only the local header has the length of its own name and extra field.
     magic, _, flags, method, *_, name_bytes, extra_bytes = _LOCAL.unpack(shard.read(at, _LOCAL.size, name))
     encoding = "utf-8" if info.flag_bits & _UTF8 else "cp437"
@@ -219,7 +217,7 @@ def _place_in_zip(shard: Shard, info: zipfile.ZipInfo, directory: int) -> tuple[
     offset = at + _LOCAL.size + name_bytes + extra_bytes
     header = magic, method, local_name, flags & _ENCRYPTED, offset + info.compress_size <= directory
     if header != (b"PK\3\4", info.compress_type, info.orig_filename, 0, True):
-        raise shard.error("its local header differs from the zip's directory: the zip is broken", name)
+        raise shard.error("local header differs from the zip's directory: the zip is broken", name)
     if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
-        raise shard.error("it is stored, but its two sizes differ: the zip is broken", name)
+        raise shard.error("stored, but its two sizes differ: the zip is broken", name)
     return offset, info.compress_size, _ENCODINGS[info.compress_type]

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from superdl.index.shard import Member, Shard
 
     Reader = Callable[[Shard, Choices], Iterator[Member]]
-    Result = tuple[str, Rows, int, int]  # format, rows, empty members, samples that lack a field
+    Result = tuple[str, Rows, int, int]  # format, rows, empty members, incomplete samples
     Step = Callable[[], Result]
 
-# Extension of a shard -> its reader; those of MDS and LitData are named by their index.json.
+# Extension of a shard -> its reader; shards of MDS and LitData are named by their index.json.
 _FORMATS: dict[str, Reader] = {
     ".tar": tar_members,
     ".zip": zip_members,
@@ -55,7 +55,7 @@ _IMAGES_AT_A_TIME = 256
 
 @dataclass(slots=True)
 class Built:
-    """Statistics of a written list. ``incomplete`` counts samples that lack fields."""
+    """Statistics of a written list. ``incomplete`` counts samples with missing fields."""
 
     out: str
     samples: int = 0
@@ -100,7 +100,7 @@ def build_index(
         SourceError: the source cannot be read or has no samples, a label is wrong, or a shard is broken.
     """
     begin_s = time.monotonic()
-    folder, shard_names = _named(sources)
+    folder, shard_names = _by_folder(sources)
     if (choices.coco or choices.labels == "yolo") and not out.endswith(".jsonl"):
         raise ConfigError(
             f"-o {out!r}: images can have any number of boxes, so use .jsonl, which supports lists"
@@ -109,14 +109,14 @@ def build_index(
         raise ConfigError(f"{folder}: finding labels beside images needs a listing, so pass only this folder")
     built, stop = Built(out), threading.Event()
     with key_list_at(out, force=force) as write, tempfile.TemporaryFile(dir=temporary_directory()) as kept:
-        place = pinned(parse_source(folder))
-        labelling = Labelling(place.url, kept)
-        shards = Shards(place, stop)
+        source = pinned(parse_source(folder))
+        labelling = Labelling(source.url, kept)
+        shards = Shards(source, stop)
         if shard_names:  # an index may name more
             steps = _steps_of_shards(shards, [*shard_names, *_layouts(shards, shard_names)], choices, built)
         else:
             steps = _steps_of_folder(shards, choices, built)
-        threads = _THREADS if place.is_file else _BUCKET_THREADS
+        threads = _THREADS if source.is_file else _BUCKET_THREADS
         for form, rows, empty, incomplete in _in_order(steps, threads, stop):
             labelling.take(rows)
             built.add(form, rows, empty, incomplete)
@@ -124,34 +124,34 @@ def build_index(
         if not built.samples:
             sample = "an image with all its fields" if choices.fields else "an image"
             why = f"{built.shards:,} shards were read, but none contains {sample}"
-            raise SourceEmptyError(f"{place.url}: {why}: set its extension or column with --image-field")
+            raise SourceEmptyError(f"{source.url}: {why}: set its extension or column with --image-field")
         write(labelling.labelled())
     built.classes = dict(labelling.counts)
     built.seconds = round(time.monotonic() - begin_s, 3)
     return built
 
 
-def _named(sources: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the folder of the shards, and the shards' names if they were given one by one."""
-    of_web = sources[0].lower().startswith(("https://", "http://"))
-    if len(sources) == 1 and not of_web:
+def _by_folder(sources: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the folder of the shards, and the shards' names if they were listed individually."""
+    is_web = sources[0].lower().startswith(("https://", "http://"))
+    if len(sources) == 1 and not is_web:
         return sources[0], []
     folders, _, names = zip(*(source.rpartition("/") for source in sources), strict=True)
     if len(set(folders)) > 1 or not all(names) or "{" in names[0]:
         why = "a web server cannot list files, so pass the URL of each shard, all from one folder"
         raise ConfigError(
-            f"{sources[0]}: {why}. Without quotes, the shell expands https://host/train-{{0000..0099}}.tar"
+            f"{sources[0]}: {why}. The shell expands https://host/train-{{0000..0099}}.tar unless quoted"
         )
-    return folders[0], [unquote(name) if of_web else name for name in dict.fromkeys(names)]
+    return folders[0], [unquote(name) if is_web else name for name in dict.fromkeys(names)]
 
 
 def _steps_of_folder(shards: Shards, choices: Choices, built: Built) -> list[Step]:
     """Return the steps that read a source. Each reads a shard, or some loose images."""
-    place = shards.place
-    here = place.directory if place.is_file else place.url.rstrip("/")
-    out = os.path.realpath(built.out) if place.is_file else built.out  # the list being replaced
-    pairs = zip(*list_objects(place.url), strict=True)
-    entries = sorted((key.decode()[len(place.prefix) :], version.decode()) for key, version in pairs)
+    source = shards.root
+    here = source.directory if source.is_file else source.url.rstrip("/")
+    out = os.path.realpath(built.out) if source.is_file else built.out  # the list being replaced
+    pairs = zip(*list_objects(source.url), strict=True)
+    entries = sorted((key.decode()[len(source.prefix) :], version.decode()) for key, version in pairs)
     versions = {key: version for key, version in entries if f"{here}/{key}" != out and not is_hidden(key)}
     chosen = [key for key in versions if choices.takes(key)]
     images = [key for key in chosen if choices.is_image(key)]
@@ -159,7 +159,7 @@ def _steps_of_folder(shards: Shards, choices: Choices, built: Built) -> list[Ste
     if (shard or not images) and not choices.of_loose_images:
         return _steps_of_shards(shards, list(versions), choices, built)
     if not choices.coco:
-        chosen = keys_of_split(images, choices.split, place.url, of_shards=False)
+        chosen = keys_of_split(images, choices.split, source.url, of_shards=False)
     loose = LooseImages(shards, versions, chosen, choices)
     built.passed_over, built.unlabelled = loose.others, loose.unlabelled
 
@@ -173,21 +173,21 @@ def _steps_of_shards(shards: Shards, keys: Sequence[str], choices: Choices, buil
     """Return the steps that read the split's shards, or the split's members in archives."""
     readers = readers_of(shards, keys, choices)
     built.passed_over = len({*keys}) - len(readers)
-    of_others = sorted({form for form, _ in readers.values()} - {"tar", "zip"})
-    if choices.fields and of_others:
-        raise ConfigError(f"--fields works for tars, zips and loose images, but this source has {of_others}")
-    chosen, of_members = list(readers), choices
+    other_forms = sorted({form for form, _ in readers.values()} - {"tar", "zip"})
+    if choices.fields and other_forms:
+        raise ConfigError(f"--fields is for tars, zips and loose images, but this source has {other_forms}")
+    chosen, member_choices = list(readers), choices
     try:
-        chosen = keys_of_split(chosen, choices.split, shards.place.url, of_shards=True)
-        of_members = replace(choices, split=None)
+        chosen = keys_of_split(chosen, choices.split, shards.root.url, of_shards=True)
+        member_choices = replace(choices, split=None)
     except ConfigError:
-        if choices.split is None or of_others:
+        if choices.split is None or other_forms:
             raise
 
     def read(key: str) -> Result:
         form, reader = readers[key]
         shard = shards.open(key)
-        return form, *rows_of(shard, reader(shard, of_members), of_members)
+        return form, *rows_of(shard, reader(shard, member_choices), member_choices)
 
     return [partial(read, key) for key in chosen]
 
@@ -206,9 +206,9 @@ def readers_of(shards: Shards, keys: Collection[str], choices: Choices) -> dict[
         elif extension := _format_of(key):
             readers[key] = extension.removeprefix("."), _FORMATS[extension]
         elif _PACKED.search(key.lower()):
-            why = f"it is compressed as a whole, so no member can be read alone: {UNPACK}"
+            why = f"compressed as a whole, so members cannot be read individually: {UNPACK}"
             raise ShardError(f"{shards.url(key)}: {why}; or exclude it with --only")
-    url = shards.place.url
+    url = shards.root.url
     if missing := sorted({key for key in layouts if choices.takes(key)} - known):
         why = f"{formats.INDEX_FILE} lists {len(missing):,} shards that do not exist, such as {missing[0]}"
         raise ShardError(f"{url}: {why}")

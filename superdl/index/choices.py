@@ -21,7 +21,7 @@ EVERY_SPLIT = "all"
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
 SPLITS |= {"eval", "evaluation"}
 
-_OF_HUB = re.compile(r"(?:.*-)?([^-]+)-[0-9]{5}-of-[0-9]{5}\.parquet")
+_HUB_SHARD = re.compile(r"(?:.*-)?([^-]+)-[0-9]{5}-of-[0-9]{5}\.parquet")
 _SPLITS_SHOWN = 20
 
 
@@ -40,7 +40,7 @@ class Choices:
         "the split to read if file or folder names contain several, or all to read every split", "NAME"
     )
     key_at: str = _option(
-        "where the key of a file in an archive ends: at its first dot, as in WebDataset, or at its last",
+        "end of the key in the name of an archive's file: the first dot, as in WebDataset, or the last",
         default="first-dot",
         of=("first-dot", "last-dot"),
     )
@@ -49,14 +49,14 @@ class Choices:
     )
     label_field: str | None = _option("column, feature, extension or .json field of the label", "NAME")
     labels: str = _option(
-        "where labels come from: the shard or a file beside the image, else the first folder (auto); numbers "
+        "source of labels: the shard or a file beside the image, else the first folder (auto); numbers "
         "for ClassLabels; the folder that contains the image; none; YOLO's boxes",
         default="auto",
         of=LABELS,
     )
-    missing_label: str | None = _option("use this for missing label files: '' for no boxes, or 0", "TEXT")
+    missing_label: str | None = _option("label of images without a label file: '' for no boxes, or 0", "TEXT")
     coco: str | None = _option(
-        "take boxes from instances_*.json, a path or s3://, for SOURCE's images", "FILE"
+        "read the boxes of SOURCE's images from instances_*.json, a path or s3://", "FILE"
     )
     fields: tuple[tuple[str, str], ...] = _option(
         "several files per sample: image=jpg,mask=png or 'image=images/*.jpg,mask=masks/*.png'", "FIELDS", ()
@@ -134,5 +134,5 @@ def _split_of(key: str, *, of_shards: bool) -> str:
     base = posixpath.basename(key)
     words = folders_of(key) + (re.split(r"[-_.]", base) if of_shards else [])
     split = next((word for word in words if word.lower() in SPLITS), "")
-    of_hub = _OF_HUB.fullmatch(base) if of_shards and not split else None
-    return of_hub[1] if of_hub else split
+    hub_shard = _HUB_SHARD.fullmatch(base) if of_shards and not split else None
+    return hub_shard[1] if hub_shard else split

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     keep_secrets_out_of_logs()
     if arguments.fields and (arguments.image_field or arguments.coco):
-        raise ConfigError("--fields already defines the image: leave out --image-field and --coco")
+        raise ConfigError("--fields already defines the image: omit --image-field and --coco")
     options = {option.name: getattr(arguments, option.name) for option in dataclasses.fields(Choices)}
     options["fields"] = options["fields"] and fields_in(options["fields"])
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
@@ -66,8 +66,8 @@ def _summary(built: Built) -> str:
     shards_text = f" in {counted(built.shards, 'shard')} ({formats})" if built.shards else ""
     notes = [
         (built.passed_over, "other object", " skipped"),
-        (built.empty, "empty member", " left out"),
-        (built.incomplete, "sample", " left out because of missing fields"),
+        (built.empty, "empty member", " skipped"),
+        (built.incomplete, "sample", " skipped because of missing fields"),
         (built.unlabelled, "sample", " with --missing-label instead of a label file"),
     ]
     line = f"{built.out}: {counted(built.samples, 'sample')}{shards_text}, in {built.seconds:.1f} s"

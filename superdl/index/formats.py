@@ -87,7 +87,7 @@ def layouts_of(index: Shard) -> dict[str, Layout]:
         else:
             return {}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise index.error(f"it is not an index of MDS or LitData: {error!r}") from error
+        raise index.error(f"not an index of MDS or LitData: {error!r}") from error
     folder = posixpath.dirname(index.key)
     return {posixpath.normpath(posixpath.join(folder, name)): layout for name, layout in rows}
 
@@ -98,7 +98,7 @@ def _of_mds(index: Shard, row: Mapping[str, Any]) -> tuple[str, Layout]:
             f"its shards are {row['format']!r}, version {row['version']}, but only MDS 2 can be read"
         )
     if row.get("compression") or row.get("zip_data"):
-        why = f"its shards are compressed ({row['compression']}), so no sample can be read alone"
+        why = f"its shards are compressed ({row['compression']}), so samples cannot be read individually"
         raise index.error(f"{why}: write them without compression=, which saves nothing on JPEGs and PNGs")
     # 0 means none, as in Streaming.
     sizes = [int(size) if size else None for size in row["column_sizes"]]
@@ -135,9 +135,9 @@ def chunk_members(shard: Shard, choices: Choices, layout: Layout) -> Iterator[Me
     # A shard begins with the number of samples and their offsets, in 32 bits.
     (samples,) = struct.unpack("<I", shard.read(0, _U32))
     if (shard.size, samples) != (layout.size, layout.samples):
-        has = f"it has {shard.size:,} bytes and {samples:,} samples"
-        says = f"{INDEX_FILE} says {layout.size:,} and {layout.samples:,}"
-        raise shard.error(f"{has}, but {says}: it is truncated, or newer than its index")
+        actual = f"has {shard.size:,} bytes and {samples:,} samples"
+        stated = f"{INDEX_FILE} states {layout.size:,} and {layout.samples:,}"
+        raise shard.error(f"{actual}, but {stated}: truncated, or newer than its index")
     image, label = _chunk_columns(shard, layout.columns, choices)
     before = 2 * _U32 + _U32 * samples
     if shard.read(before, min(len(_ARROW), shard.size - before)) == _ARROW:
@@ -147,7 +147,7 @@ def chunk_members(shard: Shard, choices: Choices, layout: Layout) -> Iterator[Me
     for number, (begin, end) in enumerate(pairwise(table)):
         name = str(number)
         if begin < before:
-            raise shard.error("it overlaps the data before it: the table of offsets is broken", name)
+            raise shard.error("overlaps the data before it: the table of offsets is broken", name)
         spans = _spans(shard, layout.columns, begin, end, name)
         value = _chunk_label(shard, layout.columns[label][0], *spans[label], name) if label else None
         yield Member(name, *spans[image], value)
@@ -165,13 +165,13 @@ def _chunk_columns(shard: Shard, columns: Columns, choices: Choices) -> tuple[st
     label = choices.label_field if choices.reads_labels else None
     for name in (images[0], label or images[0]):
         if name not in columns:
-            raise shard.error(f"it has no column {name!r}; {shown}")
+            raise shard.error(f"no column {name!r}; {shown}")
     return images[0], label or (_picked(columns, None, _LABELS) if choices.reads_labels else None)
 
 
 def _spans(shard: Shard, columns: Columns, begin: int, end: int, name: str) -> dict[str, tuple[int, int]]:
     """Return the offset and length of each column of a sample."""
-    # A sample begins with sizes of its columns: in MDS of kinds without a fixed size, in LitData of all.
+    # A sample begins with the sizes of its columns: in MDS of those that vary, in LitData of all.
     varying = sum(size is None for _, size in columns.values())
     offset, spans, lengths = begin + _U32 * varying, {}, iter(())
     if offset <= end:
@@ -188,7 +188,7 @@ def _spans(shard: Shard, columns: Columns, begin: int, end: int, name: str) -> d
 
 def _chunk_label(shard: Shard, kind: str, offset: int, length: int, name: str) -> Label:
     if length > _TEXT_BYTES:
-        raise shard.error(f"its label is too long ({length:,} bytes)", name)
+        raise shard.error(f"label is too long ({length:,} bytes)", name)
     content = shard.read(offset, length, name)
     try:
         if kind in _TEXTS:
@@ -208,9 +208,7 @@ def tfrecord_members(shard: Shard, choices: Choices) -> Iterator[Member]:
         name = str(number)
         length, _ = _FRAME.unpack(shard.read(at, _FRAME.size, name))
         if length > _RECORD_BYTES:
-            why = (
-                f"it is not a TFRecord, or is broken: its length is {length:,}, above {_RECORD_BYTES:,} bytes"
-            )
+            why = f"not a TFRecord, or broken: a length of {length:,} bytes exceeds {_RECORD_BYTES:,}"
             raise shard.error(why, name)
         begin = at + _FRAME.size
         shard.check(begin, length + _FOOT_BYTES, name)
@@ -222,14 +220,14 @@ def tfrecord_members(shard: Shard, choices: Choices) -> Iterator[Member]:
             entries = {b"".join(entry.key).decode(): entry for entry in feature_entries}
             image, label = _image_and_label(entries, choices)
         except (DecodeError, ValueError) as error:
-            raise shard.error(f"it is not a tf.train.Example with image and label: {error}", name) from error
+            raise shard.error(f"not a tf.train.Example with image and label: {error}", name) from error
         member = f"{choices.image_field}:{name}" if choices.image_field else name
         (content,) = _values_of(image)
         written = image.SerializeToString()  # which ends with the image
         end = record.find(written) + len(written)
-        # Other encoders may write the entry otherwise: then search the image itself.
-        place = end - len(content) if written in record else record.find(content)
-        yield Member(member, begin + place, len(content), label)
+        # Other encoders may write the entry differently: then search for the image itself.
+        start = end - len(content) if written in record else record.find(content)
+        yield Member(member, begin + start, len(content), label)
         at, number = begin + length + _FOOT_BYTES, number + 1
 
 
@@ -289,10 +287,10 @@ def _parquet_rows(shard: Shard, file: Any, choices: Choices) -> Iterator[Member]
         features = {name: feature for name, feature in described.items() if isinstance(feature, dict)}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         features = {}
-    image, place = _parquet_image(shard, file, features, choices)
+    image, image_at = _parquet_image(shard, file, features, choices)
     label = _picked(columns, choices.label_field, _COLUMN_LABELS) if choices.reads_labels else ""
     if label is None:
-        why = f"it has no column {choices.label_field or ' or '.join(_COLUMN_LABELS)}"
+        why = f"no column {choices.label_field or ' or '.join(_COLUMN_LABELS)}"
         remedy = "set the label column with --label-field, or use --labels none"
         raise shard.error(f"{why}: {remedy}; its columns are {', '.join(columns)[:_SHOWN]}")
     feature = features.get(label, {})
@@ -301,7 +299,7 @@ def _parquet_rows(shard: Shard, file: Any, choices: Choices) -> Iterator[Member]
     number = 0
     for group in range(file.metadata.num_row_groups):
         rows = file.metadata.row_group(group)
-        statistics = rows.column(place).statistics
+        statistics = rows.column(image_at).statistics
         if statistics is not None and statistics.has_null_count and statistics.null_count:
             raise shard.error(
                 f"row group {group} has {statistics.null_count:,} rows without an image's bytes"
@@ -324,14 +322,14 @@ def _parquet_image(
     """Return the path and index of the image's column, as chosen or described, or else the only one."""
     columns = [file.schema.column(index) for index in range(len(file.schema))]
     images = {name for name, feature in features.items() if feature.get("_type") == "Image"}
-    wanted_paths = {choices.image_field} if choices.image_field else images
+    chosen_paths = {choices.image_field} if choices.image_field else images
     candidates = [
         index
         for index, column in enumerate(columns)
         if column.physical_type == "BYTE_ARRAY"
         and column.logical_type.type == "NONE"
         and not column.max_repetition_level
-        and (not wanted_paths or wanted_paths & {column.path, column.path.removesuffix(".bytes")})
+        and (not chosen_paths or chosen_paths & {column.path, column.path.removesuffix(".bytes")})
     ]
     if len(candidates) == 1:
         return str(columns[candidates[0]].path), candidates[0]

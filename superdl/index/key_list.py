@@ -54,9 +54,9 @@ def rows_of(shard: Shard, members: Iterable[Member], choices: Choices) -> tuple[
         fields = [members_of[star] for members_of in by_star if star in members_of]
         if len(fields) == len(by_star):
             label = _label(shard, member, choices)
-            row = {"key": shard.key, **_place(member), "label": label, "version": shard.version}
+            row = {"key": shard.key, **_location(member), "label": label, "version": shard.version}
             for (name, _), field in zip(choices.fields[1:], fields[1:], strict=True):
-                row |= {f"{name}.{column}": value for column, value in _place(field).items()}
+                row |= {f"{name}.{column}": value for column, value in _location(field).items()}
             rows.append(row)
     return rows, len(members) - len(filled), len(by_star[0]) - len(rows)
 
@@ -65,28 +65,26 @@ def _check(shard: Shard, members: Sequence[Member]) -> None:
     end, before, names = 0, "", Counter(member.name for member in members)
     for name, offset, length, _, encoding in members:
         if _ODD.search(name) or not 0 < len(name.encode(errors="replace")) <= _NAME_BYTES:
-            why = (
-                f"its name is not UTF-8, is empty, contains a NUL, or exceeds {_NAME_BYTES} bytes: rename it"
-            )
+            why = f"name is not UTF-8, is empty, contains a NUL, or exceeds {_NAME_BYTES} bytes: rename it"
             raise shard.error(why, name)
         if names[name] > 1:
-            raise shard.error("its name appears more than once, which is ambiguous", name)
+            raise shard.error("duplicate name, which is ambiguous", name)
         if not is_row(encoding):
             shard.check(offset, length, name)
             if length > _MEMBER_BYTES:
-                raise shard.error(f"it takes up {length:,} bytes, more than {_MEMBER_BYTES:,}", name)
+                raise shard.error(f"takes up {length:,} bytes, more than {_MEMBER_BYTES:,}", name)
             if offset < end:
-                raise shard.error(f"it overlaps the member {before!r}", name)
+                raise shard.error(f"overlaps member {before!r}", name)
             end, before = offset + length, name
 
 
-def _place(member: Member) -> Row:
+def _location(member: Member) -> Row:
     values = member.name, member.offset, member.length, member.encoding
     return dict(zip(("member", "offset", "length", "encoding"), values, strict=True))
 
 
 def _label(shard: Shard, member: Member, choices: Choices) -> Label | None:
-    """Return a member's label, or ``None`` if its folder decides once all are known."""
+    """Return a member's label, or ``None`` if its folder will decide it."""
     folders = folders_of(member.name)
     chosen: dict[str, Label] = {"none": 0, "folder": "".join(folders[-1:])}
     label = chosen.get(choices.labels, member.label)
@@ -94,7 +92,7 @@ def _label(shard: Shard, member: Member, choices: Choices) -> Label | None:
         return None
     if label is None or label == "":
         options = f"--label-field NAME or --labels ({', '.join(LABELS)})"
-        raise shard.error(f"it has no label: set where labels come from with {options}", member.name)
+        raise shard.error(f"no label: select the source of labels with {options}", member.name)
     return label
 
 
@@ -104,7 +102,7 @@ class Labelling:
     def __init__(self, url: str, kept: IO[bytes]) -> None:
         # Until all are read, rows wait in a temporary file.
         self._url, self._kept = url, kept
-        # Rows without a label get that of the first folder level that differs between samples.
+        # Rows without a label are labelled by the first folder level that differs between samples.
         self._common: list[str] | None = None
         self._deepest = 0
         self.counts: Counter[Any] = Counter()
@@ -149,9 +147,7 @@ class Labelling:
         depth = len(common) - (len(common) == self._deepest)
         if len(folders) > depth:
             return folders[depth]
-        why = (
-            f"all samples are below {'/'.join(common)!r}, but this one is in no further folder for its class"
-        )
+        why = f"all samples are below {'/'.join(common)!r}, but this one has no class folder there"
         remedy = "use --labels folder to label each by its own folder, or --labels none for label 0"
         raise SourceError(f"{_where(row)}: {why}: {remedy}")
 
@@ -176,9 +172,7 @@ def _write_parquet(stream: IO[bytes], batches: Iterable[Rows]) -> None:
                 table = pa.Table.from_pylist(rows)
                 table = table if writer is None else table.cast(writer.schema)
             except (pa.ArrowInvalid, OverflowError) as error:
-                why = (
-                    f"a Parquet column must have one type, but labels from {_where(rows[0])} on have another"
-                )
+                why = f"a Parquet column must have one type, but labels from {_where(rows[0])} on differ"
                 raise ConfigError(f"{why} ({error}): use .jsonl") from error
             writer = writer or stack.enter_context(parquet.ParquetWriter(stream, table.schema))
             writer.write_table(table)

@@ -38,7 +38,7 @@ _BOX = 4  # numbers
 
 
 def label_in(name: str, content: bytes, choices: Choices, fail: Fail) -> Label | None:
-    """Return the label in a file, or ``None`` if the file is JSON without one."""
+    """Return the label in a file, or ``None`` if the file is JSON with no label."""
     if name.endswith(".json") and choices.labels != "yolo":
         return _json_label(content, choices.label_field or "label", fail)
     try:
@@ -56,7 +56,7 @@ def _json_label(content: bytes, field: str, fail: Fail) -> Label | None:
     try:
         fields = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise fail(f"it is not JSON: {error}") from error
+        raise fail(f"not JSON: {error}") from error
     label = fields.get(field) if isinstance(fields, dict) else None
     return None if label is None else number_or_text(label, fail)
 
@@ -97,7 +97,7 @@ class LooseImages:
     def __init__(
         self, shards: Shards, versions: Mapping[str, str], chosen: Sequence[str], choices: Choices
     ) -> None:
-        self._shards, self._versions, self._choices, url = shards, versions, choices, shards.place.url
+        self._shards, self._versions, self._choices, url = shards, versions, choices, shards.root.url
         self._coco = dict[str, "Label"]()
         if choices.coco:  # a file on this machine or in S3
             folder, name = posixpath.split(choices.coco)
@@ -138,7 +138,7 @@ class LooseImages:
         ]
 
     def _parts_of(self, key: str) -> dict[str, str] | None:
-        """Return the keys of an image's other fields, or ``None`` if it is no image or lacks one."""
+        """Return the keys of an image's other fields, or ``None`` if it is not an image or one is missing."""
         choices = self._choices
         if choices.coco or not choices.fields:
             return {} if (key in self._coco if choices.coco else choices.is_image(key)) else None
@@ -169,9 +169,7 @@ class LooseImages:
             fail = partial(self._error, name or f"{key} without a label file")
             label = label_in(name, content, choices, fail)
         if label is None or label == "":
-            raise self._error(
-                key, "it has no label: set where labels come from with --label-field or --labels"
-            )
+            raise self._error(key, "no label: select the source of labels with --label-field or --labels")
         return label
 
     def _error(self, key: str, reason: str) -> SourceError:
@@ -183,25 +181,23 @@ def coco_in(file: Shard) -> dict[str, Label]:
     try:
         return _labels_of(json.loads(file.whole(_COCO_BYTES), object_hook=_slimmed))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise SourceError(
-            f"--coco {file.url}: it is not an instances_*.json of COCO: {error!r}"[:400]
-        ) from error
+        raise SourceError(f"--coco {file.url}: not an instances_*.json of COCO: {error!r}"[:400]) from error
 
 
 def _labels_of(instances: dict[str, Any]) -> dict[str, Label]:
-    labels, of_id = dict[str, Any](), dict[Any, Any]()
+    labels, by_id = dict[str, Any](), dict[Any, Any]()
     for image in instances["images"]:
         size = [operator.index(image[side]) for side in ("height", "width")]
         label = {"image_id": operator.index(image["id"]), "size": size}
         label |= {"boxes[]": [], "classes[]": [], "crowd[]": []}
-        labels[posixpath.normpath(image["file_name"])] = of_id[image["id"]] = label
-    if twice := len(instances["images"]) - min(len(labels), len(of_id)):
+        labels[posixpath.normpath(image["file_name"])] = by_id[image["id"]] = label
+    if twice := len(instances["images"]) - min(len(labels), len(by_id)):
         raise ValueError(f"{twice:,} images have the same id or file_name as another one")
     for number, box in enumerate(instances["annotations"]):
-        if not isinstance(box, tuple) or box[0] not in of_id:
+        if not isinstance(box, tuple) or box[0] not in by_id:
             raise ValueError(f"annotation {number} has no bbox, or belongs to no image")
         for name, value in zip(("boxes[]", "classes[]", "crowd[]"), box[1:], strict=True):
-            of_id[box[0]][name].append(value)
+            by_id[box[0]][name].append(value)
     return labels
 
 

@@ -44,8 +44,8 @@ class Member(NamedTuple):
 
 # Bytes to fetch while headers are close together, and while they are far apart, and the threshold.
 # A read from a local disk is cheap; a request to a bucket takes about as long as some megabytes.
-_OF_DISK = 2**18, 2**12, 2**16
-_OF_BUCKET = 2**23, 2**16, 2**20
+_DISK_PIECES = 2**18, 2**12, 2**16
+_BUCKET_PIECES = 2**23, 2**16, 2**20
 
 
 class Shard:
@@ -65,7 +65,7 @@ class Shard:
         self.check(offset, length, member)
         begin = offset - self._begin
         if begin < 0 or begin + length > len(self._piece):
-            block, near, far = _OF_DISK if self.url.startswith("/") else _OF_BUCKET
+            block, near, far = _DISK_PIECES if self.url.startswith("/") else _BUCKET_PIECES
             # Small pieces skip large members; large blocks serve small ones with few requests.
             piece = near if abs(offset - self._end_of_last) > far else block
             end = offset + max(length, piece)
@@ -77,20 +77,20 @@ class Shard:
     def whole(self, limit_bytes: int) -> bytes:
         """Return all bytes; raise ``ShardError`` if they exceed the limit."""
         if self.size > limit_bytes:
-            raise self.error(f"it has {self.size:,} bytes, but only up to {limit_bytes:,} can be read")
+            raise self.error(f"has {self.size:,} bytes, but at most {limit_bytes:,} can be read")
         return self.read(0, self.size)
 
     def check(self, offset: int, length: int, member: str = "") -> None:
         """Raise ``ShardError`` unless these bytes are within the shard."""
         if offset < 0 or length < 0 or offset + length > self.size:
             wrong = f"bytes {offset:,} to {offset + length:,} are beyond its end, at {self.size:,}"
-            raise self.error(f"it is truncated or its headers are wrong: {wrong}", member)
+            raise self.error(f"truncated, or its headers are wrong: {wrong}", member)
 
     def refuse_compressed(self) -> None:
         """Raise ``ShardError`` if the shard is one compressed stream."""
         start = self.read(0, min(8, self.size))
         if name := next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), None):
-            raise self.error(f"it is compressed with {name}, so no member can be read alone: {UNPACK}")
+            raise self.error(f"compressed with {name}, so members cannot be read individually: {UNPACK}")
 
     def error(self, reason: str, member: str = "") -> ShardError:
         """Return an error about the shard, or about one of its members."""
@@ -100,20 +100,20 @@ class Shard:
 class Shards:
     """The objects of a source. Thread-safe. Set ``stop`` to end all reading."""
 
-    def __init__(self, place: Source, stop: threading.Event) -> None:
+    def __init__(self, source: Source, stop: threading.Event) -> None:
         from superdl.lambda_prefetch.settings import FunctionSettings
 
-        self.place, self._stop = place, stop
+        self.root, self._stop = source, stop
         hosts = FunctionSettings.from_environment().http_hosts
-        with source_failures(place.url):
-            # As functions read them, but links may lead anywhere this user may read.
-            self._bucket = open_bucket(place.bucket, hosts, roots=("/",))
+        with source_failures(source.url):
+            # As in functions, except that links may lead anywhere that this user may read.
+            self._bucket = open_bucket(source.bucket, hosts, roots=("/",))
 
     def open(self, key: str) -> Shard:
         """Open an object by its key, which is relative to the source."""
         url = self.url(key)
         with source_failures(url):
-            version, size = self._bucket.head(self.place.prefix + key)
+            version, size = self._bucket.head(self.root.prefix + key)
         if not version:
             raise SourceError(
                 f"{url}: the object store returns no ETag, which is needed to tell versions apart"
@@ -130,12 +130,12 @@ class Shards:
 
         def check(size_bytes: int) -> None:
             if size_bytes > limit_bytes:
-                why = f"it has {size_bytes:,} bytes, but at most {limit_bytes:,} can be read"
+                why = f"{size_bytes:,} bytes exceed the limit of {limit_bytes:,}"
                 raise ShardError(f"{self.url(key)} cannot be read: {why}")
 
         span = None if begin is None else Span(begin, begin + limit_bytes)
         try:
-            return bytes(self._bucket.read(self.place.prefix + key, version=version, span=span, before=check))
+            return bytes(self._bucket.read(self.root.prefix + key, version=version, span=span, before=check))
         except ObjectError as error:
             changed = error.fault is Fault.CHANGED
             why = "changed while it was being read: index it again" if changed else "cannot be read"
@@ -143,8 +143,8 @@ class Shards:
 
     def url(self, key: str) -> str:
         """Return an object's URL or a file's path, for messages."""
-        place = self.place
-        return f"{place.directory.rstrip('/') if place.is_file else place.bucket}/{place.prefix}{key}"
+        source = self.root
+        return f"{source.directory.rstrip('/') if source.is_file else source.bucket}/{source.prefix}{key}"
 
 
 class ShardFile(io.RawIOBase):
@@ -162,7 +162,7 @@ class ShardFile(io.RawIOBase):
         """Set the position of the next read, which may be beyond the end."""
         at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._shard.size}[whence]
         if at < 0:
-            raise self._shard.error("its headers point to before its start")
+            raise self._shard.error("headers point before its start")
         self._at = at
         return at
 

@@ -1,6 +1,6 @@
 """``superdl store``: list and verify a store of decoded records, and drop packs from it.
 
-The exit code is also 1 if ``verify`` found something wrong, whether it was dropped or not.
+The exit code is also 1 if ``verify`` found faults, even if they were dropped.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from superdl.options import agreed
+from superdl.options import confirmed
 from superdl.store.contents import Removed, choose, contents_of, prune, store_address, verify
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.redaction import counted, keep_secrets_out_of_logs, shown, sized
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _ACTIONS = {
     "ls": "show a store's contents (bucket, recipe, packs, records, bytes, last use) and the free space",
     "verify": "check every index, and the header and hash of a share of the records",
-    "prune": "drop packs that are not worth their space, but never those that are in use",
+    "prune": "drop the least useful packs, but never those in use",
 }
 _SHOWN = 20
 _YES = "use --yes to drop without asking"
@@ -82,7 +82,7 @@ def _ls(_: argparse.Namespace, store: Store, console: Console) -> tuple[dict[str
     for collection in _by_use(contents):
         decoders = ", ".join(f"{shown(name[:8])} ({count:,})" for name, count in collection.decoders.items())
         console.print(
-            f"{shown(collection.bucket) or 'no pack of it can be read'}\n"
+            f"{shown(collection.bucket) or 'none of its packs can be read'}\n"
             f"  {_recipe_text(collection.recipe)}\n"
             f"  collection {collection.name}: {counted(collection.records, 'record')}, "
             f"{sized(collection.size_bytes)} in {counted(len(collection.packs), 'pack')}; "
@@ -126,7 +126,7 @@ def _verify(arguments: argparse.Namespace, store: Store, console: Console) -> tu
     dropped: list[str] = []
     if wrong_packs and (arguments.yes or sys.stdin.isatty()):
         question = f"drop {counted(len(wrong_packs), 'pack')}, and decode the samples again when needed?"
-        if agreed(question, yes=arguments.yes, otherwise="use --yes to drop them"):
+        if confirmed(question, yes=arguments.yes, remedy="use --yes to drop them"):
             writable = open_store(store.address, create=False)
             for pack in wrong_packs:
                 writable.remove(pack)
@@ -146,14 +146,14 @@ def _prune(arguments: argparse.Namespace, store: Store, console: Console) -> tup
     packs = choose(contents, decoder_fingerprint(), keep_bytes=keep_bytes)
     for collection in _by_use(contents):
         sizes = [collection.packs[pack] for pack in packs if pack in collection.packs]
-        spared = "; it is in use and will be kept" if collection.in_use else ""
+        kept = "; it is in use and will be kept" if collection.in_use else ""
         console.print(
             f"{shown(collection.bucket)} {_recipe_text(collection.recipe)}, {_used_text(collection)}: "
-            f"{len(sizes):,} of {counted(len(collection.packs), 'pack')} to drop, {sized(sum(sizes))}{spared}"
+            f"{len(sizes):,} of {counted(len(collection.packs), 'pack')} to drop, {sized(sum(sizes))}{kept}"
         )
     removed = Removed()
-    if packs and agreed(f"drop {counted(len(packs), 'pack')}?", yes=arguments.yes, otherwise=_YES):
-        contents = contents_of(store, time.time())  # the question may have waited for long
+    if packs and confirmed(f"drop {counted(len(packs), 'pack')}?", yes=arguments.yes, remedy=_YES):
+        contents = contents_of(store, time.time())  # the prompt may have waited a long time
         removed = prune(store, contents, packs)
         store.sweep(now_s)
     line = f"{store.address}: dropped {counted(len(removed.packs), 'pack')}, {sized(removed.size_bytes)}"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.store import PackIndex, PackMeta, Store
 
-# Our own name among the users of a store; it is never registered.
+# Our name among the users of a store, which is never registered.
 _INSTANCE = "superdl-store"
 LEAST = 16  # records checked in each collection, however small the share
 _AT_A_TIME = 64  # records of one pack that are in memory at once
@@ -160,16 +160,16 @@ def prune(store: Store, contents: Contents, packs: Iterable[str]) -> Removed:
             pass
     removed = Removed(dropped, sum(sizes[pack] for pack in dropped))
     if dropped:
-        for name in list(_segments_of_nothing(store)):
+        for name in list(_empty_segments(store)):
             store.remove_segment(name)
             removed.segments += 1
     return removed
 
 
-def _segments_of_nothing(store: Store) -> Iterator[str]:
+def _empty_segments(store: Store) -> Iterator[str]:
     remaining = store.packs()
     for name in store.segments():
-        for packs in read_segments(store, [name]):  # none if it is gone, broken or another user's
+        for packs in read_segments(store, [name]):  # empty if it is gone, broken or another user's
             if not any(pack.name in remaining for pack in packs):
                 yield name
 
@@ -208,7 +208,7 @@ def verify(
     for name, index in read_indexes(store, packs):
         if isinstance(index, StoreFormatError):
             verification.wrong.append(Wrong(name, "", str(index)))
-        elif isinstance(index, StoreError):  # another user's, perhaps
+        elif isinstance(index, StoreError):  # perhaps another user's
             note(f"not verified: {index}")
         else:
             collections[collection_name(name)][name] = index
@@ -216,7 +216,7 @@ def verify(
     for indexes in collections.values():
         verification.records += sum(len(index.entries) for index in indexes.values())
         with threads(len(os.sched_getaffinity(0))) as pool:
-            faults = pool.map(lambda item: _looked_at(store, *item), _drawn(indexes, share).items())
+            faults = pool.map(lambda item: _checked(store, *item), _sampled(indexes, share).items())
             for fault in chain.from_iterable(faults):
                 verification.checked += 1
                 verification.wrong += [fault] if fault else []
@@ -224,7 +224,7 @@ def verify(
     return verification
 
 
-def _drawn(indexes: dict[str, PackIndex], share: float) -> dict[str, PackIndex]:
+def _sampled(indexes: dict[str, PackIndex], share: float) -> dict[str, PackIndex]:
     """Return a random share of all records, as indexes of their packs."""
     counts = [len(index.entries) for index in indexes.values()]
     count = sum(counts)
@@ -241,7 +241,7 @@ def _drawn(indexes: dict[str, PackIndex], share: float) -> dict[str, PackIndex]:
     }
 
 
-def _looked_at(store: Store, name: str, index: PackIndex) -> list[Wrong | None]:
+def _checked(store: Store, name: str, index: PackIndex) -> list[Wrong | None]:
     entries = np.sort(index.entries, order="offset")
     faults: list[Wrong | None] = []
     for start in range(0, len(entries), _AT_A_TIME):

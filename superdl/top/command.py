@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from superdl.sampler.rpc import Client, Patience
 
-WINDOW_S = 5.0  # readers report batch by batch: rates over less would flicker
-_LOOK_S = 5.0
+WINDOW_S = 5.0  # rates over less would flicker, since readers report per batch
+_POLL_S = 5.0
 _INTERVAL_S = 1.0  # between polls
 _LATE_SHOWN = 50
 
@@ -42,10 +42,10 @@ class Looks:
         from superdl.sampler.rpc import FIRST_CONTACT, Patience  # --help does not need it
 
         self._client, self._text, self._window_s = client, text, window_s
-        self._patience = Patience(attempts=1, total_s=_LOOK_S, deadline_s=_LOOK_S)
-        self._taken: deque[tuple[float, _Figures]] = deque()
+        self._patience = Patience(attempts=1, total_s=_POLL_S, deadline_s=_POLL_S)
+        self._polls: deque[tuple[float, _Figures]] = deque()
         self._unreachable: dict[str, Any] | None = None
-        self._view = self._taken_down(FIRST_CONTACT)
+        self._view = self._poll(FIRST_CONTACT)
 
     @property
     def view(self) -> dict[str, Any]:
@@ -55,11 +55,11 @@ class Looks:
     def again(self) -> dict[str, Any]:
         """Poll again. If there is no answer, keep the figures and set ``unreachable``."""
         try:
-            self._view = self._taken_down(self._patience)
+            self._view = self._poll(self._patience)
             self._unreachable = None
         except SuperError as error:
             self._client.cut()  # or grpc would wait before it connects again
-            self._taken.clear()
+            self._polls.clear()
             self._unreachable = self._unreachable or {"since_s": time.time()}
             outage = {**self._unreachable, "why": self._text(str(error))}
             self._view = {**self._view, "clock_s": time.time(), "unreachable": outage}
@@ -75,16 +75,16 @@ class Looks:
         stalls = [stall for stats in answer.jobs for stall in stats.recent_stalls]
         return [mapping(stall, self._text) for stall in stalls[: -_LATE_SHOWN - 1 : -1]]
 
-    def _taken_down(self, patience: Patience) -> dict[str, Any]:
+    def _poll(self, patience: Patience) -> dict[str, Any]:
         from superdl.stats_command import mapping
         from superdl.super_wire import coordinator_pb2 as pb
 
         answer = mapping(self._client.call("GetJobStats", pb.GetJobStatsRequest(), patience), self._text)
         now_s = time.monotonic()
-        while len(self._taken) > 1 and self._taken[1][0] <= now_s - self._window_s:
-            self._taken.popleft()
-        then_s, before = self._taken[0] if self._taken else (now_s, answer)
-        self._taken.append((now_s, answer))
+        while len(self._polls) > 1 and self._polls[1][0] <= now_s - self._window_s:
+            self._polls.popleft()
+        then_s, before = self._polls[0] if self._polls else (now_s, answer)
+        self._polls.append((now_s, answer))
         return {
             "coordinator": self._text(self._client.address),
             "clock_s": time.time(),
@@ -97,7 +97,7 @@ def view_of(before: Mapping[str, Any], after: Mapping[str, Any], over_s: float) 
     """Compute the view from two ``GetJobStats`` replies, given as mappings."""
 
     def rate(old: float, new: float) -> float | None:
-        # Entries missing before have begun since, and a counter that fell was restarted: both from 0.
+        # New entries, and counters that fell because of a restart, count from 0.
         return (new - old if new >= old else new) / over_s if over_s > 0 else None
 
     def rates(old: Mapping[str, float], new: Mapping[str, float]) -> dict[str, float | None]:
@@ -126,7 +126,7 @@ def view_of(before: Mapping[str, Any], after: Mapping[str, Any], over_s: float) 
         )
     jobs.sort(key=lambda job: -(job["images_per_s"] or 0))
     functions = []
-    for number, executor in enumerate(after["executors"]):  # by position: two may have one name
+    for number, executor in enumerate(after["executors"]):  # by position, since names may repeat
         old = next(iter(before["executors"][number : number + 1]), {})
         functions.append(
             {
@@ -190,7 +190,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     web = arguments.web is not None
     if web and (arguments.once or arguments.json):
-        raise ConfigError("--web serves a page until Ctrl-C, so it excludes --once and --json")
+        raise ConfigError("--web cannot be combined with --once or --json")
     client = Client(checked_address(coordinator_of(arguments, "top"), "--coordinator"))
     once = arguments.once or not (arguments.json or web or sys.stdout.isatty())
     pause, interrupted = threading.Event(), False
@@ -205,7 +205,7 @@ def run(arguments: argparse.Namespace) -> int:
                 while not once:
                     pause.wait(_INTERVAL_S)
                     show(looks.again())
-        except KeyboardInterrupt:  # the usual way to end, unless it was to end by itself
+        except KeyboardInterrupt:  # the usual way to stop, except with --once
             interrupted = True
     if once and interrupted:
         raise KeyboardInterrupt

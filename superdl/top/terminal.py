@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _JOBS_SHOWN = 20
-_LEAST_WAIT = 0.005  # of a second in each
+_LEAST_WAIT = 0.005  # seconds per second
 
 
 # Text from other programs is wrapped in Text, which is never parsed as markup.
@@ -105,4 +105,4 @@ def _waits(waits: Mapping[str, float | None]) -> str:
 def _rate(rate: float | None) -> str:
     if rate is None:
         return "-"
-    return f"{rate:,.1f}" if rate < 10 else f"{rate:,.0f}"  # noqa: PLR2004  # two digits that count
+    return f"{rate:,.1f}" if rate < 10 else f"{rate:,.0f}"  # noqa: PLR2004  # two significant digits

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 HISTORY_S = 900
 _JOBS_SHOWN = 50
 _PORTS = 65_536
-_OURS = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)  # a tunnel has its own port
+_OURS = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)  # tunnels change ports
 
 
 class Page:
@@ -72,7 +72,7 @@ class Page:
     def look(self, after: int) -> bytes:
         """Return the view, and the points of the timeline that follow its first ``after``, as JSON."""
         with self._lock:
-            # By number, since clocks step back. A page that knows more belongs to an earlier server.
+            # By number, since clocks step back. A page with a higher count belongs to an earlier server.
             new = self._count - after if 0 <= after <= self._count else self._count
             points = list(self._points)[max(0, len(self._points) - new) :]
             return json.dumps({"view": self._view, "points": points, "count": self._count}).encode()
@@ -110,7 +110,7 @@ def _policy(html: str) -> str:
 
 
 class _Server(ThreadingMixIn, TCPServer):
-    """A server that, unlike ``HTTPServer``, does not look up the name of its address in DNS."""
+    """A server that, unlike ``HTTPServer``, does not resolve its own address in DNS."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -132,16 +132,16 @@ class _Request(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         hosts = self.headers.get_all("Host") or []
         path = self.path.partition("?")[0]
-        # Or a site in the browser could read the page under its own name (DNS rebinding).
+        # Otherwise a website could read the page under its own name (DNS rebinding).
         if len(hosts) != 1 or not _OURS.fullmatch(hosts[0].strip()):
             self.send_error(
-                403, f"this page is available under loopback names only: open {self.server.page.url}"
+                403, f"this page is only served under loopback names: open {self.server.page.url}"
             )
         elif path == "/":
             self._send(200, "text/html; charset=utf-8", self.server.page.html)
         elif path == "/view":
             try:
-                after = int(self._asked("after") or 0)
+                after = int(self._query("after") or 0)
             except ValueError:
                 after = 0
             self._send(200, "application/json", self.server.page.look(after))
@@ -150,7 +150,7 @@ class _Request(BaseHTTPRequestHandler):
         else:
             self.send_error(404, "not found: use /, /view or /batches")
 
-    def _asked(self, name: str) -> str:
+    def _query(self, name: str) -> str:
         return parse_qs(urlsplit(self.path).query, errors="replace").get(name, [""])[0]
 
     def _send(self, status: int, kind: str, body: bytes) -> None:
@@ -169,7 +169,7 @@ class _Request(BaseHTTPRequestHandler):
 
     def _late_batches(self) -> None:
         try:
-            batches = self.server.page.late_batches(self._asked("job"))
+            batches = self.server.page.late_batches(self._query("job"))
         except UnknownJobError:
             self.send_error(404, "This job is not open.")
             return

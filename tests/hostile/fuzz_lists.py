@@ -181,7 +181,7 @@ def _checkpoint(chance):
                 break
         state = state if chance.random() < 0.9 else _value(chance)
     try:
-        found = checkpoint.place_in(state)
+        found = checkpoint.position_in(state)
     except ConfigError:
         assert changed, "a state that was just made is refused"
         return

@@ -81,7 +81,7 @@ def test_a_transform_that_draws_is_read_by_processes_as_a_dataloader_reads_it(he
         loader = SuperLoader(dataset, batch_size=BATCH, shuffle=True, seed=3, num_workers=workers)
         with loader:
             assert "worker processes" in repr(loader)
-            assert "may draw from random number" in repr(loader)
+            assert "may use random number" in repr(loader)
             assert loader.num_workers == workers if workers is not None else loader.num_workers >= 1
             assert_equal(epochs(loader), expected)
 
@@ -102,7 +102,7 @@ def test_threads_and_processes_give_the_same(here, images, transform, caplog):
     dataset = SuperDataset(images, RECIPE, transform=transform)
     how = {"batch_size": BATCH, "shuffle": True, "seed": 7}
     with SuperLoader(dataset, **how) as loader:
-        assert "reads with threads: 1, since nothing draws" in caplog.text
+        assert "reads with threads: 1, since nothing uses" in caplog.text
         expected = epochs(loader)
     with SuperLoader(dataset, threads=0, num_workers=2, **how) as loader:
         assert "reads with worker processes: 2, since threads=0 was passed" in caplog.text

@@ -136,7 +136,7 @@ def test_answers_that_bring_no_file(web_server):
 
     told("ignores Range", span=Span(1, 2))
     told("ignores Range", {**good, "Content-Range": "bytes 0-2/9"}, status=206)
-    told("compresses it", {**good, "Content-Encoding": "gzip"})
+    told("is compressed", {**good, "Content-Encoding": "gzip"})
     told("Transfer-Encoding", {**good, "Transfer-Encoding": "chunked"}, b"3\r\none\r\n0\r\n\r\n")
     told("Content-Range", {**good, "Content-Range": "bytes 0-2/9"}, status=206, span=Span(1, 2))
     told("Content-Range", {**good, "Content-Range": "bytes 1-3/*"}, status=206, span=Span(1, 4))

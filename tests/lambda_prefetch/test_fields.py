@@ -97,12 +97,12 @@ def test_the_first_part_that_fails_is_told_whichever_comes_first(source, valkey)
         result = run(request)
         assert result.outcomes == ("cached", "missing", "cached", "cached", "tombstone", "missing")
         told = result.messages
-        assert "images.parquet::1: its field 'depth', 1.png: the file does not exist" in told["1"]
-        assert "its field 'depth', 4.png: a mask must have one number per pixel" in told["4"]
-        assert "its field 'depth', 5.png" in told["5"]
+        assert "images.parquet::1: field 'depth', 1.png: the file does not exist" in told["1"]
+        assert "field 'depth', 4.png: a mask must have one number per pixel" in told["4"]
+        assert "field 'depth', 5.png" in told["5"]
     rows[5] = rows[5] | {"depth.key": "0.png"}
     result = run(request_of(directory, [rows[0], *rows[2:4], rows[5]], valkey.unix_url))
-    assert "images.parquet::5: its field 'mask', masks.tar::5.png: Pillow cannot" in result.messages["3"]
+    assert "images.parquet::5: field 'mask', masks.tar::5.png: Pillow cannot" in result.messages["3"]
 
 
 def test_a_request_is_held_to_its_recipe(source, valkey):

@@ -275,7 +275,7 @@ def test_a_store_that_is_not_the_functions_own_is_not_touched(
     for setting in ("", other.address, "s3://bucket/p"):
         monkeypatch.setenv("SUPER_STORE", setting)
         words = f"the request's store is {directory_store.address}, but the function's SUPER_STORE "
-        words += f"is {setting}: use" if setting else "names none: use"
+        words += f"is {setting}: use" if setting else "is not set: use"
         assert_delivered_with_trouble(run(request), words, valkey, request)
     assert files_of(Path(directory_store.address)) == files_of(Path(other.address)) == []
 

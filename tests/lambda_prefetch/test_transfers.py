@@ -235,7 +235,7 @@ def assert_saved(store, result, records, lost=()):
     for n, record in enumerate(records):
         if n in lost:
             assert (result.outcomes[n], result.offsets[n]) == ("not_cached", 0)
-            assert f"images/{KEYS[n]}: the cache contains no valid record of it" in result.messages[str(n)]
+            assert f"images/{KEYS[n]}: the cache contains no valid record" in result.messages[str(n)]
         else:
             assert (result.outcomes[n], result.record_bytes[n]) == ("cached", len(record))
             assert store.read(result.pack, result.offsets[n], len(record)) == record

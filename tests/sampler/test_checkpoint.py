@@ -23,7 +23,7 @@ def checkpoint(*, fingerprint=b"f" * 16, batches=50, in_order=True, **changes):
 def test_a_state_survives_json_and_is_small(place):
     text = json.dumps(checkpoint().state_of(place))
     assert len(text) < 400
-    assert checkpoint().place_in(json.loads(text)) == place
+    assert checkpoint().position_in(json.loads(text)) == place
 
 
 @pytest.mark.parametrize(
@@ -43,15 +43,15 @@ def test_a_state_survives_json_and_is_small(place):
 )
 def test_another_plan_is_refused_with_what_differs(change, message):
     with pytest.raises(ConfigError, match=message):
-        checkpoint(**change).place_in(checkpoint().state_of(PlanPosition(1, 2)))
+        checkpoint(**change).position_in(checkpoint().state_of(PlanPosition(1, 2)))
 
 
 @pytest.mark.parametrize("change", [{"rank": 1}, {"batch_size": 16, "num_replicas": 2}])
 def test_out_of_order_each_rank_has_a_state_of_its_own(change):
     state = checkpoint(in_order=False).state_of(PlanPosition(1, 2, (4,)))
-    assert checkpoint().place_in(state) == PlanPosition(1, 2, (4,)), "in order it goes on with the rest"
+    assert checkpoint().position_in(state) == PlanPosition(1, 2, (4,)), "in order it goes on with the rest"
     with pytest.raises(ConfigError, match="saved with in_order=False by rank 0 of 4.*each rank's own state"):
-        checkpoint(in_order=False, **change).place_in(state)
+        checkpoint(in_order=False, **change).position_in(state)
 
 
 OF_NOBODY = [
@@ -70,12 +70,12 @@ OF_NOBODY = [
 @pytest.mark.parametrize(("change", "message"), OF_NOBODY)
 def test_what_no_sampler_writes_is_refused(change, message):
     with pytest.raises(ConfigError, match=message):
-        checkpoint().place_in(checkpoint().state_of(PlanPosition(1, 2)) | change)
+        checkpoint().position_in(checkpoint().state_of(PlanPosition(1, 2)) | change)
 
 
 @pytest.mark.parametrize(
-    ("state", "message"), [({"_snapshot": {}}, "it has no version, seed"), (None, "the dict that state_dict")]
+    ("state", "message"), [({"_snapshot": {}}, "which has version, seed"), (None, "the dict that state_dict")]
 )
 def test_what_is_no_state_is_refused(state, message):
     with pytest.raises(ConfigError, match=message):
-        checkpoint().place_in(state)
+        checkpoint().position_in(state)

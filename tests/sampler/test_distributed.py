@@ -3,7 +3,7 @@
 import pytest
 import torch.distributed
 
-from superdl.sampler.distributed import check_still_there, place_in_run, run_id
+from superdl.sampler.distributed import check_rank, rank_in_run, run_id
 from superdl.sampler.session import JobSpec
 from superdl.super_wire.draws import Draws
 from superdl.super_wire.errors import ConfigError, UsageError
@@ -20,10 +20,10 @@ def nothing_set(monkeypatch):
 def test_variables_are_the_default_and_arguments_win(monkeypatch):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
-    assert place_in_run(None, None) == (3, 8)
-    assert place_in_run(1, None) == (1, 8)
-    assert place_in_run(None, 4) == (3, 4)
-    assert place_in_run(0, 1) == (0, 1)
+    assert rank_in_run(None, None) == (3, 8)
+    assert rank_in_run(1, None) == (1, 8)
+    assert rank_in_run(None, 4) == (3, 4)
+    assert rank_in_run(0, 1) == (0, 1)
 
 
 @pytest.fixture
@@ -38,25 +38,25 @@ def process_group(tmp_path):
 def test_torch_distributed_wins_over_variables(monkeypatch, process_group):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
-    assert place_in_run(None, None) == (0, 1)
+    assert rank_in_run(None, None) == (0, 1)
 
 
 def test_several_ranks_of_which_nobody_says_which_this_is(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")  # as Lightning leaves it to the processes that it starts
     for replicas in (None, 2):
         with pytest.raises(ConfigError, match=r"WORLD_SIZE is 2, but RANK is not set.*train_dataloader\(\)"):
-            place_in_run(None, replicas)
-    assert place_in_run(1, None) == (1, 2)
-    assert place_in_run(None, 1) == (0, 1)
+            rank_in_run(None, replicas)
+    assert rank_in_run(1, None) == (1, 2)
+    assert rank_in_run(None, 1) == (0, 1)
 
 
 def test_a_place_that_was_found_is_what_torch_distributed_says_later(process_group):
-    check_still_there(0, 1, by_default=(True, True))
+    check_rank(0, 1, by_default=(True, True))
     for rank, replicas, by_default in ((1, 2, (True, True)), (1, 2, (True, False)), (0, 2, (False, True))):
         with pytest.raises(
             UsageError, match=rf"rank {rank} of {replicas}, but .* rank 0 of 1.*train_dataloader"
         ):
-            check_still_there(rank, replicas, by_default=by_default)
+            check_rank(rank, replicas, by_default=by_default)
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ def test_a_place_that_was_found_is_what_torch_distributed_says_later(process_gro
 )
 def test_impossible_places_are_refused(rank, replicas, message):
     with pytest.raises(ConfigError, match=message):
-        place_in_run(rank, replicas)
+        rank_in_run(rank, replicas)
 
 
 def test_a_variable_that_is_no_number_is_named(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "many")
     with pytest.raises(ConfigError, match=r"WORLD_SIZE.*'many'"):
-        place_in_run(None, None)
+        rank_in_run(None, None)
 
 
 @pytest.mark.parametrize(

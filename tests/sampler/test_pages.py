@@ -103,7 +103,7 @@ def test_a_wrong_page_is_named(coordinator, make_pager, change, reason):
         ({"padding": b"p"}, "1 bytes of padding"),
         ({"keys": ["a"]}, "batch 7 with 2 samples must not have 1 keys"),
         ({"pack_of": bytes(4)}, "4 bytes of pack numbers"),
-        ({"offsets": bytes(8)}, "8 bytes of places"),
+        ({"offsets": bytes(8)}, "8 bytes of offsets"),
         ({"lengths": b""}, "0 bytes of lengths"),
         ({"pack_of": b"\0\0\0\0\3\0\0\0"}, "batch 7: a location refers to pack 3"),
     ],

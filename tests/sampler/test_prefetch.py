@@ -42,9 +42,9 @@ def test_whatever_the_order_an_epoch_goes_on_where_it_was_left(end, reorders, pa
             overtakers = [other for other in order[:at] if other > position]
             assert len(overtakers) < reorder
         assert buffer.delivered.count == len(order)
-        assert buffer.delivered.place().position == buffer.head
+        assert buffer.delivered.position_after().position == buffer.head
         count = min(consumed, len(order))  # the trainer may be behind what was given to the loader
-        place = buffer.delivered.place(count)
+        place = buffer.delivered.position_after(count)
         delivered += order[:count]
         known = {*range(place.position), *place.delivered_ahead}
         assert known == set(delivered)

@@ -52,7 +52,7 @@ def test_bad_samples_raise_by_default(valkey):
         bound_dataset()[ref]
     everything = stored(valkey, [tombstone("k")] * 2, position=9)
     for policy in ("skip", "replace"):
-        with pytest.raises(BadSampleError, match="not read a good sample yet"):
+        with pytest.raises(BadSampleError, match="no earlier good sample"):
             bound_dataset(on_bad_sample=policy)[everything]
 
 

@@ -95,7 +95,7 @@ def test_a_copy_keeps_what_is_small_and_asks_again_where_it_knows_whom(asked, mo
         assert asked.calls == [*calls, ("list_samples", b"f")]
         return
     for ask in (lambda: copy.samples, lambda: copy.targets):
-        with pytest.raises(UsageError, match="samples and targets that it needs"):
+        with pytest.raises(UsageError, match="samples and targets that the copy needs"):
             ask()
     assert asked.calls == calls
 

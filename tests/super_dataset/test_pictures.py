@@ -11,7 +11,7 @@ from superdl.super_dataset import PerSample
 from superdl.super_dataset.memory.batch_memory import RecycledMemory, map_tensors, receiving_into
 from superdl.super_dataset.per_sample import for_batches
 from superdl.super_dataset.pictures import in_fewer_steps
-from superdl.super_dataset.splitting import may_draw
+from superdl.super_dataset.splitting import may_use_rng
 from tests.fixtures.torchvision import torchvision_transforms
 from tests.super_dataset.augmenting import batch, info_of, picture
 
@@ -156,10 +156,10 @@ class OwnCrop(v1.RandomResizedCrop):
 
 
 def test_generators_are_known_by_exact_classes():
-    assert not may_draw(v1.Compose([v1.Resize(30), *SHORTER["v1"]]))
-    assert may_draw(v2.Compose([v2.RandomResizedCrop(24), v1.ColorJitter(0.4)]))
+    assert not may_use_rng(v1.Compose([v1.Resize(30), *SHORTER["v1"]]))
+    assert may_use_rng(v2.Compose([v2.RandomResizedCrop(24), v1.ColorJitter(0.4)]))
     for unknown in (RandAugment(), OwnCrop(24), v1.RandomChoice([v1.Resize(9)]), v1.RandomOrder([]), print):
-        assert may_draw(v1.Compose([v1.Resize(24), unknown]))
+        assert may_use_rng(v1.Compose([v1.Resize(24), unknown]))
 
 
 def test_a_wrong_normalisation_is_told_by_the_pipeline():

@@ -71,7 +71,7 @@ def test_padding_and_grey_become_steps_and_what_is_random_after_them_stays(tv):
     parts = split_transform(tv.Compose([*fixed, tv.RandomHorizontalFlip(), v1.ToTensor()]))
     assert [step["op"] for step in parts.recipe.steps] == ["pad"] * 3 + ["grayscale", "center_crop"]
     assert [type(one).__name__ for one in parts.rest.transforms] == ["RandomHorizontalFlip", "ToTensor"]
-    assert "Stopped at RandomHorizontalFlip: it is random" in str(parts)
+    assert "Stopped at RandomHorizontalFlip: functions would have to repeat random steps" in str(parts)
     whole = tv.Compose(fixed)
     assert split_transform(whole).rest is None
     assert_equal_pixels(whole, split_transform(whole))
@@ -85,10 +85,10 @@ def test_a_random_beginning_stays_whole_and_says_what_may_be_done(tv):
     assert repr(parts) == (
         "recipe: decode only\n"
         "rest: Compose(RandomResizedCrop, RandomHorizontalFlip, ToTensor)\n"
-        "Stopped at RandomResizedCrop: it is random, so functions would have to decode every image in each "
-        "epoch. The recipe only decodes, and whole images are kept. Smaller images, such as those of "
-        "Recipe.image(resize=320, reduced_decode=True), cost less to keep and to read, but change the pixels "
-        "that random crops see. That is for you to decide."
+        "Stopped at RandomResizedCrop: functions would have to repeat random steps, and decoding, in each "
+        "epoch. The recipe only decodes and keeps whole images. Smaller images, such as those of "
+        "Recipe.image(resize=320, reduced_decode=True), cost less to store and read, but change the pixels "
+        "that random crops see. That choice is yours."
     )
 
 
@@ -98,17 +98,17 @@ def test_a_random_beginning_stays_whole_and_says_what_may_be_done(tv):
         (Own(8), "recipes have no step for tests.super_dataset.test_splitting.Own"),
         (v1.FiveCrop(8), "recipes have no step for torchvision.transforms.transforms.FiveCrop"),
         (str, "recipes have no step for builtins.str"),
-        (v1.Resize(8, antialias=False), "antialias=False is for tensors"),
+        (v1.Resize(8, antialias=False), "antialias=False only applies to tensors"),
         (v2.Resize(None, max_size=9), "size must be a whole number of pixels"),
         (v1.Resize(20_000), "size must be a whole number of pixels from 1 to 16384"),
         (v1.Pad(1, fill=7), "recipes pad with zeros, not with fill=7"),
         (v2.Pad(1, fill=(0, 0, 255)), r"not with fill=\(0, 0, 255\)"),
         (v2.Pad(1, fill={Image.Image: 3}), "not with fill=.*3"),
         (v1.Pad(-1), "padding must be a whole number"),
-        (v2.ToImage(), "it makes a tensor"),
-        (v1.ToTensor(), "it makes a tensor"),
-        (v2.ColorJitter(0.5), "it is random"),
-        (v2.RandomCrop(8, padding=4), "it is random"),
+        (v2.ToImage(), "recipes only have steps for images"),
+        (v1.ToTensor(), "recipes only have steps for images"),
+        (v2.ColorJitter(0.5), "repeat random steps"),
+        (v2.RandomCrop(8, padding=4), "repeat random steps"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -144,10 +144,10 @@ def test_the_preset_of_pretrained_weights_is_cut_within():
 @pytest.mark.parametrize(
     ("arguments", "ops", "stopped"),
     [
-        ({"interpolation": "bicubic"}, ["resize", "center_crop"], "MaybeToTensor: it makes a tensor"),
+        ({"interpolation": "bicubic"}, ["resize", "center_crop"], "MaybeToTensor: recipes only have steps"),
         ({"crop_mode": "squash", "crop_pct": 0.9}, ["resize", "center_crop"], "MaybeToTensor"),
         ({"is_training": True, "no_aug": True}, ["resize", "center_crop"], "MaybeToTensor"),
-        ({"is_training": True}, [], "RandomResizedCropAndInterpolation: it is random.*for you to decide"),
+        ({"is_training": True}, [], "RandomResizedCropAndInterpolation: .*random steps.*choice is yours"),
         ({"crop_mode": "border"}, [], "ResizeKeepRatio: recipes have no step"),
     ],
 )

@@ -75,7 +75,7 @@ def test_what_mixes_a_batch_is_refused(kind):
         lambda: SuperDataset("/images", Recipe([]), transform=v2.Compose([v2.RandomChoice([mix])])),
         lambda: PerSample(mix),
     ):
-        with pytest.raises(ConfigError, match=rf"{kind} mixes .* call it in the training loop"):
+        with pytest.raises(ConfigError, match=rf"{kind} mixes .* call it on each batch"):
             make()
 
 

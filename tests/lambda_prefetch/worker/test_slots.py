@@ -135,7 +135,7 @@ def test_one_that_is_cancelled_is_ended(tmp_path):
     [
         ("no_such_function", "AttributeError"),
         ("raises_when_warmed", "RuntimeError: no warm welcome"),
-        ("without_fingerprint", "it is not SUPER's function"),
+        ("without_fingerprint", "is not that of SUPER's function"),
     ],
 )
 def test_a_function_that_cannot_start_is_told_at_once(function, words):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from superdl.sampler.embedded.embedded import embedded_for, question_answered, release_all
+from superdl.sampler.embedded.embedded import embedded_for, query_done, release_all
 from superdl.sampler.embedded.settings import EmbeddedSettings, ExecutorChoice
 
 
@@ -20,8 +20,8 @@ def of_tests(embedded_run, monkeypatch):
 
 def ask(run):
     """A question and its answer."""
-    hold = embedded_for(run, for_question=True)
-    question_answered(hold.coordinator)
+    hold = embedded_for(run, for_query=True)
+    query_done(hold.coordinator)
     return hold
 
 
@@ -37,10 +37,10 @@ def test_a_cache_that_coordinators_use_in_turn_is_free_after_the_last_question(
     choice = ExecutorChoice("local", valkey.url, "in turn")
     settings = replace(embedded_run.settings(), choice=choice)
     monkeypatch.setattr(EmbeddedSettings, "of_this_host", lambda: settings)
-    hold = embedded_for(embedded_run.run, for_question=True)
+    hold = embedded_for(embedded_run.run, for_query=True)
     assert ask(embedded_run.run) is hold
     assert not hold.is_over, "the first is not answered yet"
-    question_answered(hold.coordinator)
+    query_done(hold.coordinator)
     assert hold.is_over
     sampler = embedded_for(embedded_run.run)
     assert ask(embedded_run.run) is sampler

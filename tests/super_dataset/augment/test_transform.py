@@ -148,7 +148,7 @@ WRONG = {
         {"mean": [1], "std": [0]},
     ],
     "dtype must be one of": [{"dtype": torch.float64}, {"dtype": "float32"}],
-    "cannot be uint8": [{"dtype": torch.uint8, "mean": MEAN, "std": STD}],
+    "uint8 images cannot be normalised": [{"dtype": torch.uint8, "mean": MEAN, "std": STD}],
     "seed must be a signed 64-bit integer": [{"seed": 2**63}, {"seed": 1.0}],
 }
 
@@ -166,7 +166,7 @@ def test_wrong_arguments(arguments, message):
         (Augment(24), torch.zeros(2, 3, 8, 8), "torch.float32 of shape (2, 3, 8, 8)"),
         (Augment(24), torch.zeros(2, 8, 8, 3, dtype=torch.uint8), "1, 3 or 4 channels"),
         (Augment(24), [picture(1), picture(1, channels=1)], "a list of 2"),
-        (Augment(), [picture(1, 8, 8), picture(1, 8, 9)], "set its size, or add a crop"),
+        (Augment(), [picture(1, 8, 8), picture(1, 8, 9)], "set size, or add a crop"),
         (Augment(24), batch(1, 2, 3), "3 images need the BatchInfo of the same batch"),
         (Augment(24, hue=0.1), batch(1, 2, channels=1), "colour jitter needs images with 3 channels"),
         (Augment(24, mean=MEAN, std=STD), batch(1, 2, channels=1), "mean and std have 3 channels"),

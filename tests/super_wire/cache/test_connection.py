@@ -63,7 +63,7 @@ def test_nobody_there(tmp_path):
 @pytest.mark.parametrize(
     ("answer", "error", "words"),
     [
-        (b"", CacheUnreachableError, r"did not respond for 0\.05 s"),
+        (b"", CacheUnreachableError, r"no response for 0\.05 s"),
         (b"HTTP/1.1 400 Bad Request\r\n", CacheError, "does not speak the Redis protocol"),
         (b"-LOADING the dataset in memory\r\n", CacheUnreachableError, "not ready: LOADING"),
     ],
@@ -141,7 +141,7 @@ def test_a_client_certificate_is_shown_where_it_is_wanted(front_of, certificates
 
 def test_a_port_without_tls_is_given_up_in_time(valkey, certificates):
     url = valkey.url.replace("redis://", "rediss://")
-    with pytest.raises(CacheUnreachableError, match=r"did not respond for 0\.2 s.*use redis://"):
+    with pytest.raises(CacheUnreachableError, match=r"no response for 0\.2 s.*use redis://"):
         connect(url, timeout_s=0.2, ca_file=certificates.ca_file)
 
 

@@ -88,7 +88,7 @@ REFUSALS = [
     ("416 Range", "InvalidRange", Fault.CHANGED, "416 InvalidRange"),
     ("400 Bad Request", "ExpiredToken", Fault.REFUSED, "renew the AWS credentials"),
     ("403 Forbidden", "RequestTimeTooSkewed", Fault.REFUSED, "renew the AWS credentials"),
-    ("403 Forbidden", "InvalidObjectState", Fault.REFUSED, "it is archived .*: restore it"),
+    ("403 Forbidden", "InvalidObjectState", Fault.REFUSED, "the object is archived .*: restore it"),
     ("403 Forbidden", "AccessDenied", Fault.REFUSED, r"s3:GetObject on arn:aws:s3:::data/\*"),
     ("403 Forbidden", "", Fault.REFUSED, "S3 answered 403: said the server; allow s3:ListBucket"),
     ("400 Bad Request", "InvalidRequest", Fault.FAILED, "S3 answered 400 InvalidRequest"),
@@ -101,8 +101,8 @@ REFUSALS = [
     [
         *((refusal(status, code), fault, words) for status, code, fault, words in REFUSALS),
         (b"HTTP/1.1 403 No\r\nContent-Length: 9\r\n\r\n<no>such<", Fault.REFUSED, "S3 answered 403; allow"),
-        (ok(b"one", etag="1" * 32), Fault.CHANGED, f"its version is {'1' * 32}"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", Fault.CHANGED, "its version"),
+        (ok(b"one", etag="1" * 32), Fault.CHANGED, f"the version is {'1' * 32}"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", Fault.CHANGED, "the version"),
     ],
 )
 def test_a_refusal_is_told_by_its_meaning_in_the_servers_words(server, bucket, answer, fault, words):
@@ -181,7 +181,7 @@ def test_who_may_not_write_learns_the_right_for_it(server, bucket):
 def test_a_version_that_is_no_etag_is_sent_in_no_way(server, bucket, version):
     server.script = [b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\none"] * 3
     for _ in range(2):  # the lean way, and the general one
-        with pytest.raises(ObjectError, match="its version is not an ETag"):
+        with pytest.raises(ObjectError, match="the version is not an ETag"):
             bucket.read("one.jpg", version=version)
         bucket.read("one.jpg")
 

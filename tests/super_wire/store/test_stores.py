@@ -291,7 +291,7 @@ def test_what_holds_other_things_is_no_store(opened, put, name):
             opened(create=create)
         assert type(refused.value) is (StoreFormatError if create else type(refused.value))
     assert put.held(name) == b"mine"
-    with pytest.raises(StoreFormatError, match=f"it contains '.*{name.split('/')[0]}"):
+    with pytest.raises(StoreFormatError, match=f"contains '.*{name.split('/')[0]}"):
         opened()
 
 

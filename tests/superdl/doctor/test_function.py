@@ -22,7 +22,7 @@ def service(lambda_service):
 
 
 def test_a_function_that_is_ours(service, valkey, capsys):
-    judged(capsys, *ON_LAMBDA, "--cache", valkey.url, function=["ok", "reaches the cache"])
+    judged(capsys, *ON_LAMBDA, "--cache", valkey.url, function=["ok", "reach the cache"])
 
 
 @pytest.mark.parametrize(

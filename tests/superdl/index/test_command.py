@@ -50,7 +50,7 @@ def test_rows_come_in_order_of_keys_and_offsets_each_time(source, tmp_path, caps
         "classes": {"z": 1, "x": 2, "y": 19},
     }
     assert "22 samples in 22 shards (21 tar, 1 tfrecord)" in told.err
-    assert "1 other object skipped; 1 empty member left out" in told.err
+    assert "1 other object skipped; 1 empty member skipped" in told.err
     assert [row["key"] for row in index(source, tmp_path / "list.jsonl", "--only", "b/0[12]*")] == [
         "b/01.tar",
         "b/02.tar",

@@ -41,7 +41,7 @@ def test_members_of_a_tar(files, fields, labels, label, tmp_path, capsys):
     words = ("--fields", fields, "--labels", labels)
     (row,) = index(tmp_path / "shards", tmp_path / "list.jsonl", *words)
     assert "1 sample in 1 shard (1 tar)" in (told := capsys.readouterr().err)
-    assert "1 sample left out because of missing fields" in told
+    assert "1 sample skipped because of missing fields" in told
     assert row["label"] == label
     assert content_of(row, tmp_path / "shards") == b"i1"
     assert content_of(mask_of(row), tmp_path / "shards") == b"m1"
@@ -103,7 +103,7 @@ def test_loose_files(fields, images, masks, tmp_path):
             ("--fields", "image=jpg,mask=gif"),
             "none contains an image with all its fields|contains no image with its fields",
         ),
-        (("--fields", "image=jpg,mask=png", "--image-field", "jpg"), "leave out --image-field"),
+        (("--fields", "image=jpg,mask=png", "--image-field", "jpg"), "omit --image-field"),
     ],
 )
 def test_fields_that_cannot_be(words, told, tmp_path, capsys):

@@ -128,11 +128,11 @@ WRONG = {
     "not UTF-8": ({"1.jpg": "", "1.txt": b"\xff"}, (), "1.txt: the label is not UTF-8"),
     "empty": ({"1.jpg": "", "1.txt": ""}, (), "1.txt: the label is empty"),
     "too large": ({"1.jpg": "", "1.txt": bytes(LABEL_FILE_BYTES + 1)}, (), "1.txt cannot be read"),
-    "no JSON": ({"1.jpg": "", "1.json": "{"}, (), "1.json: it is not JSON"),
-    "no field": ({"1.jpg": "", "1.json": "{}"}, (), "1.jpg: it has no label"),
+    "no JSON": ({"1.jpg": "", "1.json": "{"}, (), "1.json: not JSON"),
+    "no field": ({"1.jpg": "", "1.json": "{}"}, (), "1.jpg: no label"),
     "a list": ({"1.jpg": "", "1.json": '{"label": [1]}'}, (), "1.json: the label must be a number"),
     "mixed": ({"1.jpg": "", "1.txt": "1", "2.jpg": "", "2.txt": "x"}, (), "2.jpg: its label is 'x', but"),
-    "in no folder": ({"1.jpg": ""}, ("--labels", "folder"), "1.jpg: it has no label"),
+    "in no folder": ({"1.jpg": ""}, ("--labels", "folder"), "1.jpg: no label"),
     "no image": ({"1.txt": "1"}, ("--labels", "yolo"), "contains no image"),
 }  # fmt: skip
 
