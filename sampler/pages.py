@@ -235,7 +235,7 @@ class Pager:
                     alone=session.alone,
                 )
                 buffer.add(batch, ready=is_ready(message))
-            reason = "" if page.batches else "no batches"
+            reason = "" if page.batches else "an empty page"
         except ValueError as wrong:
             reason = str(wrong)
         if not reason:

@@ -310,7 +310,7 @@ def _read(parameter: Parameter, value: Any, where: str) -> Any:
 
 def _misplaced(kind: Op, step: Mapping[str, Any], number: int, *, is_mask: bool) -> str:
     if number > 1 and kind.decodes:
-        return "this step controls decoding, so it must be the first"
+        return "it controls decoding, so it must be the first step"
     if number > 1 and step.get("input") == "bytes":
         return 'only the first step can have input "bytes"; later steps get the result of the previous step'
     if is_mask and step["op"] == "grayscale":
