@@ -134,9 +134,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             )
         self._check_batch_fits(dataset, plan)
         await self._forget_closed_jobs()
-        await self._reports.follow(request.job)
         await self._engine.keeper.opened(dataset)
-        # Do not await anything from here on, so that if two ranks have different plans the second is refused.
+        await self._reports.follow(request.job)
+        # Do not await anything from here on, so that if two ranks have different plans the second is refused,
+        # and so that no other call takes the job for a closed one and stops reading its reports.
         job = self._core.job(request.job)
         facts = (plan, dataset.content, request.fills)
         if job is not None and plan.only_epoch is not None and job.plan.only_epoch is not None:
