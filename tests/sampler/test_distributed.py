@@ -1,5 +1,7 @@
 """Rank, run id and job id: what ranks of one run agree on, and what others do not."""
 
+import platform
+
 import pytest
 import torch.distributed
 
@@ -79,9 +81,12 @@ def test_a_variable_that_is_no_number_is_named(monkeypatch):
         ({"TORCHELASTIC_RUN_ID": "r7", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "elastic:r7"),
         ({"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "master:a:1"),
         ({"MASTER_ADDR": "a", "MASTER_PORT": "1"}, "master:a:1"),
+        ({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, "master:this-host:1"),
+        ({"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, "master:this-host:1"),
     ],
 )
 def test_run_id_of_launchers(environment, expected, monkeypatch):
+    monkeypatch.setattr(platform, "node", lambda: "this-host")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert run_id() == expected
