@@ -1,5 +1,6 @@
 """Rank, run id and job id: what ranks of one run agree on, and what others do not."""
 
+import os
 import platform
 
 import pytest
@@ -106,6 +107,15 @@ def test_job_ids_differ_in_each_of_their_fields():
     ids = [job_id(**change) for change in [{}, *changes]]
     assert len(set(ids)) == len(ids), "two repeat the first, and are its second and third in this process"
     assert all(len(job) == 32 and int(job, 16) >= 0 for job in ids)
+
+
+def test_launches_of_one_name_share_a_job_unless_they_draw_its_order_themselves(monkeypatch):
+    for draws, count in ((None, 1), (Draws.in_order([1, 0], [2]), 2)):
+        jobs = set()
+        for process in range(2):
+            monkeypatch.setattr(os, "getpid", lambda process=process: process)
+            jobs.add(job_id("job:shared", draws=draws))
+        assert len(jobs) == count
 
 
 def test_ranks_in_one_process_agree_too():
