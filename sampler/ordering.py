@@ -158,7 +158,14 @@ class UserOrder:
     def _batches(self) -> list[torch.Tensor]:
         batches, count = [], 0
         for batch in self._sampler:
-            batches.append(self._indices(batch))
+            try:
+                indices = iter(batch)
+            except TypeError as error:
+                raise ConfigError(
+                    f"a batch_sampler must yield lists of indices, not {str(batch)[:80]!r}; if it yields "
+                    "indices, pass it as sampler="
+                ) from error
+            batches.append(self._indices(indices))
             if not len(batches[-1]):
                 raise ConfigError("the batch_sampler yielded an empty batch")
             count += len(batches[-1])
