@@ -74,7 +74,7 @@ def describe(dataset: Bindable, *, renew: bool = False) -> DatasetBinding:
         CoordinatorError, EmbeddedError: no coordinator can be reached, or it refuses.
     """
     with _asking(dataset) as (client, run):
-        facts, _ = client.register(dataset, run, renew=renew and is_own(run))
+        facts, _ = client.register(dataset, run, renew=renew and is_own(run), begins=True)
     warn_of(dataset, facts.warnings, place_in_run(None, None)[0])
     return binding_of(facts)
 

@@ -132,7 +132,9 @@ class Session:
         self._lock = threading.Lock()
         self.page_calls = PageCalls()
         with client.hold():
-            facts, _ = client.register(dataset, run, renew=is_own(run), silence_s=listing_silence_s)
+            facts, _ = client.register(
+                dataset, run, renew=is_own(run), begins=True, silence_s=listing_silence_s
+            )
             warn_of(dataset, facts.warnings, rank)
             self._check_fits(spec.length(facts.size))
             run = run if job is None else f"job:{job}"

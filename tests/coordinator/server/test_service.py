@@ -172,6 +172,17 @@ async def test_closing_a_job_ends_it_with_its_last_rank_and_again_is_safe(coordi
     assert (await coordinator.page()).batches
 
 
+async def test_a_dataset_knows_the_open_jobs_of_its_run(coordinator, source):
+    dataset = await coordinator.register(source)
+    registered = coordinator.datasets.get(dataset.dataset_id)
+    for job in ("one", "two"):
+        await coordinator.open(dataset, job)
+    assert registered.jobs == {"one", "two"}
+    await coordinator.call("CloseJob", pb.CloseJobRequest(job="one", rank=0))
+    await coordinator.open(dataset, "three")
+    assert registered.jobs == {"two", "three"}
+
+
 async def test_a_job_that_fills_asks_for_nothing_before_it_is_told_and_says_how_far_it_is(
     coordinator, source
 ):
