@@ -115,4 +115,4 @@ def test_a_process_that_is_killed_is_an_error_and_one_that_is_not_wanted_ends(tm
     assert numbers[-1] is None, "it is packing"
     found = [number for number in numbers[2:] if number is not None]
     assert found == sorted(found)
-    assert found[-1] <= 200_000
+    assert max(found, default=0) <= 200_000
