@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import platform
 import sys
 import uuid
 
 import torch.distributed
 
+from superdl.super_wire.credentials import is_loopback
 from superdl.super_wire.errors import ConfigError, UsageError
 
 _NO_RUN_ID = "none"  # torchrun's literal for a missing rendezvous id
@@ -111,7 +113,8 @@ def run_id() -> str:
         return f"elastic:{elastic}"
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if host and port:
-        return f"master:{host}:{port}"
+        # torchrun names a run of one host 127.0.0.1, and the runs of other hosts do so too.
+        return f"master:{platform.node() if is_loopback(host) else host}:{port}"
     return _run_ids.setdefault(os.getpid(), f"process:{uuid.uuid4().hex}")
 
 

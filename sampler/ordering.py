@@ -141,11 +141,9 @@ class UserOrder:
 
     def _draw_epoch(self) -> Draws:
         if self.batch_size is None:
-            batches = [self._indices(batch) for batch in self._sampler]
+            batches = self._batches()
             lengths = [len(batch) for batch in batches]
             indices = torch.cat(batches) if batches else torch.empty(0)
-            if 0 in lengths:
-                raise ConfigError("the batch_sampler yielded an empty batch")
         else:
             indices = self._indices(self._sampler)
             whole, rest = divmod(len(indices), self.batch_size)
@@ -156,6 +154,24 @@ class UserOrder:
         if len(indices) > NUMBERS_MAX:
             raise ConfigError(f"a sampler may yield at most {NUMBERS_MAX:,} indices per epoch")
         return Draws.in_order(indices, lengths)
+
+    def _batches(self) -> list[torch.Tensor]:
+        batches, count = [], 0
+        for batch in self._sampler:
+            try:
+                indices = iter(batch)
+            except TypeError as error:
+                raise ConfigError(
+                    f"a batch_sampler must yield lists of indices, not {str(batch)[:80]!r}; if it yields "
+                    "indices, pass it as sampler="
+                ) from error
+            batches.append(self._indices(indices))
+            if not len(batches[-1]):
+                raise ConfigError("the batch_sampler yielded an empty batch")
+            count += len(batches[-1])
+            if count > NUMBERS_MAX:  # it may be endless
+                break
+        return batches
 
     def _indices(self, yielded: Any) -> torch.Tensor:
         """Return the indices from a sampler as indices into the whole dataset, int64."""

@@ -74,7 +74,7 @@ def describe(dataset: Bindable, *, renew: bool = False) -> DatasetBinding:
         CoordinatorError, EmbeddedError: no coordinator can be reached, or it refuses the query.
     """
     with _querying(dataset) as (client, run):
-        info, _ = client.register(dataset, run, renew=renew and is_own(run))
+        info, _ = client.register(dataset, run, renew=renew and is_own(run), begins=True)
     log_warnings(dataset, info.warnings, rank_in_run(None, None)[0])
     return binding_of(info)
 

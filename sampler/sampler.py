@@ -74,7 +74,8 @@ class SuperSampler(DistributedSampler[BatchRef]):
             an embedded one is started. Its functions run in a pool on this host or, if
             ``SUPER_EXECUTOR=lambda``, on AWS Lambda, which needs ``SUPER_CACHE``, a cache that they can
             reach. Other coordinators have their own settings.
-        job: replaces the run id in the job's identity, so that several launches can share one job.
+        job: replaces the run id in the job's identity, so that several launches can share one job. With your
+            own ``sampler``, each rank of each launch has its own.
         in_order: ``False`` lets a batch that is ready overtake up to seven earlier ones that are not.
         indices: restrict an epoch to these samples, given as indices into ``dataset.samples``. Repeated
             indices are delivered repeatedly. Unless shuffled, the samples keep this order. A

@@ -78,7 +78,12 @@ class JobSpec:
         return size if self.draws is None else self.draws.length(size)
 
     def job_id(self, run: str, fingerprint: bytes, recipe_json: str) -> str:
-        """Return a new sampler's job id: 32 hex digits, the same on every rank of ``run``."""
+        """Return a new sampler's job id: 32 hex digits.
+
+        It is the same on every rank of ``run``, unless a user's sampler draws the order of each epoch.
+        """
+        if self.is_ordered:  # their orders may differ, even in launches of the same name
+            return os.urandom(16).hex()
         numbers = f"{self.batch_size},{self.num_replicas},{self.seed},{self.shuffle:d},{self.drop_last:d}"
         # Ranks find the same job without communicating, so it is a digest of the values that they share.
         parts = [run.encode(), fingerprint, recipe_json.encode(), numbers.encode()]
@@ -118,7 +123,7 @@ class Session:
         rank, count = ranks or (spec.rank, spec.num_replicas)
         # Whether a training step uses just one batch, of this rank.
         self.alone = count == 1 and not spec.mix
-        # Whether a user's sampler draws each epoch, for begin_epoch(). Each rank then has its own job.
+        # Whether a user's sampler draws each epoch, for begin_epoch().
         self.is_ordered = spec.is_ordered
         self._orders: dict[int, Draws] = {}
         self._run = run
@@ -127,11 +132,12 @@ class Session:
         self._lock = threading.Lock()
         self.page_calls = PageCalls()
         with client.hold():
-            info, _ = client.register(dataset, run, renew=is_own(run), silence_s=listing_silence_s)
+            info, _ = client.register(
+                dataset, run, renew=is_own(run), begins=True, silence_s=listing_silence_s
+            )
             log_warnings(dataset, info.warnings, rank)
             self._check_fits(spec.length(info.size))
-            own = f" rank {rank} of {count}" if self.is_ordered and count > 1 else ""  # one job per rank
-            run = f"{run if job is None else f'job:{job}'}{own}"
+            run = run if job is None else f"job:{job}"
             self.job = spec.job_id(run, info.fingerprint, dataset.recipe.json)
             head = 0, int(self.is_ordered)  # at the end of the undrawn order
             log_warnings(dataset, self._open(info, job_start(), head), rank)

@@ -120,13 +120,14 @@ class WorkerRequest(_message.Message):
     def __init__(self, call: _Optional[int] = ..., request: _Optional[bytes] = ..., timeout_s: _Optional[float] = ...) -> None: ...
 
 class RegisterDatasetRequest(_message.Message):
-    __slots__ = ("protocol_version", "source", "recipe", "key_list", "run_id", "renew", "alias", "versions", "classes")
+    __slots__ = ("protocol_version", "source", "recipe", "key_list", "run_id", "renew", "begins", "alias", "versions", "classes")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     RECIPE_FIELD_NUMBER: _ClassVar[int]
     KEY_LIST_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     RENEW_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_FIELD_NUMBER: _ClassVar[int]
     ALIAS_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     CLASSES_FIELD_NUMBER: _ClassVar[int]
@@ -136,10 +137,11 @@ class RegisterDatasetRequest(_message.Message):
     key_list: str
     run_id: str
     renew: bool
+    begins: bool
     alias: str
     versions: str
     classes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol_version: _Optional[int] = ..., source: _Optional[str] = ..., recipe: _Optional[str] = ..., key_list: _Optional[str] = ..., run_id: _Optional[str] = ..., renew: bool = ..., alias: _Optional[str] = ..., versions: _Optional[str] = ..., classes: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., source: _Optional[str] = ..., recipe: _Optional[str] = ..., key_list: _Optional[str] = ..., run_id: _Optional[str] = ..., renew: bool = ..., begins: bool = ..., alias: _Optional[str] = ..., versions: _Optional[str] = ..., classes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetDatasetRequest(_message.Message):
     __slots__ = ("dataset_id", "listed", "wait_s")

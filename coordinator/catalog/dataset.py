@@ -86,6 +86,9 @@ class Dataset:
     listing: Listing
     # Shape (samples, 16), once derived; always None for a random recipe.
     all_ids: NDArray[np.uint8] | None = None
+    # When this run last asked about it, on the registry's clock, and the ids of the jobs that it opened.
+    asked_at_s: float = 0.0
+    jobs: set[str] = field(default_factory=set)
     # Whether the state has recorded the catalog that this run reads.
     noted: bool = False
     # A message for the user if the store has these samples under another directory.

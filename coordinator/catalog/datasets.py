@@ -1,6 +1,7 @@
 """The registry of datasets, their listings and ids, and the datasets that jobs have open.
 
 The ranks of a run share a listing. A new run also shares it unless it is older than ``catalog_max_age_s``.
+Launchers may give a later run the id of an earlier one, so a run ends after that time without a job or call.
 Jobs, the core and the cache treat datasets with equal content as identical.
 """
 
@@ -96,23 +97,27 @@ class DatasetRegistry:
         classes: tuple[str, ...] = (),
         *,
         renew: bool = False,
+        is_open: Callable[[str], bool] | None = None,
     ) -> Dataset:
         """Return the dataset for these arguments, and start its listing unless a suitable one exists.
 
         With ``renew``, even the listing of this run is replaced if it is older than ten times its
-        duration. Running jobs keep their listing. Raises ``CoordinatorError`` if too many other listings
-        are in progress.
+        duration. With ``is_open``, which returns whether a job is open, it is replaced if the run has ended,
+        because a later run may have the same id. Running jobs keep their listing. Raises
+        ``CoordinatorError`` if too many other listings are in progress.
         """
         facts = source, key_list, recipe.json, run_id, *(naming if any(naming) else ())
         if classes:
             facts = *facts, json.dumps(classes)
         dataset_id = digest128(*map(str.encode, facts))
+        before = self._datasets.get(dataset_id)
+        renew = renew or (before is not None and is_open is not None and self._has_ended(before, is_open))
         known = self.get(dataset_id)
         is_good = known is not None and known.listing.error is None
         if known is not None and is_good and (not renew or self._is_fresh(known.listing, renew=True)):
             return known
         listing = self._listing((source, key_list, naming, classes), run_id, dataset_id, renew=renew)
-        dataset = Dataset(dataset_id, recipe, listing)
+        dataset = Dataset(dataset_id, recipe, listing, asked_at_s=self._clock())
         self._datasets[dataset_id] = dataset
         self._forget_some()
         return dataset
@@ -146,6 +151,7 @@ class DatasetRegistry:
         dataset = self._datasets.get(dataset_id)
         if dataset is not None:
             self._datasets.move_to_end(dataset_id)
+            dataset.asked_at_s = self._clock()
         return dataset
 
     async def wait(self, dataset: Dataset, *, listed: int, wait_s: float) -> None:
@@ -177,6 +183,11 @@ class DatasetRegistry:
         if tasks:
             await asyncio.wait(tasks, timeout=_CLOSE_TIMEOUT_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _has_ended(self, dataset: Dataset, is_open: Callable[[str], bool]) -> bool:
+        """Return whether a run has been silent about a dataset for long, and has no open job of it."""
+        is_silent = self._clock() - dataset.asked_at_s > self._max_age_s
+        return is_silent and not any(map(is_open, dataset.jobs))
 
     def _is_fresh(self, listing: Listing, *, renew: bool) -> bool:
         age_s = self._clock() - listing.ended_at_s

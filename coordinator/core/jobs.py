@@ -288,7 +288,8 @@ class Job:
             return np.full(indices.size, NEVER_SOON)
         start = position if key.epoch == epoch else 0
         batches = self.plan.next_use(indices, key.epoch, start)
-        ahead = (key.epoch - epoch) * self.plan.batches_per_epoch - position + start
+        # Another job may be at an epoch so much later that 64 bits cannot count the batches.
+        ahead = min((key.epoch - epoch) * self.plan.batches_per_epoch - position + start, NEVER_SOON)
         return np.where(batches < self.plan.batches_per_epoch - start, batches + ahead, NEVER_SOON)
 
 

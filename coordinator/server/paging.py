@@ -36,6 +36,7 @@ _OCCURRENCES_MAX = 16
 _KEYS_AT_A_TIME = 256
 _SAMPLES_BYTES = 2**18  # of keys; unpacking takes milliseconds and blocks all other calls
 _EPOCH_MAX = 2**40
+_BATCHES_MAX = 2**60  # of all epochs so far: positions are counted, and added, in 64 bits
 _JOB_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,256}")  # part of a Redis key: ASCII, no braces
 _INDEX_BYTES = 8
 _KEPT_MAX = 32
@@ -121,6 +122,8 @@ def check_position(plan: Plan, epoch: int, position: int) -> None:
         raise PlanError(
             f"an epoch has {plan.batches_per_epoch} batches, so position {position} does not exist"
         )
+    if epoch * plan.batches_per_epoch + position > _BATCHES_MAX:
+        raise PlanError(f"epoch {epoch} of {plan.batches_per_epoch} batches each is too far from the first")
 
 
 class Occurrence(NamedTuple):

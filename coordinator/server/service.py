@@ -102,7 +102,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         naming = checked_naming(request.alias or None, request.versions or None)
         classes = checked_classes(tuple(request.classes)) if request.classes else ()
         registration = request.source, recipe, request.key_list, request.run_id
-        dataset = self._datasets.register(*registration, naming, classes, renew=request.renew)
+        is_open = self._is_open if request.begins else None
+        dataset = self._datasets.register(
+            *registration, naming, classes, renew=request.renew, is_open=is_open
+        )
         return await self._described(dataset, listed=0, wait_s=0.5)  # enough for most sources
 
     async def GetDataset(self, request: pb.GetDatasetRequest, context: _Context) -> pb.Dataset:
@@ -134,9 +137,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             )
         self._check_batch_fits(dataset, plan)
         await self._forget_closed_jobs()
-        await self._reports.follow(request.job)
         await self._engine.keeper.opened(dataset)
-        # Do not await anything from here on, so that if two ranks have different plans the second is refused.
+        await self._reports.follow(request.job)
+        # Do not await anything from here on, so that if two ranks have different plans the second is refused,
+        # and so that no other call takes the job for a closed one and stops reading its reports.
         job = self._core.job(request.job)
         facts = (plan, dataset.content, request.fills)
         if job is not None and plan.only_epoch is not None and job.plan.only_epoch is not None:
@@ -161,6 +165,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 f"this coordinator already serves its maximum of {_MAX_RANKS} ranks in all jobs: close some"
             )
         self._datasets.open(dataset)
+        dataset.jobs = {request.job, *filter(self._is_open, dataset.jobs)}
         described = self._facts_of(dataset)
         ineligible, at = self._eligibility.opened(dataset), (request.epoch, request.position)
         opened = JobOpened(request.job, described, plan, request.rank, *at, ineligible, team)
@@ -287,6 +292,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             answer.label_dtype = catalog.label_dtype
             answer.warnings.extend((*catalog.warnings, *self._eligibility.warnings(dataset)))
         return answer
+
+    def _is_open(self, name: str) -> bool:
+        return self._core.job(name) is not None
 
     def _is_ready(self, dataset: Dataset) -> bool:
         return dataset.ready and self._eligibility.is_known(dataset)

@@ -222,6 +222,7 @@ class Client:
         end_s: float = math.inf,
         *,
         renew: bool = False,
+        begins: bool = False,
         silence_s: float = LISTING_SILENCE_S,
         listed: Callable[[int], object] | None = None,
         stopped: threading.Event | None = None,
@@ -230,8 +231,9 @@ class Client:
 
         Give up after ``silence_s`` without progress, or at the monotonic ``end_s``, which progress extends.
         ``patience`` limits the retries of each call. If ``renew``, repeat a listing of this run, if that
-        is cheap. ``listed`` is called with the number of samples whenever it has grown. Return the
-        coordinator's description of the dataset (a message), and the extended ``end_s``.
+        is cheap. If ``begins``, repeat it if that run has ended. ``listed`` is called with the number of
+        samples whenever it has grown. Return the coordinator's description of the dataset (a message), and
+        the extended ``end_s``.
 
         Raises:
             SourceError: the source cannot be listed, or its listing makes no progress.
@@ -249,6 +251,7 @@ class Client:
             key_list=dataset.key_list or "",
             run_id=run,
             renew=renew,
+            begins=begins,
             classes=dataset.given_classes,
             **dataset.naming._asdict(),
         )

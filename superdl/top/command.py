@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from superdl.options import add_coordinator, coordinator_of
+from superdl.stats_command import cache_lines, mapping
 from superdl.super_wire.errors import ConfigError, SuperError
 from superdl.super_wire.redaction import shown
 
@@ -67,7 +68,6 @@ class Looks:
 
     def late_batches(self, job: str) -> list[dict[str, Any]]:
         """Return a job's newest batches that readers waited for. Thread-safe."""
-        from superdl.stats_command import mapping
         from superdl.super_wire import coordinator_pb2 as pb
 
         request = pb.GetJobStatsRequest(jobs=[job], with_stalls=True)
@@ -76,7 +76,6 @@ class Looks:
         return [mapping(stall, self._text) for stall in stalls[: -_LATE_SHOWN - 1 : -1]]
 
     def _poll(self, patience: Patience) -> dict[str, Any]:
-        from superdl.stats_command import mapping
         from superdl.super_wire import coordinator_pb2 as pb
 
         answer = mapping(self._client.call("GetJobStats", pb.GetJobStatsRequest(), patience), self._text)
@@ -140,7 +139,7 @@ def view_of(before: Mapping[str, Any], after: Mapping[str, Any], over_s: float) 
                 "trouble": executor["trouble"],
             }
         )
-    cache, cache_before = after["cache"], before["cache"]
+    cache = after["cache"]
     return {
         "version": after["coordinating"]["version"],
         "over_s": over_s,
@@ -155,11 +154,9 @@ def view_of(before: Mapping[str, Any], after: Mapping[str, Any], over_s: float) 
             "in_flight": cache["total_requests_in_flight"],
             "had": cache["concurrency"],
         },
-        "cache": cache | {"dropped_per_s": grown(cache_before, cache, "dropped_samples")},
-        "store": {name: cache[f"store_{name}"] for name in ("used_bytes", "room_bytes", "packs", "trouble")}
-        | {"address": cache["store"]},
+        "cache": cache,
+        "lines": cache_lines(cache),
         "warned": after["warned"][::-1],
-        "money": {name: cache[name] for name in ("usd_per_hour", "total_usd", "spending")},
     }
 
 

@@ -9,8 +9,6 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from superdl.stats_command import cache_lines
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -36,7 +34,7 @@ def rendered(view: Mapping[str, Any]) -> RenderableType:
     if not jobs:
         lines.append(Text("no open jobs: a job is open while its sampler exists"))
     lines += [Text(), _functions(view["functions"]), Text()]
-    lines += [Text(line, style="red" if line.startswith(" ") else "") for line in cache_lines(view["cache"])]
+    lines += [Text(line, style="red" if line.startswith(" ") else "") for line in view["lines"]]
     if view["warned"]:
         lines += [Text(), Text("warnings of the last fifteen minutes", style="bold dim")]
         lines += [_warned(warning) for warning in view["warned"]]

@@ -136,6 +136,14 @@ async def test_a_poll_without_news_ends(coordinator, source, wait_s):
     assert (await coordinator.call("GetDataset", request)).ready
 
 
+LONG_EPOCHS = {
+    "batch_size": 1,
+    "shuffle": True,
+    "weights": Draws.of(None, [1.0] * 10, count=1, repeats=1, shuffle=True).packed()[1],
+    "draws": 2**40,
+}
+
+
 @pytest.mark.parametrize(
     ("facts", "error", "message"),
     [
@@ -145,6 +153,7 @@ async def test_a_poll_without_news_ends(coordinator, source, wait_s):
         ({"replicas": 2, "rank": 2}, PlanError, "rank must be from 0 to 1, not 2"),
         ({"position": 4}, PlanError, r"3 batches.*position 4 does not exist"),
         ({"epoch": 2**63, "position": 2**63}, PlanError, "epoch must be from 0 to"),
+        ({"epoch": 2**40, **LONG_EPOCHS}, PlanError, "too far from the first"),
         ({"job": "x" * 257}, ConfigError, "a job's id must consist of 1 to 256"),
         ({"job": "caf\u00e9"}, ConfigError, "a job's id must"),
     ],

@@ -188,6 +188,7 @@ def test_of_a_subset_indices_are_its_places(shared_stack, images):
         ({"sampler": [0, SIZE], "batch_size": 2}, "index 150, but there are only 150"),
         ({"sampler": [], "batch_size": 2}, "yielded no indices"),
         ({"batch_sampler": [[1], []]}, "an empty batch"),
+        ({"batch_sampler": [1, 2]}, "lists of indices, not '1'.*sampler="),
     ],
 )
 def test_what_is_no_order_is_refused(shared_stack, images, how, message):

@@ -1,5 +1,8 @@
 """Rank, run id and job id: what ranks of one run agree on, and what others do not."""
 
+import os
+import platform
+
 import pytest
 import torch.distributed
 
@@ -79,9 +82,12 @@ def test_a_variable_that_is_no_number_is_named(monkeypatch):
         ({"TORCHELASTIC_RUN_ID": "r7", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "elastic:r7"),
         ({"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "master:a:1"),
         ({"MASTER_ADDR": "a", "MASTER_PORT": "1"}, "master:a:1"),
+        ({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, "master:this-host:1"),
+        ({"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, "master:this-host:1"),
     ],
 )
 def test_run_id_of_launchers(environment, expected, monkeypatch):
+    monkeypatch.setattr(platform, "node", lambda: "this-host")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert run_id() == expected
@@ -101,6 +107,15 @@ def test_job_ids_differ_in_each_of_their_fields():
     ids = [job_id(**change) for change in [{}, *changes]]
     assert len(set(ids)) == len(ids), "two repeat the first, and are its second and third in this process"
     assert all(len(job) == 32 and int(job, 16) >= 0 for job in ids)
+
+
+def test_launches_of_one_name_share_a_job_unless_they_draw_its_order_themselves(monkeypatch):
+    for draws, count in ((None, 1), (Draws.in_order([1, 0], [2]), 2)):
+        jobs = set()
+        for process in range(2):
+            monkeypatch.setattr(os, "getpid", lambda process=process: process)
+            jobs.add(job_id("job:shared", draws=draws))
+        assert len(jobs) == count
 
 
 def test_ranks_in_one_process_agree_too():

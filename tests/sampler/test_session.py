@@ -77,6 +77,7 @@ def test_a_forgotten_job_is_opened_again_at_the_same_position(coordinator):
     page = opened.pages_from(3, 17, 2, yielded=15, with_keys=True)
     assert [batch.position for batch in page.batches] == [17, 18]
     assert coordinator.count("RegisterDataset") == coordinator.count("OpenJob") == 2
+    assert [request.begins for request in coordinator.requests("RegisterDataset")] == [True, False]
     assert opened.binding.cache == "unix:///elsewhere/redis.sock"
     asked = coordinator.requests("NextBatches")[-1]
     assert (asked.rank, asked.epoch, asked.position, asked.yielded) == (1, 3, 17, 15)

@@ -39,8 +39,8 @@ async def registry(max_age_s=300.0, clock=None, **options):
         await made.close()
 
 
-async def listed(datasets, source, run_id="run", recipe=PLAIN, key_list="", *, renew=False):
-    dataset = datasets.register(f"file://{source}", recipe, key_list, run_id, renew=renew)
+async def listed(datasets, source, run_id="run", recipe=PLAIN, key_list="", **how):
+    dataset = datasets.register(f"file://{source}", recipe, key_list, run_id, **how)
     await datasets.wait(dataset, listed=2**62, wait_s=ENOUGH_S)
     return dataset
 
@@ -96,6 +96,31 @@ def test_a_new_sampler_sees_what_was_added_once_its_listing_is_ten_times_older_t
         assert len((await listed(datasets, source, recipe=OTHER)).catalog) == 7, "the newest"
 
     run(work, clock=clock, lister=lister, max_age_s=max_age_s)
+
+
+def test_a_run_with_the_id_of_one_that_has_ended_lists_again(source):
+    clock, open_jobs = Clock(), {"job"}
+
+    async def work(datasets):
+        def again():
+            return listed(datasets, source, is_open=open_jobs.__contains__)
+
+        first = await listed(datasets, source)
+        first.jobs = {"job"}
+        (source / "cat" / "new.jpg").write_bytes(b"x")
+        clock.now_s += 301.0
+        assert await again() is first, "it reads on"
+        open_jobs.clear()
+        clock.now_s += 299.0
+        assert await again() is first, "perhaps a slow rank of it"
+        clock.now_s += 301.0
+        assert await listed(datasets, source) is first, "a sampler that opens its job again"
+        clock.now_s += 301.0
+        second = await again()
+        assert (len(first.catalog), len(second.catalog)) == (6, 7)
+        assert await again() is second
+
+    run(work, clock=clock)
 
 
 def test_ranks_of_a_run_share_one_listing_recipes_do_too_and_ids_are_derived_once(source):

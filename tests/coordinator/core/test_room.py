@@ -11,6 +11,7 @@ from superdl.coordinator.core.capacity import Pace
 from superdl.coordinator.core.events import CacheGrew, CacheResized
 from superdl.coordinator.core.jobs import Cursor, Job, next_use_s
 from superdl.coordinator.core.samples import SampleSet, footprint
+from superdl.super_wire.draws import Draws
 from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import Driver
 
@@ -51,6 +52,20 @@ def test_a_write_refused_for_memory_makes_room_and_blames_no_sample_and_no_execu
     driver.wait(1.0)
     driver.answer_all()
     assert set(driver.in_state(S.RESIDENT)) >= set(request.indices.tolist())
+
+
+def test_room_is_found_beside_a_job_whose_epochs_are_too_long_to_count_the_batches_to_anothers():
+    driver = Driver(size=8, random=True, budget_bytes=4 * TAKEN, capacity=2)
+    driver.open("long", batch_size=1, draws=Draws(weights=np.ones(8).tobytes(), count=2**40))
+    driver.answer_all()
+    epoch = 2**40 - 1
+    driver.open("late", batch_size=1, shuffle=False, at=(epoch, 0))
+    for position in range(7):
+        driver.read(position, job="late", epoch=epoch, samples=1, hits=0, missed=(0,))
+        driver.answer_all()
+        driver.read(position, job="late", epoch=epoch, samples=1, hits=1)
+    driver.read(7, job="late", epoch=epoch, samples=1, hits=0, missed=(0,))
+    assert driver.requested() == [7]
 
 
 @given(others=st.integers(0, 100), more=st.integers(40, 100), pushed=st.lists(st.floats(0, 1), min_size=1))

@@ -1,11 +1,13 @@
 """Every RPC over real gRPC: what it answers, and that asking again is safe."""
 
+import asyncio
 import threading
 
 import pytest
 
 from superdl.coordinator.catalog.state import CatalogState
 from superdl.coordinator.core import SampleState
+from superdl.coordinator.store.keeper import StoreKeeper
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.errors import ConfigError, UnknownJobError
 from superdl.super_wire.keys import report_stream
@@ -130,6 +132,27 @@ async def test_stats_account_for_what_was_read_and_produced(coordinator, valkey,
     assert [job.job for job in every.jobs] == ["job"]
 
 
+async def test_reports_are_read_of_a_job_that_waits_for_the_store_while_another_opens(
+    coordinator, valkey, source, monkeypatch
+):
+    dataset, looking, going = await coordinator.register(source), asyncio.Event(), asyncio.Event()
+
+    async def opened(keeper, dataset):
+        if not looking.is_set():
+            looking.set()
+            await going.wait()
+
+    monkeypatch.setattr(StoreKeeper, "opened", opened)
+    first = asyncio.create_task(coordinator.open(dataset))
+    await looking.wait()
+    await coordinator.open(dataset, "another")
+    going.set()
+    await first
+    with valkey.client() as client:
+        client.xadd(report_stream("job"), report())
+    await coordinator.until(lambda: coordinator.engine.core.job("job").counters.batches_read == 1)
+
+
 async def test_closing_a_job_ends_it_with_its_last_rank_and_again_is_safe(coordinator, valkey, source):
     dataset = await coordinator.register(source)
     for rank in range(2):
@@ -147,6 +170,17 @@ async def test_closing_a_job_ends_it_with_its_last_rank_and_again_is_safe(coordi
         await coordinator.page()
     await coordinator.open(dataset)
     assert (await coordinator.page()).batches
+
+
+async def test_a_dataset_knows_the_open_jobs_of_its_run(coordinator, source):
+    dataset = await coordinator.register(source)
+    registered = coordinator.datasets.get(dataset.dataset_id)
+    for job in ("one", "two"):
+        await coordinator.open(dataset, job)
+    assert registered.jobs == {"one", "two"}
+    await coordinator.call("CloseJob", pb.CloseJobRequest(job="one", rank=0))
+    await coordinator.open(dataset, "three")
+    assert registered.jobs == {"two", "three"}
 
 
 async def test_a_job_that_fills_asks_for_nothing_before_it_is_told_and_says_how_far_it_is(

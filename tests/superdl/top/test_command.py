@@ -90,7 +90,7 @@ def test_the_only_embedded_run_is_found_and_of_several_one_must_be_named(
             view = json.loads(capsys.readouterr().out)
             assert view["jobs"][0]["job"] == sampler.job
             assert view["over_s"] >= 1
-            assert view["store"]["address"].endswith("/store")
+            assert view["cache"]["store"].endswith("/store")
             assert main(["stats", "--json"]) == 0
             assert json.loads(capsys.readouterr().out)["jobs"][0]["job"] == sampler.job
             with ExitStack() as stack:
