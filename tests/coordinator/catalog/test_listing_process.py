@@ -111,8 +111,9 @@ def test_a_process_that_is_killed_is_an_error_and_one_that_is_not_wanted_ends(tm
         list_long(tmp_path, long_list, cancel, cancelled)
     assert numbers
     assert set(psutil.Process().children()) <= before
+    numbers.clear()
     list_long(tmp_path, long_list, numbers.append)
     assert numbers[-1] is None, "it is packing"
-    found = [number for number in numbers[2:] if number is not None]
-    assert found == sorted(found)
-    assert found[-1] <= 200_000
+    found = [number for number in numbers if number is not None]
+    assert found == sorted(found), "none, where it took less than half a second"
+    assert all(number <= 200_000 for number in found)
