@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 import math
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
@@ -80,6 +81,7 @@ class Eligibility:
         *,
         audit: Callable[[bytes], Awaitable[NDArray[np.int64]]] | None = None,
         region_of: Callable[[str], str] = bucket_region,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.executors = executors
         self._cache = cache
@@ -89,7 +91,7 @@ class Eligibility:
         self._threads = CallingThreads(_REGION_THREADS, "super-region")
         self._trials: OrderedDict[tuple[bytes, int], _Trial] = OrderedDict()
         self._reported: dict[bytes, frozenset[int]] = {}
-        self._clock = asyncio.get_running_loop().time
+        self._clock = clock
 
     @property
     def _decoding(self) -> list[Executor]:

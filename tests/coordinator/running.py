@@ -338,11 +338,11 @@ def serving(loop, use, **guards):
     loop.run(work())
 
 
-def report(position=0, hits=4):
+def report(position=0, hits=4, straight=0):
     """A batch of four was read, as a reader appends it."""
     return ReadReport(
-        rank=0, epoch=0, position=position, samples=4, hits=hits, wait_us=5, read_us=7, check_us=1,
-        size_bytes=9, attempt=1, done=1, missed=(), corrupt=(),
+        rank=0, epoch=0, position=position, samples=4, hits=hits, straight=straight, wait_us=5, read_us=7,
+        check_us=1, size_bytes=9, attempt=1, done=1, missed=(), corrupt=(),
     ).to_fields()  # fmt: skip
 
 

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from superdl.coordinator.cache.cache import LockHeldError
 from superdl.super_wire.cache import SLOTS, key_slot
 from superdl.super_wire.errors import CacheUnreachableError, ConfigError
 from superdl.super_wire.keys import REPORT_PREFIX, cache_key, report_stream
@@ -19,14 +18,20 @@ def ids(numbers):
     return b"".join(map(an_id, numbers))
 
 
-@pytest.fixture(params=["plain", pytest.param("tls", marks=pytest.mark.slow)])
-def cluster(request, certificates, monkeypatch):
-    """A cluster, and the authority of its certificates in the environment."""
+@pytest.fixture(scope="module", params=["plain", pytest.param("tls", marks=pytest.mark.slow)])
+def running(request, certificates):
+    with ValkeyCluster(certificates=certificates if request.param == "tls" else None) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(running, certificates, monkeypatch):
+    """A cluster without keys, and the authority of its certificates in the environment."""
     monkeypatch.setenv("SUPER_CACHE_CA_FILE", certificates.ca_file)
-    running = ValkeyCluster(certificates=certificates if request.param == "tls" else None)
-    running.start()
-    yield running
-    running.close()
+    for node in running.nodes:
+        with node.client() as client:
+            client.flushall()
+    return running
 
 
 def of_node(cluster, node, count):
@@ -38,14 +43,6 @@ def of_node(cluster, node, count):
 def append(cluster, stream):
     with cluster.node_of(stream).client() as client:
         client.xadd(stream, {"x": ""})
-
-
-def sizes(cluster):
-    found = []
-    for node in cluster.nodes:
-        with node.client() as client:
-            found.append(client.dbsize())
-    return found
 
 
 async def test_samples_are_audited_in_their_order_dropped_and_buried(cluster):
@@ -61,27 +58,6 @@ async def test_samples_are_audited_in_their_order_dropped_and_buried(cluster):
     assert (after[:30] < 0).all()
     assert not after[30:1000].any()
     assert after[1001] > 0
-
-
-async def test_lock_digest_and_streams_are_the_clusters(cluster):
-    async with open_cache(cluster.url) as cache:
-        assert [await cache.hold_lock(), await cache.hold_lock()] == [True, False]
-        async with open_cache(cluster.url, "somebody else") as other:
-            with pytest.raises(LockHeldError):
-                await other.hold_lock()
-        assert await cache.agree_on_fingerprint("aa") == ("aa", True)
-        assert await cache.agree_on_fingerprint("bb") == ("aa", False)
-        streams = [report_stream(f"job-{n}") for n in range(20)]
-        for stream in streams:
-            await cache.streams.begin(stream)
-        waiting = asyncio.create_task(cache.streams.take(streams, block_ms=5000, count=10))
-        append(cluster, streams[3])
-        assert await waiting == [(streams[3], [{b"x": b""}])]
-        assert await cache.streams.keep(streams) == [True] * 20
-        for stream in streams:
-            await cache.streams.delete(stream)
-        await cache.release_lock()
-    assert sum(sizes(cluster)) == 1  # the digest
 
 
 async def test_a_pass_over_the_records_goes_to_every_node(cluster):

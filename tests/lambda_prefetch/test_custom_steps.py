@@ -148,9 +148,7 @@ def test_a_step_may_give_several_arrays_by_names(module):
     assert np.array_equal(made["mask"], pixels()[:, 3:, 0])
     after = run([*steps, custom(f"{module}:swapped@2.1")], module)
     assert np.array_equal(after["left"], made["mask"])
-    with pytest.raises(
-        SampleFailedError, match=r"\(resize\) needs uint8 .* returned arrays named left, mask"
-    ):
+    with pytest.raises(SampleFailedError, match="resize.* left, mask"):
         run([*steps, {"op": "resize", "size": 8}], module)
 
 

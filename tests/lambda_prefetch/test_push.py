@@ -6,16 +6,12 @@ with the secret is said without a word of it.
 
 import contextlib
 import json
-import queue
-import threading
 import traceback
 
 import boto3
 import pytest
 
 from superdl.lambda_prefetch.push import (
-    BudgetClosedError,
-    ByteBudget,
     Pusher,
     cache_connections,
     close_idle_connections,
@@ -28,8 +24,6 @@ from tests.fixtures.ports import free_port
 
 HEADER = b"h" * 64
 SETTINGS = FunctionSettings(push_bytes=2**20)
-PATIENCE_S = 10
-
 NAME, USER = "stack/function", "super-function"
 FIRST, SECOND = "first-password-0123", "second-password-4567"
 
@@ -54,29 +48,6 @@ def test_the_pusher_says_that_it_is_broken(tmp_path):
         pusher.put(0, b"k", HEADER, memoryview(b"x" * 300_000))
         pusher.put(1, b"k", HEADER, memoryview(b"x" * 900_000))  # has room only once the first was given up
         assert "none.sock" in pusher.broken
-
-
-def acquiring(budget, size, served, name):
-    def acquire():
-        try:
-            budget.acquire(size)
-        except BudgetClosedError:
-            served.put((name, "closed"))
-        else:
-            served.put((name, "served"))
-
-    thread = threading.Thread(target=acquire, daemon=True)
-    thread.start()
-
-
-def test_closing_turns_away_those_who_wait_and_those_who_come():
-    budget, served = ByteBudget(100_000), queue.SimpleQueue()
-    budget.acquire(100_000)
-    acquiring(budget, 10_000, served, "waiting")
-    budget.close()
-    assert served.get(timeout=PATIENCE_S) == ("waiting", "closed")
-    with pytest.raises(BudgetClosedError):
-        budget.acquire(1)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -306,29 +305,6 @@ def test_a_directory_that_goes_before_the_pack_appears(root, valkey, directory_s
 
     monkeypatch.setattr(PackSaver, "commit", committed)
     assert_delivered_with_trouble(run(request), "No such file", valkey, request)
-
-
-def test_a_directory_without_permission(valkey, monkeypatch):
-    """Root may write everywhere, so it is nobody for a moment."""
-    with tempfile.TemporaryDirectory(prefix="super-t-") as folder:
-        Path(folder).chmod(0o755)
-        root, store = (
-            images_in(Path(folder, "images")),
-            DirectoryStore.open(Path(folder, "store"), create=True),
-        )
-        Path(store.address).chmod(0o755 if os.geteuid() == 0 else 0o555)
-        monkeypatch.setenv("SUPER_STORE", store.address)
-        request = saving(root, valkey, store, GOOD, cache=valkey.url)
-        try:
-            if os.geteuid() == 0:
-                os.seteuid(65534)
-            result = run(request)
-        finally:
-            if os.getuid() == 0:
-                os.seteuid(0)
-            Path(store.address).chmod(0o755)
-        assert_delivered_with_trouble(result, "Permission denied", valkey, request)
-        assert files_of(Path(store.address)) == []
 
 
 _FULL = """

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from superdl.lambda_prefetch import transfers
-from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import split_ids
 from superdl.super_wire.keys import cache_keys
 from superdl.super_wire.record import RecordKind, Tombstone, pack_header, pack_tombstone
@@ -311,15 +310,6 @@ def test_a_save_that_is_late_or_finds_no_cache(valkey, directory_store, cached):
     assert result.outcomes == ("cache_error",) * COUNT
     assert all(valkey.unix_url in words for words in result.messages.values())
     assert files_of(Path(directory_store.address)) == []
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"store": ""}, {"golden": ""}, {"packs": ("a.pack",), "pack_of": (0,) * COUNT}]
-)
-def test_a_save_names_its_store_and_who_has_decoded(directory_store, cached, wrong):
-    places = {"offsets": (0,) * COUNT, "lengths": (0,) * COUNT} if "packs" in wrong else {}
-    with pytest.raises(ConfigError, match="a save needs golden|must have no store|a restore needs"):
-        run(replace(save_of(cached[0], directory_store), **wrong, **places))
 
 
 def test_many_small_records_are_read_together(tmp_path, valkey, directory_store):

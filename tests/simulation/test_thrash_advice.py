@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -28,42 +27,21 @@ class _Listening(Core):
         return actions
 
 
-@dataclass(frozen=True)
-class Mix:
-    """Jobs over datasets; ``whole_bytes`` of what recurs."""
-
-    seed: int
-    datasets: dict[bytes, DatasetModel]
-    jobs: tuple[JobScript, ...]
-    lookahead: int
-
-    @property
-    def whole_bytes(self):
-        read = {job.dataset for job in self.jobs}
-        return sum(
-            int(footprint(data.record_bytes).sum())
-            for name, data in self.datasets.items()
-            if name in read and not data.random
-        )
-
-    def run(self, budget_bytes):
-        """Train all jobs in a cache of that budget; return what the first thrash advised, 0 without one."""
-        model = WorldModel(
-            seed=self.seed,
-            settings=CoreSettings(
-                budget_bytes=budget_bytes, lookahead_batches=self.lookahead, hedge_share=0.0
-            ),
-            functions=FunctionsModel(
-                capacity=8, overhead_s=0.004, fetch_s=0.002, fetch_parallel=4, decode_s=0.0005
-            ),
-            datasets=self.datasets,
-            jobs=self.jobs,
-            events_max=2_000_000,
-            until_s=_EPOCHS * max(job.plan.batches_per_epoch * job.step_s for job in self.jobs),
-        )
-        world = World(model, make_core=lambda model: _Listening(model.settings)).run()
-        assert isinstance(world.core, _Listening)
-        return world.core.advised_bytes
+def advised_by(drawn, budget_bytes):
+    """Train all jobs in a cache of that budget; return what the first thrash advised, 0 without one."""
+    seed, datasets, jobs, lookahead = drawn
+    model = WorldModel(
+        seed=seed,
+        settings=CoreSettings(budget_bytes=budget_bytes, lookahead_batches=lookahead, hedge_share=0.0),
+        functions=FunctionsModel(
+            capacity=8, overhead_s=0.004, fetch_s=0.002, fetch_parallel=4, decode_s=0.0005
+        ),
+        datasets=datasets,
+        jobs=jobs,
+        events_max=2_000_000,
+        until_s=_EPOCHS * max(job.plan.batches_per_epoch * job.step_s for job in jobs),
+    )
+    return World(model, make_core=lambda model: _Listening(model.settings)).run().core.advised_bytes
 
 
 def draw_mix(seed):
@@ -94,7 +72,7 @@ def draw_mix(seed):
         step_s = rng.choice((0.02, 0.05, 0.1))
         passes = tuple((epoch, 0, plan.batches_per_epoch) for epoch in range(1000))
         jobs.append(JobScript(f"job-{number}", data.name, plan, rng.choice((0.0, 0.5)), step_s, 2, 8, passes))
-    return Mix(seed, datasets, tuple(jobs), rng.choice((8, 64)))
+    return seed, datasets, tuple(jobs), rng.choice((8, 64))
 
 
 SHARE = 0.7
@@ -104,8 +82,10 @@ SHARE = 0.7
     "seed", [13, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 2))], ids="mix-{}".format
 )
 def test_the_size_named_ends_the_thrash_and_a_tenth_less_does_not(seed):
-    mix = draw_mix(seed)
-    advised_bytes = mix.run(int(SHARE * mix.whole_bytes))
-    assert advised_bytes > SHARE * mix.whole_bytes
-    assert not mix.run(advised_bytes)
-    assert mix.run(int(advised_bytes / 1.1))
+    drawn = draw_mix(seed)
+    recurring = [data.record_bytes for data in drawn[1].values() if not data.random]
+    short_bytes = int(SHARE * sum(int(footprint(record_bytes).sum()) for record_bytes in recurring))
+    advised_bytes = advised_by(drawn, short_bytes)
+    assert advised_bytes > short_bytes
+    assert not advised_by(drawn, advised_bytes)
+    assert advised_by(drawn, int(advised_bytes / 1.1))

@@ -13,6 +13,7 @@ from superdl.super_wire.errors import CacheError, CacheUnreachableError
 from superdl.super_wire.keys import FINGERPRINT_KEY, LOCK_KEY, cache_key
 from superdl.super_wire.record import Tombstone, pack, pack_tombstone, read_tombstone
 from superdl.super_wire.record_kinds import Pointer, pack_arrays, pack_pointer
+from tests.fixtures.ports import free_port
 from tests.fixtures.valkey import Valkey
 
 MB = 2**20
@@ -124,6 +125,24 @@ async def test_releasing_frees_the_own_lock_alone_and_one_that_is_gone_is_taken(
         with valkey.client() as client:
             client.flushall()
         assert [await second.hold_lock(), await second.hold_lock()] == [True, False]
+
+
+async def test_where_a_name_belongs_to_another_server_now_that_is_asked(valkey):
+    """As after a failover by DNS: a connection to the demoted one stays, and it refuses writes."""
+    successor = Valkey()
+    try:
+        async with open_cache(valkey.url) as cache:
+            await cache.bury(an_id(1), [a_tombstone()], 60.0)
+            with valkey.client() as client:
+                client.execute_command("REPLICAOF", "127.0.0.1", "1")
+                client.config_set("port", free_port())
+            successor.port = valkey.port
+            successor.start()
+            await cache.bury(an_id(2), [a_tombstone()], 60.0)
+        with successor.client() as client:
+            assert client.exists(cache_key(an_id(2)))
+    finally:
+        successor.close()
 
 
 def fill(server):

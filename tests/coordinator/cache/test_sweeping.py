@@ -5,7 +5,6 @@ import contextlib
 import numpy as np
 import pytest
 
-from superdl.coordinator.cache import sweeping
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.sweeping import Sweep, known_ids, unknown_among
 from superdl.coordinator.catalog import list_source
@@ -68,7 +67,7 @@ async def test_steps_are_small_and_nothing_goes_while_it_cannot_be_told_what_is_
     await steps(valkey, list, range(5))
     assert left(valkey) == keys_of(strangers), "too few were seen to be compared"
     await steps(valkey, list, range(12))
-    assert 0 < 50_000 - len(left(valkey)) <= 3 * sweeping._DELETED_PER_STEP
+    assert 0 < 50_000 - len(left(valkey)) <= 3000
 
 
 async def test_what_becomes_known_during_a_step_is_spared(valkey):

@@ -40,9 +40,7 @@ def test_what_lies_in_a_root_is_read(places, allowed):
 def test_a_source_outside_of_all_roots_is_refused_whether_it_exists_or_not(places, allowed, path):
     (places / "data" / "away").symlink_to(places / "data-private" / "pets")
     source = f"file://{places}/{path}"
-    with pytest.raises(
-        SourceForbiddenError, match=re.escape(f"may not read the source {source}: ")
-    ) as caught:
+    with pytest.raises(SourceForbiddenError, match=re.escape(source)) as caught:
         list_source(source, allowed=allowed)
     assert allowed.roots[0] not in str(caught.value).replace(source, "")
     with pytest.raises(SourceForbiddenError, match="may not read"):

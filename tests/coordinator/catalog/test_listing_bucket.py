@@ -1,10 +1,7 @@
 """Buckets are listed over HTTP from a real server: pages, folders, key lists, and every way to fail."""
 
 import contextlib
-import http.client
 import threading
-from collections import Counter
-from urllib.parse import parse_qsl, urlsplit
 
 import boto3
 import pytest
@@ -14,12 +11,11 @@ from moto.server import ThreadedMotoServer
 from superdl.coordinator.catalog import list_source
 from superdl.coordinator.catalog.listing import ListingCancelledError
 from superdl.lambda_prefetch.sources import read_object
-from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceForbiddenError, SourceNotFoundError
+from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceNotFoundError
 from superdl.super_wire.ids import Naming
 from superdl.super_wire.objects import open_bucket
 from superdl.super_wire.objects.s3 import close_connections
 from tests.fixtures.loopback_http import LoopbackServer
-from tests.fixtures.ports import free_port
 
 ACCOUNT = "123456789012"
 MANY = 2345  # three pages of one folder
@@ -30,31 +26,19 @@ class Store:
 
     def __init__(self, url):
         self.url = url
-        self.client = self.client_of("testing", "testing")
-        self.client.create_bucket(Bucket="pets")
-
-    def client_of(self, key_id, secret, service="s3"):
-        """A client with other credentials, or of another service."""
-        return boto3.client(
-            service,
-            endpoint_url=self.url,
-            aws_access_key_id=key_id,
-            aws_secret_access_key=secret,
+        self.client = boto3.client(
+            "s3",
+            endpoint_url=url,
+            aws_access_key_id="testing",
+            aws_secret_access_key="testing",
             region_name="us-east-1",
         )
+        self.client.create_bucket(Bucket="pets")
 
     def put(self, *keys, body=b"x"):
         """Objects of the bucket ``pets``."""
         for key in keys:
             self.client.put_object(Bucket="pets", Key=key, Body=body)
-
-    def check_permissions(self, *, after=0):
-        """From the request after so many on, have the server look who asks."""
-        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=10)
-        headers = {"Content-Type": "text/plain"}
-        connection.request("POST", "/moto-api/reset-auth", body=str(after), headers=headers)
-        assert connection.getresponse().status == 200
-        connection.close()
 
 
 @pytest.fixture(scope="module")
@@ -162,22 +146,17 @@ def test_cancelled_while_pages_come():
 
 
 @pytest.mark.parametrize(
-    ("source", "key_list", "error", "reason"),
+    ("source", "key_list", "error", "named"),
     [
-        (
-            "s3://pets/nothing/here",
-            None,
-            SourceEmptyError,
-            "s3://pets/nothing/here/ contains no images .*key_list",
-        ),
-        ("s3://pets/train/empty", None, SourceEmptyError, "s3://pets/train/empty/ contains no images"),
-        ("s3://pets/flat", None, SourceError, r"2 images but no class folders.*key_list"),
-        ("s3://no-such-bucket/x", None, SourceNotFoundError, r"x/ does not exist \(.*NoSuchBucket"),
-        ("s3://pets/flat", "s3://pets/lists/gone.csv", SourceNotFoundError, r"key_list .* \(.*NoSuchKey"),
+        ("s3://pets/nothing/here", None, SourceEmptyError, "s3://pets/nothing/here/"),
+        ("s3://pets/train/empty", None, SourceEmptyError, "s3://pets/train/empty/"),
+        ("s3://pets/flat", None, SourceError, "2 images but no class folders"),
+        ("s3://no-such-bucket/x", None, SourceNotFoundError, "no-such-bucket.*NoSuchBucket"),
+        ("s3://pets/flat", "s3://pets/lists/gone.csv", SourceNotFoundError, "key_list .*NoSuchKey"),
     ],
 )
-def test_what_is_not_there_is_named(source, key_list, error, reason):
-    with pytest.raises(error, match=reason):
+def test_what_is_not_there_is_named(source, key_list, error, named):
+    with pytest.raises(error, match=named):
         list_source(source, key_list)
 
 
@@ -194,72 +173,6 @@ def test_key_list_in_the_bucket_joined_with_the_listing(store):
     assert (list(catalog.keys), list(catalog.versions)) == ([b"flat/not-there.jpg"], [b"etag"])
     with pytest.raises(SourceNotFoundError, match="s3://no-such-bucket"):
         list_source("s3://no-such-bucket", "s3://pets/lists/v.csv")
-
-
-def test_no_permission(store, monkeypatch):
-    store.put("lists/closed.csv", body=b"key,label\n1.jpg,1\n")
-    iam = store.client_of("testing", "testing", "iam")
-    iam.create_user(UserName="reader")
-    key = iam.create_access_key(UserName="reader")["AccessKey"]
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
-    store.check_permissions()
-    try:
-        with pytest.raises(
-            SourceForbiddenError, match=r"may not read s3://pets/train/ \(.*AccessDenied.*s3:ListBucket"
-        ):
-            list_source("s3://pets/train")
-        with pytest.raises(
-            SourceForbiddenError, match=r"may not read key_list s3://pets/lists/closed.csv \(.*Access"
-        ):
-            list_source("s3://pets/flat", "s3://pets/lists/closed.csv")
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIANOSUCHKEY")
-        with pytest.raises(SourceForbiddenError, match="InvalidAccessKeyId"):
-            list_source("s3://pets/train")
-    finally:
-        store.check_permissions(after=10**9)
-
-
-def test_nobody_answers_at_the_endpoint_or_it_is_no_url(store, monkeypatch):
-    address = f"http://127.0.0.1:{free_port()}"
-    monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", address)
-    with pytest.raises(SourceError, match=f"no object store answered at {address[7:]}.*SUPER_S3_ENDPOINT"):
-        list_source("s3://pets/train")
-    monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", "127.0.0.1:9000")
-    with pytest.raises(SourceError, match="SUPER_S3_ENDPOINT_URL.* a URL such as"):
-        list_source("s3://pets/train")
-    monkeypatch.delenv("SUPER_S3_ENDPOINT_URL")  # boto3's own setting holds then
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", store.url)
-    assert len(list_source("s3://pets/train")) == 3
-
-
-def test_a_throttled_store_with_a_thousand_folders_of_one_image(monkeypatch):
-    """Each folder is a request of its own, and every tenth request is refused once."""
-    asked = Counter()
-
-    def answer(request):
-        query = dict(parse_qsl(urlsplit(request.path).query))
-        asked[request.path] += 1
-        if sum(asked.values()) % 10 == 0 and asked[request.path] == 1:
-            request.answer(503, {}, b"<Error><Code>SlowDown</Code></Error>")
-            return
-        prefix, content = query.get("prefix", ""), ""
-        if query.get("delimiter"):
-            names = (f"{prefix}{number:04}/" for number in range(1001))
-            content = "".join(f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>" for name in names)
-        elif "list-type" in query:
-            content = f"<Contents><Key>{prefix}1.jpg</Key><ETag>e</ETag><Size>1</Size></Contents>"
-        else:
-            request.answer(404, {}, b"")
-            return
-        request.answer(200, {}, f"<ListBucketResult>{content}</ListBucketResult>".encode())
-
-    with contextlib.closing(LoopbackServer(answer)) as server:
-        monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
-        catalog = list_source("s3://pets/train")
-        close_connections()
-    assert len(catalog.classes) == len(catalog.keys) == 1001
-    assert sum(asked.values()) > 1050
 
 
 def test_names_that_are_not_utf8_are_counted_and_left_out(monkeypatch):

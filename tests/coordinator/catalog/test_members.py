@@ -102,46 +102,30 @@ def test_versions_are_those_of_the_files_and_any_change_is_another_fingerprint(t
 
 
 HEAD = "key,member,offset,length,label\n"
+ENCODED = "key,member,offset,length,encoding,label\n"
+VERSIONED = "key,version,member,offset,length,label\n"
 BAD = {
-    "no length": ("key,member,offset,label\n", "line 1: .* must be given together; got only member and"),
-    "no member": ("key,offset,length,label\n", "line 1: .* must be given together; got only offset and"),
-    "only members": ("key,member,label\n", "line 1: .* must be given together; got only member"),
-    "negative": (
-        HEAD + "x.tar,a,-1,5,0\n",
-        "line 2: the offset of the member 'a' of 'x.tar' must be from 0 to .*, not -1",
-    ),
+    "no length": ("key,member,offset,label\n", "line 1: "),
+    "no member": ("key,offset,length,label\n", "line 1: "),
+    "only members": ("key,member,label\n", "line 1: "),
+    "negative": (HEAD + "x.tar,a,-1,5,0\n", "line 2: .*offset of the member 'a' of 'x.tar'.* -1"),
     "no number": (HEAD + "y.tar,a,0,5,0\nx.tar,a,0x5,5,0\n", "line 3: the offset '0x5'"),
-    "empty": (
-        HEAD + "x.tar,a,0,0,0\n",
-        "line 2: the length of the member 'a' of 'x.tar' must be from 1 to 268435456, not 0",
-    ),
+    "empty": (HEAD + "x.tar,a,0,0,0\n", "line 2: .*length of the member 'a' of 'x.tar'.* not 0"),
     "huge": (HEAD + "x.tar,a,0,268435457,0\n", "line 2: the length of the member 'a'"),
     "no name": (HEAD + "x.tar,,0,5,0\n", "line 2: the name of a member of 'x.tar'"),
-    "a strange encoding": (
-        "key,member,offset,length,encoding,label\nx.tar,a,0,5,parquet:,0\n",
-        "line 2: a member has the encoding 'parquet:'",
-    ),
-    "no row": (
-        "key,member,offset,length,encoding,label\nx.tar,a,0,-1,parquet:image,0\n",
-        "line 2: the row of the member 'a' of 'x.tar' must be from 0 to 2147483647, not -1",
-    ),
+    "a strange encoding": (ENCODED + "x.tar,a,0,5,parquet:,0\n", "line 2: .*'parquet:'"),
+    "no row": (ENCODED + "x.tar,a,0,-1,parquet:image,0\n", "line 2: .*'a' of 'x.tar'.* -1"),
     "overlap": (
         HEAD + "x.tar,c,20,5,0\ny.tar,a,0,9,0\nx.tar,a,10,11,0\n",
-        r"the members 'c' \(line 2\) and 'a' \(line 4\) of 'x.tar' \(bytes 20 to 25 and 10 to 21\) overlap",
+        r"'c' \(line 2\) and 'a' \(line 4\) of 'x.tar' \(bytes 20 to 25 and 10 to 21\)",
     ),
     "name twice": (
         HEAD + "x.tar,a,0,5,0\nx.tar,b,5,5,0\nx.tar,a,10,5,0\n",
-        r"the members 'a' \(line 2\) and 'a' \(line 4\) of 'x.tar' .* same name",
+        r"'a' \(line 2\) and 'a' \(line 4\) of 'x.tar'",
     ),
-    "beyond its end": (
-        HEAD + "y.tar,a,0,9,0\nx.tar,a,0,95,0\nx.tar,b,95,6,0\n",
-        "line 4: the member 'b' of 'x.tar' ends at 101, .* 100 bytes",
-    ),
-    "two versions": (
-        "key,version,member,offset,length,label\nx.tar,v,a,0,5,0\ny.tar,v,a,0,5,0\nx.tar,w,b,5,5,0\n",
-        "the members of 'x.tar' have two versions, 'v' and 'w'",
-    ),
-    "not there": (HEAD + "z.tar,a,0,5,0\n", "1 of the 1 keys"),
+    "beyond its end": (HEAD + "y.tar,a,0,9,0\nx.tar,b,95,6,0\n", "line 3: .*'b' of 'x.tar' ends at 101"),
+    "two versions": (VERSIONED + "x.tar,v,a,0,5,0\nx.tar,w,b,5,5,0\n", "'x.tar' .* 'v' and 'w'"),
+    "not there": (HEAD + "z.tar,a,0,5,0\n", "'z.tar'"),
 }
 
 

@@ -3,8 +3,6 @@
 from itertools import pairwise
 
 import numpy as np
-import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,28 +37,6 @@ def test_sorts_by_bytes_and_keeps_equals_in_order(strings):
     assert packed.reorder(order).equals_next().tolist() == equal
 
 
-@given(st.lists(st.text(max_size=9), max_size=50), st.data())
-def test_takes_any_part_of_an_arrow_array(strings, data):
-    start, stop = sorted(data.draw(st.integers(0, 60)) for _ in range(2))
-    packed = PackedStrings.of(pa.array(strings)[start:stop])
-    assert list(packed) == [string.encode() for string in strings[start:stop]]
-    assert list(packed.with_prefix(b"p/")) == [b"p/" + string for string in packed]
-    assert bytes(packed.parts()[0]) == b"".join(packed)
-
-
-@given(st.lists(LISTS, max_size=5))
-def test_concatenates(parts):
-    whole = PackedStrings.concatenate([PackedStrings.pack(part) for part in parts])
-    assert list(whole) == [string for part in parts for string in part]
-
-
-def test_many_more_strings_than_are_unpacked_at_a_time():
-    strings = [b"%d" % (number * 7919 % 20_011) for number in range(20_011)]
-    packed = PackedStrings.pack(strings)
-    assert list(packed) == strings
-    assert list(packed.reorder(packed.sort_order())) == sorted(strings)
-
-
 def test_more_than_memory_should_hold_lies_in_a_file():
     strings = [bytes([byte]) * (20 << 20) for byte in (3, 1, 4, 2, 4)]
     packed = PackedStrings.concatenate([PackedStrings.pack([string]) for string in strings])
@@ -69,9 +45,3 @@ def test_more_than_memory_should_hold_lies_in_a_file():
         np.array([5, 1, 2, 3, 4])
     )
     assert list(held) == [b"more", *strings[1:]]
-
-
-@pytest.mark.parametrize("place", [-1, 2])
-def test_a_place_outside_is_refused(place):
-    with pytest.raises(IndexError):
-        PackedStrings.pack([b"a", b"b"]).take(np.array([0, place]))

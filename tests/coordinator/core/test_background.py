@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from superdl.coordinator.core import (
-    CacheReset,
     ExecutorFacts,
     ExecutorResized,
     FailureKind,
@@ -12,7 +13,6 @@ from superdl.coordinator.core import (
     PacksLost,
     Prices,
     RecordsStored,
-    SampleState,
 )
 from superdl.coordinator.core.samples import footprint
 from superdl.super_wire.request import Outcome, RequestKind
@@ -38,15 +38,6 @@ def decode_all(driver):
     """Answer all that decodes, and no save."""
     while decoding := [request for request in driver.requests if request.kind.fills_cache]:
         driver.answer(decoding[0], after_s=0.0)
-
-
-def test_a_few_wait_a_moment_for_others():
-    driver = blind_job(lookahead_batches=2, request_samples=64)
-    driver.ask(0, 1)
-    decode_all(driver)
-    assert driver.wait(0.9) == []
-    driver.wait(0.1)
-    assert sum(map(len, saves(driver))) == len(driver.in_state(SampleState.RESIDENT)) > 0
 
 
 @pytest.mark.parametrize("how", ["trouble", "crashed", "refused", "no pack"])
@@ -81,45 +72,6 @@ def test_where_the_store_takes_nothing_one_save_at_a_time_tries_it(how):
     assert driver.state.sets[driver.key()].stored(np.arange(64)).all()
 
 
-def test_a_reader_that_waits_for_room_does_not_wait_for_a_save():
-    """Two samples fit: what is in the cache makes way for what is missed, though it is being saved."""
-    driver = blind_job(budget_bytes=2 * (RECORD_BYTES + 300), lookahead_batches=1, request_samples=2)
-    driver.ask(0, 1)
-    decode_all(driver)
-    driver.wait(1.0)
-    assert saves(driver)
-    driver.ask(0, 8, yielded=8)
-    driver.read(4, missed=(0, 1))
-    decode_all(driver)
-    assert {32, 33} <= set(driver.in_state(SampleState.RESIDENT))
-
-
-def all_stored(**settings):
-    """A job whose samples all lie in the store, and no function that decodes is there."""
-    driver = Driver(store=True, executors=(BLIND, STORE), capacity=0, request_samples=16, **settings)
-    driver.step(ExecutorResized(4, executor=1))
-    driver.open(shuffle=False)
-    driver.step(RecordsStored(DATASET, np.arange(64), np.ones(64, dtype=np.uint32)))
-    driver.ask(0, 8)
-    return driver
-
-
-def test_one_for_the_store_alone_that_fails_is_left_alone_and_tried_by_one_request():
-    driver = all_stored(lease_s=1e6, forget_s=1e6)
-    driver.step(ExecutorResized(8))
-    while restoring := [request for request in driver.requests if request.kind is RequestKind.RESTORE]:
-        driver.fail(restoring[0], FailureKind.UNAVAILABLE)
-    driver.answer_all()
-    assert driver.in_state(SampleState.RESIDENT) == list(range(64))
-    assert driver.core.job("job").counters.samples_produced > 0
-    driver.step(CacheReset(), after_s=60.0)
-    (probe,) = [request for request in driver.requests if request.kind is RequestKind.RESTORE]
-    driver.answer(probe)
-    driver.answer_all()
-    driver.step(CacheReset())
-    assert {request.kind for request in driver.requests} == {RequestKind.RESTORE}
-
-
 EACH = int(footprint(np.array([RECORD_BYTES]))[0])
 
 
@@ -138,26 +90,53 @@ def state_of(driver):
     return told.present, told.failed, told.ended
 
 
-def test_all_is_brought_in_the_order_of_the_plan_though_nobody_reads():
-    driver = filling(lookahead_batches=2)
-    order = []
-    while driver.requests:
-        assert state_of(driver)[2] == ""
-        order += driver.requests[0].indices.tolist()
-        driver.answer(driver.requests[0], but={77: Outcome.TOMBSTONE})
-    assert order == list(range(200))
-    assert state_of(driver) == (199, 1, "all")
-    driver.step(FillUp("fill"))
-    assert not driver.requests
-
-
-def test_nothing_is_dropped_for_it_and_it_says_that_it_is_full():
-    driver = filling(budget_bytes=100 * EACH)
-    driver.answer_all()
-    there, _, ended = state_of(driver)
-    assert (there, ended) == (99, "full")
-    assert driver.in_state(SampleState.RESIDENT) == list(range(99))
-    assert not driver.drops
+@given(
+    cached=st.sets(st.integers(0, 119)),
+    bad=st.sets(st.integers(0, 119), max_size=3),
+    room=st.sampled_from([60, 1000]),
+    store=st.sampled_from(["none", "seen", "by others"]),
+)
+def test_what_is_missing_is_decoded_once_in_the_order_of_the_plan_as_far_as_there_is_room(
+    cached, bad, room, store
+):
+    to_store, cached = store != "none", cached if room == 1000 else set()
+    driver = filling(
+        size=120,
+        known_absent=not cached,
+        budget_bytes=room * EACH,
+        store=to_store,
+        executors=(BLIND, STORE) if store == "by others" else (ExecutorFacts(),),
+        fill={"to_store": to_store},
+        tombstone_ttl_s=1e6,
+    )
+    if store == "by others":
+        driver.step(ExecutorResized(1, executor=1))
+    decoded, packs = [], iter(range(1, 1000))
+    for _ in range(300):
+        while driver.audits:
+            audit = driver.audits[0]
+            driver.tell(audit, [RECORD_BYTES * (index in cached) for index in audit.indices.tolist()])
+        while driver.requests:
+            request = driver.requests[0]
+            facts = {"pack": next(packs)} if request.kind.writes_pack else {}
+            if request.kind.decodes:
+                decoded += request.indices.tolist()
+                facts["but"] = dict.fromkeys(bad, Outcome.TOMBSTONE)
+            driver.answer(request, **facts)
+        if state_of(driver)[2]:
+            break
+        driver.wait(1.0)
+        driver.step(FillUp("fill", to_store=to_store))
+    missing = [index for index in range(120) if index not in cached]
+    present, failed, ended = state_of(driver)
+    if to_store or room == 1000:
+        assert (ended, present + failed, failed) == ("all", 120, len(bad - cached))
+        assert sorted(decoded) == missing
+    else:
+        assert ended == "full"
+        assert 50 < present < 60
+        missing = missing[: len(decoded)]
+    assert to_store or (decoded == missing and not driver.drops)
 
 
 @pytest.mark.parametrize("to_store", [False, True])
@@ -181,23 +160,6 @@ def test_it_ends_at_so_much_money():
     assert driver.core.job("fill").counters.invocations == 9  # one more would pass 0.95 of it
     broke = filling(fill={"usd": 0.001}, executors=executors)
     assert (broke.requests, state_of(broke)) == ([], (0, 0, "max_usd"))
-
-
-def test_what_the_cache_has_is_found_and_the_rest_is_brought():
-    driver = filling(known_absent=False, size=1000)
-    asked = []
-    while driver.audits or driver.requests:
-        assert len(driver.audits) <= 8
-        while driver.audits:
-            audit = driver.audits[0]
-            asked += audit.indices.tolist()
-            driver.tell(audit, [RECORD_BYTES if index % 2 else 0 for index in audit.indices.tolist()])
-        while driver.requests:
-            assert not (driver.requests[0].indices % 2).any()
-            driver.answer(driver.requests[0])
-    assert sorted(asked) == list(range(1000))
-    assert state_of(driver) == (1000, 0, "all")
-    assert driver.core.job("fill").counters.samples_produced == 500
 
 
 def test_readers_go_first_and_may_have_what_it_brought():
@@ -230,39 +192,6 @@ def test_the_store_is_filled_through_a_cache_that_is_smaller():
     assert state_of(driver) == (200, 0, "all")
     driver.step(PacksLost(np.array([pack], dtype=np.uint32)))
     assert state_of(driver)[0] < 200
-
-
-def test_what_was_cached_before_is_saved_for_the_store():
-    driver = filling(known_absent=False, size=40, store=True, fill={"to_store": True})
-    while driver.audits:
-        driver.tell(driver.audits[0], [RECORD_BYTES] * driver.audits[0].indices.size)
-    assert state_of(driver)[2] == ""
-    driver.wait(1.0)
-    pack = 0
-    while driver.requests:
-        assert driver.requests[0].kind is RequestKind.SAVE
-        pack += 1
-        driver.answer(driver.requests[0], pack=pack)
-        driver.wait(1.0)
-    assert state_of(driver) == (40, 0, "all")
-    assert driver.core.job("fill").counters.samples_produced == 0
-
-
-def test_functions_that_do_not_see_the_store_decode_and_others_save():
-    executors = (ExecutorFacts("blind", sees_store=False), ExecutorFacts(decodes=False))
-    driver = filling(store=True, budget_bytes=60 * EACH, executors=executors, fill={"to_store": True})
-    driver.step(ExecutorResized(1, executor=1))
-    pack = 0
-    for _ in range(200):
-        while driver.requests:
-            request = driver.requests[0]
-            pack += request.kind is RequestKind.SAVE
-            driver.answer(request, **({"pack": pack} if request.kind is RequestKind.SAVE else {}))
-        driver.wait(1.0)
-        if state_of(driver)[2]:
-            break
-    assert state_of(driver) == (200, 0, "all")
-    assert driver.core.job("fill").counters.samples_produced == 200
 
 
 def test_one_who_does_not_say_so_again_is_not_filled_for():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.coordinator.core import ExecutorFacts, PacksLost, SampleState, footprint, runs_of
+from superdl.coordinator.core import ExecutorFacts, SampleState, footprint, runs_of
 from superdl.coordinator.core.events import JobClosed
 from superdl.coordinator.core.jobs import next_use_s
 from superdl.coordinator.core.lookahead import with_their_neighbours
@@ -214,19 +214,6 @@ def test_calls_for_far_off_epochs_cost_no_memory_and_the_last_one_is_served(answ
     assert all(samples.resident_count for samples in driver.state.sets.values())
 
 
-def test_forged_reports_of_far_off_epochs_make_nothing():
-    driver = Driver(size=64, random=True, lookahead_batches=2)
-    driver.open()
-    driver.ask(0, 8)
-    driver.answer_all()
-    before = driver.core.job("job").counters.batches_read
-    for epoch in FAR:
-        assert driver.read(0, missed=(1,), corrupt=(1,), epoch=epoch + 100) == []
-        assert driver.read(0, epoch=epoch + 100) == []
-    assert len(driver.state.sets) == 1
-    assert driver.core.job("job").counters.batches_read == before
-
-
 def two_jobs(**settings):
     driver = Driver(**{"size": 200, "capacity": 1, "request_samples": 8, "lease_s": 15.0, **settings})
     driver.open("gone", seed=1)
@@ -318,7 +305,6 @@ def take(driver, wanted, *, slack_s=1e6, epoch=-1, executor=0):
 
 
 HALVES = [0, 32]
-EIGHTHS = [*range(0, 64, 8)]
 
 
 def test_nothing_comes_along_that_could_not_keep_or_would_come_late():
@@ -333,47 +319,6 @@ def test_nothing_comes_along_that_could_not_keep_or_would_come_late():
     assert take(driver, [first], slack_s=math.inf) == run
     driver.state.fleet.executors[0].latency.sample_s = 1.0
     assert take(driver, [first], slack_s=math.inf) == [first]
-
-
-def test_before_anything_was_read_nothing_comes_along():
-    driver = Driver(runs=np.array(HALVES), lookahead_batches=2, capacity=1, request_samples=4)
-    plan = driver.open(seed=3)
-    while driver.requests:
-        driver.answer(driver.requests[0])
-    expected = set(plan.span(0, 0, 2, 0).indices.tolist())
-    assert set(driver.in_state(SampleState.RESIDENT)) == expected
-
-
-@pytest.mark.parametrize("random", [False, True])
-def test_a_cache_that_does_not_hold_all_keeps_nothing_that_is_wanted_late(random):
-    for records, may in ((50, False), (200, True)):
-        driver = ready(EIGHTHS, budget_bytes=records * TAKEN, random=random, request_samples=64)
-        epoch = 0 if random else -1
-        first = driver.in_state(SampleState.ABSENT, epoch)[0]
-        assert (len(take(driver, [first], epoch=epoch)) > 1) == may
-
-
-def test_a_store_keeps_it_while_it_takes_packs_and_loses_none():
-    driver = Driver(
-        runs=np.array(EIGHTHS), store=True, budget_bytes=50 * TAKEN, lookahead_batches=1, capacity=1
-    )
-    driver.open(seed=3)
-    driver.ask(0, 1)
-    packs = iter(range(1, 100))
-    while driver.requests:
-        driver.answer(driver.requests[0], pack=next(packs))
-    driver.read(0)
-    while driver.requests:
-        driver.answer(driver.requests[0], pack=next(packs))
-    first = driver.in_state(SampleState.ABSENT)[0]
-    access = driver.state.fleet.executors[0].store
-    access.keeps, kept = False, access.keeps  # as where the room of the store is used up
-    assert take(driver, [first]) == [first]
-    access.keeps = kept
-    assert len(take(driver, [first])) > 1
-    driver.step(PacksLost(np.array([1], dtype=np.uint32)))
-    first = driver.in_state(SampleState.ABSENT)[0]
-    assert take(driver, [first]) == [first]
 
 
 def test_the_dearer_executor_takes_nothing_along():

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.coordinator.core import SampleState
-from superdl.coordinator.core.events import ExecutorResized, FailureKind, RecordReadBack
+from superdl.coordinator.core.events import CacheEvicted, ExecutorResized, FailureKind, RecordReadBack
 from superdl.coordinator.core.samples import footprint
 from superdl.coordinator.core.settings import ExecutorFacts
 from superdl.super_wire.request import Outcome
-from tests.coordinator.core.driver import Driver
+from tests.coordinator.core.driver import RECORD_BYTES, Driver
 
 S = SampleState
 
@@ -119,23 +119,6 @@ def test_one_record_of_an_executor_is_read_back_every_few_seconds_however_many_i
     assert len(driver.read_backs) in {1, 2}, "10 s"
 
 
-def test_what_does_not_read_back_is_dropped_and_produced_again_and_told_once():
-    driver = producing(lookahead_batches=2)
-    driver.answer(driver.requests[0])
-    (chosen,) = driver.read_backs
-    told(driver, "its hash is another")
-    assert [drop.indices.tolist() for drop in driver.drops] == [[chosen.index]]
-    assert [request.indices.tolist() for request in driver.requests].count([chosen.index]) == 1
-    for _ in range(3):
-        driver.wait(1.0)
-        driver.answer(driver.requests[0])
-        told(driver, "its hash is another")
-    (warning,) = driver.warnings
-    assert "corrupt when read back (its hash is another)" in warning.message
-    driver.answer_all()
-    assert chosen.index in driver.in_state(SampleState.RESIDENT)
-
-
 def test_one_of_several_is_set_aside_until_a_record_of_it_reads_back():
     facts = (ExecutorFacts("first"), ExecutorFacts("second"))
     driver = producing(lookahead_batches=4, executors=facts)
@@ -154,6 +137,22 @@ def test_one_of_several_is_set_aside_until_a_record_of_it_reads_back():
         position += 1
     told(driver, "")
     assert not first.breaker.tripped
+
+
+def test_what_the_server_may_have_evicted_is_looked_for_once():
+    driver = Driver(size=8)
+    driver.open(shuffle=False)
+    driver.ask(0, 1)
+    driver.answer_all()
+    driver.step(CacheEvicted())
+    (audit,) = driver.audits
+    driver.tell(audit, [*[RECORD_BYTES] * 7, 0])
+    assert driver.requested() == [7]
+    driver.answer_all()
+    for epoch in range(40):  # the look-ahead comes to them again and again
+        driver.ask(0, 1, epoch=epoch, yielded=1)
+        driver.read(0, epoch=epoch, after_s=0.1)
+    assert driver.audits == []
 
 
 ANSWER_S = 1.5  # of a function whose source is throttled
@@ -196,23 +195,6 @@ def test_an_outage_is_probed_by_few_requests_and_costs_no_sample(size, outage_s)
         assert driver.now_s < back_s + 20
     assert driver.tombstones == []
     assert driver.core.unavailable_for_s(driver.key()) == 0
-
-
-def test_a_throttled_subset_takes_ever_fewer_places_and_the_others_flow():
-    driver = reading(640)
-    throttled = set(range(640)[::10])
-    places = []
-    for _ in range(40):
-        requests = list(driver.requests)
-        driver.wait(ANSWER_S)
-        for request in requests:
-            away = throttled.intersection(request.indices.tolist())
-            driver.answer(request, but=dict.fromkeys(away, Outcome.UNAVAILABLE), after_s=0.0)
-        places.append(len(requests))
-    assert set(driver.in_state(SampleState.RESIDENT)) == set(range(640)) - throttled
-    assert sum(places[-10:]) < sum(places[1:11]), "the waits grow"
-    assert driver.tombstones == []
-    assert driver.core.unavailable_for_s(driver.key()) > 50
 
 
 # jemalloc's size classes from 16 bytes to 1 MiB (jemalloc(3), "Size classes", 16-byte quantum)

@@ -9,7 +9,6 @@ import pytest
 from superdl.coordinator.core import ExecutorFacts, JobOpened, Plan, Prices, Team, TeamsChanged
 from superdl.coordinator.core.journal import Cause
 from superdl.coordinator.core.ledger import NOBODY, Ledger, Spending, Teams
-from superdl.super_wire.errors import ConfigError
 from tests.coordinator.core.driver import Driver
 
 PRICES = Prices(invocation=1.0, gb_s=2.0, source_request=0.5, source_gb=4.0, record_gb=8.0)
@@ -139,21 +138,6 @@ def test_shares_that_change_hold_from_then_on():
     teams.change([Team("a", share=7.0)])
     had_s = serve(teams, {"a": 0.1, "b": 0.1}, 8, until_s=100.0)
     assert had_s["a"] == pytest.approx(7 * had_s["b"], rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("facts", "reason"),
-    [
-        ({"name": "a b"}, "a team's name must .* 1 to 64 letters"),
-        ({"name": "a", "share": 0.0}, "share must be from 0.001 to"),
-        ({"name": "a", "share": math.nan}, "share must be from"),
-        ({"name": "a", "priority": 2000}, "priority must be from -1000 to 1000"),
-        ({"name": "a", "max_usd": -1.0}, "max_usd must be from 0"),
-    ],
-)
-def test_what_no_team_may_have_is_refused_by_name(facts, reason):
-    with pytest.raises(ConfigError, match=reason):
-        Team(**facts)
 
 
 def open_as(driver, team, job, *, seed=0):

@@ -35,6 +35,19 @@ def decoded(driver):
     )
 
 
+def test_where_one_rank_does_not_see_the_store_the_samples_of_all_ranks_are_restored():
+    driver = Driver(store=True, lookahead_batches=2, capacity=0)
+    for rank in (0, 1):
+        driver.open(shuffle=False, batch_size=4, replicas=2, rank=rank)
+    driver.step(RecordsStored(DATASET, ALL, np.ones(64, dtype=np.uint32)))
+    for rank in (0, 1):
+        driver.ask(0, 8, rank=rank, sees_store=True)
+    driver.step(ExecutorResized(8))
+    assert not driver.requests
+    driver.ask(0, 8, rank=1)
+    assert restored(driver) == list(range(16))
+
+
 def look_again(driver, *, after_s=0.0):
     """The cache has lost everything, and the job looks ahead to it again."""
     driver.answer_all()
@@ -158,59 +171,15 @@ def test_a_hanging_restore_is_raced_by_decoding_where_a_reader_waits():
 POINTER_BYTES = 126
 
 
-def started(*, sees_store=True, **settings):
-    """A job in plan order of which nothing is stored, once its sampler has told whether it sees the store."""
-    driver = Driver(**{"store": True, "lookahead_batches": 2, "request_samples": 8, "capacity": 0} | settings)
-    driver.open(shuffle=False)
-    driver.ask(0, 8, sees_store=sees_store)
-    driver.step(ExecutorResized(8))
-    return driver
-
-
-def point(driver, request, pack=1):
-    """A function has written a pack, and pointers into it."""
-    assert request.kind is RequestKind.DECODE_TO_POINTERS
-    pointers = np.ones(request.indices.size, dtype=np.bool_)
-    driver.answer(request, record_bytes=POINTER_BYTES, pack=pack, pointers=pointers)
-
-
-def pointed(**settings):
-    """The first two batches are in the cache as pointers, each into a pack of its own."""
-    driver = started(**settings)
-    for pack, request in enumerate(list(driver.requests), 1):
-        point(driver, request, pack)
-    assert driver.in_state(SampleState.RESIDENT) == list(range(16))
-    return driver
-
-
-def second_job(driver, *, sees_store=False):
-    driver.open("other", shuffle=False)
-    driver.ask(0, 8, job="other", sees_store=sees_store)
-
-
-@pytest.mark.parametrize("why", ["blind", "bucket", "random", "another job", "trouble"])
-def test_who_gets_records(why):
-    settings = {"bucket": {"whole_packs": True}, "random": {"random": True}}.get(why, {})
-    driver = started(sees_store=why != "blind", **settings)
-    if why == "another job":
-        driver = started(capacity=0)
-        driver.step(ExecutorResized(0))
-        driver.requests.clear()
-        second_job(driver)
-        driver.step(ExecutorResized(8))
-        driver.read(0)
-    if why == "trouble":
-        for request in list(driver.requests):
-            driver.answer(request, store_trouble="disk full")
-        driver.wait(60.0)
-        driver.read(0, after_s=1.0)
-        assert any(request.kind.writes_pack for request in driver.requests)  # it is tried
-    assert driver.requests
-    assert not any(request.kind is RequestKind.DECODE_TO_POINTERS for request in driver.requests)
-
-
 def test_a_pointer_that_a_reader_cannot_follow_is_restored_and_for_a_while_none_is_made():
-    driver = pointed()
+    driver = Driver(store=True, lookahead_batches=2, request_samples=8, capacity=0)
+    driver.open(shuffle=False)
+    driver.ask(0, 8, sees_store=True)
+    driver.step(ExecutorResized(8))
+    for pack, request in enumerate(list(driver.requests), 1):
+        assert request.kind is RequestKind.DECODE_TO_POINTERS
+        pointers = np.ones(request.indices.size, dtype=np.bool_)
+        driver.answer(request, record_bytes=POINTER_BYTES, pack=pack, pointers=pointers)
     driver.read(0, missed=(3,), corrupt=(3,))
     whole = next(audit for audit in driver.audits if audit.whole)
     driver.tell(whole, [POINTER_BYTES], pointers=True)

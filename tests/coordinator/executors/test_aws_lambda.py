@@ -57,36 +57,24 @@ async def test_environments_and_their_connections_are_open_before_the_first_requ
     assert len(list(tmp_path.iterdir())) == 3
 
 
+ELSEWHERE = "arn:aws:lambda:us-east-1:123456789012:function:super-prefetch"
+
+
 @pytest.mark.parametrize(
-    ("changes", "kind", "words"),
+    ("changes", "kind", "remedy"),
     [
-        ({"function": "no such name!"}, ConfigError, "lambda_function must be a function's name, ARN or"),
-        (
-            {"function": "nobody"},
-            ConfigError,
-            r"nobody .* does not exist .*deploy it, or correct lambda_fu.*SUPER_LAMBDA_FUNCTION",
-        ),
-        ({"function": "super-prefetch:7"}, ConfigError, "super-prefetch:7 .* does not exist"),
-        ({"region": "eu-west-9"}, ExecutorError, "check that lambda_region is the function's"),
-        ({"region": "in the north"}, ConfigError, "lambda_region to a region such as"),
-        (
-            {
-                "function": "arn:aws:lambda:us-east-1:123456789012:function:super-prefetch",
-                "region": "eu-west-1",
-            },
-            ConfigError,
-            "us-east-1, but lambda_region is eu-west-1",
-        ),
-        ({"endpoint_url": "127.0.0.1:1"}, ConfigError, "lambda_endpoint_url to a URL such as"),
-        (
-            {"endpoint_url": f"http://127.0.0.1:{free_port()}"},
-            ExecutorError,
-            "cannot be reached .*: check lambda_region, lambda_endpoint_url",
-        ),
+        ({"function": "no such name!"}, ConfigError, "lambda_function"),
+        ({"function": "nobody"}, ConfigError, "SUPER_LAMBDA_FUNCTION"),
+        ({"function": "super-prefetch:7"}, ConfigError, "super-prefetch:7"),
+        ({"region": "eu-west-9"}, ExecutorError, "lambda_region"),
+        ({"region": "in the north"}, ConfigError, "lambda_region"),
+        ({"function": ELSEWHERE, "region": "eu-west-1"}, ConfigError, "us-east-1.* eu-west-1"),
+        ({"endpoint_url": "127.0.0.1:1"}, ConfigError, "lambda_endpoint_url"),
+        ({"endpoint_url": f"http://127.0.0.1:{free_port()}"}, ExecutorError, "lambda_endpoint_url"),
     ],
 )
-async def test_what_is_wrong_with_the_settings_is_told_with_its_remedy(lambda_service, changes, kind, words):
-    with pytest.raises(kind, match=words) as told:
+async def test_what_is_wrong_with_the_settings_is_told_with_its_remedy(lambda_service, changes, kind, remedy):
+    with pytest.raises(kind, match=remedy) as told:
         await start_and_close(executor_for(lambda_service, **changes))
     assert isinstance(told.value, ConfigError) == (kind is ConfigError)  # exit code 2 or 1
 
@@ -121,26 +109,18 @@ async def test_a_function_that_cannot_reach_the_cache(lambda_service):
 
 
 @pytest.mark.parametrize(
-    ("handler", "kind", "words"),
+    ("handler", "kind", "named"),
     [
-        (
-            "of_another_version",
-            ConfigError,
-            rf"SUPER 9\.9\.9, but the coordinator runs SUPER {installed_version()}: deploy version",
-        ),
-        (
-            "of_no_version",
-            ExecutorError,
-            "answered a warm event with .*hello.*: deploy SUPER's function there",
-        ),
-        ("disagreeing", ConfigError, "decode images differently .*redeploy it"),
-        ("nowhere", ExecutorError, "does not start .*Runtime.HandlerNotFound.*make lambda-zip"),
+        ("of_another_version", ConfigError, installed_version()),
+        ("of_no_version", ExecutorError, "hello"),
+        ("disagreeing", ConfigError, "redeploy"),
+        ("nowhere", ExecutorError, "Runtime.HandlerNotFound"),
     ],
 )
-async def test_a_function_that_is_not_ours_is_refused(lambda_service, tmp_path, handler, kind, words):
+async def test_a_function_that_is_not_ours_is_refused(lambda_service, tmp_path, handler, kind, named):
     environment = {"GATHER_IN": str(tmp_path), "GATHER": "2"}
     lambda_service.deploy(handler=handler_of(handler), environment=environment)
-    with pytest.raises(kind, match=words):
+    with pytest.raises(kind, match=named):
         await start_and_close(executor_for(lambda_service, warm=2))
 
 

@@ -44,22 +44,16 @@ async def ids_of(coordinator, job="job"):
 
 
 @pytest.mark.parametrize(
-    ("error", "tombstone_says"),
+    "error",
     [
-        (
-            ExecutorError("killed by SIGSEGV", FailureKind.CRASHED),
-            "the function's process ended: killed by SIGSEGV",
-        ),
-        (ExecutorError("after 3 s", FailureKind.TIMED_OUT), "the function did not answer in time: after 3 s"),
-        (ExecutorError("KeyError: x", FailureKind.RAISED), "the function raised an error: KeyError: x"),
-        (ExecutorError("7 MB", FailureKind.RAISED), "the function raised an error: 7 MB"),
-        (ConfigError("another version"), "the function raised an error: another version"),
+        ExecutorError("killed by SIGSEGV", FailureKind.CRASHED),
+        ExecutorError("after 3 s", FailureKind.TIMED_OUT),
+        ExecutorError("KeyError: x", FailureKind.RAISED),
+        ConfigError("another version"),
     ],
 )
 @pytest.mark.coordinator(attempts=3, tombstone_ttl_s=3000.0, **FAST)
-async def test_what_a_sample_may_be_to_blame_for_ends_in_a_tombstone(
-    coordinator, valkey, source, error, tombstone_says
-):
+async def test_what_a_sample_may_be_to_blame_for_ends_in_a_tombstone(coordinator, valkey, source, error):
     async def fail(request):
         if "cat/1.jpg" in request.keys:
             raise error
@@ -76,28 +70,17 @@ async def test_what_a_sample_may_be_to_blame_for_ends_in_a_tombstone(
     await coordinator.until(lambda: not coordinator.engine.busy)
     tombstone = read_tombstone(in_cache(valkey, ids[1])[0])
     assert (tombstone.key, tombstone.permanent) == ("cat/1.jpg", False)
-    assert tombstone.message == tombstone_says
+    assert str(error) in tombstone.message
 
 
-NONSENSE = {
-    "too few outcomes": lambda result: dataclasses.replace(result, outcomes=result.outcomes[:-1]),
-    "messages without a number": lambda result: dataclasses.replace(result, messages={"first": "?"}),
-    "a negative length": lambda result: dataclasses.replace(
-        result, record_bytes=(-5,) * len(result.outcomes)
-    ),
-    "an endless time": lambda result: dataclasses.replace(result, fetch_us=10**30),
-}
-
-
-@pytest.mark.parametrize("edit", NONSENSE.values(), ids=NONSENSE.keys())
 @pytest.mark.coordinator(**FAST)
-async def test_an_answer_that_makes_no_sense_is_a_failure_and_is_tried_again(coordinator, source, edit):
+async def test_an_answer_that_makes_no_sense_is_a_failure_and_is_tried_again(coordinator, source):
     executor = coordinator.executor
     untouched = executor.edit
 
     def edit_once(result):
         executor.edit = untouched
-        return edit(result)
+        return dataclasses.replace(result, outcomes=result.outcomes[:-1])
 
     executor.edit = edit_once
     await coordinator.open(await coordinator.register(source))
@@ -174,65 +157,42 @@ async def test_a_bug_in_an_executor_is_seen(valkey, caplog):
     assert "a bug" in caplog.text
 
 
-async def test_closing_abandons_what_is_under_way(coordinator, source):
-    cancelled = asyncio.Event()
-
-    async def hang(_):
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-
-    coordinator.executor.before = hang
-    await coordinator.open(await coordinator.register(source))
-    await coordinator.until(lambda: coordinator.executor.requests)
-    await asyncio.wait_for(coordinator.engine.close(), 20)
-    assert cancelled.is_set()
-    coordinator.engine.post(missed([0]))  # what comes late changes nothing
-    assert not coordinator.engine.busy
-
-
 MEMORY_GB = 1769 / 1024
 
 
 @pytest.mark.parametrize(
-    ("told", "gb_s"),
+    ("first", "gb_s", "unbilled"),
     [
-        ({"duration_us": 500_000}, 0.5 * MEMORY_GB),
-        ({"duration_us": 500_000, "billed_us": 750_000}, 0.75 * MEMORY_GB),
-        ({"duration_us": 500_000, "billed_us": 750_000, "memory_mb": 512}, 0.75 * 0.5),
-    ],
-)
-async def test_gigabyte_seconds_are_those_that_are_billed(coordinator, source, told, gb_s):
-    coordinator.executor.edit = lambda result: replace(result, **told)
-    await coordinator.open(await coordinator.register(source))
-    counters = coordinator.engine.core.job("job").counters
-    await coordinator.until(lambda: counters.samples_produced == 10)
-    assert counters.gb_s == pytest.approx(gb_s * counters.invocations)
-
-
-@pytest.mark.parametrize(
-    ("error", "gb_s", "unbilled"),
-    [
+        ({"duration_us": 500_000}, 0.5 * MEMORY_GB, 0),
+        ({"duration_us": 500_000, "billed_us": 750_000}, 0.75 * MEMORY_GB, 0),
+        ({"duration_us": 500_000, "billed_us": 750_000, "memory_mb": 512}, 0.75 * 0.5, 0),
         (ExecutorError("once", FailureKind.RAISED, ran_s=2.0), 2.0 * MEMORY_GB, 0),
         (ExecutorError("once", ran_s=3.0), 3.0 * MEMORY_GB, 0),  # it may have run before
         (ExecutorError("once", FailureKind.RAISED, refused=True), 0.0, 1),  # before it was sent
     ],
 )
-@pytest.mark.coordinator(backoff_s=0.001, backoff_max_s=0.002)
-async def test_what_ran_and_failed_is_billed_and_what_was_never_sent_is_not(
-    coordinator, source, error, gb_s, unbilled
-):
-    async def fail_first(_):
-        coordinator.executor.before = None
-        raise error
+@pytest.mark.coordinator(**FAST)
+async def test_what_ran_is_billed_and_what_was_never_sent_is_not(coordinator, source, first, gb_s, unbilled):
+    executor = coordinator.executor
+    untouched = executor.edit
 
-    coordinator.executor.before = fail_first
+    async def fail_first(_):
+        executor.before = None
+        raise first
+
+    def tell_first(result):
+        executor.edit = untouched
+        return replace(result, **first)
+
+    if isinstance(first, dict):
+        executor.edit = tell_first
+    else:
+        executor.before = fail_first
     await coordinator.open(await coordinator.register(source))
     counters = coordinator.engine.core.job("job").counters
     await coordinator.until(lambda: counters.samples_produced == 10)
     assert counters.gb_s == pytest.approx(gb_s)
-    assert counters.invocations == len(coordinator.executor.requests) - unbilled
+    assert counters.invocations == len(executor.requests) - unbilled
     assert counters.samples_failed == 0
 
 

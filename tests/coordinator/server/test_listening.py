@@ -4,14 +4,11 @@ import contextlib
 import resource
 import select
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,25 +24,6 @@ from tests.fixtures.half_calls import HalfCalls
 from tests.fixtures.stack import Stack
 from tests.fixtures.valkey import Valkey
 from tests.hostile.fuzz_wire import mutate
-
-ASK = """
-import resource
-from superdl.coordinator.server.listening import *
-resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
-raise_limit_of_open_files()
-print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], connections_that_fit(20_000))
-"""
-
-
-@pytest.mark.parametrize(
-    ("soft", "hard", "told"), [(256, 4096, "4096 3072"), (256, 1024, "1024 512"), (64, 64, "64 32")]
-)
-def test_the_limit_is_raised_and_leaves_enough_for_other_things(soft, hard, told):
-    """In a process of its own, since a hard limit cannot be raised again."""
-    command = [sys.executable, "-c", ASK.format(soft=soft, hard=hard)]
-    assert (
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout == f"{told}\n"
-    )
 
 
 @pytest.fixture
@@ -267,19 +245,5 @@ def test_a_call_that_ends_without_its_message_is_told(serving_loop):
                 said_nothing(iter(()), timeout=10)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert answer(port)
-
-    serving(serving_loop, use)
-
-
-def test_nobody_watches_so_that_watchers_hold_no_probe_up(serving_loop):
-    def use(_, probed):
-        with grpc.insecure_channel(f"127.0.0.1:{probed}") as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            watching = [stub.Watch(health_pb2.HealthCheckRequest(), timeout=10) for _ in range(CALLS)]
-            for one in watching:
-                with pytest.raises(grpc.RpcError) as caught:
-                    next(one)
-                assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-            assert stub.Check(health_pb2.HealthCheckRequest(service="any"), timeout=10).status == 1
 
     serving(serving_loop, use)

@@ -4,20 +4,16 @@ import asyncio
 import io
 import json
 import random
-import re
 import time
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
-from rich.console import Console
 
 from superdl.coordinator.cache.info import CacheLoad
-from superdl.coordinator.core import FailureKind, JobClosed, JobOpened, Team
+from superdl.coordinator.core import JobClosed, JobOpened, Team
 from superdl.coordinator.server.metrics import JOBS_NAMED, METRICS, OTHER, EmfLines, Metrics
-from superdl.coordinator.server.statistics import executor_stats
-from superdl.stats_command import _print_executors, mapping
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import Driver
@@ -154,15 +150,6 @@ async def test_rows_grow_by_exactly_what_jobs_do_whatever_becomes_of_them(coordi
         before = told
 
 
-def test_names_keep_to_the_conventions():
-    for metric in METRICS:
-        assert re.fullmatch(r"super_[a-z_]+[a-z]", metric.name)
-        assert metric.name.endswith("_total") == (metric.kind == "counter")
-        assert "sample" not in metric.labels
-        assert metric.help.endswith(".")
-    assert len({metric.name for metric in METRICS}) == len(METRICS)
-
-
 def test_a_line_says_how_long_readers_waited_since_the_last_one():
     driver = Driver(size=64, capacity=2)
     driver.now_s = time.monotonic() - 60.0
@@ -189,32 +176,3 @@ def test_a_line_says_how_long_readers_waited_since_the_last_one():
     names = [metric["Name"] for metric in described["Metrics"]]
     assert set(names) == set(first) - {"_aws", "Coordinator"}
     assert abs(first["_aws"]["Timestamp"] / 1000 - time.time()) < 60
-
-
-def shown(driver):
-    """The lines of ``superdl stats`` on executors."""
-    console = Console(file=io.StringIO(), width=500)
-    told = executor_stats(driver.core, [SimpleNamespace(absence="")])
-    _print_executors([mapping(one) for one in told], console)
-    return console.file.getvalue()
-
-
-def test_throttling_is_named_while_it_happens_though_there_is_one_executor_and_some_requests_work():
-    driver = Driver()
-    driver.open()
-    driver.ask(0, 8)
-    assert "problem" not in shown(driver)
-    for _ in range(5):
-        driver.fail(driver.requests[0], FailureKind.THROTTLED)
-        driver.wait(2.0)
-        driver.answer(driver.requests[0])
-    assert "throttled 5 times in the last minute" in shown(driver)
-    driver.wait(30.0)
-    driver.ask(0, 8)
-    driver.fail(driver.requests[0], FailureKind.THROTTLED)
-    assert "throttled 6 times" in shown(driver)
-    assert "because" in shown(driver)
-    driver.wait(61.0)
-    driver.answer_all()
-    driver.wait(1.0)
-    assert "problem" not in shown(driver)

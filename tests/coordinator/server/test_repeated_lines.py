@@ -82,9 +82,6 @@ def test_a_stranger_s_words_make_no_lines_and_causes_are_bounded(log):
     for word in ("one", "another", "\x1b[2J"):
         logger.warning("a report is skipped: %s", word, extra={"cause": "unreadable report"})
     assert len(lines()) == 1
-    for number in range(300):
-        logger.warning("cause %s", "x" * number)
-    assert len(logger.handlers[0]._reported) <= 256
 
 
 def test_what_was_counted_is_told_after_a_minute_though_nothing_follows(log):

@@ -5,42 +5,16 @@ import threading
 
 import pytest
 
-from superdl.coordinator.catalog.state import CatalogState
 from superdl.coordinator.core import SampleState
 from superdl.coordinator.store.keeper import StoreKeeper
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.errors import ConfigError, UnknownJobError
 from superdl.super_wire.keys import report_stream
-from superdl.super_wire.protocol import PROTOCOL_VERSION
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Outcome
-from tests.coordinator.running import ENOUGH_S, RECORD_BYTES, registration, report
+from tests.coordinator.running import RECORD_BYTES, report
 
 RANDOM = Recipe([{"op": "random_resized_crop", "size": 4}], augment_seed=1)
-
-
-async def test_a_registered_dataset_is_described_once_listed(coordinator, source):
-    dataset = await coordinator.register(source)
-    assert dataset.protocol_version == PROTOCOL_VERSION
-    assert (dataset.ready, dataset.size, dataset.listed) == (True, 10, 10)
-    assert list(dataset.classes) == ["cat", "dog"]
-    assert dataset.label_dtype == "int64"
-    assert len(dataset.fingerprint) == len(dataset.dataset_id) == 16
-    assert await coordinator.register(source) == dataset
-    other = await coordinator.register(source, "another run")
-    assert other.dataset_id != dataset.dataset_id
-    assert other.fingerprint == dataset.fingerprint
-
-
-async def test_a_dataset_whose_ids_are_derived_is_said_to_be_packed(coordinator, source, monkeypatch):
-    going, ids = threading.Event(), CatalogState.ids
-    monkeypatch.setattr(CatalogState, "ids", lambda *facts: going.wait(ENOUGH_S) and ids(*facts))
-    answer = await coordinator.call("RegisterDataset", registration(source=f"file://{source}"))
-    assert (answer.ready, answer.packing, answer.listed) == (False, True, 10)
-    going.set()
-    poll = pb.GetDatasetRequest(dataset_id=answer.dataset_id, wait_s=ENOUGH_S)
-    answer = await coordinator.call("GetDataset", poll)
-    assert (answer.ready, answer.packing) == (True, False)
 
 
 async def test_looking_ahead_begins_where_a_rank_says_that_it_will_begin(coordinator, source):
@@ -104,13 +78,13 @@ async def test_stats_account_for_what_was_read_and_produced(coordinator, valkey,
     await coordinator.until(lambda: counters.samples_produced == 10)
     with valkey.client() as client:
         client.xadd(report_stream("job"), report(0))
-        client.xadd(report_stream("job"), report(1, hits=3))
+        client.xadd(report_stream("job"), report(1, hits=3, straight=2))
     await coordinator.until(lambda: counters.batches_read == 2)
     answer = await coordinator.call("GetJobStats", pb.GetJobStatsRequest(jobs=["job"]))
     (stats,) = answer.jobs
     assert stats.source == f"file://{source}"
     assert (stats.epoch, stats.position, stats.batches_read) == (0, 2, 2)
-    assert (stats.cache_hits, stats.cache_misses) == (7, 1)
+    assert (stats.cache_hits, stats.samples_straight, stats.cache_misses) == (5, 2, 1)
     assert (stats.samples_produced, stats.samples_failed, stats.retries) == (10, 0, 0)
     assert stats.invocations == len(coordinator.executor.requests)
     assert (stats.requests_in_flight, stats.source_bytes, stats.record_bytes) == (

@@ -17,11 +17,10 @@ import pytest
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.streams import ReportReader
 from superdl.coordinator.catalog.datasets import DatasetRegistry
-from superdl.coordinator.core import CacheEvicted, CacheReset, CoreSettings, headroom_bytes
+from superdl.coordinator.core import CoreSettings, headroom_bytes
 from superdl.coordinator.server import upkeep as upkeep_module
 from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.server.upkeep import Upkeep, agree_on_fingerprint
-from superdl.super_wire.cache import key_slot
 from superdl.super_wire.keys import LOCK_KEY, RECORD_PREFIX, cache_key
 from superdl.super_wire.record import HEADER_BYTES, pack
 from tests.coordinator.running import ScriptedExecutor, missed, running
@@ -104,16 +103,6 @@ async def test_what_an_earlier_coordinator_left_goes_as_far_as_a_job_needs_its_r
     assert left(small) > 0.8 * records
 
 
-async def told_after(address, fault):
-    """The kinds of event that the core is told of by the look after a fault."""
-    told = []
-    async with kept_at(address) as kept:
-        kept.engine.post = told.append
-        await asyncio.to_thread(fault)
-        await kept.upkeep.once()
-    return {type(event) for event in told} & {CacheReset, CacheEvicted}
-
-
 async def test_the_load_is_that_of_the_busiest_node_since_the_last_measure(valkey_cluster, monkeypatch):
     monkeypatch.setattr(upkeep_module, "_EVEN_S", 0.0)
     busy = valkey_cluster.nodes[1]
@@ -136,26 +125,6 @@ async def test_the_load_is_that_of_the_busiest_node_since_the_last_measure(valke
         assert load.busiest_share > 0.05  # an idle one has a hundredth
         await kept.upkeep.once()
         assert kept.engine.cache_load.evicted_keys == evicted_keys
-
-
-@pytest.mark.slow
-async def test_what_a_clusters_node_had_is_looked_for(valkey_cluster):
-    for node in valkey_cluster.nodes:
-
-        def empty(node=node):
-            node.restart_empty()
-            valkey_cluster.wait_until_ready()
-
-        assert await told_after(valkey_cluster.url, empty) == {CacheEvicted}
-    slot = key_slot(b"any")
-    assert await told_after(valkey_cluster.url, lambda: valkey_cluster.move(slot, 0)) == set()
-
-    def empty_all():
-        for node in valkey_cluster.nodes:
-            node.restart_empty()
-        valkey_cluster.wait_until_ready()
-
-    assert await told_after(valkey_cluster.url, empty_all) == {CacheReset}
 
 
 async def test_a_node_that_hangs_does_not_let_the_lock_expire(valkey_cluster, monkeypatch):

@@ -295,13 +295,14 @@ async def test_what_a_dead_writer_left_is_swept_while_the_coordinator_lives(kept
     async with kept() as (one, _):
         one.keeper.step()
         await one.keeper._upkeep
-        left = one.path / "tmp" / "left by a function that was killed"
-        left.write_bytes(b"x")
+        left, begun = (one.path / "tmp" / name for name in ("left by one that was killed", "being written"))
+        begun.touch()
+        left.touch()
         os.utime(left, (1, 1))
         one.keeper._due_s = dict.fromkeys(one.keeper._due_s, 0.0)  # an hour has passed
         one.keeper.step()
         await one.keeper._upkeep
-        assert not left.exists()
+        assert (left.exists(), begun.exists()) == (False, True)
 
 
 async def test_a_store_that_does_not_answer_is_not_waited_for(kept, monkeypatch):
