@@ -1,20 +1,17 @@
 """What tests of stopping and resuming share: a run made anew from nothing but a source and a state."""
 
 import json
-import time
 from contextlib import contextmanager
 
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from superdl.sampler import SuperSampler
-from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
-from tests.fixtures.images import SIDE
+from superdl.super_dataset import SuperDataset, SuperLoader
+from tests.integration.delivery import RECIPE
 
-RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 BATCH_SIZE = 16
 BATCHES = 10  # of the 150 images
-WAIT_S = 30.0
 
 
 class Run:
@@ -67,17 +64,3 @@ def run_of(stack, images, state=None, *, kind="plain", workers=0, options=None, 
     finally:
         del run.loader  # its workers end
         run.sampler.close()
-
-
-def wait_until(condition, what):
-    """Poll a condition, at most :data:`WAIT_S`."""
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
-def settled_stats(sampler):
-    """The figures of a job once no request is under way: the last answers come later than the last batch."""
-    wait_until(lambda: not sampler.job_stats().total_requests_in_flight, "all answers")
-    return sampler.job_stats()
