@@ -7,7 +7,8 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from superdl.sampler import SuperSampler
-from superdl.super_dataset import SuperDataset, SuperLoader
+from superdl.super_dataset import Recipe, SuperDataset, SuperLoader, SuperMix
+from tests.fixtures.images import SIDE
 from tests.integration.delivery import RECIPE
 
 BATCH_SIZE = 16
@@ -15,14 +16,18 @@ BATCHES = 10  # of the 150 images
 
 
 class Run:
-    """A dataset, a sampler and a loader of one training run.
+    """A dataset, a sampler and a loader of one training run; ``mix`` makes two recipes of the dataset, which
+    are mixed until this says.
 
     A run that goes on with another has none of its objects, only its state, which went through JSON.
     """
 
-    def __init__(self, stack, images, *, kind, workers, options, **arguments):
+    def __init__(self, stack, images, *, kind, workers, options, recipe=RECIPE, mix="", **arguments):
         self.kind = kind
-        self.dataset = SuperDataset(images.as_uri(), arguments.pop("recipe", RECIPE))
+        self.dataset = SuperDataset(images.as_uri(), recipe)
+        if mix:
+            other = SuperDataset(images.as_uri(), Recipe.image(resize=SIDE + 8, crop=SIDE))
+            self.dataset = SuperMix({self.dataset: 0.75, other: 0.25}, mix)
         arguments = {
             "batch_size": BATCH_SIZE,
             "shuffle": True,

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 
 from superdl import PerSample, SuperDataset, SuperTrainerMixin
 from superdl.super_dataset.transformers_trainer import _inputs
+from tests.integration.delivery import RECIPE
 from tests.integration.frameworks import BATCHES, EPOCHS, code_of, plain_loop, together, two_ranks
-from tests.integration.resuming import RECIPE
 from tests.super_dataset.augmenting import info_of
 
 pytest.importorskip("transformers", reason="the extra dev brings transformers")
