@@ -70,7 +70,6 @@ def test_the_loss_of_an_evaluation_is_the_mean_over_its_samples(make):
 @pytest.mark.parametrize(
     ("steps", "settings"),
     [
-        pytest.param(4, {}, marks=pytest.mark.slow),
         pytest.param(10, {}, marks=pytest.mark.slow),
         (13, {}),
         (13, {"ignore_data_skip": True}),
