@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.images import SIDE, expected_pixels
 from tests.fixtures.stack import Stack
 
 
@@ -43,6 +44,12 @@ def photos(object_store, images):
     """A source in S3 that holds the images; who starts from now on knows the object store."""
     shutil.copytree(images, object_store.directory / "photos" / "train")
     return "s3://photos/train"
+
+
+@pytest.fixture(scope="session")
+def expected(images):
+    """The pixels and labels that the images have in most tests."""
+    return expected_pixels(images, resize=SIDE, crop=SIDE)
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
 """What integration tests collect and compare: which samples came, in which order, with which pixels."""
 
+import os
 import shutil
 from collections import Counter
+from contextlib import contextmanager
 
 import numpy as np
 from torch.utils.data import DataLoader
@@ -9,6 +11,48 @@ from torch.utils.data import DataLoader
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
 from tests.fixtures.images import SIDE, expected_pixels
+from tests.fixtures.workers import until
+
+RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
+
+
+@contextmanager
+def reading(
+    source,
+    address,
+    recipe=RECIPE,
+    *,
+    batch_size=4,
+    shuffle=True,
+    seed=1,
+    workers=0,
+    straight=True,
+    **dataset,
+):
+    """A sampler over a source and a DataLoader of its batches; the rest are arguments of the dataset.
+
+    Not ``straight``: as on a host that does not see the store.
+    """
+    made = SuperDataset(source, recipe, **dataset)
+    made.reads_straight = straight
+    with SuperSampler(
+        made, batch_size=batch_size, shuffle=shuffle, seed=seed, coordinator=address
+    ) as sampler:
+        yield sampler, DataLoader(made, sampler=sampler, batch_size=None, num_workers=workers)
+
+
+def settled_stats(sampler):
+    """The figures of a job once no request is under way: the last answers come later than the last batch."""
+    until(lambda: not sampler.job_stats().total_requests_in_flight, 30.0)
+    return sampler.job_stats()
+
+
+def spoil(files):
+    """Make each file zeros, of its length and time: whoever reads it finds nothing that it had."""
+    for file in files:
+        status = file.stat()
+        file.write_bytes(bytes(status.st_size))
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def remove_busy(folder, tries=1000):
@@ -36,11 +80,10 @@ def collect(loader):
     return delivered
 
 
-def epoch_of(source, recipe, address, *, batch_size=4, **how):
-    """One shuffled epoch over a source, collected; ``how`` are further arguments of the dataset."""
-    dataset = SuperDataset(source, recipe, **how)
-    with SuperSampler(dataset, batch_size=batch_size, shuffle=True, coordinator=address) as sampler:
-        return collect(DataLoader(dataset, sampler=sampler, batch_size=None))
+def epoch_of(source, recipe, address, **how):
+    """One shuffled epoch over a source, collected; ``how`` are further arguments of :func:`reading`."""
+    with reading(source, address, recipe, **how) as (_, loader):
+        return collect(loader)
 
 
 def assert_exactly_once(delivered, expected):
@@ -49,18 +92,16 @@ def assert_exactly_once(delivered, expected):
     assert all(expected[pixels] == label for pixels, label in delivered)
 
 
-def train(stack, images, source="", *, disturb=None, batch_size=4, workers=0, side=SIDE, figures=True):
+def train(stack, images, source="", *, disturb=None, side=SIDE, figures=True, **how):
     """An epoch, at some of whose batches something is done: every sample comes once, with its pixels, in the
     order in which it comes again when nothing is done; and so it does in the next epoch, in another order.
 
     ``images`` is the directory of what ``source`` has, and the source where none is named. ``figures`` are
-    those of the first time; a coordinator that was just restarted may have none.
+    those of the first time; a coordinator that was just restarted may have none. ``how`` goes to
+    :func:`reading`.
     """
-    dataset = SuperDataset(source or images.as_uri(), Recipe.image(resize=side, crop=side))
-    with SuperSampler(
-        dataset, batch_size=batch_size, shuffle=True, seed=1, coordinator=stack.address
-    ) as sampler:
-        loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers)
+    recipe = Recipe.image(resize=side, crop=side)
+    with reading(source or images.as_uri(), stack.address, recipe, **how) as (sampler, loader):
         delivered = []
         for number, batch in enumerate(loader):
             (disturb or {}).get(number, lambda: None)()

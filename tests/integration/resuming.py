@@ -1,31 +1,33 @@
 """What tests of stopping and resuming share: a run made anew from nothing but a source and a state."""
 
 import json
-import time
 from contextlib import contextmanager
 
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from superdl.sampler import SuperSampler
-from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
+from superdl.super_dataset import Recipe, SuperDataset, SuperLoader, SuperMix
 from tests.fixtures.images import SIDE
+from tests.integration.delivery import RECIPE
 
-RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 BATCH_SIZE = 16
 BATCHES = 10  # of the 150 images
-WAIT_S = 30.0
 
 
 class Run:
-    """A dataset, a sampler and a loader of one training run.
+    """A dataset, a sampler and a loader of one training run; ``mix`` makes two recipes of the dataset, which
+    are mixed until this says.
 
     A run that goes on with another has none of its objects, only its state, which went through JSON.
     """
 
-    def __init__(self, stack, images, *, kind, workers, options, **arguments):
+    def __init__(self, stack, images, *, kind, workers, options, recipe=RECIPE, mix="", **arguments):
         self.kind = kind
-        self.dataset = SuperDataset(images.as_uri(), arguments.pop("recipe", RECIPE))
+        self.dataset = SuperDataset(images.as_uri(), recipe)
+        if mix:
+            other = SuperDataset(images.as_uri(), Recipe.image(resize=SIDE + 8, crop=SIDE))
+            self.dataset = SuperMix({self.dataset: 0.75, other: 0.25}, mix)
         arguments = {
             "batch_size": BATCH_SIZE,
             "shuffle": True,
@@ -67,17 +69,3 @@ def run_of(stack, images, state=None, *, kind="plain", workers=0, options=None, 
     finally:
         del run.loader  # its workers end
         run.sampler.close()
-
-
-def wait_until(condition, what):
-    """Poll a condition, at most :data:`WAIT_S`."""
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
-def settled_stats(sampler):
-    """The figures of a job once no request is under way: the last answers come later than the last batch."""
-    wait_until(lambda: not sampler.job_stats().total_requests_in_flight, "all answers")
-    return sampler.job_stats()

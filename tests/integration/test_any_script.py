@@ -1,6 +1,5 @@
 """What scripts over a DataLoader do with transforms, ``collate_fn`` and single samples, done with SUPER."""
 
-import operator
 import random
 
 import numpy as np
@@ -18,15 +17,14 @@ from superdl import (
     SuperSampler,
     split_transform,
 )
-from tests.fixtures.images import SIDE
 from tests.fixtures.torchvision import torchvision_transforms
+from tests.integration.delivery import RECIPE, reading
 
 v1 = torchvision_transforms()
 if v1 is None:
     pytest.skip("torchvision is not installed", allow_module_level=True)
 from torchvision.transforms import v2  # noqa: E402  # after its operators
 
-RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 BATCH = 16
 
 
@@ -213,43 +211,33 @@ def pictures(loader):
 
 
 def test_the_same_by_every_loader_in_any_batch_and_fresh_by_epoch(shared_stack, images):
-    dataset = SuperDataset(images, Recipe.image(resize=41, crop=40), transform=with_ids)  # not cached yet
-    with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=shared_stack.address) as sampler:
-        loader = DataLoader(dataset, sampler=sampler, batch_size=None)
+    recipe = Recipe.image(resize=41, crop=40)  # not cached yet
+
+    def job(**how):
+        return reading(images, shared_stack.address, recipe, transform=with_ids, **how)
+
+    with job(batch_size=16) as (sampler, loader):
         first, second = pictures(loader), pictures(loader)
-        produced = sampler.job_stats().samples_produced
+        assert sampler.job_stats().samples_produced == 150
     assert len(first) == 150
     assert first.keys() == second.keys()
     assert not set(first.values()) & set(second.values())
-    assert produced == 150
     # Other batches, another order, workers, threads, two ranks: each sample looks as it did.
-    with SuperSampler(
-        dataset, batch_size=7, shuffle=True, seed=9, coordinator=shared_stack.address
-    ) as sampler:
-        assert pictures(DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2)) == first
-        assert pictures(SuperLoader(dataset, sampler)) == second
+    with job(batch_size=7, seed=9, workers=2) as (sampler, loader):
+        assert pictures(loader) == first
+        assert pictures(SuperLoader(loader.dataset, sampler)) == second
     ranks = {}
     for rank in range(2):
-        with SuperSampler(
-            dataset,
-            batch_size=8,
-            shuffle=True,
-            rank=rank,
-            num_replicas=2,
-            job="ranks",
-            coordinator=shared_stack.address,
-        ) as sampler:
-            ranks |= pictures(DataLoader(dataset, sampler=sampler, batch_size=None))
+        how = {"rank": rank, "num_replicas": 2, "job": "ranks", "coordinator": shared_stack.address}
+        with SuperSampler(loader.dataset, batch_size=8, shuffle=True, **how) as sampler:
+            ranks |= pictures(map(loader.dataset.__getitem__, sampler))
     assert ranks == first
 
 
 def test_in_the_training_loop_it_is_what_it_is_in_the_worker(shared_stack, images):
-    plain = SuperDataset(images, RECIPE, return_info=True)
-    with SuperSampler(plain, batch_size=16, shuffle=True, coordinator=shared_stack.address) as sampler:
-        loader = DataLoader(plain, sampler=sampler, batch_size=None, num_workers=2)
+    how = {"batch_size": 16, "workers": 2}
+    with reading(images, shared_stack.address, return_info=True, **how) as (_, loader):
         in_loop = [AUGMENT.images(pixels, info) for pixels, _, info in loader]
-    augmented = SuperDataset(images, RECIPE, transform=AUGMENT)
-    with SuperSampler(augmented, batch_size=16, shuffle=True, coordinator=shared_stack.address) as sampler:
-        loader = DataLoader(augmented, sampler=sampler, batch_size=None, num_workers=2)
-        in_worker = list(map(operator.itemgetter(0), loader))
+    with reading(images, shared_stack.address, transform=AUGMENT, **how) as (_, loader):
+        in_worker = [pixels for pixels, _ in loader]
     assert all(torch.equal(*pair) for pair in zip(in_loop, in_worker, strict=True))

@@ -1,15 +1,13 @@
 """A set that lacks a class gets no other labels in silence: its user is warned, or gives the classes."""
 
 import logging
-from itertools import islice
 
 import pytest
 
-from superdl import Recipe, SuperDataset, SuperLoader, SuperSampler
+from superdl import SuperDataset, SuperSampler
 from superdl.super_wire.errors import ConfigError, SourceError
-from tests.fixtures.images import CLASSES, SIDE, write_images
-
-RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
+from tests.fixtures.images import CLASSES, write_images
+from tests.integration.delivery import RECIPE
 
 
 @pytest.fixture
@@ -70,17 +68,3 @@ def test_labels_of_other_classes_are_refused(shared_stack, val, tmp_path, label)
     for classes in ([], "ant", ["ant", "ant"], ["ant", 1], {"ant": 0}, ["caf\udce9"]):
         with pytest.raises(ConfigError, match="classes must be distinct names"):
             SuperDataset(val, RECIPE, classes=classes)
-
-
-def test_a_coordinator_that_forgot_everything_has_the_classes_again(restarted_stack, val):
-    dataset = SuperDataset(val, RECIPE, classes=CLASSES)
-    with (
-        SuperSampler(dataset, batch_size=1, shuffle=False, coordinator=restarted_stack.address) as sampler,
-        SuperLoader(dataset, sampler) as loader,
-    ):
-        iterator = iter(loader)
-        labels = [int(label) for _, label in islice(iterator, 2)]
-        restarted_stack.kill_coordinator()
-        restarted_stack.start_coordinator()
-        labels += [int(label) for _, label in iterator]
-    assert labels == [0] * 4 + [3] * 4

@@ -2,26 +2,26 @@
 its size, a job that vanishes, settings, the end.
 """
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import psutil
 import pytest
-from torch.utils.data import DataLoader
 
-from superdl.sampler import SuperSampler
 from superdl.sampler.rpc import FIRST_CONTACT, Client
-from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
+from superdl.super_dataset import Recipe
 from superdl.super_wire import coordinator_pb2 as pb
 from tests.fixtures.images import expected_pixels, write_images
 from tests.fixtures.ports import free_port
 from tests.fixtures.stack import END_TIMEOUT_S, Stack
-from tests.integration.delivery import assert_exactly_once, collect
+from tests.fixtures.workers import until
+from tests.integration.delivery import assert_exactly_once, collect, reading
 
 SIDE = 96
 TRAINER = Path(__file__).with_name("train_forever.py")
@@ -31,46 +31,39 @@ def stats_of(stack):
     return Client(stack.address).call("GetJobStats", pb.GetJobStatsRequest(), FIRST_CONTACT)
 
 
-@contextlib.contextmanager
-def reading(stack, source, side=SIDE):
-    dataset = SuperDataset(source.as_uri(), Recipe.image(resize=side, crop=side))
-    with SuperSampler(dataset, batch_size=10, shuffle=True, coordinator=stack.address) as sampler:
-        loader = SuperLoader(dataset, sampler)
-        yield loader, sampler
-        loader.close()
-
-
-@pytest.fixture
-def pressed():
-    """A cache of 8 MB, of which 6 are for records, and room for a few batches of buffers."""
-    with Stack(maxmemory="8mb", arguments=("--slots", "2")) as stack:
-        yield stack
+def job(stack, source, side=SIDE, batch_size=10):
+    recipe = Recipe.image(resize=side, crop=side)
+    return reading(source.as_uri(), stack.address, recipe, batch_size=batch_size)
 
 
 @pytest.mark.slow
-def test_a_cache_of_a_quarter_of_the_set_never_overflows_whoever_filled_it(pressed, tmp_path):
-    """By a coordinator that came in mid-epoch too, and by one that finds records of another dataset."""
+def test_a_cache_of_a_quarter_of_the_set_never_overflows_whoever_filled_it(tmp_path):
+    """By a coordinator that came in mid-epoch too, and by one that finds records of another dataset. Of 8 MB
+    there are 6 for records, and room for a few batches of buffers.
+    """
     large = write_images(tmp_path / "large", 880, side=SIDE)  # records of 28 kB, 24 MB in all
-    expected = expected_pixels(large, resize=SIDE, crop=SIDE)
-    with reading(pressed, large) as (loader, _):
-        batches, delivered = iter(loader), []
-        for _ in range(44):
-            delivered += collect([next(batches)])
-        pressed.kill_coordinator()
-        pressed.start_coordinator()
-        delivered += collect(batches)
-        assert_exactly_once(delivered, expected)
-        assert_exactly_once(collect(loader), expected)
-    pressed.kill_coordinator()
-    pressed.start_coordinator()
     other = write_images(tmp_path / "other", 300, side=SIDE, seed=7)
-    with reading(pressed, other) as (loader, sampler):
-        for _ in range(2):
-            assert_exactly_once(collect(loader), expected_pixels(other, resize=SIDE, crop=SIDE))
-        assert sampler.job_stats().dropped_samples > 0
-    with pressed.valkey.client() as client:
-        assert client.info("memory")["used_memory_peak"] <= client.info("memory")["maxmemory"]
-        assert "errorstat_OOM" not in client.info("errorstats")
+    expected = expected_pixels(large, resize=SIDE, crop=SIDE)
+    with Stack(maxmemory="8mb", arguments=("--slots", "2")) as pressed:
+        with job(pressed, large) as (_, loader):
+            batches = iter(loader)
+            delivered = collect(islice(batches, 44))
+            restart(pressed)
+            assert_exactly_once(delivered + collect(batches), expected)
+            assert_exactly_once(collect(loader), expected)
+        restart(pressed)
+        with job(pressed, other) as (sampler, loader):
+            for _ in range(2):
+                assert_exactly_once(collect(loader), expected_pixels(other, resize=SIDE, crop=SIDE))
+            assert sampler.job_stats().dropped_samples > 0
+        with pressed.valkey.client() as client:
+            assert client.info("memory")["used_memory_peak"] <= client.info("memory")["maxmemory"]
+            assert "errorstat_OOM" not in client.info("errorstats")
+
+
+def restart(stack):
+    stack.kill_coordinator()
+    stack.start_coordinator()
 
 
 CROP = 224  # 150 samples take 25 MiB
@@ -81,33 +74,31 @@ FOLLOWS_WITHIN_S = 5.0
 
 @pytest.mark.slow
 def test_a_cache_resized_four_times_in_mid_epoch_fails_no_job(images):
-    with Stack(maxmemory="40mb", arguments=("--slots", "2")) as stack:
-        dataset = SuperDataset(images.as_uri(), Recipe.image(resize=CROP, crop=CROP))
-        with (
-            stack.valkey.client() as client,
-            SuperSampler(dataset, batch_size=5, shuffle=True, seed=1, coordinator=stack.address) as sampler,
-        ):
+    expected = expected_pixels(images, resize=CROP, crop=CROP)
+    with (
+        Stack(maxmemory="40mb", arguments=("--slots", "2")) as stack,
+        stack.valkey.client() as client,
+        job(stack, images, CROP, batch_size=5) as (_, loader),
+    ):
 
-            def resize(megabytes, *, waits):
-                client.config_set("maxmemory", f"{megabytes}mb")
-                deadline_s = time.monotonic() + FOLLOWS_WITHIN_S
-                while waits and not 0.7 <= stats_of(stack).cache.budget_bytes / (megabytes * 2**20) <= 0.9:
-                    assert time.monotonic() < deadline_s, f"the budget does not follow to {megabytes} MB"
+        def is_followed(megabytes):
+            return 0.7 <= stats_of(stack).cache.budget_bytes / (megabytes * 2**20) <= 0.9
 
-            loader = DataLoader(dataset, sampler=sampler, batch_size=None)
-            expected = expected_pixels(images, resize=CROP, crop=CROP)
-            collect(loader)
-            for waits in (True, False):
-                delivered, longest_s, asked_s = [], 0.0, time.monotonic()
-                for number, batch in enumerate(loader):
-                    longest_s = max(longest_s, time.monotonic() - asked_s)
-                    delivered += collect([batch])
-                    if number % 6 == 5 and number // 6 < len(SIZES_MB):
-                        resize(SIZES_MB[number // 6], waits=waits)
-                    asked_s = time.monotonic()
-                assert_exactly_once(delivered, expected)
-                assert longest_s < LONGEST_WAIT_S
-            assert client.info("stats")["evicted_keys"] == 0
+        collect(loader)
+        for waits in (True, False):
+            delivered, longest_s, asked_s = [], 0.0, time.monotonic()
+            for number, batch in enumerate(loader):
+                longest_s = max(longest_s, time.monotonic() - asked_s)
+                delivered += collect([batch])
+                if number % 6 == 5 and number // 6 < len(SIZES_MB):
+                    megabytes = SIZES_MB[number // 6]
+                    client.config_set("maxmemory", f"{megabytes}mb")
+                    if waits:
+                        until(partial(is_followed, megabytes), FOLLOWS_WITHIN_S)
+                asked_s = time.monotonic()
+            assert_exactly_once(delivered, expected)
+            assert longest_s < LONGEST_WAIT_S
+        assert client.info("stats")["evicted_keys"] == 0
 
 
 @pytest.fixture
@@ -130,7 +121,7 @@ def test_a_job_whose_process_was_killed_lapses_and_others_go_on(leasing, images)
         assert trainer.stdout is not None
         for _ in range(5):
             assert trainer.stdout.readline()
-        with reading(leasing, images) as (loader, sampler):
+        with job(leasing, images) as (sampler, loader):
             trainer.kill()
             trainer.communicate(timeout=END_TIMEOUT_S)
             assert_exactly_once(collect(loader), expected_pixels(images, resize=SIDE, crop=SIDE))
@@ -146,7 +137,7 @@ def test_a_job_whose_process_was_killed_lapses_and_others_go_on(leasing, images)
 
 def test_sigterm_drains_while_functions_work(images):
     with Stack(arguments=("--slots", "1", "--request-samples", "1")) as stack:
-        with reading(stack, images, 32):  # the coordinator looks ahead from now on
+        with job(stack, images, 32):  # the coordinator looks ahead from now on
             assert stack.process is not None
             family = psutil.Process(stack.process.pid).children(recursive=True)
             stack.process.send_signal(signal.SIGTERM)
@@ -161,7 +152,6 @@ def test_sigterm_drains_while_functions_work(images):
 @pytest.mark.parametrize(
     ("arguments", "code", "reason"),
     [
-        ("--cache redis://:secret@127.0.0.1", 2, "SUPER_CACHE_PASSWORD"),
         ("--config /nowhere/coordinator.toml", 2, "/nowhere/coordinator.toml cannot be read"),
         ("--listen {taken} --cache {free}", 2, "cannot listen on {taken}"),
         ("--listen 127.0.0.1:{port} --cache {owned}", 1, "another coordinator owns the cache at {owned}"),

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader
 
-from superdl import Recipe, SuperDataset, SuperLoader, SuperSampler
+from superdl import Recipe, SuperLoader
 from tests.fixtures.stack import Stack
+from tests.integration.delivery import reading
 
 STEPS = '''
 import numpy as np
@@ -55,44 +55,30 @@ def step_stack(temporary):
         yield running
 
 
-@pytest.fixture
-def texts(tmp_path):
-    """The directory of the texts, one of them empty, and the key list; labels are the numbers of words."""
-    directory = tmp_path / "texts"
+def padded(tokens, labels, info):
+    """A transform of the user's."""
+    return torch.nn.utils.rnn.pad_sequence(list(tokens), batch_first=True, padding_value=-1), labels
+
+
+@pytest.mark.parametrize("transform", [None, padded])
+def test_texts_come_as_lists_or_padded(step_stack, tmp_path, transform):
+    """One of them is empty; labels are the numbers of words."""
+    directory, key_list = tmp_path / "texts", tmp_path / "texts.csv"
     directory.mkdir()
     for name, text in TEXTS.items():
         (directory / name).write_text(text)
-    key_list = tmp_path / "texts.csv"
     key_list.write_text("key,label\n" + "".join(f"{name},{len(TEXTS[name].split())}\n" for name in TEXTS))
-    return directory, key_list
-
-
-def padded(item):
-    """A collate function of the user's."""
-    return torch.nn.utils.rnn.pad_sequence(list(item[0]), batch_first=True, padding_value=-1), item[1]
-
-
-def padded_in_the_worker(tokens, labels, info):
-    """The same as a transform."""
-    return padded((tokens, labels))
-
-
-def test_texts_come_as_lists_or_padded(step_stack, texts):
-    directory, key_list = texts
-    plain = SuperDataset(directory, Recipe([TOKENS]), key_list=key_list)
-    transformed = SuperDataset(directory, Recipe([TOKENS]), key_list=key_list, transform=padded_in_the_worker)
-    for dataset, collate in ((plain, None), (plain, padded), (transformed, None)):
-        with SuperSampler(dataset, batch_size=6, shuffle=True, coordinator=step_stack.address) as sampler:
-            loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2, collate_fn=collate)
-            seen = []
-            for tokens, lengths in loader:
-                seen += lengths.tolist()
-                assert isinstance(tokens, list) == (dataset is plain and collate is None)
-                for row, length in zip(tokens, lengths.tolist(), strict=True):
-                    assert (row[length:] == -1).all()
-                    assert row.dtype == torch.int32
-                    assert row[:length].tolist() == list(range(1, length + 1))
-        assert sorted(seen) == list(range(20))
+    how = {"batch_size": 6, "workers": 2, "key_list": key_list, "transform": transform}
+    seen = []
+    with reading(directory, step_stack.address, Recipe([TOKENS]), **how) as (_, loader):
+        for tokens, lengths in loader:
+            seen += lengths.tolist()
+            assert isinstance(tokens, list) == (transform is None)
+            for row, length in zip(tokens, lengths.tolist(), strict=True):
+                assert (row[length:] == -1).all()
+                assert row.dtype == torch.int32
+                assert row[:length].tolist() == list(range(1, length + 1))
+    assert sorted(seen) == list(range(20))
 
 
 def write_pairs(directory):
@@ -135,9 +121,8 @@ def assert_epoch(loader, pairs):
 @pytest.mark.timeout(240)
 def test_images_with_masks_and_boxes(step_stack, tmp_path):
     pairs = write_pairs(tmp_path)
-    dataset = SuperDataset(tmp_path, Recipe([PAIRS]), columns=COLUMNS, return_info=True)
-    with SuperSampler(dataset, batch_size=5, shuffle=False, coordinator=step_stack.address) as sampler:
-        assert_epoch(SuperLoader(dataset, sampler), pairs)
-        workers = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2)
+    how = {"batch_size": 5, "shuffle": False, "workers": 2, "columns": COLUMNS, "return_info": True}
+    with reading(tmp_path, step_stack.address, Recipe([PAIRS]), **how) as (sampler, workers):
+        assert_epoch(SuperLoader(workers.dataset, sampler), pairs)
         # When the places in packs are known is the coordinator's affair; an epoch takes a moment.
         assert any(assert_epoch(workers, pairs) for _ in range(50)), "nothing was read out of packs"

@@ -1,5 +1,6 @@
 """Ranks started by torchrun partition every epoch, and another number of them can go on in its middle."""
 
+import functools
 import json
 from itertools import islice
 
@@ -7,9 +8,8 @@ import pytest
 
 from superdl import SuperDataset, SuperLoader
 from superdl.coordinator.core import Plan
-from tests.fixtures.images import SIDE, expected_pixels
-from tests.integration.delivery import assert_exactly_once, collect
-from tests.integration.resuming import RECIPE, run_of
+from tests.integration.delivery import RECIPE, assert_exactly_once, collect
+from tests.integration.resuming import run_of
 from tests.integration.torchrun import assert_none_is_left, in_order, launch, planned, written
 
 GLOBAL_BATCH = 16
@@ -17,30 +17,20 @@ PASSES = [{}, {"drop_last": True}, {"stop": 4, "epochs": 2}]
 RANKS = [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
 
 
-def plan(ranks, *, drop_last=False):
-    return Plan(
-        size=150,
-        batch_size=GLOBAL_BATCH // ranks,
-        replicas=ranks,
-        seed=1,
-        shuffle=True,
-        drop_last=drop_last,
-    )
+def plan(ranks):
+    return Plan(size=150, batch_size=GLOBAL_BATCH // ranks, replicas=ranks, seed=1, shuffle=True)
 
 
 @pytest.fixture(scope="module")
 def run_with(temporary, images):
     """What the ranks of a run with so many of them wrote; each number is launched once."""
-    known = {}
 
+    @functools.cache
     def run(ranks):
-        if ranks not in known:
-            out = temporary / f"{ranks}"
-            how = {"batch_size": GLOBAL_BATCH // ranks, "passes": PASSES}
-            assert launch(ranks, temporary, images, out, **how) == ""
-            assert_none_is_left(temporary)
-            known[ranks] = written(out, ranks)
-        return known[ranks]
+        out, how = temporary / f"{ranks}", {"batch_size": GLOBAL_BATCH // ranks, "passes": PASSES}
+        assert launch(ranks, temporary, images, out, **how) == ""
+        assert_none_is_left(temporary)
+        return written(out, ranks)
 
     return run
 
@@ -50,29 +40,20 @@ def of_pass(found, number):
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_ranks_get_one_epoch_in_the_same_order_whatever_their_number(run_with, images, ranks):
-    got = of_pass(run_with(ranks), 0)
-    assert in_order(got) == planned(images, plan(1), 0), "the order depends on the global batch alone"
-    padding = sum(sum(batch["padding"]) for batches in got for batch in batches)
-    assert padding == -150 % ranks
-    assert all(not any(batch["padding"]) for batches in got for batch in batches[:-1]), "only the tail"
-
-
-@pytest.mark.parametrize("ranks", RANKS)
-def test_drop_last_leaves_out_the_short_global_batch(run_with, images, ranks):
-    got = of_pass(run_with(ranks), 1)
-    assert in_order(got) == planned(images, plan(1), 0, 0, 9)
-    assert {len(batch["keys"]) for batches in got for batch in batches} == {GLOBAL_BATCH // ranks}
-    assert not any(any(batch["padding"]) for batches in got for batch in batches)
-
-
-@pytest.mark.parametrize("ranks", RANKS)
-def test_ranks_share_a_job_a_plan_and_a_listing(run_with, ranks):
-    agreed = [rank["agreed"] for rank in run_with(ranks)]
+def test_ranks_share_an_epoch_in_the_same_order_whatever_their_number(run_with, images, ranks):
+    found = run_with(ranks)
+    whole, without_tail = of_pass(found, 0), of_pass(found, 1)
+    assert in_order(whole) == planned(images, plan(1), 0), "the order depends on the global batch alone"
+    assert sum(sum(batch["padding"]) for batches in whole for batch in batches) == -150 % ranks
+    assert not any(any(batch["padding"]) for batches in whole for batch in batches[:-1]), "only the tail"
+    assert in_order(without_tail) == planned(images, plan(1), 0, 0, 9)
+    assert {len(batch["keys"]) for batches in without_tail for batch in batches} == {GLOBAL_BATCH // ranks}
+    assert not any(any(batch["padding"]) for batches in without_tail for batch in batches)
+    agreed = [rank["agreed"] for rank in found]
     assert all(one == agreed[0] for one in agreed), "gradients too: all ranks have trained in step"
-    jobs = [facts[0] for facts in agreed[0][: len(PASSES)]]
+    jobs, *facts = zip(*(facts[:3] for facts in agreed[0][: len(PASSES)]), strict=True)
     assert len(set(jobs)) == len(jobs), "each sampler has a job of its own"
-    assert [facts[1:3] for facts in agreed[0][: len(PASSES)]] == [[10, 150], [9, 150], [10, 150]]
+    assert facts == [(10, 9, 10), (150,) * 3]
 
 
 def test_one_process_goes_on_where_two_ranks_stopped(run_with, temporary, images, shared_stack):
@@ -98,9 +79,7 @@ def test_validation_counts_each_sample_once_on_any_number_of_ranks(shared_stack,
     figures = {}
     for ranks in (1, 2, 4):
         dataset = SuperDataset(images.as_uri(), RECIPE, coordinator=shared_stack.address, padding="skip")
-        labels = []
-        sums = []
-        lengths = set()
+        labels, sums, lengths = [], [], set()
         for rank in range(ranks):
             with SuperLoader(dataset, batch_size=28 // ranks, rank=rank, num_replicas=ranks) as loader:
                 batches = list(loader)
@@ -113,7 +92,7 @@ def test_validation_counts_each_sample_once_on_any_number_of_ranks(shared_stack,
     assert figures[1] == figures[2] == figures[4]
 
 
-def test_a_rank_that_comes_in_mid_epoch_gets_all_of_its_part(shared_stack, images):
+def test_a_rank_that_comes_in_mid_epoch_gets_all_of_its_part(shared_stack, images, expected):
     with run_of(shared_stack, images, batch_size=8, num_replicas=2, rank=0, job="ranks") as early:
         iterator = iter(early.loader)
         delivered = collect(islice(iterator, 6))
@@ -121,4 +100,4 @@ def test_a_rank_that_comes_in_mid_epoch_gets_all_of_its_part(shared_stack, image
             delivered += collect(late.loader)
             assert early.sampler.job == late.sampler.job
         delivered += collect(iterator)
-    assert_exactly_once(delivered, expected_pixels(images, resize=SIDE, crop=SIDE))
+    assert_exactly_once(delivered, expected)

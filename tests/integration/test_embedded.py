@@ -62,9 +62,9 @@ class Trainer:
         self.process.communicate(timeout=END_TIMEOUT_S)
 
 
-@pytest.fixture(params=[pytest.param(0, marks=pytest.mark.slow), 2])
-def trainer(images, temporary, request):
-    running = Trainer(images, request.param, temporary)
+@pytest.fixture
+def trainer(images, temporary):
+    running = Trainer(images, 2, temporary)
     running.wait_for_batches(3)
     yield running
     running.end()

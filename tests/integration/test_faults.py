@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import threading
-import time
 from functools import partial
 from itertools import islice
 
@@ -17,13 +16,11 @@ from torch.utils.data import DataLoader
 from superdl import Recipe, SuperDataset, SuperLoader, SuperMix, SuperSampler
 from superdl.super_wire.errors import ReadTimeoutError
 from tests.fixtures.cut_network import Cut, CutNetwork
-from tests.fixtures.images import SIDE, expected_pixels
+from tests.fixtures.images import CLASSES, SIDE
 from tests.fixtures.stack import Stack
-from tests.integration.delivery import assert_exactly_once, collect, train
-from tests.super_dataset.stored_batches import bound_dataset, ref_of, stored
-from tests.super_dataset.stored_batches import images as random_images
+from tests.fixtures.workers import until
+from tests.integration.delivery import RECIPE, assert_exactly_once, collect, reading, train
 
-RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 SIZE = 150
 
 
@@ -44,11 +41,16 @@ def kill_a_function(stack):
     stack.functions()[0].kill()
 
 
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
-@pytest.mark.parametrize("fault", [restart_cache, flush_cache, restart_coordinator, kill_a_function])
-def test_the_epoch_goes_on(restarted_stack, images, fault, workers):
-    disturb = dict.fromkeys((5, 20), partial(fault, restarted_stack))
-    train(restarted_stack, images, disturb=disturb, workers=workers, figures=False)
+def test_the_epoch_goes_on(restarted_stack, images):
+    faults = {
+        4: kill_a_function,
+        11: restart_cache,
+        18: flush_cache,
+        25: restart_coordinator,
+        32: restart_cache,
+    }
+    disturb = {number: partial(fault, restarted_stack) for number, fault in faults.items()}
+    train(restarted_stack, images, disturb=disturb, workers=2, figures=False)
 
 
 def drawn(dataset):
@@ -64,7 +66,12 @@ def ordered(dataset):
     return dataset, {"sampler": random.Random(1).choices(range(SIZE), k=200), "batch_size": 2}
 
 
-@pytest.mark.parametrize("plan", [drawn, mixed, ordered])
+def of_classes(dataset):
+    classes = ("ape", *reversed(CLASSES))
+    return SuperDataset(dataset.source, RECIPE, classes=classes), {"batch_size": 2, "shuffle": True}
+
+
+@pytest.mark.parametrize("plan", [drawn, mixed, ordered, of_classes])
 def test_a_coordinator_that_forgot_everything_goes_on_with_the_same_plan(restarted_stack, images, plan):
     dataset, how = plan(SuperDataset(images.as_uri(), RECIPE))
     with (
@@ -79,15 +86,10 @@ def test_a_coordinator_that_forgot_everything_goes_on_with_the_same_plan(restart
         assert [before + collect(iterator), collect(loader)] == whole
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_restarted_coordinator_goes_on_with_the_catalog_in_its_state(images, tmp_path, workers):
-    source = tmp_path / "source"
-    shutil.copytree(images, source)
-    expected = expected_pixels(source, resize=SIDE, crop=SIDE)
+def test_a_restarted_coordinator_goes_on_with_the_catalog_in_its_state(images, expected, tmp_path):
+    source = shutil.copytree(images, tmp_path / "source")
     with Stack(arguments=("--state", str(tmp_path / "state"), "--catalog-max-age-s", "0.001")) as stack:
-        dataset = SuperDataset(source.as_uri(), RECIPE)
-        with SuperSampler(dataset, batch_size=4, shuffle=True, seed=1, coordinator=stack.address) as sampler:
-            loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers)
+        with reading(source.as_uri(), stack.address) as (_, loader):
             delivered = []
             for number, batch in enumerate(loader):
                 if number == 5:
@@ -97,8 +99,8 @@ def test_a_restarted_coordinator_goes_on_with_the_catalog_in_its_state(images, t
                     flush_cache(stack)
                 delivered += collect([batch])
         assert_exactly_once(delivered, expected)
-        with SuperSampler(dataset, batch_size=1, shuffle=True, coordinator=stack.address) as sampler:
-            assert len(sampler) == len(expected) + 1
+        with reading(source.as_uri(), stack.address, batch_size=1) as (sampler, _):
+            assert len(sampler) == SIZE + 1
 
 
 def test_without_a_coordinator_the_wait_is_bounded_and_explained(restarted_stack, images):
@@ -106,7 +108,7 @@ def test_without_a_coordinator_the_wait_is_bounded_and_explained(restarted_stack
     with SuperSampler(dataset, batch_size=4, shuffle=True, coordinator=restarted_stack.address) as sampler:
         ref = next(iter(sampler))
         restarted_stack.kill_coordinator()
-        restarted_stack.valkey.client().flushall()
+        flush_cache(restarted_stack)
         with pytest.raises(
             ReadTimeoutError, match=rf"{ref.batch_id.hex()}(.|\n)*4 samples(.|\n)*coordinator"
         ):
@@ -165,7 +167,6 @@ def test_a_network_that_comes_back_costs_nothing(network, images, how, for_s, lo
 # ----------------------------------------------------- a worker process of the DataLoader is killed
 
 LAST = 30
-WAIT_S = 30.0
 
 
 class DieAt:
@@ -178,56 +179,30 @@ class DieAt:
 
     def __call__(self, images, labels, info):
         if info.epoch == 0 and info.position == LAST + 1:
-            deadline_s = time.monotonic() + WAIT_S
-            while not self.arrived.exists() and time.monotonic() < deadline_s:
-                time.sleep(0.005)
+            until(self.arrived.exists, 30.0)
             os.kill(os.getpid(), signal.SIGKILL)
         return images, labels
 
 
-def test_a_killed_worker_is_told_and_the_next_loader_goes_on(shared_stack, images, tmp_path):
+def test_a_killed_worker_is_told_and_the_next_loader_goes_on(shared_stack, images, expected, tmp_path):
     """Torch tells at once, or within the five seconds after which it looks."""
-    dataset = SuperDataset(images.as_uri(), RECIPE, transform=DieAt(tmp_path / "arrived"))
-    whole = SuperDataset(images.as_uri(), RECIPE)
-    how = {"batch_size": 2, "shuffle": True, "seed": 1, "coordinator": shared_stack.address}
-    before = []
-    with SuperSampler(dataset, **how) as sampler:
+    how = {"batch_size": 2, "workers": 2}
+    before, arrived = [], tmp_path / "arrived"
+    with reading(images.as_uri(), shared_stack.address, transform=DieAt(arrived), **how) as (sampler, loader):
         with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid.*\)") as caught:
-            read_on(DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2), before, tmp_path)
+            read_on(loader, before, arrived)
         said = f"{caught.value} {caught.value.__cause__}"
         assert re.search("is killed by signal: Killed", said), said
-        epoch_1 = collect(DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2))
-    with SuperSampler(whole, **how) as sampler:
-        epoch_0 = collect(DataLoader(whole, sampler=sampler, batch_size=None, num_workers=2))
+        epoch_1 = collect(DataLoader(loader.dataset, sampler=sampler, batch_size=None, num_workers=2))
+    with reading(images.as_uri(), shared_stack.address, **how) as (_, loader):
+        epoch_0 = collect(loader)
     for delivered in (epoch_0, epoch_1):
-        assert_exactly_once(delivered, expected_pixels(images, resize=SIDE, crop=SIDE))
+        assert_exactly_once(delivered, expected)
     assert before == epoch_0[: 2 * (LAST + 1)]
 
 
-def read_on(loader, delivered, directory):
+def read_on(loader, delivered, arrived):
     for number, batch in enumerate(loader):
         delivered += collect([batch])
         if number == LAST:
-            (directory / "arrived").touch()
-
-
-@pytest.mark.slow
-def test_whenever_a_worker_is_killed_torch_s_own_error_comes(valkey):
-    """Forty kills at random instants: while a worker reads, waits for a sample or hands a batch over."""
-    there = [stored(valkey, random_images(16, 64, seed=n), position=n) for n in range(12)] * 60
-    missing = ref_of(16, valkey.unix_url, position=99)
-    for seed in range(40):
-        chance = random.Random(seed)
-        refs = [*there[: chance.choice([5, len(there), len(there)])], missing]
-        dataset = bound_dataset(read_timeout=1.0)  # what waits on when the other worker is killed ends soon
-        batches = iter(DataLoader(dataset, sampler=refs, batch_size=None, num_workers=2, prefetch_factor=8))
-        killer = threading.Timer(chance.uniform(0, 0.2), chance.choice(batches._workers).kill)
-        with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid.*\) (exited unexp|is killed by)"):
-            read_while(killer, batches)
-        killer.join()
-
-
-def read_while(killer, batches):
-    killer.start()
-    for _ in batches:
-        pass
+            arrived.touch()

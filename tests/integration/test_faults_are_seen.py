@@ -2,25 +2,23 @@
 
 import json
 import shutil
-import time
 import urllib.request
 from contextlib import contextmanager
 
 import pytest
 
 from superdl.main import main
-from superdl.sampler import SuperSampler
-from superdl.super_dataset import Recipe, SuperDataset
+from superdl.super_dataset import Recipe
 from superdl.super_wire.keys import REPORT_PREFIX
 from tests.fixtures.faulty_function import FUNCTION, Script
-from tests.fixtures.images import SIDE
 from tests.fixtures.lambda_answers import Answer
 from tests.fixtures.ports import free_port
 from tests.fixtures.stack import Stack
+from tests.fixtures.workers import until
+from tests.integration.delivery import RECIPE, reading
 
 ENOUGH_S, SOON_S = 60.0, 2.0
 LINES_MAX = 20
-RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 BROKEN = Answer.error(500, "ServiceException", "an internal error")
 
 
@@ -63,23 +61,18 @@ class Watched:
         """A stack and a sampler that nobody reads by; the log of it all is short."""
         with self.stack as stack:
             before()
-            dataset = SuperDataset(source, recipe)
-            with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=stack.address) as sampler:
+            with reading(source, stack.address, recipe, batch_size=16) as (sampler, _):
                 yield sampler
-            lines = self.log().splitlines()
+            self.is_short()
+
+    def is_short(self):
+        lines = self.log().splitlines()
         assert len(lines) < LINES_MAX, "\n".join(lines)
 
     def tells(self, words, part, also=lambda: True):
         """Wait until the log has the words, and soon after all others have."""
         until(lambda: words in self.log(), ENOUGH_S)
         until(lambda: self.warns(words, part) and also(), SOON_S)
-
-
-def until(condition, within_s):
-    deadline_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
 
 
 # What a function does in each call, what the log says first, which part of the coordinator says so, and the
@@ -139,92 +132,89 @@ def test_what_lambda_does_shows_in_metrics_and_top_and_in_few_lines(lambda_servi
         until(lambda: lambda_service.refused >= 10 or len(lambda_service.invocations) >= 10, ENOUGH_S)
 
 
-def empty_the_cache(stack, _, __):
+# What befalls the rest of a stack, of whose sampler the job is.
+
+
+def empty_the_cache(stack, _job):
     with stack.valkey.client() as client:
         client.flushall()
 
 
-def restart_the_cache(stack, _, __):
+def restart_the_cache(stack, _job):
+    stack.valkey.restart_empty()
+
+
+def stop_the_cache(stack, _job):
     stack.valkey.kill()
-    stack.valkey.start()
 
 
-def stop_the_cache(stack, _, __):
-    stack.valkey.kill()
-
-
-def shrink_the_cache(stack, _, __):
+def shrink_the_cache(stack, _job):
     with stack.valkey.client() as client:
         client.config_set("maxmemory", 64 * 2**20)
 
 
-def have_the_cache_evict(stack, _, __):
+def have_the_cache_evict(stack, job):
     with stack.valkey.client() as client:
         client.config_set("maxmemory-policy", "allkeys-random")
         for number in range(200):
             client.set(f"another's {number}", bytes(2**20))
-        client.config_set("maxmemory", 64 * 2**20)
+    shrink_the_cache(stack, job)
 
 
-def forge_a_report(stack, _, job):
+def forge_a_report(stack, job):
     with stack.valkey.client() as client:
         client.xadd(REPORT_PREFIX + job.encode(), {"f": b"rubbish"}, id="99999999999999-0")
 
 
-def spoil_a_file(_, images, __):
-    """Nothing more to do: one of the images is none."""
-
-
-def remove_the_store(stack, _, __):
+def remove_the_store(stack, _job):
     shutil.rmtree(stack.valkey.directory / "store")
 
 
-def fill_the_store(_, __, ___):
-    """Nothing more to do: it may not take what is decoded."""
-
-
-def replace_the_store(stack, images, job):
-    remove_the_store(stack, images, job)
+def replace_the_store(stack, job):
+    remove_the_store(stack, job)
     (stack.valkey.directory / "store").touch()
 
 
-# What befalls the rest, what the log says first, and the part of the coordinator that says so.
+def nothing_more(_stack, _job):
+    """One of the images is none, or the store may not take what is decoded."""
+
+
+# What the log says first, and the part of the coordinator that says so.
 FAULTS = {
-    empty_the_cache: ("the cache was restarted or emptied", "server"),
-    restart_the_cache: ("the cache was restarted or emptied", "server"),
-    stop_the_cache: ("waiting for the cache", "server"),
-    shrink_the_cache: ("the cache's memory has changed", "server"),
-    have_the_cache_evict: ("the cache has evicted", "server"),
-    forge_a_report: ("skipping a read report", "cache"),
-    spoil_a_file: ("can never be decoded", "server"),
-    remove_the_store: ("the store", "store"),
-    replace_the_store: ("the store", "store"),
-    fill_the_store: ("is full", "store"),
+    "cache emptied": (empty_the_cache, "the cache was restarted or emptied", "server"),
+    "cache restarted": (restart_the_cache, "the cache was restarted or emptied", "server"),
+    "cache stopped": (stop_the_cache, "waiting for the cache", "server"),
+    "cache shrunk": (shrink_the_cache, "the cache's memory has changed", "server"),
+    "cache evicts": (have_the_cache_evict, "the cache has evicted", "server"),
+    "report forged": (forge_a_report, "skipping a read report", "cache"),
+    "file spoilt": (nothing_more, "can never be decoded", "server"),
+    "store removed": (remove_the_store, "the store", "store"),
+    "store replaced": (replace_the_store, "the store", "store"),
+    "store full": (nothing_more, "is full", "store"),
 }
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    "befall", [empty_the_cache, *(pytest.param(one, marks=pytest.mark.slow) for one in list(FAULTS)[1:])]
+    "fault",
+    ["cache emptied", *(pytest.param(name, marks=pytest.mark.slow) for name in list(FAULTS)[1:])],
 )
-def test_what_befalls_the_rest_shows_in_metrics_and_top_and_in_few_lines(tmp_path, images, capsys, befall):
-    words, part = FAULTS[befall]
-    source = tmp_path / "images"
-    shutil.copytree(images, source)
-    if befall is spoil_a_file:
+def test_what_befalls_the_rest_shows_in_metrics_and_top_and_in_few_lines(tmp_path, images, capsys, fault):
+    befall, words, part = FAULTS[fault]
+    source, recipe = shutil.copytree(images, tmp_path / "images"), RECIPE
+    if fault == "file spoilt":
         next(source.rglob("*.jpg")).write_bytes(b"no JPEG")
     watched = Watched(capsys, "--slots", "2")
-    if befall in {remove_the_store, replace_the_store, fill_the_store}:
+    if fault.startswith("store"):
         watched.stack.arguments += ("--store", str(watched.stack.valkey.directory / "store"))
-    recipe = RECIPE
-    if befall is fill_the_store:
+    if fault == "store full":
         watched.stack.arguments += ("--store-bytes", "4mb", "--request-samples", "2")
         recipe = Recipe.image(resize=128, crop=128)
     with watched.training(source.as_uri(), recipe) as sampler:
-        if befall not in {spoil_a_file, fill_the_store}:
+        if befall is not nothing_more:
             until(lambda: sampler.job_stats().samples_produced > 0, ENOUGH_S)
             assert words not in watched.log()
-        befall(watched.stack, source, sampler.job_stats().job)
+        befall(watched.stack, sampler.job)
         watched.tells(words, part)
         if befall is stop_the_cache:
             until(lambda: "no answer and no read reports since" in watched.cache_trouble(), SOON_S)
@@ -255,5 +245,4 @@ def test_one_of_two_executors_that_does_not_start_shows(lambda_service, valkey, 
         (_, of_lambda) = watched.shown("stats")["executors"]
         assert "nobody" in of_lambda["trouble"]
         assert watched.metric("super_executor_trouble", 'executor="lambda"') == 1.0
-        lines = watched.log().splitlines()
-    assert len(lines) < LINES_MAX, "\n".join(lines)
+        watched.is_short()

@@ -1,17 +1,13 @@
 """A coordinator that wants tokens: guarded by TLS too, as beyond loopback, and one that two teams share."""
 
 import json
-import threading
-import time
+from contextlib import ExitStack
 
 import pytest
 
 from superdl.main import main
-from superdl.sampler import SuperSampler
-from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
-from tests.fixtures.images import SIDE, write_images
 from tests.fixtures.stack import Stack
-from tests.integration.delivery import train
+from tests.integration.delivery import assert_exactly_once, collect, reading, train
 
 TOKEN = "a-token-of-the-trainers"
 OTHERS = "another-token-of-somebody"
@@ -40,8 +36,7 @@ def known(certificates, monkeypatch):
 @pytest.mark.usefixtures("known")
 def test_an_epoch_is_delivered_and_stats_are_told(images, guarded, capsys):
     train(guarded, images, workers=2)
-    dataset = SuperDataset(images, Recipe.image(resize=SIDE, crop=SIDE))
-    with SuperSampler(dataset, batch_size=4, shuffle=True, coordinator=guarded.address) as sampler:
+    with reading(images, guarded.address) as (sampler, _):
         assert main(["stats", "--coordinator", guarded.address, "--json"]) == 0
     told = capsys.readouterr()
     assert [job["job"] for job in json.loads(told.out)["jobs"]] == [sampler.job]
@@ -50,76 +45,19 @@ def test_an_epoch_is_delivered_and_stats_are_told(images, guarded, capsys):
 
 
 VISION, SPEECH = "a-token-of-team-vision", "a-token-of-team-speech"
-COPIES = 2400
-WAIT_S = 60.0
 
 
-def write_copies(directory, images):
-    """Many samples of one class, whose content is that of a few."""
-    contents = [file.read_bytes() for file in sorted(images.rglob("*.*")) if file.is_file()]
-    (directory / "all").mkdir(parents=True)
-    for number in range(COPIES):
-        (directory / "all" / f"{number}.png").write_bytes(contents[number % len(contents)])
-    return directory
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_two_teams_that_read_as_fast_as_they_can_have_functions_by_their_shares(
-    tmp_path, monkeypatch, capsys
-):
-    images = write_images(tmp_path / "few", 8, side=700)
+def test_two_teams_share_a_coordinator_by_their_tokens(images, expected, tmp_path, monkeypatch, capsys):
+    """How functions are shared out is seen in ``tests/simulation/test_teams.py``."""
     tokens = tmp_path / "tokens"
     tokens.write_text(f"{VISION} team=vision share=3\n{SPEECH} team=speech\n")
-    arguments = ("--slots", "2", "--request-samples", "8", "--token-file", str(tokens))
-    sources = {
-        "one": write_copies(tmp_path / "images", images),
-        "two": write_copies(tmp_path / "sounds", images),
-    }
-    ended = threading.Event()
-
-    def read(token, name):
-        monkeypatch.setenv("SUPER_TOKEN", token)
-        dataset = SuperDataset(sources[name], Recipe.image(resize=SIDE, crop=SIDE))
-        sampler = SuperSampler(dataset, batch_size=32, shuffle=True, coordinator=stack.address, job=name)
-
-        def epoch():
-            for _ in SuperLoader(dataset, sampler):
-                if ended.is_set():
-                    return
-
-        return sampler, threading.Thread(target=epoch)
-
-    def produced():
-        assert main(["stats", "--coordinator", stack.address, "--json"]) == 0
-        return {job["team"]: job["samples_produced"] for job in json.loads(capsys.readouterr().out)["jobs"]}
-
-    with Stack(arguments=arguments) as stack:
-        (vision, one), (speech, two) = read(VISION, "one"), read(SPEECH, "two")
-        with vision, speech:
-            one.start()
-            two.start()
-            try:
-                assert until_made(produced) == pytest.approx(3, rel=0.15)
-            finally:
-                ended.set()
-                one.join()
-                two.join()
-            assert main(["stats", "--coordinator", stack.address]) == 0
-            told = capsys.readouterr().out
-            assert "of team vision" in told
-            assert "team speech: share 1, priority 0; 1 job" in told
-            assert VISION not in told
-
-
-def until_made(produced):
-    """Vision's samples beside those of speech, from when both have some on, while both want more."""
-    deadline_s = time.monotonic() + WAIT_S
-    before = now = produced()
-    while now["vision"] < before["vision"] + COPIES // 2:
-        assert time.monotonic() < deadline_s
-        now = produced()
-        if before["vision"] < COPIES // 4 or not before["speech"]:
-            before = now
-    assert now["vision"] < COPIES, "both want more"
-    return (now["vision"] - before["vision"]) / (now["speech"] - before["speech"])
+    with Stack(arguments=("--slots", "2", "--token-file", str(tokens))) as stack, ExitStack() as jobs:
+        for seed, token in enumerate((VISION, SPEECH)):
+            monkeypatch.setenv("SUPER_TOKEN", token)
+            _, loader = jobs.enter_context(reading(images, stack.address, seed=seed))
+            assert_exactly_once(collect(loader), expected)
+        assert main(["stats", "--coordinator", stack.address]) == 0
+        told = capsys.readouterr().out
+    assert "of team vision" in told
+    assert "team speech: share 1, priority 0; 1 job" in told
+    assert VISION not in told

@@ -6,13 +6,11 @@ import pyarrow as pa
 import pytest
 import torch
 from pyarrow import parquet
-from torch.utils.data import DataLoader
 
-from superdl import Recipe, SuperDataset, SuperLoader, SuperMix, SuperSampler
+from superdl import SuperDataset, SuperLoader, SuperMix, SuperSampler
 from superdl.super_wire.errors import ConfigError
 from tests.fixtures.images import SIDE
-
-RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
+from tests.integration.delivery import RECIPE, reading
 
 
 def rows_of(images, label_of):
@@ -30,11 +28,12 @@ def test_fields_come_as_a_dict_of_tensors(shared_stack, images, tmp_path):
     )
     key_list = tmp_path / "boxes.parquet"
     parquet.write_table(pa.Table.from_pylist(rows), key_list)
-    dataset = SuperDataset(images, RECIPE, key_list=key_list, return_info=True)
-    with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=shared_stack.address) as sampler:
-        assert dataset.classes == ("ant", "bee", "cat", "dog")
+    how = {"batch_size": 16, "workers": 2, "key_list": key_list, "return_info": True}
+    with reading(images, shared_stack.address, **how) as (_, loader):
+        classes = loader.dataset.classes
+        assert classes == ("ant", "bee", "cat", "dog")
         numbers = []
-        for pixels, labels, info in DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2):
+        for pixels, labels, info in loader:
             assert {name: (one.dtype, tuple(one.shape[1:])) for name, one in labels.items()} == {
                 "kind": (torch.int64, ()),
                 "box": (torch.float64, (4,)),
@@ -45,7 +44,7 @@ def test_fields_come_as_a_dict_of_tensors(shared_stack, images, tmp_path):
                 number = int(key.rpartition("/")[2].removesuffix(".jpg"))
                 assert labels["number"][at] == number
                 assert labels["box"][at].tolist() == [0.5, 1.0, 2.0, number / 2]
-                assert dataset.classes[labels["kind"][at]] == key.split("/")[-2]
+                assert classes[labels["kind"][at]] == key.split("/")[-2]
             numbers += labels["number"].tolist()
     assert sorted(numbers) == list(range(150))
 
@@ -80,12 +79,11 @@ def assert_detected(labels, classes):
     return numbers
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_boxes_come_as_a_list_of_tensors(shared_stack, images, tmp_path, workers):
-    dataset = SuperDataset(images, RECIPE, key_list=detected(images, tmp_path / "boxes.jsonl"))
-    with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=shared_stack.address) as sampler:
+def test_boxes_come_as_a_list_of_tensors(shared_stack, images, tmp_path):
+    how = {"batch_size": 16, "workers": 2, "key_list": detected(images, tmp_path / "boxes.jsonl")}
+    with reading(images, shared_stack.address, **how) as (_, loader):
+        dataset = loader.dataset
         assert dataset.classes == ("ant", "bee", "cat", "dog")
-        loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers)
         numbers = [number for _, labels in loader for number in assert_detected(labels, dataset.classes)]
     assert sorted(numbers) == list(range(150))
     assert [dataset.targets[place]["boxes"].tolist() for place in range(150)] == [
@@ -110,10 +108,9 @@ def test_boxes_go_with_padding_columns_transforms_and_mixes(shared_stack, images
     )
     seen = []
     for rank in range(4):  # 150 samples make 152 for 4 ranks
-        with SuperSampler(
-            columns, batch_size=16, shuffle=True, rank=rank, num_replicas=4, job="boxes"
-        ) as sampler:
-            for batch in DataLoader(columns, sampler=sampler, batch_size=None):
+        ranks = {"rank": rank, "num_replicas": 4, "job": "boxes"}
+        with SuperSampler(columns, batch_size=16, shuffle=True, **ranks) as sampler:
+            for batch in map(columns.__getitem__, sampler):
                 assert batch["pixels"].tolist() == [[SIDE, SIDE]] * len(batch["number"])
                 assert [one.tolist() for one in batch["boxes"]] == [
                     boxes_of(n) for n in batch["number"].tolist()
@@ -132,10 +129,10 @@ def test_boxes_follow_the_samples_that_are_delivered(shared_stack, images, tmp_p
         (source / f"{number:02d}.jpg").write_bytes(content)
         rows.append({"key": f"{number:02d}.jpg", "label": {"number": number, "boxes[]": boxes_of(number)}})
     (tmp_path / "list.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    dataset = SuperDataset(source, RECIPE, key_list=tmp_path / "list.jsonl", on_bad_sample=policy)
-    with SuperSampler(dataset, batch_size=8, shuffle=False, coordinator=shared_stack.address) as sampler:
+    how = {"batch_size": 8, "shuffle": False, "on_bad_sample": policy}
+    with reading(source, shared_stack.address, key_list=tmp_path / "list.jsonl", **how) as (_, loader):
         found = []
-        for pixels, labels in DataLoader(dataset, sampler=sampler, batch_size=None):
+        for pixels, labels in loader:
             assert len(pixels) == len(labels["boxes"])
             assert [one.tolist() for one in labels["boxes"]] == [
                 boxes_of(n) for n in labels["number"].tolist()
@@ -151,9 +148,12 @@ def test_a_batch_whose_labels_may_not_fit_is_refused_when_the_sampler_is_made(sh
     (tmp_path / "list.jsonl").write_text(
         "".join(json.dumps({"key": row["key"], "label[]": row["label"]}) + "\n" for row in rows)
     )
-    dataset = SuperDataset(images, RECIPE, key_list=tmp_path / "list.jsonl")
-    with pytest.raises(ConfigError, match=r"a batch of 128 samples take up to .* lower batch_size"):
-        SuperSampler(dataset, batch_size=128, shuffle=True, coordinator=shared_stack.address)
-    with SuperSampler(dataset, batch_size=60, shuffle=True, coordinator=shared_stack.address) as sampler:
-        _, labels = next(iter(DataLoader(dataset, sampler=sampler, batch_size=None)))
+    where = {"source": images, "address": shared_stack.address, "key_list": tmp_path / "list.jsonl"}
+    with (
+        pytest.raises(ConfigError, match=r"a batch of 128 samples take up to .* lower batch_size"),
+        reading(batch_size=128, **where),
+    ):
+        pass
+    with reading(batch_size=60, **where) as (_, loader):
+        _, labels = next(iter(loader))
     assert set(map(len, labels)) == {1, 8000}

@@ -23,76 +23,29 @@ RECORD = RECORD_PREFIX.decode() + "0" * 32
 REPORTS = REPORT_PREFIX.decode() + "job"
 LOCK, GOLDEN = LOCK_KEY.decode(), FINGERPRINT_KEY.decode()
 
-# What nobody needs: other people's keys, everything at once, the server itself, code.
-FOREIGN = ("GET other", "SET other 1", "XADD other * a b", "DEL other", "GET super")
-DANGEROUS = (
-    *("KEYS *", "FLUSHALL", "FLUSHDB", "SWAPDB 0 1", "RANDOMKEY", "SHUTDOWN NOSAVE", "SAVE"),
-    *(
-        "CONFIG GET requirepass",
-        "CONFIG SET maxmemory 1",
-        "ACL LIST",
-        "ACL SETUSER me on",
-        "ACL WHOAMI",
-        "MONITOR",
-    ),
-    *(
-        "CLIENT KILL TYPE normal",
-        "CLIENT LIST",
-        "REPLICAOF NO ONE",
-        "MODULE LIST",
-        "SLOWLOG GET",
-        "LATENCY RESET",
-    ),
-    *(
-        "SUBSCRIBE news",
-        "PUBLISH news 1",
-        "SCRIPT FLUSH",
-        "FUNCTION LIST",
-        "CLUSTER RESET",
-        "CLUSTER MEET h 1",
-    ),
-    *("EVALSHA 0000 0", "FCALL f 0", "MIGRATE h 1 k 0 1", "DUMP " + RECORD, "OBJECT FREQ " + RECORD),
-    *("RENAME " + RECORD + " super:r1:b", "COPY " + RECORD + " super:r1:b", "RESTORE super:r1:b 0 x"),
-)
-A_COORDINATORS = (
-    "SET super:r2:x 1",
-    "EVAL return 0",
-    "SCAN 0",
-    "DBSIZE",
-    "INFO",
-    "UNLINK " + RECORD,
-    "PEXPIRE " + RECORD + " 1",
-)
+# One after the other, by semicolons. What nobody needs: other people's keys, all at once, the server, code.
+NOBODYS = f"""
+GET other; SET other 1; XADD other * a b; DEL other; GET super
+KEYS *; FLUSHALL; FLUSHDB; SWAPDB 0 1; RANDOMKEY; SHUTDOWN NOSAVE; SAVE; MONITOR
+CONFIG GET requirepass; CONFIG SET maxmemory 1; ACL LIST; ACL SETUSER me on; ACL WHOAMI
+CLIENT KILL TYPE normal; CLIENT LIST; REPLICAOF NO ONE; MODULE LIST; SLOWLOG GET; LATENCY RESET
+SUBSCRIBE news; PUBLISH news 1; SCRIPT FLUSH; FUNCTION LIST; CLUSTER RESET; CLUSTER MEET h 1
+EVALSHA 0000 0; FCALL f 0; MIGRATE h 1 k 0 1; DUMP {RECORD}; OBJECT FREQ {RECORD}
+RENAME {RECORD} super:r1:b; COPY {RECORD} super:r1:b; RESTORE super:r1:b 0 x
+"""
+A_COORDINATORS = f"SET super:r2:x 1; EVAL return 0; SCAN 0; DBSIZE; INFO; UNLINK {RECORD}; PEXPIRE {RECORD} 1"
 FORBIDDEN = {
-    "super-reader": (
-        *(
-            "SET " + RECORD + " 1",
-            "DEL " + RECORD,
-            "GETDEL " + RECORD,
-            "APPEND " + RECORD + " x",
-            "GETSET " + RECORD + " 1",
-        ),
-        *("XADD " + RECORD + " * a b", "GET " + REPORTS),
-        *(
-            "XREAD STREAMS " + REPORTS + " 0",
-            "XRANGE " + REPORTS + " - +",
-            "DEL " + REPORTS,
-            "XTRIM " + REPORTS + " MAXLEN 0",
-        ),
-        *("GET " + LOCK, "GET " + GOLDEN, "MGET " + RECORD, *A_COORDINATORS),
-    ),
-    "super-function": (
-        *(
-            "GET " + RECORD,
-            "SET " + RECORD + " 1 GET",
-            "DEL " + RECORD,
-            "SET " + LOCK + " me",
-            "SET " + GOLDEN + " x",
-        ),
-        *("SET " + REPORTS + " 1", "XADD " + REPORTS + " * a b", "XADD " + LOCK + " * a b"),
-        *("GET " + REPORTS, "XREAD STREAMS " + REPORTS + " 0", "DEL " + REPORTS, *A_COORDINATORS),
-    ),
-    "super-coordinator": ("MGET " + RECORD, "GETDEL " + RECORD, "XTRIM " + REPORTS + " MAXLEN 0"),
+    "super-reader": f"""
+        SET {RECORD} 1; DEL {RECORD}; GETDEL {RECORD}; APPEND {RECORD} x; GETSET {RECORD} 1; MGET {RECORD}
+        XADD {RECORD} * a b; GET {REPORTS}; XREAD STREAMS {REPORTS} 0; XRANGE {REPORTS} - +; DEL {REPORTS}
+        XTRIM {REPORTS} MAXLEN 0; GET {LOCK}; GET {GOLDEN}; {A_COORDINATORS}
+    """,
+    "super-function": f"""
+        GET {RECORD}; SET {RECORD} 1 GET; DEL {RECORD}; SET {LOCK} me; SET {GOLDEN} x; SET {REPORTS} 1
+        XADD {REPORTS} * a b; XADD {LOCK} * a b; GET {REPORTS}; XREAD STREAMS {REPORTS} 0; DEL {REPORTS}
+        {A_COORDINATORS}
+    """,
+    "super-coordinator": f"MGET {RECORD}; GETDEL {RECORD}; XTRIM {REPORTS} MAXLEN 0",
 }
 
 
@@ -111,8 +64,7 @@ def server():
 
 
 def test_the_page_has_three_users():
-    assert sorted(LINES) == ["super-coordinator", "super-function", "super-reader"]
-    assert all(user in LINES for user in FORBIDDEN)
+    assert sorted(LINES) == sorted(FORBIDDEN)
 
 
 @pytest.mark.parametrize("user", FORBIDDEN)
@@ -121,7 +73,9 @@ def test_a_user_may_do_nothing_but_what_its_side_needs(server, user):
         unix_socket_path=f"{server.directory}/redis.sock", username=user, password="SECRET"
     ) as client:
         done = []
-        for command in (*FORBIDDEN[user], *FOREIGN, *DANGEROUS):
+        for command in re.split(r";|\n", f"{FORBIDDEN[user]};{NOBODYS}"):
+            if not command.strip():
+                continue
             try:
                 client.execute_command(*command.split())
             except redis.exceptions.NoPermissionError:

@@ -66,15 +66,7 @@ def test_the_page_trains_on_what_a_plain_loop_gets(images, expected):
     assert model.epochs == [epoch for epoch in range(len(expected)) for _ in range(BATCHES)]
 
 
-@pytest.mark.parametrize(
-    ("data", "taken"),
-    [
-        ("Images", 4),
-        ("Images", 13),
-        pytest.param("ImagesByWorkers", 4, marks=pytest.mark.slow),
-        ("ImagesByWorkers", 13),
-    ],
-)
+@pytest.mark.parametrize(("data", "taken"), [("Images", 4), ("Images", 13), ("ImagesByWorkers", 13)])
 def test_a_checkpoint_is_gone_on_with(images, expected, tmp_path, data, taken):
     first, then = Classifier(taken), Classifier()
     with pytest.raises(Stopped):

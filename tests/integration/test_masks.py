@@ -1,14 +1,12 @@
 """Images with masks, as key lists name them: aligned dicts of the same bytes, wherever the parts lie."""
 
 import json
-import os
 import tarfile
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader
 
 from superdl import Recipe, SuperDataset, SuperSampler
 from superdl.main import main
@@ -17,7 +15,7 @@ from superdl.super_wire.errors import BadSampleError, SourceError
 from tests.coordinator.catalog.key_lists import written
 from tests.fixtures.stack import Stack
 from tests.fixtures.web import web_server
-from tests.integration.resuming import settled_stats
+from tests.integration.delivery import reading, settled_stats, spoil
 
 __all__ = ["web_server"]
 
@@ -112,23 +110,14 @@ def assert_batches(batches, scenes):
     assert sorted(seen) == list(range(COUNT))
 
 
-@pytest.mark.parametrize("extension", ["jsonl", "csv", "parquet"])
-def test_masks_beside_images(scenes, extension, shared_stack):
-    dataset = SuperDataset(scenes, RECIPE, key_list=loose(scenes, extension))
-    with SuperSampler(dataset, batch_size=5, shuffle=True, coordinator=shared_stack.address) as sampler:
-        assert_batches(DataLoader(dataset, sampler=sampler, batch_size=None), scenes)
-        assert settled_stats(sampler).samples_produced == COUNT
-
-
 def test_random_steps_move_image_and_mask_alike(scenes, shared_stack):
     still = [step for step in CROPS if "interpolation" not in step]
     mask = Recipe([{"op": "mask"}, {"op": "random_resized_crop", "size": [12, 18]}, *still], augment_seed=9)
     recipe = Recipe.fields(image=Recipe(CROPS, augment_seed=9), mask=mask)
-    dataset = SuperDataset(scenes, recipe, key_list=loose(scenes, "jsonl"), return_info=True)
-    with SuperSampler(dataset, batch_size=4, shuffle=True, coordinator=shared_stack.address) as sampler:
-        epochs = [list(DataLoader(dataset, sampler=sampler, batch_size=None)) for _ in range(2)]
+    with reading(scenes, shared_stack.address, recipe, key_list=loose(scenes, "parquet")) as (_, loader):
+        epochs = [images for _ in range(2) for images, _ in loader]
     seen = set()
-    for images, _, _ in epochs[0] + epochs[1]:
+    for images in epochs:
         assert torch.equal(images["image"][:, 0], images["mask"])
         seen |= {mask.numpy().tobytes() for mask in images["mask"]}
     assert len(seen) == 2 * COUNT
@@ -138,25 +127,22 @@ def test_crops_of_unequal_sizes_are_refused(scenes, shared_stack):
     crop = {"op": "random_crop", "size": 8}
     mask = Recipe([{"op": "mask"}, {"op": "resize", "size": 12}, crop])
     recipe = Recipe.fields(image=Recipe([crop]), mask=mask)
-    dataset = SuperDataset(scenes, recipe, key_list=loose(scenes, "jsonl"))
     with (
-        SuperSampler(dataset, batch_size=1, shuffle=True, coordinator=shared_stack.address) as sampler,
+        reading(scenes, shared_stack.address, recipe, key_list=loose(scenes, "jsonl")) as (_, loader),
         pytest.raises(BadSampleError, match="field .* would crop"),
     ):
-        list(DataLoader(dataset, sampler=sampler, batch_size=None))
+        list(loader)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("apart", [False, True])
-def test_pairs_in_tars_come_back_out_of_the_store(scenes, apart, tmp_path, monkeypatch, capsys):
+def test_pairs_in_tars_come_back_out_of_the_store(scenes, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("SUPER_STORE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    directory, key_list = tarred(scenes, apart=apart)
+    directory, key_list = tarred(scenes, apart=True)
     produced = []
     for _ in range(2):
-        dataset = SuperDataset(directory, RECIPE, key_list=key_list)
-        with SuperSampler(dataset, batch_size=COUNT, shuffle=True, seed=1) as sampler:
-            assert_batches(DataLoader(dataset, sampler=sampler, batch_size=None), scenes)
+        with reading(directory, None, RECIPE, key_list=key_list) as (sampler, loader):
+            assert_batches(loader, scenes)
             produced.append(settled_stats(sampler).samples_produced)
         release_all()
         if len(produced) == 1:
@@ -164,39 +150,8 @@ def test_pairs_in_tars_come_back_out_of_the_store(scenes, apart, tmp_path, monke
             assert main(["store", "verify", store, "--share", "1", "--json"]) == 0
             told = json.loads(capsys.readouterr().out)
             assert (told["checked"], told["wrong"]) == (COUNT, [])
-        for shard in directory.glob("*.tar"):  # who reads it finds nothing any more
-            found = shard.stat()
-            shard.write_bytes(bytes(found.st_size))
-            os.utime(shard, ns=(found.st_atime_ns, found.st_mtime_ns))
+        spoil(directory.glob("*.tar"))
     assert produced == [COUNT, 0]
-
-
-def test_what_is_wrong_with_a_mask_is_the_samples_failure(scenes, shared_stack):
-    key_list = loose(scenes, "jsonl")
-    Image.open(scenes / "masks" / "03.png").convert("RGB").save(scenes / "masks" / "03.png")
-    dataset = SuperDataset(scenes, RECIPE, key_list=key_list, on_bad_sample="skip", return_info=True)
-    with SuperSampler(dataset, batch_size=COUNT, shuffle=False, coordinator=shared_stack.address) as sampler:
-        ((images, labels, info),) = DataLoader(dataset, sampler=sampler, batch_size=None)
-    assert labels.tolist() == [number for number in range(COUNT) if number != 3]
-    assert len(images["image"]) == len(images["mask"]) == COUNT - 1
-    ((name, reason),) = info.bad
-    assert name == "images/03.png"
-    assert "field 'mask', masks/03.png: a mask must have one number per pixel" in reason
-    rows = []
-    for number in range(3):  # the list says the versions, so nobody looks before
-        status = (scenes / "masks" / f"{number:02d}.png").stat()
-        version = "1-1" if number < 2 else f"{status.st_size}-{status.st_mtime_ns}"
-        row = {"key": f"images/{number:02d}.png", "label": 0, "mask.version": version}
-        rows.append(row | {"mask.key": f"masks/{number:02d}.png" if number else "masks/gone.png"})
-    said = scenes.parent / "said.jsonl"
-    said.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    dataset = SuperDataset(scenes, RECIPE, key_list=said, on_bad_sample="skip", return_info=True)
-    with SuperSampler(dataset, batch_size=3, shuffle=False, coordinator=shared_stack.address) as sampler:
-        ((images, _, info),) = DataLoader(dataset, sampler=sampler, batch_size=None)
-    assert torch.equal(images["mask"][0], expected(scenes, 2)["mask"])
-    reasons = dict(info.bad)
-    assert "field 'mask', masks/gone.png: the file does not exist" in reasons["images/00.png"]
-    assert "field 'mask', masks/01.png: the version is" in reasons["images/01.png"]
 
 
 def test_lists_whose_fields_cannot_be(scenes, shared_stack):
@@ -226,35 +181,18 @@ def test_pairs_in_a_bucket_take_one_get_for_neighbours(scenes, object_store):
     lists = {"pairs": key_list, "scenes": loose(scenes, "jsonl")}
     directory.rename(object_store.directory / "pairs")
     scenes = scenes.rename(object_store.directory / "scenes")
-    requests = {}
+    requests, how = {}, {"batch_size": COUNT}
     with Stack(arguments=("--slots", "1")) as stack:
         for bucket, named in lists.items():
-            dataset = SuperDataset(f"s3://{bucket}", RECIPE, key_list=named)
-            with SuperSampler(dataset, batch_size=COUNT, shuffle=True, coordinator=stack.address) as sampler:
-                assert_batches(DataLoader(dataset, sampler=sampler, batch_size=None), scenes)
+            with reading(f"s3://{bucket}", stack.address, RECIPE, key_list=named, **how) as (sampler, loader):
+                assert_batches(loader, scenes)
                 requests[bucket] = settled_stats(sampler).source_requests
     assert requests == {"pairs": 1, "scenes": 2 * COUNT}
 
 
-@pytest.mark.slow
-def test_masks_through_lambda(scenes, object_store, lambda_service, valkey):
-    lambda_service.concurrency = 2
-    key_list = loose(scenes, "jsonl")
-    scenes = scenes.rename(object_store.directory / "scenes")
-    arguments = ("--executor", "lambda", "--lambda-warm", "2")
-    with Stack(arguments=arguments, cache=valkey.url) as stack:
-        dataset = SuperDataset("s3://scenes", RECIPE, key_list=key_list)
-        with SuperSampler(dataset, batch_size=5, shuffle=True, coordinator=stack.address) as sampler:
-            assert_batches(DataLoader(dataset, sampler=sampler, batch_size=None), scenes)
-            assert settled_stats(sampler).samples_produced == COUNT
-    assert lambda_service.invocations
-
-
-def test_masks_on_a_web_server(scenes, web_server):
+def test_masks_on_a_web_server(scenes, web_server, shared_stack):
     for path in scenes.rglob("*.png"):
         web_server.files[f"set/{path.relative_to(scenes)}"] = path.read_bytes()
     key_list = loose(scenes, "csv")
-    with Stack() as stack:
-        dataset = SuperDataset(f"{web_server.url}/set", RECIPE, key_list=key_list)
-        with SuperSampler(dataset, batch_size=5, shuffle=True, coordinator=stack.address) as sampler:
-            assert_batches(DataLoader(dataset, sampler=sampler, batch_size=None), scenes)
+    with reading(f"{web_server.url}/set", shared_stack.address, RECIPE, key_list=key_list) as (_, loader):
+        assert_batches(loader, scenes)

@@ -22,7 +22,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")  # t
 
 SIZE = 150
 LARGE = SIDE + 8
-LEGS = (2, 3, 1)  # ranks of the runs, each of which goes on where the one before it stopped
 
 
 class Photos:
@@ -51,62 +50,25 @@ def photos(shared_stack, images):
     return Photos(shared_stack, images)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "counts"), [("first_exhausted", (150, 50)), ("all_exhausted", (450, 150))]
-)
-def test_ranks_of_any_number_go_on_in_a_mix(photos, strategy, counts):
-    def sampler_of(batch, **how):
-        mix = SuperMix({photos.a: 0.75, photos.b: 0.25}, strategy)
-        how = {"shuffle": True, "seed": 4} | how
-        return mix, stack.enter_context(SuperSampler(mix, batch_size=batch, **how))
-
-    with ExitStack() as stack:
-        mix, sampler = sampler_of(12)
-        assert sampler.counts == counts
-        assert len(sampler) == -(-sum(counts) // 12) == -(-sampler.total_size // 12)
-        whole, again = (
-            [photos.by_dataset(batch) for batch in DataLoader(mix, sampler=sampler, batch_size=None)]
-            for _ in range(2)
-        )
-    assert whole != again
-    for epoch in (whole, again):
-        for known, count, parts in zip(
-            (photos.of_a, photos.of_b), counts, zip(*epoch, strict=True), strict=True
-        ):
-            drawn = sum(parts, Counter())
-            assert drawn.total() == count
-            assert set(drawn.values()) <= {count // SIZE, -(-count // SIZE)}
-            assert set(drawn) <= set(known)
-        assert {batch[0].total() for batch in epoch[:-1]} <= {8, 9, 10}
-    state, at, read = None, 0, []
-    for leg, ranks in enumerate(LEGS, 1):
-        stop = len(whole) * leg // len(LEGS)
-        with ExitStack() as stack:
-            runs = [sampler_of(12 // ranks, rank=rank, num_replicas=ranks) for rank in range(ranks)]
-            for _, sampler in runs:
-                if state is not None:
-                    sampler.load_state_dict(json.loads(json.dumps(state)))
-            taken = [[mix[ref] for ref in islice(sampler, stop - at)] for mix, sampler in runs]
-            assert {len(images) for of_rank in taken for images, _ in of_rank[:-1]} == {12 // ranks}
-            for together in zip(*taken, strict=True):
-                found = zip(*map(photos.by_dataset, together), strict=True)
-                read.append([sum(of_dataset, Counter()) for of_dataset in found])
-            state = runs[-1][1].state_dict(stop - at)
-        at = stop
-    assert read == whole
-    with ExitStack() as stack:
-        _, other = sampler_of(10)
-        with pytest.raises(ConfigError, match="the global batch is"):
-            other.load_state_dict(state or {})
-        _, other = sampler_of(12)
-        before, half = other.state_dict(), json.loads(json.dumps(state))
+def test_the_state_of_another_mix_is_refused_and_changes_nothing(photos):
+    mix = SuperMix({photos.a: 0.75, photos.b: 0.25})
+    with SuperSampler(mix, batch_size=12, shuffle=True) as sampler:
+        assert sampler.counts == (150, 50)
+        assert len(list(islice(sampler, 3))) == 3
+        state, before = sampler.state_dict(3), sampler.state_dict()
+        half = json.loads(json.dumps(state))
         half["mix"][1]["mix"][0] += 1
         with pytest.raises(ConfigError, match="datasets, sizes or proportions of the mix"):
-            other.load_state_dict(half)
+            sampler.load_state_dict(half)
         half["mix"][1]["position"] -= 1
         with pytest.raises(ConfigError, match="at different positions"):
-            other.load_state_dict(half)
-        assert other.state_dict() == before
+            sampler.load_state_dict(half)
+        assert sampler.state_dict() == before
+    with (
+        SuperSampler(mix, batch_size=10, shuffle=True) as other,
+        pytest.raises(ConfigError, match="the global batch is"),
+    ):
+        other.load_state_dict(state)
 
 
 @pytest.mark.parametrize("kind", ["threads", "workers", "stateful"])

@@ -1,11 +1,10 @@
-"""A whole SUPER over a cache that is reached by TLS, with a user for each side, and over a Redis Cluster.
+"""A whole SUPER over a Redis Cluster, by TLS too, with a user for each side. A server by TLS alone:
+``test_stack_settings.py``.
 
 Each epoch delivers every sample once, with its pixels: while slots move, while a node dies, and where the
 data is larger than the cache.
 """
 
-import contextlib
-import time
 from functools import partial
 
 import pytest
@@ -14,9 +13,8 @@ from superdl.super_wire.cache import key_slot
 from superdl.super_wire.keys import RECORD_PREFIX
 from tests.fixtures.images import write_images
 from tests.fixtures.stack import Stack
-from tests.fixtures.tls_front import TlsFront
-from tests.fixtures.valkey import Valkey
 from tests.fixtures.valkey_cluster import READY_TIMEOUT_S, ValkeyCluster
+from tests.fixtures.workers import until
 from tests.integration.delivery import train
 
 READER = "get xadd cluster|slots asking"
@@ -42,29 +40,15 @@ def let_only_two_in(server):
         )
 
 
-@contextlib.contextmanager
-def tls_server(certificates):
-    with Valkey() as server, TlsFront(f"{server.directory}/redis.sock", certificates) as front:
-        yield f"rediss://localhost:{front.port}", [server]
-
-
-@contextlib.contextmanager
-def tls_cluster(certificates):
-    with ValkeyCluster(certificates=certificates) as cluster:
-        yield cluster.url, cluster.nodes
-
-
-@pytest.mark.parametrize("cache", [pytest.param(tls_server, marks=pytest.mark.slow), tls_cluster])
-def test_an_epoch_by_tls_with_a_user_for_each_side(images, certificates, monkeypatch, cache):
+def test_an_epoch_by_tls_with_a_user_for_each_side(images, certificates, monkeypatch):
     monkeypatch.setenv("SUPER_CACHE_CA_FILE", certificates.ca_file)
     monkeypatch.setenv("SUPER_CACHE_USERNAME", "reader")
     monkeypatch.setenv("SUPER_CACHE_PASSWORD", "word")
-    with cache(certificates) as (url, servers):
-        for server in servers:
-            let_only_two_in(server)
-        with Stack(
-            arguments=("--slots", "2"), environment={"SUPER_CACHE_USERNAME": "coordinator"}, cache=url
-        ) as stack:
+    coordinators = {"SUPER_CACHE_USERNAME": "coordinator"}
+    with ValkeyCluster(certificates=certificates) as cluster:
+        for node in cluster.nodes:
+            let_only_two_in(node)
+        with Stack(arguments=("--slots", "2"), environment=coordinators, cache=cluster.url) as stack:
             train(stack, images, workers=2)
 
 
@@ -103,10 +87,7 @@ def swap_some_slots(cluster):
 
 def wait_for_one_epoch(cluster):
     """A node that does not know yet who took slots last may claim its next ones in vain, and lose them."""
-    deadline = time.monotonic() + READY_TIMEOUT_S
-    while len({epoch_of(node) for node in cluster.nodes}) > 1:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: len({epoch_of(node) for node in cluster.nodes}) == 1, READY_TIMEOUT_S)
 
 
 def epoch_of(node):
@@ -120,9 +101,8 @@ def restart_a_node(cluster):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("fault", [swap_some_slots, restart_a_node])
-def test_a_cluster_smaller_than_the_data_while_it_changes(large_images, fault, workers):
+def test_a_cluster_smaller_than_the_data_while_it_changes(large_images, fault):
     maxmemory = 8 * 2**20
     cluster = ValkeyCluster()
     for node in cluster.nodes:
@@ -135,7 +115,7 @@ def test_a_cluster_smaller_than_the_data_while_it_changes(large_images, fault, w
 
     with cluster, Stack(arguments=("--slots", "2"), cache=cluster.url) as stack:
         steps = {number: partial(step, number) for number in range(50)}
-        train(stack, large_images, disturb=steps, batch_size=8, workers=workers, side=LARGE)
+        train(stack, large_images, disturb=steps, batch_size=8, workers=2, side=LARGE)
         assert 100 < records_in(cluster) < 400
         refused = sum(refused for _, refused in map(figures, cluster.nodes))
         # An emptied node looks like room for all until the next look at the full ones, a second later: what

@@ -1,22 +1,26 @@
-"""Whole epochs with functions on Lambda: every sample comes once, whatever happens to the functions."""
+"""Whole epochs with functions on Lambda: every sample comes once, whatever happens to the functions.
 
+What does not fit together is told to whoever makes the sampler, before training waits.
+"""
+
+import json
 import os
 import re
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
-from torch.utils.data import DataLoader
 
-from superdl.sampler import SuperSampler
-from superdl.super_dataset import Recipe, SuperDataset
-from superdl.super_wire.errors import BadSampleError
-from tests.fixtures.images import SIDE
+from superdl.experiments.data import make_digits
+from superdl.sampler.embedded.embedded import release_all
+from superdl.super_wire.errors import BadSampleError, CacheError, EmbeddedError, SourceForbiddenError
 from tests.fixtures.lambda_answers import Answer
 from tests.fixtures.stack import Stack
-from tests.integration.delivery import train
+from tests.integration.delivery import reading, train
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 SOURCE = "s3://photos/train"
 SMALL_STEPS = ("--request-samples", "4", "--lookahead-batches", "4")
 CONCURRENCY = 2  # as many processes as this machine likes
@@ -98,9 +102,8 @@ def test_functions_that_hang_are_ended_by_lambda_and_their_samples_come(
 def test_a_function_of_another_version_is_not_read_from(stack, lambda_service, tmp_path):
     (tmp_path / "other.py").write_text(OTHER_VERSION)
     environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
-    dataset = SuperDataset(SOURCE, RECIPE)
-    with SuperSampler(dataset, batch_size=4, shuffle=True, seed=1, coordinator=stack.address) as sampler:
-        batches = iter(DataLoader(dataset, sampler=sampler, batch_size=None))
+    with reading(SOURCE, stack.address) as (_, loader):
+        batches = iter(loader)
         next(batches)
         lambda_service.deploy(handler="other.handler", environment=environment)
         with pytest.raises(BadSampleError, match="has SUPER 9.9.9, but the coordinator has SUPER"):
@@ -128,3 +131,77 @@ def test_each_side_needs_no_more_rights_than_the_page_says(
         monkeypatch.setenv("SUPER_CACHE_PASSWORD", "SECRET")
         train(running, images, SOURCE)
         assert "NOPERM" not in running.log.read_text()
+
+
+# --------------------------------------------------------------------------------- the embedded default
+
+
+@pytest.fixture
+def embedded(lambda_service, photos, valkey, temporary, monkeypatch):
+    """The embedded default with functions on Lambda."""
+    lambda_service.concurrency = CONCURRENCY
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setenv("SUPER_EXECUTOR", "lambda")
+    monkeypatch.setenv("SUPER_CACHE", valkey.url)
+    monkeypatch.setenv("SUPER_LAMBDA_WARM", "1")
+    yield lambda_service
+    release_all()
+
+
+def test_a_function_that_may_not_read_the_bucket(embedded):
+    embedded.deploy(environment={"AWS_SECRET_ACCESS_KEY": "another"})
+    told = r"functions are not allowed to read s3://photos/train: .*403.*renew"
+    with pytest.raises(SourceForbiddenError, match=told), reading(SOURCE, None):
+        pass
+    embedded.deploy(environment={})
+    with reading(SOURCE, None):
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("user", "error", "words"),
+    [
+        ("idle", CacheError, "not allowed to write to the cache .*NOPERM.*the rights of their user"),
+        ("nobody", EmbeddedError, r"cannot use the cache .*redis://.*own SUPER_CACHE_\* settings"),
+    ],
+)
+def test_a_function_that_may_not_use_the_cache(embedded, valkey, user, error, words):
+    with valkey.client() as client:
+        client.execute_command("ACL", "SETUSER", "idle", "on", ">word", "~super:*", "-@all", "+ping")
+    embedded.deploy(environment={"SUPER_CACHE_USERNAME": user, "SUPER_CACHE_PASSWORD": "word"})
+    with pytest.raises(error, match=words), reading(SOURCE, None):
+        pass
+
+
+@pytest.mark.slow
+def test_a_right_that_is_lost_while_training_is_told_in_the_first_batch_that_lacks_it(embedded):
+    with reading(SOURCE, None) as (_, loader):
+        embedded.deploy(environment={"AWS_SECRET_ACCESS_KEY": "another"})
+        with pytest.raises(BadSampleError, match="403.*renew the AWS credentials"):
+            list(loader)
+
+
+@pytest.mark.slow
+def test_a_training_run(embedded, object_store, tmp_path):
+    make_digits(object_store.directory / "digits")
+    command = [sys.executable, "-m", "superdl.main", "run", "digits", "--json"]
+    for override in (
+        *(f"data.{split}=s3://digits/{split}" for split in ("train", "val")),
+        *(f"output={tmp_path / 'runs'}", "loader.num_workers=1", "epochs=2"),
+    ):
+        command += ["--set", override]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["executor"], report["status"]) == ("lambda", "finished")
+    assert report["val_accuracy"] > 0.5
+    assert embedded.invocations
+    lines = {line["name"]: line["usd"] for line in report["bill"]["lines"]}
+    used = [epoch[split]["job"] for epoch in report["epochs"] for split in ("train", "val")]
+    used.append(report["rest"])
+    assert lines["functions"] > 0
+    assert lines["cache"] > lines["coordinator"] > 0
+    assert lines["GETs"] == pytest.approx(4e-7 * sum(job["source_requests"] for job in used))
+    assert report["bill"]["usd"] == pytest.approx(sum(job["usd"] for job in used)), "each thing once"

@@ -10,9 +10,10 @@ from superdl.super_dataset import Recipe
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.keys import cache_key
-from tests.fixtures.images import SIDE, expected_pixels
+from tests.fixtures.images import SIDE
+from tests.fixtures.workers import until
 from tests.integration.delivery import assert_exactly_once, collect
-from tests.integration.resuming import BATCH_SIZE, BATCHES, run_of, wait_until
+from tests.integration.resuming import BATCH_SIZE, BATCHES, run_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata 0.11 calls it
@@ -37,16 +38,16 @@ LOADERS = [
 
 
 @pytest.fixture(scope="module")
-def epochs(shared_stack, images):
+def epochs(shared_stack, images, expected):
     """The epochs of a run that nobody stopped."""
     with run_of(shared_stack, images) as run:
         whole = [collect(run.loader) for _ in range(EPOCHS)]
     for delivered in whole:
-        assert_exactly_once(delivered, expected_pixels(images, resize=SIDE, crop=SIDE))
+        assert_exactly_once(delivered, expected)
     return whole
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("kind", "workers", "options"), LOADERS)
 def test_a_run_goes_on_wherever_the_one_before_was_stopped(
     shared_stack, images, epochs, kind, workers, options, seed
@@ -75,38 +76,32 @@ def test_a_run_goes_on_wherever_the_one_before_was_stopped(
         state, (epoch, batch) = saved, at
 
 
-def refused_by_the_loader(stack, images, state, now):
-    with (
-        pytest.raises(ConfigError),
-        run_of(stack, images, state, kind="stateful", workers=now) as run,
-    ):
-        next(iter(run.loader))
-
-
 @pytest.mark.filterwarnings("ignore:Exception ignored in.*DataLoaderIter.__del__")  # of one half made
-@pytest.mark.parametrize(("then", "now"), [(0, 2), (2, 0), (2, 1), (1, 2)])
+@pytest.mark.parametrize(("then", "now"), [(0, 2), (2, 0), (1, 2)])
 def test_another_number_of_workers_is_refused_by_the_loader_and_taken_by_the_sampler(
     shared_stack, images, epochs, then, now
 ):
     with run_of(shared_stack, images, kind="stateful", workers=then) as run:
         first = collect(islice(run.loader, 3))
         state = run.state_dict(3)
-    refused_by_the_loader(shared_stack, images, state, now)
+    with (
+        pytest.raises(ConfigError),
+        run_of(shared_stack, images, state, kind="stateful", workers=now) as run,
+    ):
+        next(iter(run.loader))
     gc.collect()  # the half-made iterator, whose end warns, in this test and not in another
     with run_of(shared_stack, images, kind="stateful", workers=now) as run:
         run.sampler.load_state_dict(state)
         assert first + collect(run.loader) == epochs[0]
 
 
-@pytest.mark.parametrize(
-    "consumed", [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(9, marks=pytest.mark.slow)]
-)
-def test_out_of_order_every_sample_comes_once(shared_stack, images, consumed):
+def test_out_of_order_every_sample_comes_once(shared_stack, images, expected):
+    consumed = 4
     with run_of(shared_stack, images, workers=2, in_order=False) as run:
         before = collect(islice(iter(run.loader), consumed))
         state = run.sampler.state_dict(batches_consumed=consumed)
     with run_of(shared_stack, images, state, in_order=False) as run:
-        assert_exactly_once(before + collect(run.loader), expected_pixels(images, resize=SIDE, crop=SIDE))
+        assert_exactly_once(before + collect(run.loader), expected)
 
 
 # ----------------------------------- what was loaded or reopened is told early: its batches are on their way
@@ -144,10 +139,7 @@ def test_what_comes_next_is_in_the_cache_before_it_is_asked_for(restarted_stack,
     assert cached(restarted_stack, ahead) == 0
     with run_of(restarted_stack, images, recipe=RANDOM) as run:
         run.sampler.load_state_dict(run.sampler.state_dict() | {"epoch": epoch, "position": position})
-        samples = sum(map(len, ahead))
-        wait_until(
-            lambda: cached(restarted_stack, ahead) == samples, f"batches from {place} on are not being made"
-        )
+        until(lambda: cached(restarted_stack, ahead) == sum(map(len, ahead)), 30.0)
 
 
 def test_a_restarted_coordinator_looks_ahead_from_where_its_ranks_are(restarted_stack, images):

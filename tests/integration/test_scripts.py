@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from superdl import Augment, Recipe, SuperDataset, SuperLoader, SuperSampler
-from superdl.super_wire.errors import BadSampleError, SourceNotFoundError, UsageError
+from superdl import Augment, SuperDataset, SuperLoader, SuperSampler
+from superdl.super_wire.errors import SourceNotFoundError, UsageError
 from tests.fixtures.images import CLASSES, SIDE, independent_decode
 from tests.fixtures.stack import Stack
+from tests.integration.delivery import RECIPE, assert_exactly_once, collect, reading, settled_stats
 
-RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 BATCH = 16
 
 
@@ -44,9 +44,15 @@ def test_a_directory_is_known_before_there_is_a_sampler(here, images):
     as_image_folder(SuperDataset(images, RECIPE), images, str(images))
 
 
-def test_a_bucket_is_known_before_there_is_a_sampler(photos, images):
-    with Stack(arguments=("--slots", "1")) as stack:
+def test_a_bucket_is_known_before_there_is_a_sampler_and_read_once(photos, images, expected):
+    with Stack(arguments=("--slots", "2")) as stack:
         as_image_folder(SuperDataset(photos, RECIPE, coordinator=stack.address), images, photos)
+        with reading(photos, stack.address, batch_size=BATCH, workers=2) as (sampler, loader):
+            for _ in range(2):
+                assert_exactly_once(collect(loader), expected)
+            stats = settled_stats(sampler)
+        assert stats.samples_produced == 150
+        assert stats.source_bytes == sum(path.stat().st_size for path in images.glob("*/*.jpg"))
         missing = SuperDataset("s3://no-such-bucket/train", RECIPE, coordinator=stack.address)
         with pytest.raises(SourceNotFoundError, match="no-such-bucket"):
             len(missing)
@@ -185,16 +191,6 @@ def test_other_indices_are_refused_with_words(here, images):
     ):
         with pytest.raises(UsageError, match="sampler=sampler, batch_size=None"):
             next(iter(loader))
-
-
-def test_a_bad_sample_is_an_error_whatever_batches_do_with_it(here, tmp_path, images):
-    (tmp_path / "ant").mkdir()
-    (tmp_path / "ant" / "0.jpg").write_bytes(b"this is no image")
-    (tmp_path / "ant" / "1.jpg").write_bytes(next(images.glob("ant/*.jpg")).read_bytes())
-    dataset = SuperDataset(tmp_path, RECIPE, on_bad_sample="replace")
-    assert dataset[1][0].shape == (3, SIDE, SIDE)
-    with pytest.raises(BadSampleError, match=r"ant/0\.jpg"):
-        dataset[0]
 
 
 # ---------------------------------------------------------------------------------- nothing set up

@@ -15,7 +15,7 @@ from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
 from superdl.super_wire.cache import Credentials
 from superdl.super_wire.credentials import CoordinatorCredentials
-from superdl.super_wire.errors import CacheError, CoordinatorTrustError, SourceError
+from superdl.super_wire.errors import CacheError, CoordinatorTrustError, SourceForbiddenError
 from tests.fixtures.images import SIDE, expected_pixels, write_images
 from tests.fixtures.object_store import SECRET
 from tests.fixtures.stack import Stack
@@ -127,7 +127,7 @@ def test_no_secret_is_told_whatever_goes_wrong(
             main(["doctor", "s3://photos", "--cache", valkey.url])
         stacks[0].close_coordinator()
         stacks[1].start()  # without permission
-        everything.hear(_failure(stacks[1], SourceError))
+        everything.hear(_failure(stacks[1], SourceForbiddenError))
         everything.hear(*ended_coordinators(wrong))
     finally:
         for stack in stacks:

@@ -1,41 +1,28 @@
 """The store below the cache: what was decoded once is not decoded again, whatever stops, dies or goes."""
 
-from __future__ import annotations
-
-import os
 import shutil
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pytest
-from torch.utils.data import DataLoader
 
-from superdl.sampler import SuperSampler
 from superdl.sampler.embedded.embedded import release_all
-from superdl.super_dataset import Recipe, SuperDataset
+from superdl.super_dataset import Recipe
 from tests.fixtures.bad_front import LONGEST_S, BadFront
 from tests.fixtures.images import SIDE, expected_pixels, write_images
 from tests.fixtures.stack import Stack
-from tests.integration.delivery import assert_exactly_once, collect, remove_busy
-from tests.integration.resuming import settled_stats
-
-if TYPE_CHECKING:
-    from superdl.sampler.stats import SamplerStats
-
-RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
-
-
-@dataclass
-class Trained:
-    """What some epochs delivered, one after the other, and what the coordinator counted for them."""
-
-    epochs: list[list[tuple[bytes, int]]]
-    stats: SamplerStats
+from tests.integration.delivery import (
+    RECIPE,
+    assert_exactly_once,
+    collect,
+    reading,
+    remove_busy,
+    settled_stats,
+    spoil,
+)
 
 
 @pytest.fixture
-def photos(images, tmp_path):
+def own(images, tmp_path):
     """Images of this test alone."""
     return shutil.copytree(images, tmp_path / "photos")
 
@@ -56,196 +43,119 @@ def coordinator(tmp_path):
         stack.close()
 
 
-def train(stack, photos, epochs=1, recipe=RECIPE, **named):
-    """Epochs from the first on, of the same seed each time; without a stack with the embedded default."""
-    dataset, address = SuperDataset(photos.as_uri(), recipe, **named), stack.address if stack else None
-    with SuperSampler(dataset, batch_size=8, shuffle=True, seed=1, coordinator=address) as sampler:
-        loader = DataLoader(dataset, sampler=sampler, batch_size=None)
-        delivered = [collect(loader) for _ in range(epochs)]
-        return Trained(delivered, settled_stats(sampler))
+def train(stack, images, recipe=RECIPE, **named):
+    """What an epoch delivers, the same each time, and what was counted for it; without a stack by the
+    embedded default.
+    """
+    address = stack.address if stack else None
+    with reading(images.as_uri(), address, recipe, batch_size=8, **named) as (sampler, loader):
+        return collect(loader), settled_stats(sampler)
 
 
-def spoil_sources(photos):
-    """Make each file zeros, of its length and time: whatever reads it gets no image any more."""
-    for file in photos.glob("*/*.jpg"):
-        found = file.stat()
-        file.write_bytes(bytes(found.st_size))
-        os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+def change_some(images, directory):
+    """Write other bytes under eight of the keys."""
+    shutil.copytree(write_images(directory, 8, seed=9, side=40), images, dirs_exist_ok=True)
 
 
-def test_a_second_run_decodes_nothing(photos, coordinator):
-    expected = expected_pixels(photos, resize=SIDE, crop=SIDE)
-    stack = coordinator()
-    first = train(stack, photos, epochs=2)
-    assert first.stats.samples_produced == len(expected)
-    assert stack.close_coordinator() == 0
-    spoil_sources(photos)
-    second = train(coordinator(), photos, epochs=2)
-    assert second.epochs == first.epochs
-    assert_exactly_once(second.epochs[0], expected)
-    assert (second.stats.samples_produced, second.stats.source_bytes) == (0, 0)
-
-
-def test_the_embedded_default_keeps_a_store_below_the_cache_directory(photos, tmp_path, monkeypatch, capfd):
+def test_the_embedded_default_keeps_a_store_below_the_cache_directory(
+    own, expected, tmp_path, monkeypatch, capfd
+):
     monkeypatch.delenv("SUPER_STORE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    produced, epochs = [], []
+    runs = []
     for _ in range(2):
-        trained = train(None, photos)
-        produced.append(trained.stats.samples_produced)
-        epochs += trained.epochs
+        runs.append(train(None, own))
         release_all()
-        spoil_sources(photos)
-    assert produced[0] > 0
-    assert produced[1] == 0
-    assert epochs[0] == epochs[1]
+        spoil(own.glob("*/*.jpg"))
+    (first, made), (again, restored) = runs
+    assert_exactly_once(first, expected)
+    assert again == first
+    assert (made.samples_produced, restored.samples_produced, restored.source_bytes) == (150, 0, 0)
     line = f"superdl: decoded images are kept in {tmp_path.resolve()}/cache/superdl/store ("
     assert capfd.readouterr().err.count(line) == 2
 
 
-def copied(photos, target):
-    """The same files at another place, with other times."""
-    shutil.copytree(photos, target, copy_function=shutil.copyfile)
-    for number, file in enumerate(sorted(target.rglob("*.jpg"))):
-        os.utime(file, ns=(number, number))
-    return target
-
-
-def test_a_set_that_was_moved_is_recognised_and_a_name_is_suggested(photos, tmp_path, coordinator, caplog):
+def test_a_set_that_was_moved_is_recognised_and_a_name_is_suggested(own, tmp_path, coordinator, caplog):
     stack = coordinator()
-    train(stack, photos)
+    train(stack, own)
     assert "alias=" not in caplog.text
-    moved = photos.rename(tmp_path / "elsewhere")
+    moved = own.rename(tmp_path / "elsewhere")
     for _ in range(2):  # the second time it is stored as what it is now
         train(stack, moved)
     [line] = [record.getMessage() for record in caplog.records if "alias=" in record.getMessage()]
-    assert line.startswith(f"{moved.as_uri()} has files of {photos.as_uri()} that the store already contains")
+    assert line.startswith(f"{moved.as_uri()} has files of {own.as_uri()} that the store already contains")
 
 
-def test_a_name_serves_readers_of_a_store_that_others_write(photos, tmp_path, coordinator):
+def test_a_name_serves_readers_of_a_store_that_others_write(own, tmp_path, coordinator):
     named = {"alias": "photos", "versions": "digests"}
-    first = train(stack := coordinator(), photos, **named)
+    train(stack := coordinator(), own, **named)
     assert stack.close_coordinator() == 0
-    moved = copied(photos, tmp_path / "moved")
-    changed = write_images(tmp_path / "changed", 8, seed=9, side=40)
-    shutil.copytree(changed, moved, dirs_exist_ok=True)  # other bytes under eight of the keys
-    expected = expected_pixels(moved, resize=SIDE, crop=SIDE)
+    moved = shutil.copytree(own, tmp_path / "moved", copy_function=shutil.copyfile)  # with other times
+    change_some(moved, tmp_path / "changed")
 
     def times():
         return {str(path): path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*")}
 
     before = times()
-    second = train(coordinator("--store-read-only"), moved, **named)
-    assert second.stats.samples_produced == 8
-    assert_exactly_once(second.epochs[0], expected)
+    delivered, stats = train(coordinator("--store-read-only"), moved, **named)
+    assert stats.samples_produced == 8
+    assert_exactly_once(delivered, expected_pixels(moved, resize=SIDE, crop=SIDE))
     assert times() == before
-    assert len(first.epochs[0]) == len(expected)
 
 
 def test_changed_objects_and_recipes_are_decoded_and_not_mistaken_for_what_is_stored(
-    photos, tmp_path, coordinator
+    own, tmp_path, coordinator
 ):
-    train(stack := coordinator(), photos)
+    train(stack := coordinator(), own)
     assert stack.close_coordinator() == 0
-    shutil.copytree(write_images(tmp_path / "changed", 8, seed=9, side=40), photos, dirs_exist_ok=True)
+    change_some(own, tmp_path / "changed")
     stack = coordinator()
-    changed = train(stack, photos)
-    assert changed.stats.samples_produced == 8
-    assert_exactly_once(changed.epochs[0], expected_pixels(photos, resize=SIDE, crop=SIDE))
-    smaller = train(stack, photos, recipe=Recipe.image(resize=SIDE, crop=SIDE - 8))
-    assert smaller.stats.samples_produced == len(smaller.epochs[0])
-    assert_exactly_once(smaller.epochs[0], expected_pixels(photos, resize=SIDE, crop=SIDE - 8))
+    for crop, produced in ((SIDE, 8), (SIDE - 8, 150)):
+        delivered, stats = train(stack, own, Recipe.image(resize=SIDE, crop=crop))
+        assert stats.samples_produced == produced
+        assert_exactly_once(delivered, expected_pixels(own, resize=SIDE, crop=crop))
 
 
-@pytest.mark.slow
-def test_two_coordinators_see_what_the_other_wrote(photos, coordinator):
-    one, other = coordinator(), coordinator()
-    first = train(one, photos)
-    spoil_sources(photos)
-    second = train(other, photos)
-    assert second.epochs == first.epochs
-    assert second.stats.samples_produced == 0
-
-
-def test_a_coordinator_that_is_killed_before_it_wrote_the_index_costs_no_decode(
-    photos, tmp_path, coordinator
-):
+def test_a_coordinator_that_is_killed_before_it_wrote_the_index_costs_no_decode(own, tmp_path, coordinator):
     stack = coordinator()
-    first = train(stack, photos)
+    first, _ = train(stack, own)
     stack.kill_coordinator()
     store = tmp_path / "store"
     assert list((store / "packs").iterdir())
     assert not list((store / "index").glob("*"))
     stack.valkey.client().flushall()
-    spoil_sources(photos)
+    spoil(own.glob("*/*.jpg"))
     stack.start_coordinator()
-    assert train(stack, photos).epochs == first.epochs
+    assert train(stack, own)[0] == first
     assert len(list((store / "index").iterdir())) == 1  # so that the next one need not open every pack
 
 
-def remove_the_store(store):
-    remove_busy(store)
-
-
-def replace_it_by_a_file(store):
-    remove_busy(store)
-    store.write_bytes(b"no store any more")
-
-
-def remove_packs(store):
-    for pack in sorted((store / "packs").iterdir())[::2]:
-        pack.unlink()
-
-
-def cut_packs_off(store):
-    for pack in (store / "packs").iterdir():
-        os.truncate(pack, pack.stat().st_size // 2)
-
-
-def flip_a_bit_of_each_record(store):
-    for pack in (store / "packs").iterdir():
-        content = bytearray(pack.read_bytes())
-        for place in range(600, len(content), 1024):
-            content[place] ^= 1
-        pack.write_bytes(content)
-
-
-FAULTS = [replace_it_by_a_file, remove_packs, cut_packs_off, flip_a_bit_of_each_record]
-
-
-@pytest.mark.parametrize(
-    "fault", [remove_the_store, *(pytest.param(one, marks=pytest.mark.slow) for one in FAULTS)]
-)
-def test_what_befalls_a_store_in_mid_epoch_costs_decodes_alone(photos, tmp_path, coordinator, fault):
-    expected = expected_pixels(photos, resize=SIDE, crop=SIDE)
-    first = train(stack := coordinator(), photos)
+def test_a_store_that_a_file_replaces_in_mid_epoch_costs_decodes_alone(own, expected, tmp_path, coordinator):
+    first, _ = train(stack := coordinator(), own)
     assert stack.close_coordinator() == 0
     stack = coordinator("--lookahead-batches", "2")
-    dataset = SuperDataset(photos.as_uri(), RECIPE)
-    with SuperSampler(dataset, batch_size=8, shuffle=True, seed=1, coordinator=stack.address) as sampler:
-        loader = DataLoader(dataset, sampler=sampler, batch_size=None)
+    with reading(own.as_uri(), stack.address, batch_size=8) as (sampler, loader):
         delivered = []
         for number, batch in enumerate(loader):
             if number == 5:
-                fault(tmp_path / "store")
+                remove_busy(tmp_path / "store")
+                (tmp_path / "store").write_bytes(b"no store any more")
             delivered += collect([batch])
         stats = sampler.job_stats()
         assert_exactly_once(collect(loader), expected)
-    assert delivered == first.epochs[0]
-    assert stats.samples_produced < len(expected)
-    # Who has opened a pack reads on when its name is gone.
-    assert stats.samples_produced > 0 or fault is remove_packs
+    assert delivered == first
+    assert 0 < stats.samples_produced < len(expected)
 
 
-def test_a_store_in_a_bucket_serves_a_second_run(photos, object_store, coordinator):
+def test_a_store_in_a_bucket_serves_a_second_run(own, object_store, coordinator):
     (object_store.directory / "bucket").mkdir()
-    first = train(stack := coordinator(store="s3://bucket/some/store"), photos)
+    first, _ = train(stack := coordinator(store="s3://bucket/some/store"), own)
     assert stack.close_coordinator() == 0
-    spoil_sources(photos)
-    second = train(coordinator(store="s3://bucket/some/store"), photos)
-    assert second.epochs == first.epochs
-    assert (second.stats.samples_produced, second.stats.samples_restored) == (0, len(first.epochs[0]))
-    assert second.stats.store_requests <= len(first.epochs[0]) // 4
+    spoil(own.glob("*/*.jpg"))
+    second, stats = train(coordinator(store="s3://bucket/some/store"), own)
+    assert second == first
+    assert (stats.samples_produced, stats.samples_restored) == (0, len(first))
+    assert stats.store_requests <= len(first) // 4
 
 
 @pytest.fixture
@@ -259,13 +169,9 @@ def front(object_store, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["throttled", "silent", "broken off"])
-def test_s3_that_answers_badly_costs_decodes_alone(images, object_store, front, coordinator, fault):
-    expected = expected_pixels(images, resize=SIDE, crop=SIDE)
+def test_s3_that_answers_badly_costs_decodes_alone(images, expected, object_store, front, coordinator, fault):
     stack = coordinator("--lookahead-batches", "2", store="s3://bucket/store")
-    dataset = SuperDataset(images.as_uri(), RECIPE)
-    with SuperSampler(dataset, batch_size=8, shuffle=True, seed=1, coordinator=stack.address) as sampler:
-        first = collect(DataLoader(dataset, sampler=sampler, batch_size=None))
-        settled_stats(sampler)
+    first, _ = train(stack, images)
     assert stack.close_coordinator() == 0, stack.log.read_text()
     assert list((object_store.directory / "bucket").rglob("*.pack"))
     with stack.valkey.client() as client:
@@ -274,9 +180,7 @@ def test_s3_that_answers_badly_costs_decodes_alone(images, object_store, front, 
     front.fault = fault
     stack.start_coordinator()
     began_s = time.monotonic()
-    with SuperSampler(dataset, batch_size=8, shuffle=True, seed=1, coordinator=stack.address) as sampler:
-        second = collect(DataLoader(dataset, sampler=sampler, batch_size=None))
-        stats = settled_stats(sampler)
+    second, stats = train(stack, images)
     assert time.monotonic() - began_s < LONGEST_S
     assert front.spoilt
     assert second == first

@@ -2,7 +2,6 @@
 
 import json
 import tempfile
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -13,10 +12,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from superdl import PerSample, SuperDataset, SuperTrainerMixin
-from superdl.super_dataset.transformers_trainer import _inputs
+from tests.integration.delivery import RECIPE
 from tests.integration.frameworks import BATCHES, EPOCHS, code_of, plain_loop, together, two_ranks
-from tests.integration.resuming import RECIPE
-from tests.super_dataset.augmenting import info_of
 
 pytest.importorskip("transformers", reason="the extra dev brings transformers")
 
@@ -73,7 +70,6 @@ def test_the_loss_of_an_evaluation_is_the_mean_over_its_samples(make):
 @pytest.mark.parametrize(
     ("steps", "settings"),
     [
-        pytest.param(4, {}, marks=pytest.mark.slow),
         pytest.param(10, {}, marks=pytest.mark.slow),
         (13, {}),
         (13, {"ignore_data_skip": True}),
@@ -131,13 +127,20 @@ def test_of_datasets_it_makes_the_loaders(here, images, expected, tmp_path, work
     assert then.predict(then.eval_dataset).label_ids.shape == (150,)
 
 
-def test_padding_has_no_label():
-    info = replace(info_of(1, 2), padding=np.array([False, True]))
-    labels = torch.tensor([3, 4])
-    for item in (("images", labels, info), ({"pixel_values": "images", "labels": labels}, info)):
-        made = _inputs(item, label_name="labels")
-        assert (made["pixel_values"], made["labels"].tolist()) == ("images", [3, -100])
-    assert labels.tolist() == [3, 4]
+@pytest.mark.parametrize("columns", [None, {"pixel_values": "images", "labels": "labels"}])
+def test_padding_has_no_label(here, images, tmp_path, monkeypatch, columns):
+    dataset = SuperDataset(images, RECIPE, columns=columns, return_info=True, coordinator=here)
+    trainer = code_of("transformers", "")["SuperTrainer"](
+        Model(), arguments(tmp_path), train_dataset=dataset, eval_dataset=dataset
+    )
+    for name, value in {"WORLD_SIZE": "4", "RANK": "3"}.items():  # 150 samples make 152 for 4 ranks
+        monkeypatch.setenv(name, value)
+    loader = trainer.get_eval_dataloader()
+    *full, last = (batch["labels"].tolist() for batch in loader)
+    loader.close()
+    loader.sampler.close()
+    assert last[-1] == -100
+    assert {*chain(*full)} <= {0, 1, 2, 3}
 
 
 def test_metrics_are_of_samples_that_have_a_label(make):

@@ -18,7 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from superdl import SuperDataset, SuperLoader, SuperMix, SuperSampler
 from superdl.super_wire.errors import ConfigError
-from tests.integration.resuming import RECIPE
+from tests.integration.delivery import RECIPE
 
 SIZE = 150
 
@@ -40,6 +40,11 @@ class Recorded:
 
     def __getattr__(self, name):
         return getattr(self._sampler, name)
+
+
+@pytest.fixture
+def dataset(shared_stack, images):
+    return SuperDataset(str(images), RECIPE, coordinator=shared_stack.address)
 
 
 def keys_of(dataset, images):
@@ -73,32 +78,26 @@ SAMPLERS = {
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-@pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_those_that_the_sampler_yields(shared_stack, images, name, workers):
+def test_batches_are_those_that_the_sampler_yields(dataset, images, name):
     make, batch_size = SAMPLERS[name]
-    dataset = SuperDataset(str(images), RECIPE, coordinator=shared_stack.address)
     paths = keys_of(dataset, images)
     recorded = Recorded(make())
     how = {"batch_sampler": recorded} if batch_size is None else {"sampler": recorded}
     how |= {} if batch_size is None else {"batch_size": batch_size}
     with SuperSampler(dataset, **how) as sampler:
-        loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=workers)
+        loader = DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2)
         for epoch in range(2):
             labels = [batch_labels.tolist() for _, batch_labels in loader]
             yielded = recorded.epochs[epoch]
             if batch_size is not None:
                 yielded = [yielded[at : at + batch_size] for at in range(0, len(yielded), batch_size)]
             assert labels == [[dataset.targets[index] for index in batch] for batch in yielded]
-        keys = [list(ref.keys) for ref in sampler]
-        (*_, yielded) = recorded.epochs
-        assert list(itertools.chain(*keys)) == [
-            paths[index]
-            for index in (yielded if batch_size is not None else itertools.chain.from_iterable(yielded))
-        ]
+        keys = [key for ref in sampler for key in ref.keys]
+        yielded = recorded.epochs[-1]
+        assert keys == [paths[index] for index in (yielded if batch_size else itertools.chain(*yielded))]
 
 
-def test_a_loader_takes_the_sampler_of_a_script(shared_stack, images):
-    dataset = SuperDataset(str(images), RECIPE, coordinator=shared_stack.address)
+def test_a_loader_takes_the_sampler_of_a_script(dataset):
     by_index = SuperLoader(dataset, sampler=list(range(20, 0, -1)), batch_size=8, drop_last=True)
     by_batch = SuperLoader(dataset, batch_sampler=[[3], [1, 2]])
     for loader, batches in ((by_index, [range(20, 12, -1), range(12, 4, -1)]), (by_batch, [[3], [1, 2]])):
@@ -107,8 +106,7 @@ def test_a_loader_takes_the_sampler_of_a_script(shared_stack, images):
         loader.close()
 
 
-def test_a_state_has_what_the_sampler_needs_to_draw_the_same(shared_stack, images):
-    dataset = SuperDataset(str(images), RECIPE, coordinator=shared_stack.address)
+def test_a_state_has_what_the_sampler_needs_to_draw_the_same(dataset):
     for make in (seeded, lambda: RandomSampler(range(SIZE))):  # with a generator of its own, and torch's
         with SuperSampler(dataset, sampler=make(), batch_size=8) as sampler:
             list(sampler)
@@ -131,8 +129,7 @@ def test_a_state_has_what_the_sampler_needs_to_draw_the_same(shared_stack, image
         other.load_state_dict(state)
 
 
-def test_a_sampler_that_draws_otherwise_cannot_go_on(shared_stack, images):
-    dataset = SuperDataset(str(images), RECIPE, coordinator=shared_stack.address)
+def test_a_sampler_that_draws_otherwise_cannot_go_on(dataset):
     with SuperSampler(dataset, sampler=list(range(40)), batch_size=8) as sampler:
         next(iter(sampler))
         state = sampler.state_dict(batches_consumed=1)
@@ -142,8 +139,7 @@ def test_a_sampler_that_draws_otherwise_cannot_go_on(shared_stack, images):
             next(iter(another))
 
 
-def test_each_rank_draws_its_part_of_a_distributed_sampler(shared_stack, images):
-    dataset = SuperDataset(str(images), RECIPE, coordinator=shared_stack.address)
+def test_each_rank_draws_its_part_of_a_distributed_sampler(dataset, images):
     read, jobs = [], set()
     for rank in range(2):
         own = DistributedSampler(range(SIZE), num_replicas=2, rank=rank, seed=3)
@@ -154,8 +150,7 @@ def test_each_rank_draws_its_part_of_a_distributed_sampler(shared_stack, images)
     assert sorted(read) == sorted(keys_of(dataset, images))
 
 
-def test_an_order_longer_than_a_message_is_sent_in_parts(shared_stack, images):
-    dataset = SuperDataset(str(images), RECIPE, coordinator=shared_stack.address)
+def test_an_order_longer_than_a_message_is_sent_in_parts(dataset, images):
     order = torch.randint(SIZE, (600_001,), generator=torch.Generator().manual_seed(1)).tolist()
     with SuperSampler(dataset, sampler=order, batch_size=4096) as sampler:
         paths = keys_of(dataset, images)
@@ -167,8 +162,7 @@ def test_an_order_longer_than_a_message_is_sent_in_parts(shared_stack, images):
         assert list(last.keys) == [paths[index] for index in order[len(order) // 4096 * 4096 :]]
 
 
-def test_of_a_subset_indices_are_its_places(shared_stack, images):
-    dataset = SuperDataset(str(images), RECIPE, coordinator=shared_stack.address)
+def test_of_a_subset_indices_are_its_places(dataset, images):
     part = Subset(dataset, [149, 3, 77])
     with SuperSampler(part, sampler=[2, 0, 1, 0], batch_size=3) as sampler:
         paths = keys_of(dataset, images)
@@ -191,18 +185,12 @@ def test_of_a_subset_indices_are_its_places(shared_stack, images):
         ({"batch_sampler": [1, 2]}, "lists of indices, not '1'.*sampler="),
     ],
 )
-def test_what_is_no_order_is_refused(shared_stack, images, how, message):
-    dataset = SuperDataset(str(images), RECIPE, coordinator=shared_stack.address)
+def test_what_is_no_order_is_refused(dataset, how, message):
 
-    def first():
-        with SuperSampler(dataset, **how) as sampler:
-            next(iter(sampler))
-
-    with pytest.raises(ConfigError, match=message):
-        first()
+    with pytest.raises(ConfigError, match=message), SuperSampler(dataset, **how) as sampler:
+        next(iter(sampler))
 
 
-def test_a_mix_takes_no_sampler(shared_stack, images):
-    parts = [SuperDataset(str(images), RECIPE, coordinator=shared_stack.address) for _ in range(2)]
+def test_a_mix_takes_no_sampler(dataset):
     with pytest.raises(ConfigError, match="a mix does not accept sampler"):
-        SuperSampler(SuperMix(parts), sampler=[1], batch_size=2)
+        SuperSampler(SuperMix([dataset]), sampler=[1], batch_size=2)

@@ -1,9 +1,8 @@
 """``superdl warm`` over a real coordinator, cache and functions: what it leaves in the cache, what it tells,
-and where something bounds, breaks or interrupts it: money, time, killed parts.
+and where money or Ctrl-C bounds it. Coordinators that restart: ``tests/superdl/test_warm_command.py``.
 """
 
 import json
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -128,12 +127,8 @@ def test_a_store_is_filled_through_a_cache_that_holds_a_part_of_it(tmp_path, cap
         assert 4 * 2**20 < report["record_bytes"] <= 5 * 2**20
         assert warm(stack, source, "--json", side=LARGE) == 0
         report = told(capsys)
-        assert (report["ended"], report["warm"], report["failed"], report["to_store"]) == (
-            "all",
-            600,
-            0,
-            True,
-        )
+        assert (report["ended"], report["warm"], report["failed"]) == ("all", 600, 0)
+        assert report["to_store"]
         assert report["produced"] + report["hits"] == 600
         assert never_full(stack)
         store = DirectoryStore.open(place, create=False, read_only=True)
@@ -141,50 +136,6 @@ def test_a_store_is_filled_through_a_cache_that_holds_a_part_of_it(tmp_path, cap
         assert 600 <= sum(packed) < 660
         assert warm(stack, source, "--json", side=LARGE) == 0
         assert told(capsys)["invocations"] == 0
-
-
-class Hook:
-    """Does something once, when a sample is warm."""
-
-    def __init__(self, monkeypatch, act):
-        self.act, self.done = act, False
-        update = Progress.update
-
-        def updating(progress, task, *, completed, phrase):
-            update(progress, task, completed=completed, phrase=phrase)
-            if completed and not self.done:
-                self.done = True
-                self.act()
-
-        monkeypatch.setattr(Progress, "update", updating)
-
-
-@contextmanager
-def half_warm(tmp_path):
-    """A running stack and 800 images, a third of which are warm; its functions are suspended."""
-    with Stack(arguments=("--slots", "1", "--request-samples", "8")) as stack:
-        source = write_images(tmp_path, 800)
-        assert warm(stack, source, "--max-bytes", "1mb") == 0
-        functions = stack.functions()
-        for process in functions:
-            process.suspend()
-        try:
-            yield stack, source
-        finally:
-            for process in functions:
-                process.resume()
-
-
-def test_a_cache_that_is_gone_ends_it_with_a_report(tmp_path, capsys, monkeypatch):
-    with half_warm(tmp_path) as (stack, source):
-        capsys.readouterr()
-        hook = Hook(monkeypatch, stack.valkey.kill)
-        assert warm(stack, source, "--json", "--patience", "1") == 1
-        report = told(capsys)
-        assert hook.done
-        assert (report["ended"], report["samples"]) == ("stalled", 800)
-        assert 0 < report["warm"] < 800
-        assert report["why"]
 
 
 def test_money_bounds_it(tmp_path, capsys):
@@ -202,46 +153,31 @@ def test_money_bounds_it(tmp_path, capsys):
         assert told(capsys)["invocations"] == 0
 
 
-@pytest.mark.slow
-def test_functions_and_a_coordinator_that_are_killed_are_got_over(tmp_path, capsys, monkeypatch):
-    with Stack(arguments=("--slots", "2")) as stack:
-        for number, act in enumerate((lambda: kill_functions(stack), lambda: restart(stack))):
-            hook = Hook(monkeypatch, act)
-            source = write_images(tmp_path / str(number), 700, seed=number)
-            assert warm(stack, source, "--json") == 0
-            assert hook.done
-            assert told(capsys)["warm"] == 700
-            monkeypatch.undo()
-        with stack.valkey.client() as client:
-            assert len(client.keys("super:r1:*")) == 1400
-
-
-def kill_functions(stack):
-    for process in stack.functions():
-        process.kill()
-
-
-def restart(stack):
-    stack.kill_coordinator()
-    stack.start_coordinator()
-
-
 def test_an_interrupt_ends_it_with_a_report(tmp_path, capsys, monkeypatch):
-    def interrupt():
-        raise KeyboardInterrupt
+    """While functions are suspended, so that it cannot end before."""
+    update = Progress.update
 
-    with half_warm(tmp_path) as (stack, source):
+    def interrupt(progress, task, **how):
+        update(progress, task, **how)
+        if how["completed"]:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+    with Stack(arguments=("--slots", "1", "--request-samples", "8")) as stack:
+        source = write_images(tmp_path, 800)
+        assert warm(stack, source, "--max-bytes", "1mb") == 0
         capsys.readouterr()
-        hook = Hook(monkeypatch, interrupt)
-        assert warm(stack, source, "--json") == 130
-        report = told(capsys)
-        assert hook.done
-        assert report["ended"] == "interrupted"
-        assert 0 < report["warm"] < 800
-        assert main(["stats", "--coordinator", stack.address]) == 0
-        assert "no open jobs" in capsys.readouterr().out
-        monkeypatch.undo()
-        for process in stack.functions():
-            process.resume()
+        (function,) = stack.functions()
+        function.suspend()
+        try:
+            monkeypatch.setattr(Progress, "update", interrupt)
+            assert warm(stack, source, "--json") == 130
+            report = told(capsys)
+            assert report["ended"] == "interrupted"
+            assert 0 < report["warm"] < 800
+            assert main(["stats", "--coordinator", stack.address]) == 0
+            assert "no open jobs" in capsys.readouterr().out
+        finally:
+            function.resume()
         assert warm(stack, source, "--json") == 0
         assert told(capsys)["hits"] >= report["warm"]

@@ -4,17 +4,12 @@ import threading
 import time
 
 import pytest
-from torch.utils.data import DataLoader
 
-from superdl.sampler import SuperSampler
-from superdl.super_dataset import Recipe, SuperDataset
 from superdl.super_wire.errors import ReadTimeoutError
 from tests.fixtures.bad_front import BadFront
 from tests.fixtures.images import CLASSES, SIDE, expected_pixels, write_images
 from tests.fixtures.stack import Stack
-from tests.integration.delivery import assert_exactly_once, collect
-
-RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
+from tests.integration.delivery import assert_exactly_once, collect, reading
 
 
 @pytest.fixture
@@ -35,36 +30,38 @@ def stack(front):
 
 
 def photos(store, count):
-    """So many images in a bucket."""
-    return write_images(store.directory / "photos" / "train", count)
+    """So many images in a bucket, and what they are."""
+    images = write_images(store.directory / "photos" / "train", count)
+    return expected_pixels(images, resize=SIDE, crop=SIDE)
 
 
-def loader(stack, batch_size, **options):
-    dataset = SuperDataset("s3://photos/train", RECIPE, **options)
-    sampler = SuperSampler(dataset, batch_size=batch_size, shuffle=False, coordinator=stack.address)
-    return DataLoader(dataset, sampler=sampler, batch_size=None)
+def job(stack, batch_size=2, **options):
+    return reading("s3://photos/train", stack.address, batch_size=batch_size, shuffle=False, **options)
+
+
+def later(after_s, front):
+    """End a fault of the front after so many seconds."""
+    over = threading.Timer(after_s, setattr, (front, "fault", ""))
+    over.start()
 
 
 @pytest.mark.parametrize(
     ("fault", "count", "outage_s"),
     [
         ("throttled", 2, 5),
-        *(
-            pytest.param("throttled", *size, marks=pytest.mark.slow)
-            for size in [(30, 20), (300, 20), (30, 60)]
-        ),
+        pytest.param("throttled", 300, 60, marks=pytest.mark.slow),
         pytest.param("broken off", 30, 5, marks=pytest.mark.slow),
     ],
 )
 def test_a_throttled_bucket_holds_training_up_and_costs_no_sample(
     object_store, front, stack, fault, count, outage_s
 ):
-    expected = expected_pixels(photos(object_store, count), resize=SIDE, crop=SIDE)
+    expected = photos(object_store, count)
     front.fault = fault
-    over = threading.Timer(outage_s, setattr, (front, "fault", ""))
-    over.start()
+    later(outage_s, front)
     began_s = time.monotonic()
-    assert_exactly_once(collect(loader(stack, 2)), expected)
+    with job(stack) as (_, loader):
+        assert_exactly_once(collect(loader), expected)
     assert time.monotonic() - began_s >= outage_s
     assert front.spoilt
     if fault == "throttled":
@@ -74,29 +71,31 @@ def test_a_throttled_bucket_holds_training_up_and_costs_no_sample(
 def test_who_waits_no_longer_is_told_the_cause(object_store, front, stack):
     photos(object_store, 4)
     front.fault = "throttled"
-    with pytest.raises(ReadTimeoutError, match=r"S3 answered 503 SlowDown: .* \(for \d+ s\)"):
-        collect(loader(stack, 2, read_timeout=4.0))
+    told = r"S3 answered 503 SlowDown: .* \(for \d+ s\)"
+    with job(stack, read_timeout=4.0) as (_, loader), pytest.raises(ReadTimeoutError, match=told):
+        collect(loader)
 
 
 def test_what_is_not_throttled_keeps_flowing(object_store, front, stack):
-    expected = expected_pixels(photos(object_store, 200), resize=SIDE, crop=SIDE)
+    expected = photos(object_store, 200)
     front.of, front.fault = f"/{CLASSES[-1]}/", "throttled"  # the last of the plan; look-ahead comes to it
     delivered = []
-    for number, (images, labels) in enumerate(loader(stack, 10), start=1):
-        delivered += collect([(images, labels)])
-        if number == 15:  # all others are here
-            front.fault = ""
+    with job(stack, 10) as (_, loader):
+        for number, batch in enumerate(loader, start=1):
+            delivered += collect([batch])
+            if number == 15:  # all others are here
+                front.fault = ""
     assert front.spoilt
     assert_exactly_once(delivered, expected)
 
 
 @pytest.mark.slow
 def test_a_listing_waits_for_a_throttled_bucket(object_store, front, stack):
-    expected = expected_pixels(photos(object_store, 8), resize=SIDE, crop=SIDE)
+    expected = photos(object_store, 8)
     front.of, front.fault = "list-type", "throttled"
-    over = threading.Timer(8.0, setattr, (front, "fault", ""))
-    over.start()
-    assert_exactly_once(collect(loader(stack, 2)), expected)
+    later(8.0, front)
+    with job(stack) as (_, loader):
+        assert_exactly_once(collect(loader), expected)
     assert front.spoilt > 3
 
 
@@ -104,16 +103,15 @@ def test_a_listing_waits_for_a_throttled_bucket(object_store, front, stack):
 def test_readers_wait_while_a_restarted_coordinator_lists_longer_than_their_timeout(
     object_store, front, stack
 ):
-    expected = expected_pixels(photos(object_store, 300), resize=SIDE, crop=SIDE)
-    delivered = []
-    for number, batch in enumerate(loader(stack, 2, read_timeout=3.0)):
-        if number == 2:
-            front.of, front.fault = "list-type", "throttled"
-            stack.kill_coordinator()
-            stack.valkey.client().flushall()
-            stack.start_coordinator()
-            over = threading.Timer(12.0, setattr, (front, "fault", ""))
-            over.start()
-        delivered += collect([batch])
+    expected, delivered = photos(object_store, 300), []
+    with job(stack, read_timeout=3.0) as (_, loader):
+        for number, batch in enumerate(loader):
+            if number == 2:
+                front.of, front.fault = "list-type", "throttled"
+                stack.kill_coordinator()
+                stack.valkey.client().flushall()
+                stack.start_coordinator()
+                later(12.0, front)
+            delivered += collect([batch])
     assert front.spoilt > 3
     assert_exactly_once(delivered, expected)

@@ -13,26 +13,13 @@ from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.fixtures.stack import Stack
-from tests.integration.delivery import assert_exactly_once, collect
+from tests.fixtures.workers import until
+from tests.integration.delivery import RECIPE, assert_exactly_once, collect
 
-RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 SHARED_MEMORY = Path("/dev/shm")  # looked at, not written
 
-# Each value occurs; the whole grid is slow.
-PAIRS = [
-    (0, "fork", False),
-    (4, "fork", False),
-    (1, "forkserver", True),
-    (1, "spawn", True),
-]
-GRID = [
-    (workers, context, persistent)
-    for workers in (0, 1, 4)
-    for context in ("fork", "forkserver", "spawn")
-    for persistent in (False, True)
-    if (workers or (context == "fork" and not persistent)) and (workers, context, persistent) not in PAIRS
-]
-CASES = [*PAIRS, *(pytest.param(*case, marks=pytest.mark.slow) for case in GRID)]
+# Each value occurs: how many, how they start, and whether they last.
+CASES = [(0, None, False), (4, "fork", False), (1, "forkserver", True), (1, "spawn", True)]
 
 
 @pytest.fixture(scope="module")
@@ -41,24 +28,20 @@ def tcp_stack():
         yield running
 
 
-@pytest.fixture(scope="module")
-def expected(images):
-    return expected_pixels(images, resize=SIDE, crop=SIDE)
+def connected(port):
+    """How many connections to ``port`` this process has open."""
+    found = psutil.Process().net_connections("tcp")
+    return sum(bool(c.raddr) and c.raddr.port == port and c.status == "ESTABLISHED" for c in found)
 
 
 @contextmanager
 def connections_to(port):
     """Watch how many connections to ``port`` this process has open, all the while."""
-    seen = []
-    ended = threading.Event()
-    process = psutil.Process()
+    seen, ended = [], threading.Event()
 
     def watch():
         while not ended.wait(0.002):
-            found = process.net_connections("tcp")
-            seen.append(
-                sum(bool(c.raddr) and c.raddr.port == port and c.status == "ESTABLISHED" for c in found)
-            )
+            seen.append(connected(port))
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -81,7 +64,7 @@ def loader_of(dataset, sampler, workers, context, persistent):
         sampler=sampler,
         batch_size=None,
         num_workers=workers,
-        multiprocessing_context=context if workers else None,
+        multiprocessing_context=context,
         persistent_workers=persistent,
         timeout=60 if workers else 0,
     )
@@ -142,11 +125,4 @@ def test_nothing_is_left_when_all_is_closed(tcp_stack, images):
         collect(loader_of(dataset, sampler, 2, "fork", persistent=False))
     assert threading.active_count() <= threads_before  # one of an earlier test may have ended meanwhile
     assert set(psutil.Process().children()) <= children_before
-    while still_open(tcp_stack.port):  # grpc closes them a moment later; pytest's timeout bounds it
-        pass
-
-
-def still_open(port):
-    """This process's established connections to a port."""
-    mine = psutil.Process().net_connections("tcp")
-    return [one for one in mine if one.raddr and one.raddr.port == port and one.status == "ESTABLISHED"]
+    until(lambda: not connected(tcp_stack.port))  # grpc closes them a moment later

@@ -1,7 +1,6 @@
 """Every RPC over real gRPC: what it answers, and that asking again is safe."""
 
 import asyncio
-import threading
 
 import pytest
 

@@ -1,7 +1,5 @@
 """Memory and cores that the embedded default may use, read from made-up /proc and /sys trees."""
 
-import os
-
 import pytest
 
 from superdl.super_wire.errors import ConfigError
@@ -19,51 +17,60 @@ GIB = 2**30
 def root(tmp_path, monkeypatch):
     for name in ("SUPER_CACHE_BYTES", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    write(tmp_path, "proc/meminfo", f"MemTotal: 99 kB\nMemAvailable:   {16 * GIB // 1024} kB\n")
+    write(tmp_path, {"proc/meminfo": f"MemTotal: 99 kB\nMemAvailable:   {16 * GIB // 1024} kB\n"})
     return tmp_path
 
 
-def write(root, name, text):
-    file = root / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
+def write(root, texts):
+    for name, text in texts.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
 
 
-def test_without_control_groups_the_host_decides(root):
-    assert available_memory_bytes(root) == 16 * GIB
-    assert cache_bytes(root) == 4 * GIB
+GROUPS = "proc/self/cgroup"
+V1, V2 = "sys/fs/cgroup/memory/box/memory", "sys/fs/cgroup"
 
 
-def test_version_2_limits_count_on_every_level(root):
-    write(root, "proc/self/cgroup", "0::/user/job\n")
-    write(root, "sys/fs/cgroup/user/job/memory.max", "max\n")
-    write(root, "sys/fs/cgroup/user/job/memory.current", "5\n")
-    write(root, "sys/fs/cgroup/user/memory.max", f"{8 * GIB}\n")
-    write(root, "sys/fs/cgroup/user/memory.current", f"{3 * GIB}\n")
-    write(root, "sys/fs/cgroup/user/memory.stat", f"anon 5\ninactive_file {GIB}\n")
-    assert available_memory_bytes(root) == 6 * GIB, "page cache that can be dropped is available"
-
-
-def test_version_1_limits_count(root):
-    write(root, "proc/self/cgroup", "9:cpu,cpuacct:/\n4:memory:/box\n")
-    write(root, "sys/fs/cgroup/memory/box/memory.limit_in_bytes", f"{4 * GIB}")
-    write(root, "sys/fs/cgroup/memory/box/memory.usage_in_bytes", f"{2 * GIB}")
-    assert available_memory_bytes(root) == 2 * GIB
-
-
-def test_in_a_container_the_mount_is_the_group(root):
-    write(root, "proc/self/cgroup", "0::/docker/path-of-the-host\n")
-    write(root, "sys/fs/cgroup/memory.max", f"{2 * GIB}")
-    write(root, "sys/fs/cgroup/memory.current", f"{GIB}")
-    assert available_memory_bytes(root) == GIB
-
-
-def test_a_full_group_still_gets_a_small_cache(root):
-    write(root, "proc/self/cgroup", "0::/\n")
-    write(root, "sys/fs/cgroup/memory.max", "100\n")
-    write(root, "sys/fs/cgroup/memory.current", "200\n")
-    assert available_memory_bytes(root) == 0
-    assert cache_bytes(root) == 64 * 2**20
+@pytest.mark.parametrize(
+    ("texts", "available"),
+    [
+        ({}, 16 * GIB),
+        (
+            {
+                GROUPS: "0::/user/job\n",
+                f"{V2}/user/job/memory.max": "max\n",
+                f"{V2}/user/job/memory.current": "5\n",
+                f"{V2}/user/memory.max": f"{8 * GIB}\n",
+                f"{V2}/user/memory.current": f"{3 * GIB}\n",
+                f"{V2}/user/memory.stat": f"anon 5\ninactive_file {GIB}\n",
+            },
+            6 * GIB,  # what can be dropped of the page cache is available
+        ),
+        (
+            {
+                GROUPS: "9:cpu,cpuacct:/\n4:memory:/box\n",
+                f"{V1}.limit_in_bytes": f"{4 * GIB}",
+                f"{V1}.usage_in_bytes": f"{2 * GIB}",
+            },
+            2 * GIB,
+        ),
+        (
+            {
+                GROUPS: "0::/docker/path-of-the-host\n",
+                f"{V2}/memory.max": f"{2 * GIB}",
+                f"{V2}/memory.current": f"{GIB}",
+            },
+            GIB,
+        ),
+        ({GROUPS: "0::/\n", f"{V2}/memory.max": "100\n", f"{V2}/memory.current": "200\n"}, 0),
+    ],
+    ids=["no groups", "version 2, on every level", "version 1", "the mount of a container", "a full group"],
+)
+def test_a_quarter_of_what_the_host_and_its_groups_leave(root, texts, available):
+    write(root, texts)
+    assert available_memory_bytes(root) == available
+    assert cache_bytes(root) == max(available // 4, 64 * 2**20)
 
 
 def test_the_variable_wins(root, monkeypatch):
@@ -74,39 +81,26 @@ def test_the_variable_wins(root, monkeypatch):
         cache_bytes(root)
 
 
+def quota_of_version_1(quota_us):
+    cpu = "sys/fs/cgroup/cpu/cpu"
+    return {f"{cpu}.cfs_quota_us": f"{quota_us}\n", f"{cpu}.cfs_period_us": "100000\n"}
+
+
 @pytest.mark.parametrize(
-    ("name", "text", "cores"),
+    ("texts", "cores"),
     [
-        ("sys/fs/cgroup/job/cpu.max", "100000 100000\n", 1),
-        ("sys/fs/cgroup/job/cpu.max", "50000 100000\n", 1),
-        ("sys/fs/cgroup/job/cpu.max", "max 100000\n", None),
-        ("sys/fs/cgroup/cpu.max", "100000 100000\n", 1),
+        ({GROUPS: "0::/job\n", f"{V2}/job/cpu.max": "100000 100000\n"}, 1),
+        ({GROUPS: "0::/job\n", f"{V2}/job/cpu.max": "50000 100000\n"}, 1),
+        ({GROUPS: "0::/job\n", f"{V2}/job/cpu.max": "max 100000\n"}, 8),
+        ({GROUPS: "0::/job\n", f"{V2}/cpu.max": "400000 100000\n"}, 4),
+        ({GROUPS: "1:cpu:/\n", **quota_of_version_1(-1)}, 8),
+        ({GROUPS: "1:cpu:/\n", **quota_of_version_1(100_000)}, 1),
     ],
 )
-def test_cores_within_version_2_quota(root, name, text, cores):
-    write(root, "proc/self/cgroup", "0::/job\n")
-    write(root, name, text)
-    assert usable_cores(root) == (cores or len(os.sched_getaffinity(0)))
-
-
-def test_cores_within_version_1_quota(root):
-    write(root, "proc/self/cgroup", "1:cpu:/\n")
-    write(root, "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n")
-    write(root, "sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")
-    assert usable_cores(root) == len(os.sched_getaffinity(0))
-    write(root, "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "100000\n")
-    assert usable_cores(root) == 1
-
-
-def test_the_pool_has_every_core_and_of_a_quota_what_ranks_leave(root, monkeypatch):
-    cores = usable_cores(root)
-    assert slots(root) == cores
+def test_the_pool_has_every_core_and_of_a_quota_what_ranks_leave(root, monkeypatch, texts, cores):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
-    write(root, "proc/self/cgroup", "1:cpu:/\n")
-    write(root, "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "400000\n")
-    write(root, "sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")
-    assert slots(root) == 3
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert slots(root) == 2
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "9")
-    assert slots(root) == 1
+    write(root, texts)
+    assert usable_cores(root) == cores
+    for ranks in (1, 2, 9):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+        assert slots(root) == (8 if cores == 8 else max(1, cores - ranks))

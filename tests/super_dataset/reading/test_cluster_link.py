@@ -144,36 +144,36 @@ def test_reports_find_the_stream_and_follow_it(shared_cluster):
     shared_cluster.move(slot, home)
 
 
-def test_a_node_that_dies_takes_only_its_samples_along(valkey_cluster):
+def test_a_node_that_dies_takes_only_its_samples_along(shared_cluster):
     arrays = images(COUNT, seed=9)
-    ref = batch(valkey_cluster, arrays)
-    lost = at_node(valkey_cluster, ref, 2)
+    ref = batch(shared_cluster, arrays)
+    lost = at_node(shared_cluster, ref, 2)
     pauses = []
 
     def sleep(_):
         pauses.append(None)
         if len(pauses) == 3:
-            valkey_cluster.nodes[2].start()
-            valkey_cluster.wait_until_ready()
-            put(valkey_cluster, ref, arrays)
+            shared_cluster.nodes[2].start()
+            shared_cluster.wait_until_ready()
+            put(shared_cluster, ref, arrays)
 
     reader = BatchReader(ReadSettings(verify="all"), sleep=sleep)
     reader.read(ref)
-    with valkey_cluster.nodes[0].client() as client:
+    with shared_cluster.nodes[0].client() as client:
         client.config_resetstat()
-        valkey_cluster.nodes[2].kill()
+        shared_cluster.nodes[2].kill()
         read = reader.read(ref)
         asked = client.info("commandstats")["cmdstat_get"]["calls"]
-    assert asked == len(at_node(valkey_cluster, ref, 0))  # its samples came at the first attempt
+    assert asked == len(at_node(shared_cluster, ref, 0))  # its samples came at the first attempt
     assert (read.attempts, read.hits) == (4, COUNT)  # no answered GET missed a sample
     assert payloads(read) == as_bytes(arrays)
     assert lost
 
 
-def test_a_node_that_hangs_does_not_keep_the_others_from_being_read(valkey_cluster):
-    ref = batch(valkey_cluster, images(COUNT))
-    hanging = valkey_cluster.nodes[1]
-    lost = at_node(valkey_cluster, ref, 1)
+def test_a_node_that_hangs_does_not_keep_the_others_from_being_read(shared_cluster):
+    ref = batch(shared_cluster, images(COUNT))
+    hanging = shared_cluster.nodes[1]
+    lost = at_node(shared_cluster, ref, 1)
     reader = BatchReader(ReadSettings(read_timeout_s=1.0))
     reader.read(ref)
     os.kill(hanging.process.pid, signal.SIGSTOP)

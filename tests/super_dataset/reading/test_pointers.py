@@ -18,6 +18,7 @@ from tests.super_dataset.stored_batches import (
     ref_of,
     reports,
     store,
+    stored,
 )
 
 SIZE = 12
@@ -80,10 +81,17 @@ def test_a_pointer_that_comes_after_a_miss_was_missed(valkey, packs):
     assert (first.missed, first.corrupt, last.hits, last.straight) == ((1, 2), (), SIZE - 2, SIZE - 2)
 
 
-def test_waiting_for_what_no_pointer_leads_to_is_bounded(valkey, packs):
-    ref, placed = pointed(valkey, packs, images(SIZE))
-    for name in placed.places.packs:
-        packs.remove(name)
+def test_waiting_for_what_no_pointer_leads_to_is_bounded_and_tells_nothing_of_sizes(valkey, packs):
+    """What a pointer takes, in place of a record, is no record's size: the next batch is one block."""
+    other, *alike = images(1, 6) + images(SIZE - 1)
+    ref, placed = pointed(valkey, packs, [*alike[:2], other, *alike[2:]])
+    packs.remove(placed.places.packs[1])
+    reader = reader_at(FakeTime(), read_timeout_s=3.0)
     with pytest.raises(ReadTimeoutError, match="a record in 0123456789abcdef-"):
-        reader_at(FakeTime(), read_timeout_s=3.0).read(ref)
-    assert reports(valkey)[-1].done
+        reader.read(ref)
+    report = reports(valkey)[-1]
+    assert (report.done, report.missed) == (1, tuple(range(1, SIZE, 2)))
+    read = reader.read(stored(valkey, alike, position=1))
+    assert np.array_equal(pixels(read), np.stack(alike))
+    assert read.buffer.block is not None
+    assert not read.buffer.own

@@ -9,7 +9,6 @@ import time
 import numpy as np
 import pytest
 
-from superdl.super_dataset.reading.batch import bad_sample_error
 from superdl.super_dataset.reading.cache_link import CacheLink
 from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
 from superdl.super_wire.cache import CacheConnection
@@ -161,13 +160,6 @@ def test_a_cache_without_memory_is_named(valkey):
         client.config_set("maxmemory", 1)
     with pytest.raises(ReadTimeoutError, match=r"is out of memory and refuses to write \(OOM\)"):
         reader_at(FakeTime(), read_timeout_s=1.0).read(ref)
-
-
-def test_samples_that_were_written_again_have_another_remedy_than_bad_ones(valkey):
-    ref = stored(valkey, images(2))
-    changed = "retries_spent: changed since it was listed at 2026-11-28: its version is 75-1"
-    assert "create a new sampler" in str(bad_sample_error(ref, {0: changed, 1: changed}))
-    assert "Repair or remove" in str(bad_sample_error(ref, {0: changed, 1: "undecodable: no image"}))
 
 
 @pytest.mark.parametrize("permanent", [True, False])

@@ -58,8 +58,12 @@ def numbers_of(cluster, node, count):
 
 
 @pytest.fixture
-def nodes(valkey_cluster):
-    made = NodeConnections(CacheAddress.parse(valkey_cluster.url), NOBODY)
+def nodes(shared_cluster):
+    """Connections to a cluster without keys."""
+    for node in shared_cluster.nodes:
+        with node.client() as client:
+            client.flushall()
+    made = NodeConnections(CacheAddress.parse(shared_cluster.url), NOBODY)
     yield made
     made.close()
 
@@ -151,54 +155,56 @@ def test_a_silent_cache_is_given_up_after_two_deadlines():
         thread.join(10)
 
 
-def test_each_record_goes_to_the_node_of_its_slot_wherever_that_moves(valkey_cluster, nodes):
+def test_each_record_goes_to_the_node_of_its_slot_wherever_that_moves(shared_cluster, nodes):
     assert store(nodes, range(300), b"y" * 5000) == [""] * 300
     for node in range(3):
-        mine = {a_key(n) for n in range(300) if valkey_cluster.owners[key_slot(a_key(n))] == node}
-        assert keys_at(valkey_cluster, node) == mine
-    moved, moving, lost = numbers_of(valkey_cluster, 0, 200)[-3:]  # not stored yet
-    valkey_cluster.move(key_slot(a_key(moved)), 1)
+        mine = {a_key(n) for n in range(300) if shared_cluster.owners[key_slot(a_key(n))] == node}
+        assert keys_at(shared_cluster, node) == mine
+    moved, moving, lost = numbers_of(shared_cluster, 0, 200)[-3:]  # not stored yet
+    shared_cluster.move(key_slot(a_key(moved)), 1)
     assert store(nodes, [moved, *range(100)]) == [""] * 101
-    assert a_key(moved) in keys_at(valkey_cluster, 1)
-    assert nodes.node_of(a_key(moved)).port == valkey_cluster.nodes[1].port  # it is remembered
+    assert a_key(moved) in keys_at(shared_cluster, 1)
+    assert nodes.node_of(a_key(moved)).port == shared_cluster.nodes[1].port  # it is remembered
     slot = key_slot(a_key(moving))
-    valkey_cluster.begin_move(slot, 2)
+    shared_cluster.begin_move(slot, 2)
     assert store(nodes, [moving, *range(100)]) == [""] * 101
-    assert a_key(moving) in keys_at(valkey_cluster, 2)
-    assert nodes.node_of(a_key(moving)).port == valkey_cluster.nodes[0].port  # still
-    valkey_cluster.end_move(slot, 2)
+    assert a_key(moving) in keys_at(shared_cluster, 2)
+    assert nodes.node_of(a_key(moving)).port == shared_cluster.nodes[0].port  # still
+    shared_cluster.end_move(slot, 2)
     # The source says ask the target, which knows of nothing: each sends to the other, and that is given up.
-    with valkey_cluster.nodes[0].client() as client:
+    with shared_cluster.nodes[0].client() as client:
         slot = key_slot(a_key(lost))
-        client.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", valkey_cluster.ids[1])
-    other, stored = store(nodes, [lost, *numbers_of(valkey_cluster, 1, 1)])
+        client.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", shared_cluster.ids[1])
+    other, stored = store(nodes, [lost, *numbers_of(shared_cluster, 1, 1)])
     assert other.startswith(("ASK", "MOVED"))
     assert stored == ""
+    with shared_cluster.nodes[0].client() as client:
+        client.execute_command("CLUSTER SETSLOT", slot, "STABLE")
 
 
-def test_a_node_that_is_down_fails_its_own_records_alone_and_is_not_tried_for_ever(valkey_cluster, nodes):
+def test_a_node_that_is_down_fails_its_own_records_alone_and_is_not_tried_for_ever(shared_cluster, nodes):
     store(nodes, range(300))
-    valkey_cluster.nodes[1].kill()
+    shared_cluster.nodes[1].kill()
     for _ in range(2):
         answers = store(nodes, range(200), b"z")
         for number, answer in enumerate(answers):
-            owner = valkey_cluster.owners[key_slot(a_key(number))]
+            owner = shared_cluster.owners[key_slot(a_key(number))]
             assert bool(answer) == (owner == 1), (number, answer)
-            assert not answer or str(valkey_cluster.nodes[1].port) in answer or "CLUSTERDOWN" in answer
-    valkey_cluster.nodes[1].start()
-    valkey_cluster.wait_until_ready()
+            assert not answer or str(shared_cluster.nodes[1].port) in answer or "CLUSTERDOWN" in answer
+    shared_cluster.nodes[1].start()
+    shared_cluster.wait_until_ready()
     nodes.renew()
     assert store(nodes, range(200)) == [""] * 200
 
 
 @pytest.mark.slow
-def test_a_node_that_hangs_holds_up_no_other(valkey_cluster, nodes):
+def test_a_node_that_hangs_holds_up_no_other(shared_cluster, nodes):
     store(nodes, range(100))
-    process = valkey_cluster.nodes[0].process
+    process = shared_cluster.nodes[0].process
     process.send_signal(signal.SIGSTOP)
     try:
         answers = store(nodes, range(100), timeout_s=0.3)
-        hanging = [valkey_cluster.owners[key_slot(a_key(n))] == 0 for n in range(100)]
+        hanging = [shared_cluster.owners[key_slot(a_key(n))] == 0 for n in range(100)]
         assert [bool(answer) for answer in answers] == hanging
     finally:
         process.send_signal(signal.SIGCONT)

@@ -1,12 +1,15 @@
 """Records and packs to test with, random ones by hypothesis too."""
 
 import io
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from hypothesis import strategies as st
 
+from superdl.super_wire.objects import open_bucket
 from superdl.super_wire.record import pack, unpack
-from superdl.super_wire.store import PackMeta, check_record, collection_of
+from superdl.super_wire.store import PackMeta, bucket_and_prefix, check_record, collection_of, is_bucket
 from superdl.super_wire.store.pack import PackInProgress, read_pack_index
 
 META = PackMeta(collection_of("s3://b", b"r" * 16), "s3://b", '[{"op":"decode"}]', "f" * 16, "0.1.0")
@@ -62,3 +65,26 @@ def intact(store, name, size):
         check_record(record, sample_id)
         found[sample_id] = unpack(record, sample_id=sample_id)[1].tobytes()
     return found
+
+
+@dataclass(frozen=True)
+class Putter:
+    """Called, it puts somebody's file where a store is or may be."""
+
+    address: str
+
+    def __call__(self, name, data):
+        if is_bucket(self.address):
+            bucket, prefix = bucket_and_prefix(self.address)
+            open_bucket(f"s3://{bucket}").put(f"{prefix}/{name}", data)
+            return
+        path = Path(self.address, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+    def held(self, name):
+        """What is there under this name."""
+        if not is_bucket(self.address):
+            return Path(self.address, name).read_bytes()
+        bucket, prefix = bucket_and_prefix(self.address)
+        return bytes(open_bucket(f"s3://{bucket}").read(f"{prefix}/{name}"))
