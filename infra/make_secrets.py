@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _NAME = "SUPER"
-_VALID_DAYS = 397
+VALID_DAYS = 397
 _RENEW_DAYS = 30
 _TOKEN_BYTES = 32
 
@@ -132,7 +132,7 @@ def _authority(vault: Vault) -> Pair:
             "authority", content, "SUPER: the private authority, only for those who renew certificates"
         )
     # A new certificate would now outlive the CA.
-    if days_left(authority.cert) < _VALID_DAYS:
+    if days_left(authority.cert) < VALID_DAYS:
         _say(
             f"the authority expires in {days_left(authority.cert):.0f} days: delete the secret "
             f"{vault.stack}/authority permanently, rerun this command, and restart coordinator and trainers "
@@ -147,7 +147,7 @@ def _certificate(vault: Vault, authority: Pair, secret: str, *, renew: bool) -> 
     current, host = vault.read(secret), f"{secret}.{vault.stack}.internal"
     if current and not renew and _is_good(current["cert"], authority.cert, host):
         return
-    pair = sign(authority, host, "localhost", days=_VALID_DAYS)
+    pair = sign(authority, host, "localhost", days=VALID_DAYS)
     authorities = {"client": "ca", "coordinator": "client_ca"}
     content = {"cert": pair.cert, "key": pair.key, authorities[secret]: authority.cert}
     vault.write(secret, content, f"SUPER: certificate and key of the {secret}")

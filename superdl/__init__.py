@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib import import_module  # noqa: TID251  # of a fixed table
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

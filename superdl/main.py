@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import textwrap
-from importlib import import_module
+from importlib import import_module  # noqa: TID251  # of a fixed table
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ def _functions(
     return COMMANDS[name]
 
 
-def _parser(chosen: str | None) -> argparse.ArgumentParser:
+def command_parser(chosen: str | None) -> argparse.ArgumentParser:
+    """Return the parser of all commands; only the chosen one has its options."""
     from importlib.metadata import version  # only when the command runs
 
     parser = argparse.ArgumentParser(
@@ -112,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
     chosen = next((word for word in words if word in _COMMANDS), None)
-    arguments = _parser(chosen).parse_args(words)
+    arguments = command_parser(chosen).parse_args(words)
     from superdl.super_wire.errors import ConfigError, SuperError, UsageError
     from superdl.super_wire.redaction import shown_lines  # not for --help
 

@@ -163,8 +163,9 @@ def check_present(executor: Executor) -> None:
 
 def executor_class(name: str) -> type[Executor]:
     """Return the class of the executor called ``name`` in the settings."""
-    module, _, attribute = EXECUTORS[name].implementation.partition(":")
-    implementation: type[Executor] = getattr(importlib.import_module(module), attribute)
+    path, _, attribute = EXECUTORS[name].implementation.partition(":")
+    module = importlib.import_module(path)  # noqa: TID251  # of the registry
+    implementation: type[Executor] = getattr(module, attribute)
     return implementation
 
 

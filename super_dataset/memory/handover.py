@@ -13,7 +13,7 @@ import os
 import secrets
 import threading
 import weakref
-from multiprocessing.reduction import ForkingPickler
+from multiprocessing.reduction import ForkingPickler  # noqa: TID251  # torch's queues use it
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 

@@ -21,7 +21,6 @@ from superdl.super_wire.store import is_bucket, open_store
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
 
     from superdl.experiments.console import Console
     from superdl.store.contents import Collection, Contents
@@ -67,12 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     drops = arguments.action == "prune" or (arguments.action == "verify" and arguments.yes)
     store = open_store(store_address(arguments.store, os.environ), create=False, read_only=not drops)
     console = Console(stderr=arguments.json, highlight=False, markup=False, soft_wrap=True)
-    actions: dict[str, Callable[[argparse.Namespace, Store, Console], tuple[dict[str, Any], int]]] = {
-        "ls": _ls,
-        "verify": _verify,
-        "prune": _prune,
-    }
-    mapping, code = actions[arguments.action](arguments, store, console)
+    action = {"ls": _ls, "verify": _verify, "prune": _prune}[arguments.action]
+    mapping, code = action(arguments, store, console)
     tell_json({"store": store.address, "id": store.id, **mapping}, shown=arguments.json)
     return code
 

@@ -33,7 +33,7 @@ _Figures = dict[str, Any]
 
 
 class Looks:
-    """Polls of one coordinator, which continue through its restarts.
+    """Polls of one coordinator, which continue through its restarts. ``view`` is the newest.
 
     ``text`` makes text from other programs safe to display. Rates are relative to a poll at least
     ``window_s`` old. Raise ``SuperError`` if the first poll reaches no coordinator.
@@ -46,25 +46,20 @@ class Looks:
         self._patience = Patience(attempts=1, total_s=_POLL_S, deadline_s=_POLL_S)
         self._polls: deque[tuple[float, _Figures]] = deque()
         self._unreachable: dict[str, Any] | None = None
-        self._view = self._poll(FIRST_CONTACT)
-
-    @property
-    def view(self) -> dict[str, Any]:
-        """Return the newest view."""
-        return self._view
+        self.view = self._poll(FIRST_CONTACT)
 
     def again(self) -> dict[str, Any]:
         """Poll again. If there is no answer, keep the figures and set ``unreachable``."""
         try:
-            self._view = self._poll(self._patience)
+            self.view = self._poll(self._patience)
             self._unreachable = None
         except SuperError as error:
             self._client.cut()  # or grpc would wait before it connects again
             self._polls.clear()
             self._unreachable = self._unreachable or {"since_s": time.time()}
             outage = {**self._unreachable, "why": self._text(str(error))}
-            self._view = {**self._view, "clock_s": time.time(), "unreachable": outage}
-        return self._view
+            self.view = {**self.view, "clock_s": time.time(), "unreachable": outage}
+        return self.view
 
     def late_batches(self, job: str) -> list[dict[str, Any]]:
         """Return a job's newest batches that readers waited for. Thread-safe."""

@@ -73,16 +73,3 @@ def test_no_python_outside_the_known_folders():
         for path in ROOT.glob(pattern)
     } - set(FOLDERS)
     assert strangers <= {"build", "dist"}, "tell DESIGN's folder table, pyproject.toml and this test about it"
-
-
-@pytest.mark.parametrize(
-    ("name", "source", "fault"),
-    [
-        ("sampler/a.py", '"""Says."""\n' + "x = 1\n" * 399, "400 lines"),
-        ("sampler/a.py", "x = 1\n", "opens without"),
-        ("sampler/__init__.py", '"""Says."""\n', "no __all__"),
-        ("tests/helpers/test_a.py", '"""Says."""\n', "helpers"),
-    ],
-)
-def test_a_misshapen_file_is_reported(name, source, fault):
-    assert [line for line in faults(name, source) if fault in line]

@@ -5,9 +5,6 @@ container.
 """
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from torch.utils.data import DataLoader
@@ -16,7 +13,6 @@ from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset
 from tests.fixtures.containers import UID
 from tests.fixtures.images import SIDE, expected_pixels, write_images
-from tests.fixtures.ports import free_port
 from tests.fixtures.valkey import Valkey
 from tests.integration.delivery import assert_exactly_once, collect
 from tools.lambda_zip import project_version
@@ -49,29 +45,25 @@ def source(tmp_path):
     return directory
 
 
-def start(host, image, cache, source, **settings):
+@pytest.fixture
+def coordinator(container_host, image, cache, source):
     """A coordinator beside this cache, with two functions that read this source; healthy."""
     options = ["--volume", f"{cache.directory}:{cache.directory}", "--volume", f"{source}:{source}:ro"]
     # Health's port in the image may be another test's here.
-    fixed = {"CACHE": cache.unix_url, "OWNER": "test", "HEALTH_LISTEN": f"unix:{cache.directory}/health.sock"}
-    for name, value in (fixed | settings).items():
+    settings = {"LISTEN": _address(cache), "HEALTH_LISTEN": f"unix:{cache.directory}/health.sock"}
+    for name, value in (settings | {"CACHE": cache.unix_url, "OWNER": "test"}).items():
         options += ["--env", f"SUPER_{name}={value}"]
     words = ("--slots", "2", "--lookahead-batches", "2")
-    started = host.start(image, *words, options=tuple(options))
+    started = container_host.start(image, *words, options=tuple(options))
     started.wait_until_healthy()
     return started
-
-
-@pytest.fixture
-def coordinator(container_host, image, cache, source):
-    return start(container_host, image, cache, source, LISTEN=_address(cache))
 
 
 def _address(cache):
     return f"unix:{cache.directory}/coordinator.sock"
 
 
-def test_it_runs_with_no_rights_and_only_what_it_needs(coordinator, cache):
+def test_it_runs_with_no_rights_and_only_what_it_needs_and_drains(coordinator, cache):
     assert coordinator.state("Health.Status") == "healthy"
     status = coordinator.execute("python", "-c", "print(open('/proc/1/status').read())").splitlines()
     found = dict(line.split(":\t", 1) for line in status if ":\t" in line)
@@ -83,6 +75,8 @@ def test_it_runs_with_no_rights_and_only_what_it_needs(coordinator, cache):
     version = "from importlib.metadata import version; print(version('superdl'))"
     assert coordinator.execute("python", "-c", version) == project_version()
     assert "no open jobs" in coordinator.execute("superdl", "stats", "--coordinator", _address(cache))
+    assert coordinator.stop() == 0
+    assert "draining" in coordinator.logs()
 
 
 def test_a_kill_in_mid_epoch_loses_nothing(coordinator, cache, source):
@@ -106,30 +100,3 @@ def test_a_kill_in_mid_epoch_loses_nothing(coordinator, cache, source):
     assert delivered == again, "in plan order"
     coordinator.wait_until_healthy()
     assert coordinator.logs().count("serving on") == 3
-
-
-def test_it_serves_by_tls_and_token_and_is_asked_for_health_without(
-    container_host, image, cache, source, certificates, monkeypatch
-):
-    address = f"127.0.0.1:{free_port()}"
-    pair = certificates.server
-    pem = {"TLS_CERT": Path(pair.cert_file).read_text(), "TLS_KEY": Path(pair.key_file).read_text()}
-    token = "a-token-of-this-test-alone"
-    container = start(container_host, image, cache, source, LISTEN=address, TOKEN=token, **pem)
-    assert container.state("Health.Status") == "healthy"
-    monkeypatch.setenv("SUPER_COORDINATOR_CA_FILE", certificates.ca_file)
-    monkeypatch.setenv("SUPER_TOKEN", token)
-    dataset = SuperDataset(source.as_uri(), RECIPE)
-    with SuperSampler(dataset, batch_size=BATCH, shuffle=True, seed=1, coordinator=address) as sampler:
-        delivered = collect(DataLoader(dataset, sampler=sampler, batch_size=None))
-    assert_exactly_once(delivered, expected_pixels(source, resize=SIDE, crop=SIDE))
-    assert container.stop() == 0
-    assert token not in container.logs()
-
-
-def test_sigterm_drains_and_the_probe_tells_that_it_is_gone(coordinator, cache):
-    probe = [sys.executable, "-m", "superdl.coordinator.probe", _address(cache)]
-    assert subprocess.run(probe, capture_output=True, check=False, timeout=60).returncode == 0
-    assert coordinator.stop() == 0
-    assert "draining" in coordinator.logs()
-    assert subprocess.run(probe, capture_output=True, check=False, timeout=60).returncode == 1

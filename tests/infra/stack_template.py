@@ -3,6 +3,7 @@
 A reference to something that these parameters leave out fails, as CloudFormation would.
 """
 
+import functools
 import re
 from ipaddress import IPv4Network
 from itertools import islice
@@ -41,6 +42,18 @@ def written():
     return yaml_parse(FILE.read_text(encoding="utf-8"))
 
 
+@functools.cache
+def worked_out(**parameters):
+    """The stack with these parameters, beside those that have no default."""
+    return WorkedOut(**parameters)
+
+
+def statements_of(stack, role):
+    """The statements of a role's one policy, by their id."""
+    (policy,) = stack.resources[role]["Policies"]
+    return {statement["Sid"]: statement for statement in policy["PolicyDocument"]["Statement"]}
+
+
 class WorkedOut:
     """What CloudFormation makes of the template: ``resources`` and ``outputs``, of plain values.
 
@@ -76,6 +89,22 @@ class WorkedOut:
             for name, properties in self.resources.items()
             if self._template["Resources"][name]["Type"] == kind
         }
+
+    def refusals(self, parameters):
+        """The template's rules, and its parameters, that refuse these parameters."""
+        kept, self._values = self._values, self._values | parameters
+        found = [
+            name
+            for name, rule in written()["Rules"].items()
+            if self.holds(rule["RuleCondition"])
+            and not all(self.holds(assertion["Assert"]) for assertion in rule["Assertions"])
+        ]
+        for name, entry in self._template["Parameters"].items():
+            fits = re.fullmatch(entry.get("AllowedPattern", "(?s).*"), str(self._values[name]))
+            if not fits or self._values[name] not in entry.get("AllowedValues", [self._values[name]]):
+                found.append(name)
+        self._values = kept
+        return found
 
     def holds(self, condition):
         """Whether a condition, by its name or as an expression, is true."""

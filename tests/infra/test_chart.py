@@ -23,38 +23,33 @@ pytest.importorskip("helm_python", reason="the chart is rendered by helm-python-
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "infra" / "helm" / "super"
-ISSUER = {"tls": {"issuer": {"name": "ca", "kind": "ClusterIssuer"}}}
-SECRETS = {"tls": {"coordinatorSecret": "coordinator-cert", "cacheSecret": "cache-cert"}}
-WORKERS = {
-    **SECRETS,
-    "executor": "workers,lambda",
-    "workers": {"replicas": 3, "maxReplicas": 10},
-    "settings": {
-        "lambda_function": "super:live",
-        "catalog_max_samples": 20_000_000,
-        "max_usd_per_hour": 2.5,
-        "store": "s3://bucket/store",
-    },
-    "cache": {"address": "rediss://cache.example:6380/2", "caSecret": "cache-ca"},
-    "env": [{"name": "AWS_REGION", "value": "us-east-1"}],
-}
-CHOICES = {
-    "issuer": {**ISSUER, "metrics": {"serviceMonitor": True, "labels": {"release": "prometheus"}}},
-    "secrets": {
-        **SECRETS,
-        "serviceAccount": {"create": False, "name": "own"},
-        "image": {"pullSecrets": [{"name": "registry"}]},
-        "coordinator": {"pod": {"nodeSelector": {"pool": "cpu"}, "tolerations": [{"operator": "Exists"}]}},
-    },
-    "workers": WORKERS,
-    "added": {**ISSUER, "executor": "local,workers"},
-    "bare": {
-        **ISSUER,
-        "networkPolicy": {"enabled": False},
-        "metrics": {"enabled": False},
-        "serviceAccount": {"create": False},
-    },
-}
+CHOICES = yaml.safe_load("""
+issuer:
+  tls: &issuer {issuer: {name: ca, kind: ClusterIssuer}}
+  metrics: {serviceMonitor: true, labels: {release: prometheus}}
+secrets:
+  tls: &secrets {coordinatorSecret: coordinator-cert, cacheSecret: cache-cert}
+  serviceAccount: {create: false, name: own}
+  image: {pullSecrets: [{name: registry}]}
+  coordinator: {pod: {nodeSelector: {pool: cpu}, tolerations: [{operator: Exists}]}}
+workers:
+  tls: *secrets
+  executor: workers,lambda
+  workers: {replicas: 3, maxReplicas: 10}
+  settings:
+    lambda_function: super:live
+    catalog_max_samples: 20000000
+    max_usd_per_hour: 2.5
+    store: s3://bucket/store
+  cache: {address: "rediss://cache.example:6380/2", caSecret: cache-ca}
+  env: [{name: AWS_REGION, value: us-east-1}]
+added: {tls: *issuer, executor: "local,workers"}
+bare:
+  tls: *issuer
+  networkPolicy: {enabled: false}
+  metrics: {enabled: false}
+  serviceAccount: {create: false}
+""")
 # In a process of its own, since Helm brings Go's threads and signal handlers along.
 RENDER = """
 import json, sys
@@ -71,7 +66,7 @@ print(json.dumps([answers, helm_python.lint(sys.argv[1], json.loads(sys.argv[2])
 
 def helm(*choices):
     """Of each choice of values the manifests by their templates, or Helm's words; and what lint finds."""
-    command = [sys.executable, "-c", RENDER, str(CHART), json.dumps(ISSUER)]
+    command = [sys.executable, "-c", RENDER, str(CHART), json.dumps(CHOICES["issuer"])]
     done = subprocess.run(
         command, input=json.dumps(choices), capture_output=True, text=True, check=True, timeout=60
     )
@@ -98,11 +93,14 @@ def container_of(objects, part):
     return container
 
 
-def environment_of(objects):
-    variables = container_of(objects, "coordinator")["env"]
-    names = [variable["name"] for variable in variables]
+def environment_of(container):
+    """Its variables in clear, each there once. The files that they name are in mounted volumes."""
+    names = [variable["name"] for variable in container["env"]]
     assert len(names) == len(set(names))
-    return {variable["name"]: variable["value"] for variable in variables if "value" in variable}
+    given = {variable["name"]: variable["value"] for variable in container["env"] if "value" in variable}
+    mounted = {volume["mountPath"] for volume in container["volumeMounts"]}
+    assert {str(Path(path).parent) for name, path in given.items() if name.endswith("_FILE")} <= mounted
+    return given
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -117,16 +115,14 @@ def test_kubernetes_takes_what_is_rendered_and_its_parts_find_each_other(rendere
     labels = {pod["metadata"]["labels"]["app.kubernetes.io/component"]: pod for pod in pods}
     others = {"workers": {"worker"}, "added": {"cache", "worker"}}.get(choice, {"cache"})
     assert set(labels) == {"coordinator", *others}
-    for (kind, _), one in made.items():
-        chosen = {
-            "Service": lambda spec: spec["selector"],
-            "PodDisruptionBudget": lambda spec: spec["selector"]["matchLabels"],
-            "NetworkPolicy": lambda spec: spec["podSelector"]["matchLabels"],
-        }.get(kind)
-        if chosen is None:
-            continue
-        wanted = chosen(one["spec"])
-        (pod,) = [pod for pod in pods if wanted.items() <= pod["metadata"]["labels"].items()]
+    choosing = {
+        "Service": lambda spec: spec["selector"],
+        "PodDisruptionBudget": lambda spec: spec["selector"]["matchLabels"],
+        "NetworkPolicy": lambda spec: spec["podSelector"]["matchLabels"],
+    }
+    for one in [one for (kind, _), one in made.items() if kind in choosing]:
+        chosen = choosing[one["kind"]](one["spec"])
+        (pod,) = [pod for pod in pods if chosen.items() <= pod["metadata"]["labels"].items()]
         ports = {port["name"] for port in pod["spec"]["containers"][0].get("ports", [])}
         named = re.findall(r'"(?:targetPort|port)": "(\w+)"', json.dumps(one["spec"]))
         assert set(named) <= ports
@@ -138,7 +134,7 @@ def test_kubernetes_takes_what_is_rendered_and_its_parts_find_each_other(rendere
 
 def test_a_certificate_is_for_the_names_that_clients_use_and_prometheus_checks(rendered):
     made = rendered["issuer"]
-    cache = environment_of(made)["SUPER_CACHE"]
+    cache = environment_of(container_of(made, "coordinator"))["SUPER_CACHE"]
     for part, host in (("coordinator", "super-coordinator.ml.svc"), ("cache", cache[9:].partition(":")[0])):
         certificate = made["Certificate", f"super-{part}"]["spec"]
         assert host in certificate["dnsNames"]
@@ -154,11 +150,9 @@ def test_a_certificate_is_for_the_names_that_clients_use_and_prometheus_checks(r
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_the_coordinator_takes_its_settings_and_memory_bounds_them(rendered, choice):
-    given = environment_of(rendered[choice])
-    settings = load_settings({}, given)
-    memory = int(
-        container_of(rendered[choice], "coordinator")["resources"]["limits"]["memory"].removesuffix("Mi")
-    )
+    container = container_of(rendered[choice], "coordinator")
+    settings = load_settings({}, environment_of(container))
+    memory = int(container["resources"]["limits"]["memory"].removesuffix("Mi"))
     if choice == "workers":
         assert settings.catalog_max_samples == 20_000_000
         assert (settings.max_usd_per_hour, settings.lambda_function) == (2.5, "super:live")
@@ -174,12 +168,11 @@ def test_the_coordinator_takes_its_settings_and_memory_bounds_them(rendered, cho
 def test_workers_call_the_coordinator_and_scale_by_what_waits(rendered):
     made = rendered["workers"]
     container = container_of(made, "worker")
-    given = {one["name"]: one.get("value") for one in container["env"]}
+    given = environment_of(container)
     port = made["Service", "super-coordinator"]["spec"]["ports"][0]["port"]
     assert given["SUPER_COORDINATOR"] == f"super-coordinator.ml.svc:{port}"
-    paths = {one["mountPath"] for one in container["volumeMounts"]}
-    assert {str(Path(path).parent) for name, path in given.items() if name.endswith("_FILE")} <= paths
-    assert given["SUPER_STORE"] == environment_of(made)["SUPER_STORE"] == "s3://bucket/store"
+    of_coordinator = environment_of(container_of(made, "coordinator"))
+    assert given["SUPER_STORE"] == of_coordinator["SUPER_STORE"] == "s3://bucket/store"
     port = container["command"][container["command"].index("--health-listen") + 1].rpartition(":")[2]
     assert {"name": "health", "containerPort": int(port)} in container["ports"]
     probes = {name: container[name]["httpGet"] for name in ("readinessProbe", "livenessProbe")}
@@ -196,19 +189,20 @@ def test_workers_call_the_coordinator_and_scale_by_what_waits(rendered):
     assert ("HorizontalPodAutoscaler", "super-worker") not in plain
 
 
-def test_what_cannot_be_is_refused_by_a_word_on_what_to_do():
+def test_what_cannot_be_is_refused_by_its_name():
     refused = {
-        "set tls.issuer.name, or tls.cacheSecret": {},
-        "additional properties 'trainers' not allowed": {"trainers": 1},
-        "invalid propertyName 'token'": {"settings": {"token": "a secret"}},
+        "tls.issuer.name": {},
+        "'trainers'": {"trainers": 1},
+        "'token'": {"settings": {"token": "a secret"}},
         "/cache/address": {"cache": {"address": "redis://plain:6379"}},
         "/executor": {"executor": "slurm"},
         "/cache/memoryMiB": {"cache": {"memoryMiB": "8Gi"}},
     }
     answers, _ = helm(*refused.values())
-    for reason, answer in zip(refused, answers, strict=True):
-        assert isinstance(answer, str)
-        assert reason in answer
+    named = [
+        isinstance(answer, str) and name in answer for name, answer in zip(refused, answers, strict=True)
+    ]
+    assert named == [True] * len(refused)
 
 
 def test_the_example_job_uses_the_names_of_the_release(rendered):
@@ -223,11 +217,9 @@ def test_the_example_job_uses_the_names_of_the_release(rendered):
     assert asked == secrets | {"super-token"}
     (rule, _) = made["NetworkPolicy", "super-coordinator"]["spec"]["ingress"]
     assert rule["from"][0]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-    given = {one["name"]: one.get("value") for one in pod["spec"]["containers"][0]["env"]}
+    given = environment_of(pod["spec"]["containers"][0])
     port = made["Service", "super-coordinator"]["spec"]["ports"][0]["port"]
     assert given["SUPER_COORDINATOR"] == f"super-coordinator:{port}"
-    paths = {one["mountPath"] for one in pod["spec"]["containers"][0]["volumeMounts"]}
-    assert {str(Path(path).parent) for name, path in given.items() if name.endswith("_FILE")} <= paths
 
 
 @pytest.fixture
@@ -273,7 +265,7 @@ def test_what_is_rendered_starts_and_a_probe_needs_no_certificate(rendered, cach
     (tmp_path / "token").mkdir()
     (tmp_path / "token" / "token").write_text(token, encoding="ascii")
     given = {}
-    for name, value in environment_of(rendered["issuer"]).items():
+    for name, value in environment_of(container).items():
         moved = value.replace("/super/", f"{tmp_path}/")
         address = re.fullmatch(r"0\.0\.0\.0:(\d+)", value)
         given[name] = f"127.0.0.1:{ports[address[1]]}" if address else moved

@@ -8,23 +8,19 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import uuid
-from collections import Counter
-from hashlib import sha256
-from pathlib import Path
 
 import psutil
 import pytest
 
 from infra.launcher import Run, run_of
+from superdl.coordinator.core import Plan
 from superdl.super_wire.errors import ConfigError
-from tests.fixtures.images import expected_pixels
 from tests.fixtures.ports import free_port
 from tests.fixtures.tls_front import TlsFront
+from tests.fixtures.workers import until
+from tests.integration.torchrun import RANK, ROOT, in_order, planned, written
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = str(Path(__file__).with_name("train_script.py"))
 PORTS = (50051, 50052, 29500)
 HOSTS = ["algo-10", "algo-1", "algo-2"]
 GROUPS = [
@@ -40,6 +36,29 @@ VARIABLES = {
 }
 WAIT_S = 120.0
 _MARK = "SUPER_TEST_RUN"
+# Ranks that read for ever, and save at SIGTERM, or fail at once.
+STOPS = """
+import os, signal, sys
+from pathlib import Path
+import torch.distributed
+from superdl import Recipe, SuperDataset, SuperLoader
+
+source, output, failing = sys.argv[1:]
+torch.distributed.init_process_group("gloo")
+rank = os.environ["RANK"]
+
+def save(*_):
+    Path(output, f"saved-{rank}").touch()
+    raise SystemExit(1)
+
+signal.signal(signal.SIGTERM, save)
+loader = SuperLoader(SuperDataset(source, Recipe.image(resize=32, crop=24)), batch_size=16, shuffle=True)
+while True:
+    for _ in loader:
+        Path(output, f"begun-{rank}").touch()
+        if rank == failing:
+            raise SystemExit(7)
+"""
 
 
 def test_hosts_and_script_come_from_sagemakers_variables_or_its_files(tmp_path):
@@ -89,36 +108,47 @@ def test_the_examples_for_clusters_are_programs_that_start_the_launcher():
     """SageMaker's SDK and Slurm are not here: this says no more than that they can be read."""
     slurm, job = (ROOT / "examples" / name for name in ("slurm.sh", "sagemaker_job.py"))
     subprocess.run([shutil.which("bash") or "bash", "-n", slurm], check=True)
-    texts = [node.value for node in ast.walk(ast.parse(job.read_text())) if isinstance(node, ast.Constant)]
-    assert {"infra.launcher", "train-script", "data_group"} <= {
-        text for text in texts if isinstance(text, str)
-    }
+    texts = {node.value for node in ast.walk(ast.parse(job.read_text())) if isinstance(node, ast.Constant)}
+    assert {"infra.launcher", "train-script", "data_group"} <= texts
 
 
 class LocalRun:
-    """The hosts of a run, played on this machine."""
+    """The hosts of a run, played on this machine; ``words`` are a script that trains one pass of epochs."""
 
     def __init__(self, directory, images):
         self.directory, self.images = directory, images
         self.log = directory / "log"
         self.mark = uuid.uuid4().hex
-        self.process = None
 
-    def start(self, *arguments, options):
-        """Start all; ``arguments`` are the script's."""
-        command = [sys.executable, "-m", "superdl.experiments.local_hosts", *options, "--", SCRIPT]
-        command += ["--source", self.images.as_uri(), "--output", str(self.directory), *arguments]
+    def words(self, epochs):
+        settings = {"source": self.images.as_uri(), "out": str(self.directory), "batch_size": 16}
+        return [str(RANK), json.dumps(settings | {"passes": [{"epochs": epochs}]})]
+
+    def stops(self, failing=""):
+        """A script that ends by failing in this rank, or by a signal."""
+        (self.directory / "stops.py").write_text(STOPS)
+        return [str(self.directory / "stops.py"), self.images.as_uri(), str(self.directory), failing]
+
+    def start(self, *words, **variables):
         own = {"SUPER_CACHE_BYTES": "128mb", "OMP_NUM_THREADS": "1", _MARK: self.mark}
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command, cwd=ROOT, stdout=log, stderr=log, env={**os.environ, **own}
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", *words],
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **own, **variables},
             )
 
-    def ended(self):
-        """Wait, bounded, for the end; the exit code. Nothing may be left."""
-        code = self.process.wait(WAIT_S)
-        until(lambda: not self.left())
-        return code
+    def local(self, options, script):
+        """Start all hosts at once."""
+        return self.start("superdl.experiments.local_hosts", *options.split(), "--", *script)
+
+    def ended(self, *processes):
+        """Wait, bounded, for the end; the exit codes. Nothing may be left."""
+        codes = [process.wait(WAIT_S) for process in processes]
+        until(lambda: not self.left(), WAIT_S)
+        return codes
 
     def said(self):
         """What all hosts have printed."""
@@ -130,15 +160,12 @@ class LocalRun:
         return [process for process in processes if (process.info["environ"] or {}).get(_MARK) == self.mark]
 
     def check_every_image_once(self, epochs):
-        """Over both ranks, with the pixels and labels that another decoder gives."""
-        ranks = [json.loads((self.directory / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
-        expected = Counter(
-            (sha256(pixels).hexdigest(), label)
-            for pixels, label in expected_pixels(self.images, resize=32, crop=24).items()
-        )
-        for epoch in range(epochs):
-            assert Counter(tuple(sample) for rank in ranks for sample in rank["epochs"][epoch]) == expected
-        assert ranks[0]["weight"] == ranks[1]["weight"]
+        """Over both ranks, in the order of the plan."""
+        ranks = written(self.directory, 2)
+        plan = Plan(size=150, batch_size=16, replicas=2, seed=1, shuffle=True, drop_last=False)
+        expected = [entry for epoch in range(epochs) for entry in planned(self.images, plan, epoch)]
+        assert in_order([rank["passes"][0] for rank in ranks]) == expected
+        assert ranks[0]["agreed"] == ranks[1]["agreed"]
 
 
 @pytest.fixture
@@ -149,19 +176,11 @@ def run(tmp_path, images):
         process.kill()
 
 
-def until(condition):
-    """Wait, bounded, for what other processes do."""
-    deadline_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("data", [2, 0])
 def test_two_hosts_train_on_every_image_once(run, data):
-    run.start("--epochs", "2", options=("--training", "2", "--data", str(data)))
-    assert run.ended() == 0, run.said()
+    process = run.local(f"--training 2 --data {data}", run.words(epochs=2))
+    assert run.ended(process) == [0], run.said()
     run.check_every_image_once(2)
     for host in range(2, 2 + data):
         assert f"the worker 127.0.0.{host} connected" in run.said()
@@ -169,16 +188,15 @@ def test_two_hosts_train_on_every_image_once(run, data):
 
 @pytest.mark.slow
 def test_the_code_of_the_rank_that_fails_is_every_hosts(run):
-    run.start("--fail-on-rank", "0", options=("--data", "2"))
-    assert run.ended() == 7, run.said()
+    assert run.ended(run.local("--data 2", run.stops(failing="0"))) == [7], run.said()
 
 
 @pytest.mark.slow
 def test_sigterm_lets_every_rank_save(run):
-    run.start("--forever", options=("--training", "2", "--data", "1"))
-    until(lambda: all((run.directory / f"begun-{rank}").exists() for rank in (0, 1)))
-    run.process.send_signal(signal.SIGTERM)
-    assert run.ended() == 128 + signal.SIGTERM, run.said()
+    process = run.local("--training 2 --data 1", run.stops())
+    until(lambda: all((run.directory / f"begun-{rank}").exists() for rank in (0, 1)), WAIT_S)
+    process.send_signal(signal.SIGTERM)
+    assert run.ended(process) == [128 + signal.SIGTERM], run.said()
     assert all((run.directory / f"saved-{rank}").exists() for rank in (0, 1))
 
 
@@ -210,22 +228,12 @@ def test_beyond_loopback_hosts_have_a_token_and_tls(run, certificates, valkey):
             "SUPER_LAUNCHER_PORTS": ports,
             "SM_NUM_GPUS": "2",
             "GLOO_SOCKET_IFNAME": "lo",
-            _MARK: run.mark,
         }
-        words = [SCRIPT, "--source", run.images.as_uri(), "--output", str(run.directory)]
-        hosts = [f"--data-hosts={address}", "--training-hosts=127.0.0.1"]
-        with run.log.open("wb") as log:
-            processes = [
-                subprocess.Popen(
-                    [sys.executable, "-m", "infra.launcher", *hosts, f"--host={host}", "--", *words],
-                    cwd=ROOT,
-                    env={**os.environ, **environment},
-                    stdout=log,
-                    stderr=log,
-                )
-                for host in (address, "127.0.0.1")
-            ]
-        assert [process.wait(WAIT_S) for process in processes] == [0, 0], run.said()
+        hosts = ("infra.launcher", f"--data-hosts={address}", "--training-hosts=127.0.0.1")
+        words = ("--", *run.words(epochs=1))
+        processes = [
+            run.start(*hosts, f"--host={host}", *words, **environment) for host in (address, "127.0.0.1")
+        ]
+        assert run.ended(*processes) == [0, 0], run.said()
     run.check_every_image_once(1)
-    until(lambda: not run.left())
     assert environment["SUPER_TOKEN"] not in run.said()

@@ -34,6 +34,13 @@ def everything(manager):
     return {name: manager.get_secret_value(SecretId=name)["SecretString"] for name in names}
 
 
+def changed(manager, before):
+    """The secrets that differ from what they were."""
+    after = everything(manager)
+    assert after.keys() >= before.keys()
+    return {name for name in before if before[name] != after[name]}
+
+
 def shakes_hands(server, client, host):
     """Whether two ends of TLS agree; raises what either has against it."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -81,12 +88,10 @@ def test_another_run_changes_nothing_but_what_is_to_be_renewed(manager, capsys):
     assert "PRIVATE KEY" not in shown + repr(new_authority("a"))
     assert content(manager, "token")["token"] not in shown
     before = everything(manager)
-    again, said = run(capsys)  # the trainers' certificate is kept up once there is one
-    assert (again, everything(manager), said) == (parameters, before, "")
+    assert run(capsys) == (parameters, "")  # the trainers' certificate is kept up once there is one
+    assert changed(manager, before) == set()
     assert run(capsys, "--renew")[0] == parameters
-    after = everything(manager)
-    renewed = {"super-1/coordinator", "super-1/client"}
-    assert {name for name in before if before[name] != after[name]} == renewed
+    assert changed(manager, before) == {"super-1/coordinator", "super-1/client"}
 
 
 def test_both_sides_take_the_certificates_of_this_stack_and_no_others(manager, capsys, tmp_path):
@@ -113,28 +118,24 @@ def test_a_certificate_that_runs_out_within_a_month_is_renewed(manager, capsys):
     old = sign(Pair(kept["cert"], kept["key"]), HOST, days=29)
     aged = {"cert": old.cert, "key": old.key, "client_ca": kept["cert"]}
     manager.put_secret_value(SecretId="super-1/coordinator", SecretString=json.dumps(aged))
-    _, said = run(capsys)
-    assert "renewed super-1/coordinator" in said
+    run(capsys)
     assert days_left(content(manager, "coordinator")["cert"]) > 390
 
 
 @pytest.mark.slow
 def test_an_authority_that_runs_out_is_told_of(manager, capsys, monkeypatch):
     run(capsys)
-    monkeypatch.setattr(module, "_VALID_DAYS", 10**6)
-    assert "delete the secret super-1/authority permanently" in run(capsys)[1]
+    monkeypatch.setattr(module, "VALID_DAYS", 10**6)
+    assert "super-1/authority" in run(capsys)[1]
 
 
 @pytest.mark.slow
-def test_another_authority_signs_everything_anew(manager, capsys):
+def test_another_authority_signs_everything_again(manager, capsys):
     run(capsys, "--mutual-tls")
     manager.delete_secret(SecretId="super-1/authority", ForceDeleteWithoutRecovery=True)
     before = everything(manager)
     run(capsys, "--mutual-tls")
-    after = everything(manager)
-    assert {n for n in before if before[n] != after[n]} == {
-        f"super-1/{name}" for name in ("ca", "coordinator", "client")
-    }
+    assert changed(manager, before) == {"super-1/ca", "super-1/coordinator", "super-1/client"}
 
 
 def test_a_token_is_rotated_without_a_gap(manager, capsys):
@@ -154,7 +155,7 @@ def test_what_was_marked_for_deletion_comes_back(manager, capsys):
     run(capsys)
     before = content(manager, "token")
     manager.delete_secret(SecretId="super-1/token", RecoveryWindowInDays=7)
-    assert "restored super-1/token" in run(capsys)[1]
+    run(capsys)
     assert content(manager, "token") == before
 
 
@@ -162,24 +163,20 @@ def test_what_was_marked_for_deletion_comes_back(manager, capsys):
 def test_a_name_that_elasticache_would_not_take(name, capsys):
     with pytest.raises(SystemExit):
         main(["--stack", name])
-    assert "at most 24 lower-case" in capsys.readouterr().err
+    assert name in capsys.readouterr().err
 
 
-def test_no_way_to_aws_is_one_sentence(monkeypatch, capsys):
-    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
-    assert main(["--stack", "super-1", "--region", "us-east-1"]) == 1
-    assert "Secrets Manager: " in capsys.readouterr().err
-
-
-def test_the_region_is_the_clis(manager, capsys, monkeypatch):
-    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+@pytest.mark.usefixtures("aws")
+def test_the_region_is_the_clis_and_what_is_missing_is_named(capsys, monkeypatch):
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
-    parameters, _ = run(capsys)
-    assert parameters["TokenSecretArn"].split(":")[3] == "eu-west-1"
+    assert run(capsys)[0]["TokenSecretArn"].split(":")[3] == "eu-west-1"
     monkeypatch.delenv("AWS_REGION")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
     assert main(["--stack", "super-1"]) == 1
-    assert "--region, AWS_REGION or AWS_DEFAULT_REGION" in capsys.readouterr().err
+    assert "AWS_DEFAULT_REGION" in capsys.readouterr().err
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+    assert main(["--stack", "super-1", "--region", "us-east-1"]) == 1
+    assert "Secrets Manager" in capsys.readouterr().err

@@ -20,8 +20,7 @@ from superdl.coordinator.server.metrics import EmfLines
 from superdl.coordinator.server.settings import Settings
 from superdl.lambda_prefetch.telemetry import Telemetry
 from superdl.super_wire.request import PrefetchResult
-from tests.infra.stack_template import ROOT, WorkedOut, written
-from tests.infra.test_deploying import statements_of
+from tests.infra.stack_template import ROOT, statements_of, worked_out, written
 from tests.lambda_prefetch.prefetching import Context
 
 TEMPLATE = written()
@@ -33,21 +32,15 @@ IMAGE = (ROOT / "infra" / "docker" / "coordinator.Dockerfile").read_text(encodin
 BYTES_PER_SAMPLE = 25  # while a source is listed, and 500 MB whatever it has: docs/performance.md
 
 
-def plain(value):
-    """Without conditions: the first choice of each."""
-    if isinstance(value, dict) and "Fn::If" in value:
-        return plain(value["Fn::If"][1])
-    return value
-
-
 def test_coordinator_and_function_read_every_variable_that_they_get():
-    given = {plain(item)["Name"] for item in [*CONTAINER["Environment"], *CONTAINER["Secrets"]]}
+    """And what is secret comes from Secrets Manager."""
+    (container,) = worked_out(ClientSecretArn="a secret").resources["CoordinatorTask"]["ContainerDefinitions"]
+    clear, secret = ({item["Name"] for item in container[part]} for part in ("Environment", "Secrets"))
     known = {f"SUPER_{field.name.upper()}" for field in dataclasses.fields(Settings)}
     known |= {"SUPER_CACHE_USERNAME", "SUPER_CACHE_PASSWORD"}
-    assert {name for name in given if name.startswith("SUPER_")} <= known
-    assert {"SUPER_TLS_CERT", "SUPER_TLS_KEY", "SUPER_TLS_CLIENT_CA", "SUPER_TOKEN"} <= given
-    clear = {item["Name"] for item in CONTAINER["Environment"]} | set(FUNCTION["Environment"]["Variables"])
-    assert not clear & {"SUPER_TOKEN", "SUPER_TLS_KEY", "SUPER_CACHE_PASSWORD"}
+    assert {name for name in clear | secret if name.startswith("SUPER_")} <= known
+    of_tls = {"SUPER_TLS_CERT", "SUPER_TLS_KEY", "SUPER_TLS_CLIENT_CA"}
+    assert of_tls | {"SUPER_TOKEN", "SUPER_CACHE_PASSWORD"} <= secret
     source = (ROOT / "lambda_prefetch" / "settings.py").read_text(encoding="utf-8")
     assert all(f'"{name}"' in source for name in FUNCTION["Environment"]["Variables"])
 
@@ -98,23 +91,19 @@ def test_handler_package_probe_user_and_volume_are_there(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("resource", "secret", "user"),
-    [
-        ("ReaderUser", "ReaderSecret", "super-reader"),
-        ("FunctionUser", "FunctionSecret", "super-function"),
-        ("CoordinatorUser", "CoordinatorCacheSecret", "super-coordinator"),
-    ],
+    ("user", "secret"),
+    [("Reader", "ReaderSecret"), ("Function", "FunctionSecret"), ("Coordinator", "CoordinatorCacheSecret")],
 )
-def test_users_of_the_cache_may_what_the_documentation_says(resource, secret, user):
+def test_users_of_the_cache_may_what_the_documentation_says(user, secret):
     """ElastiCache takes the same words, but for the password; and a user of its has nothing to be reset."""
+    given, name = RESOURCES[f"{user}User"]["Properties"], f"super-{user.lower()}"
     text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
-    documented = re.search(rf"^ACL SETUSER {user} (.*)$", text, re.MULTILINE)[1]
-    given = RESOURCES[resource]["Properties"]
-    assert given["UserName"] == user
+    documented = re.search(rf"^ACL SETUSER {name} (.*)$", text, re.MULTILINE)[1]
+    assert given["UserName"] == name
     assert set(given["AccessString"].split()) == set(documented.split()) - {">SECRET", "resetkeys"}
     assert given["AccessString"].split()[:2] == ["on", "-@all"]
     made = RESOURCES[secret]["Properties"]["GenerateSecretString"]["SecretStringTemplate"]
-    assert json.loads(made) == {"username": user}
+    assert json.loads(made) == {"username": name}
 
 
 def test_metrics_are_those_that_the_function_writes():
@@ -128,9 +117,7 @@ def test_metrics_are_those_that_the_function_writes():
     (line,) = [json.loads(line) for line in shown.getvalue().splitlines() if '"_aws"' in line]
     (told,) = line["_aws"]["CloudWatchMetrics"]
     assert told["Namespace"] == "SUPER"
-    assert {frozenset(dimensions) for dimensions in told["Dimensions"]} == {
-        frozenset({"function_name", "service"})
-    }
+    assert [sorted(dimensions) for dimensions in told["Dimensions"]] == [["function_name", "service"]]
     assert line["service"] == "super-prefetch"
     written_names = {metric["Name"] for metric in told["Metrics"]}
     body = RESOURCES["Dashboard"]["Properties"]["DashboardBody"]["Fn::Sub"][0]
@@ -144,7 +131,7 @@ def test_metrics_are_those_that_the_function_writes():
 
 
 def test_a_file_system_for_catalogs_is_mounted_and_reached_by_the_coordinator_alone():
-    out = WorkedOut(StateFileSystemId="fs-0123456789abcdef0")
+    out = worked_out(StateFileSystemId="fs-0123456789abcdef0")
     (point,) = out.of_type("AWS::EFS::AccessPoint").values()
     (task,) = out.of_type("AWS::ECS::TaskDefinition").values()
     (container,) = task["ContainerDefinitions"]
@@ -159,6 +146,6 @@ def test_a_file_system_for_catalogs_is_mounted_and_reached_by_the_coordinator_al
         for name, group in out.of_type("AWS::EC2::SecurityGroup").items()
     }
     assert [name for name, out_of in ports.items() if 2049 in out_of] == ["CoordinatorSecurityGroup"]
-    without = WorkedOut()
+    without = worked_out()
     assert without.of_type("AWS::EFS::AccessPoint") == {}
     assert "KeepState" not in statements_of(without, "CoordinatorRole")

@@ -10,7 +10,7 @@ import subprocess
 from infra.launcher import run_of
 from superdl.experiments.comparing.arms import arms_of
 from superdl.experiments.spec import load_spec
-from superdl.main import _parser as superdl_parser
+from superdl.main import command_parser
 from tests.pages.markdown import ROOT
 
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*=.*")
@@ -61,7 +61,7 @@ def _module(words):
 
 
 def _superdl(words):
-    given = superdl_parser(words[0]).parse_args(list(words))
+    given = command_parser(words[0]).parse_args(list(words))
     if given.command not in ("run", "compare") or getattr(given, "spec", None) is None:
         return
     spec = load_spec(given.spec, given.overrides, quick=given.quick)

@@ -1,7 +1,4 @@
-"""``superdl run``, ``compare``, ``simulate`` and ``report`` as people type and mistype them.
-
-A spec's keys are options of ``run`` too, as services hand hyper-parameters on.
-"""
+"""``superdl run``, ``simulate`` and ``report``: the keys of a spec as options, predictions, and pages."""
 
 import argparse
 import json
@@ -16,31 +13,6 @@ from superdl.experiments.machine import describe_run
 from superdl.experiments.reporting.run_report import RunReport
 from superdl.main import main
 from tests.fixtures.pages import read_page
-
-
-@pytest.fixture(autouse=True)
-def working_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["digits", "--repeats", "0"], "compare.repeats must be at least 1, not 0"),
-        (["digits", "--warmup-epochs", "3"], "compare.warmup_epochs=3 leaves none"),
-        (["digits", "--quick", "--warmup-epochs", "2"], "compare.warmup_epochs=2 leaves none"),
-        (["--runs", "nowhere"], "nowhere is not a run directory: it has no report.json"),
-        (["--runs", "nowhere", "--repeats", "2"], "--runs compares existing runs"),
-        (
-            ["--runs", "nowhere", "--warmup-epochs", "-1"],
-            "--warmup-epochs must be a whole number of at least 0",
-        ),
-    ],
-)
-def test_what_is_wrong_is_named_and_nothing_is_written(words, message, tmp_path, capsys):
-    assert main(["compare", *words]) == 2
-    assert message in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
 
 
 def spec_of(*words):
@@ -58,13 +30,6 @@ def test_keys_are_options_in_the_order_of_the_command_line():
     assert spec_of("--data.kind", "tiny-imagenet").data.kind == "tiny-imagenet"
 
 
-@pytest.mark.parametrize("words", [["--kind", "torch"], ["--epoch.s", "3"]])
-def test_a_name_that_is_no_key_or_of_two_sections_is_refused(words, capsys):
-    with pytest.raises(SystemExit):
-        spec_of(*words)
-    assert "unrecognized arguments" in capsys.readouterr().err
-
-
 SPEC = """
 name: small
 datasets: [{name: data, samples: 500, record_bytes: 3136}]
@@ -74,23 +39,17 @@ cache: {budget_gb: 0.01}
 """
 
 
-@pytest.fixture
-def spec(tmp_path):
-    file = tmp_path / "small.yaml"
-    file.write_text(SPEC, encoding="utf-8")
-    return str(file)
-
-
-def test_a_prediction_says_that_it_is_simulated(spec, capsys, tmp_path):
-    output = tmp_path / "out.json"
-    assert main(["simulate", spec, "--json", "--output", str(output), "--set", "jobs=null"]) == 2
-    assert main(["simulate", spec, "--json", "--output", str(output)]) == 0
-    told = capsys.readouterr()
-    mapping = json.loads(told.out)
+def test_a_prediction_says_that_it_is_simulated(capsys, tmp_path):
+    spec, output = tmp_path / "small.yaml", tmp_path / "out.json"
+    spec.write_text(SPEC, encoding="utf-8")
+    words = ["simulate", str(spec), "--json", "--output", str(output)]
+    assert main([*words, "--set", "jobs=null"]) == 2
+    assert main(words) == 0
+    shown = capsys.readouterr()
+    mapping = json.loads(shown.out)
     assert mapping == json.loads(output.read_text(encoding="utf-8"))
-    assert mapping["simulated"] is True
-    assert mapping["samples_read"] == 500
-    assert "small, simulated" in told.err
+    assert (mapping["simulated"], mapping["samples_read"]) == (True, 500)
+    assert "simulated" in shown.err
 
 
 @pytest.fixture
@@ -103,36 +62,25 @@ def killed(tmp_path):
     return tmp_path
 
 
-def test_the_page_is_made_and_named(killed, capsys):
+def test_the_page_of_a_run_is_written_also_without_matplotlib(killed, capsys, monkeypatch):
+    page = killed / "report.html"
     assert main(["report", str(killed)]) == 0
-    assert capsys.readouterr().out == f"{killed / 'report.html'}\n"
-    page = read_page((killed / "report.html").read_text())
-    assert page.title == "Run digits: running"
-    assert "Running, or killed: 0 of 3 epochs in 0 s so far." in page.text
+    assert capsys.readouterr() == (f"{page}\n", "")
+    written = read_page(page.read_text())
+    assert written.title == "Run digits: running"
+    assert "0 of 3 epochs" in written.text
     assert main(["report", str(killed), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told == {"page": str(killed / "report.html"), "name": "digits", "status": "running"}
-
-
-def test_without_matplotlib_that_is_told(killed, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = json.loads(capsys.readouterr().out)
+    assert result == {"page": str(page), "name": "digits", "status": "running"}
+    for module in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, module, None)
     assert main(["report", str(killed)]) == 0
-    assert "the page has no plots: plots need the package matplotlib" in capsys.readouterr().err
+    assert "matplotlib" in capsys.readouterr().err
 
 
-def test_a_directory_of_no_run_is_refused(tmp_path, capsys):
-    assert main(["report", str(tmp_path)]) == 2
-    assert "is not a run directory" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_directory_of_runs_is_refused_with_a_hint(killed, capsys):
+def test_a_place_that_is_no_run_or_cannot_be_written_is_named(killed, capsys):
     assert main(["report", str(killed.parent)]) == 2
     assert "its runs are below it" in capsys.readouterr().err
-
-
-def test_a_place_that_cannot_be_written_is_named(killed, capsys):
     (killed / "report.html").mkdir()
     assert main(["report", str(killed)]) == 2
-    assert f"cannot write {killed / 'report.html'}" in capsys.readouterr().err
+    assert str(killed / "report.html") in capsys.readouterr().err

@@ -58,26 +58,22 @@ def test_a_planted_pack(capsys, tmp_path, action):
 
 
 FILE = "FILE"
-COMMANDS = {
-    "run": [["run", FILE], ["run", "digits", "--set", f"{HOSTILE}=1"], ["run", "digits", "--set", HOSTILE]],
-    "simulate": [["simulate", FILE]],
-    "advise": [["advise", FILE]],
-    "compare": [["compare", FILE], ["compare", "--runs", FILE]],
-    "evaluate": [["evaluate", FILE]],
-    "report": [["report", FILE]],
-    "data": [["data", "import", FILE], ["data", "make", HOSTILE]],
-    "demo": [["demo", FILE], ["demo", HOSTILE]],
-    "cost": [["cost", "--machine", HOSTILE], ["cost", "--set", f"{HOSTILE}=1"]],
-    "index": [["index", FILE, "-o", "/nowhere/x.jsonl"]],
-    "warm": [["warm", FILE, "--recipe", FILE], ["warm", FILE, "--coordinator", HOSTILE]],
-    "doctor": [["doctor", FILE, "--recipe", FILE]],
-    "store": [["store", "ls", FILE]],
-    "coordinator": [["coordinator", "--listen", HOSTILE]],
-    "worker": [["worker", "--coordinator", HOSTILE]],
-    "stats": [["stats", "--coordinator", HOSTILE]],
-    "top": [["top", "--once", "--coordinator", HOSTILE]],
-}
-CASES = [words for cases in COMMANDS.values() for words in cases]
+CASES = [
+    ["run", FILE],
+    ["run", "digits", "--set", f"{HOSTILE}=1"],
+    ["run", "digits", "--set", HOSTILE],
+    *(["compare", *words] for words in ([FILE], ["--runs", FILE])),
+    *([command, FILE] for command in ("simulate", "advise", "evaluate", "report")),
+    *(["data", *words] for words in (["import", FILE], ["make", HOSTILE])),
+    *(["demo", folder] for folder in (FILE, HOSTILE)),
+    *(["cost", *words] for words in (["--machine", HOSTILE], ["--set", f"{HOSTILE}=1"])),
+    ["index", FILE, "-o", "/nowhere/x.jsonl"],
+    *(["warm", FILE, *words] for words in (["--recipe", FILE], ["--coordinator", HOSTILE])),
+    ["doctor", FILE, "--recipe", FILE],
+    ["store", "ls", FILE],
+    ["coordinator", "--listen", HOSTILE],
+    *([*command, "--coordinator", HOSTILE] for command in (["worker"], ["stats"], ["top", "--once"])),
+]
 
 
 @pytest.mark.parametrize("words", CASES, ids=lambda words: f"{words[0]}-{CASES.index(words)}")
@@ -92,16 +88,14 @@ def test_a_price_table_with_hostile_names(capsys, monkeypatch, tmp_path):
     machine = f"[machine.{name}]\nhour = 1\nvcpus = 4\nmemory_gib = 8\ngpus = 1\ngpu = {name}\n"
     (tmp_path / "prices.toml").write_text(f"[about]\nregion = {name}\n{machine}")
     monkeypatch.setenv("SUPER_PRICES", str(tmp_path / "prices.toml"))
-    told = said(capsys, ["cost", "--set", f"machine={name}"])
-    assert "[red]" in told
-    assert "List prices" in told
+    assert "[red]" in said(capsys, ["cost", "--set", f"machine={name}"])
 
 
-def test_the_table_has_every_command(capsys):
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    names = set(re.findall(r"^    (\w+) ", capsys.readouterr().out, re.MULTILINE))
-    assert names - {"bench"} == set(COMMANDS)
+def test_the_table_has_every_command(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "10")  # narrower than any command's text
+    overview = said(capsys, ["--help"]).partition("\nload:\n")[2]
+    names = set(re.findall(r"^    (\w+) ", overview, re.MULTILINE))
+    assert names - {"bench"} == {words[0] for words in CASES}
 
 
 def test_an_index_of_hostile_members(capsys, tmp_path):

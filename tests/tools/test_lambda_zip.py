@@ -111,28 +111,19 @@ def test_steps_and_packages_of_ones_own_are_deployed_with_it(lock, tmp_path, cap
     assert {f"my_steps/{name}" for name in ("__init__.py", "coordinator.proto")} <= made
     assert {"single.py", "mine.py", "n.py"} <= made
     assert main(["--unpacked", str(tmp_path / "more"), "--module", str(tmp_path / "absent")]) == 1
-    assert "neither a .py file nor a package" in capsys.readouterr().err
+    assert str(tmp_path / "absent") in capsys.readouterr().err
     assert main(["--unpacked", str(tmp_path / "made")]) == 1
-    assert "made is not empty" in capsys.readouterr().err
+    assert str(tmp_path / "made") in capsys.readouterr().err
 
 
-def test_a_file_that_would_be_there_twice_is_refused(lock, tmp_path, capsys):
+def test_what_cannot_be_built_is_refused_and_named(lock, tmp_path, capsys):
     lock({"superdl/__init__.py": b""})
-    assert main(["--unpacked", str(tmp_path / "made")]) == 1
-    assert "superdl/__init__.py cannot be deployed" in capsys.readouterr().err
-
-
-def test_without_an_index_the_reason_and_the_remedy_are_told(lock, tmp_path, capsys):
-    lock({"n.py": b""})
+    assert main(["--unpacked", str(tmp_path / "one")]) == 1
+    assert "superdl/__init__.py" in capsys.readouterr().err  # it would be there twice
+    lock({"n.py": b""}).write_text("n==1.0 --hash=sha256:" + "0" * 64 + "\n")
+    assert main(["--unpacked", str(tmp_path / "two")]) == 1
+    assert "HASHES" in capsys.readouterr().err
     (tmp_path / "n-1.0-py3-none-any.whl").unlink()
     assert main(["--arch", "arm64", "--out", str(tmp_path / "dist")]) == 1
-    said = capsys.readouterr().err
-    assert "pip cannot download the wheels of n.txt for Python 3.13 on aarch64" in said
-    assert "needs the network or a local index" in said
+    assert "n.txt for Python 3.13 on aarch64" in capsys.readouterr().err
     assert not (tmp_path / "dist").exists()
-
-
-def test_a_wheel_of_other_bytes_is_refused(lock, tmp_path, capsys):
-    lock({"n.py": b""}).write_text("n==1.0 --hash=sha256:" + "0" * 64 + "\n")
-    assert main(["--unpacked", str(tmp_path / "made")]) == 1
-    assert "HASHES" in capsys.readouterr().err

@@ -38,37 +38,27 @@ def test_it_begins_with_the_users_case_and_a_row_for_each_way(capsys):
     assert lines[0] == "200,000 images, 8 jobs of 30 epochs, g5.xlarge (1 x A10G at 2,000 images/s)"
     rows = {tag: line for tag in WAYS for line in lines if re.match(rf" {tag}  *[\d.,]+ ", line)}
     assert rows.keys() == set(WAYS)
-    assert [line for line in lines if "assumed" in line or "chosen" in line] == []
-    assert "superdl cost --all" in lines[-1]
-
-
-def test_a_way_that_is_not_possible_keeps_its_row_and_says_why(capsys):
+    # A way that is not possible keeps its row.
     text = printed(capsys, "--machine", "p3.2xlarge")
     assert re.search(r"store on +- +- +- +- +p3.2xlarge has no NVMe", text)
 
 
-def test_all_shows_what_is_paid_for_and_what_is_assumed(capsys):
+def test_all_shows_each_input_with_its_origin(capsys):
     text = printed(capsys, "--jobs", "8", "--all")
-    for words in (
-        "conversion",
-        "jobs = 8: simultaneous jobs in step (one seed), each on its own training machine (given)",
-        "s3_cpu_ms = 2.75 ms: ",
-        "(assumed: its Python thread)",
-        "(measured: superdl bench function)",
-        "looked up: endpoint.gb; the others",
-    ):
-        assert words in text
+    for name, origin in {"jobs = 8": "(given)", "s3_cpu_ms = 2.75 ms": "(measured", "(assumed": ""}.items():
+        (line, *_) = [line for line in text.splitlines() if name in line]
+        assert origin in line
+    assert "endpoint.gb" in text
 
 
-def test_json_adds_up(capsys):
+def test_json_has_the_inputs_and_each_part_of_a_sum(capsys):
     answer = json.loads(printed(capsys, "--json", "--images", "20000", "--set", "cache_nodes=2"))
     inputs = {entry["name"]: entry["value"] for entry in answer["inputs"]}
     assert (inputs["samples"], inputs["cache_nodes"]) == (20_000, 2)
-    assert len(answer["loaders"]) == 4
-    for loader in answer["loaders"]:
-        for period in ("first", "later", "month"):
-            costs = loader[period]
-            assert costs["usd"] == pytest.approx(sum(costs[part] for part in PARTS))
+    ways = [loader["tag"] for loader in answer["loaders"]]
+    assert ways == [way for way in WAYS if "store" not in way], "memory holds all of it"
+    for costs in (loader[period] for loader in answer["loaders"] for period in ("first", "later", "month")):
+        assert costs["usd"] == pytest.approx(sum(costs[part] for part in PARTS))
 
 
 def test_a_price_table_of_ones_own_counts(capsys, tmp_path, monkeypatch):
@@ -77,19 +67,6 @@ def test_a_price_table_of_ones_own_counts(capsys, tmp_path, monkeypatch):
     file.write_text('[machine."g4dn.xlarge"]\nhour = 100\n')
     monkeypatch.setenv("SUPER_PRICES", str(file))
     assert loaders(capsys)[0]["month"]["trainer_usd"] == pytest.approx(before * 100 / 0.526)
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["--jobs", "none"], "jobs must be a valid integer"),
-        (["--machine", "abacus"], "no machine 'abacus'"),
-        (["--set", "cache_node=tin"], "no cache_node 'tin'"),
-    ],
-)
-def test_wrong_use_is_refused(capsys, words, reason):
-    assert main(["cost", *words]) == 2
-    assert reason in capsys.readouterr().err
 
 
 def test_the_page_has_what_its_command_prints(capsys):

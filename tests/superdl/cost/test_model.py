@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from superdl.coordinator.executors.price_table import load_prices
-from superdl.cost.model import bills, left_out
+from superdl.cost.model import bills
 from superdl.cost.scenario import Scenario
 
 PRICES = load_prices()
@@ -15,8 +15,7 @@ FAST = replace(IMAGENET, images_per_s=2000.0, machine="g5.xlarge")
 SAMPLES = IMAGENET.samples
 GET = 4e-7
 LAMBDA, EMBEDDED, STORED = "SUPER with Lambda", "SUPER embedded", "SUPER embedded, store on NVMe"
-DECODING, CONVERTED = "decoding from S3", "LitData raw"
-ALL = [LAMBDA, EMBEDDED, STORED, DECODING, CONVERTED]
+DECODING = "decoding from S3"
 
 
 def by_tag(scenario):
@@ -47,31 +46,6 @@ def test_a_small_sum_by_hand():
     assert bill.first.coordinator_usd == pytest.approx((0.03238 + 2 * 0.00356 + 5 * 0.01) * hours)
     assert (bill.later.functions_usd, bill.later.gets_usd, bill.reuse) == (0.0, 0.0, 1.0)
     assert bill.month.usd == pytest.approx(bill.first.usd + 2 * bill.later.usd)
-
-
-@pytest.mark.parametrize(
-    ("scenario", "tags"),
-    [
-        (IMAGENET, ALL),
-        (replace(IMAGENET, machine="p3.2xlarge"), [LAMBDA, EMBEDDED, DECODING, CONVERTED]),  # has no NVMe
-        (
-            replace(IMAGENET, samples=20_000),
-            [LAMBDA, EMBEDDED, DECODING, CONVERTED],
-        ),  # memory holds all of it
-    ],
-)
-def test_ways_have_a_bill_or_a_reason(scenario, tags):
-    assert list(by_tag(scenario)) == tags
-    assert set(left_out(scenario, PRICES)) == set(ALL) - set(tags)
-
-
-def test_local_decoding_that_keeps_up_is_cheaper_than_a_single_job_on_lambda():
-    """What docs/performance.md says where it says that SUPER loses."""
-    for scenario in (IMAGENET, WHOLE):
-        rows = by_tag(scenario)
-        assert rows[DECODING].bound == "GPU"
-        assert rows[DECODING].month.usd < rows[LAMBDA].month.usd
-        assert rows[DECODING].later.gets_usd == pytest.approx(SAMPLES * GET)
 
 
 def test_jobs_that_share_pay_for_functions_and_gets_once():

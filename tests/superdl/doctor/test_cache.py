@@ -18,11 +18,10 @@ def _the_cache_alone(monkeypatch):
 
 
 @contextlib.contextmanager
-def served(*commands, maxmemory="512mb", **options):
-    with Valkey(maxmemory=maxmemory, **options) as server:
+def served(command):
+    with Valkey(maxmemory="512mb") as server:
         with server.client() as client:
-            for command in commands:
-                client.execute_command(*command.split())
+            client.execute_command(*command.split())
         yield server
 
 
@@ -32,22 +31,19 @@ def test_all_is_well(valkey, capsys):
         assert client.dbsize() == 0  # nothing is left behind
 
 
-def test_a_cache_that_wants_a_password(capsys):
+def test_nobody_there_and_a_cache_that_requires_a_password(capsys):
+    address = f"redis://127.0.0.1:{free_port()}"
+    judged(capsys, "--cache", address, cache=["fail", address])
     with served(f"CONFIG SET requirepass {SECRET}") as server:
         judged(capsys, "--cache", server.url, cache=["fail", "SUPER_CACHE_PASSWORD"])
-
-
-def test_nobody_there(capsys):
-    address = f"redis://127.0.0.1:{free_port()}"
-    judged(capsys, "--cache", address, cache=["fail", address, "security group"])
 
 
 @pytest.mark.parametrize(
     ("rules", "verdict", "words"),
     [
-        ("%R~super:r1:* %W~super:n1:* +get +xadd", "ok", "may read records"),
+        ("%R~super:r1:* %W~super:n1:* +get +xadd", "ok", ""),
         ("%R~super:r1:* %W~super:n1:* +get", "fail", "%W~super:n1:* +xadd"),
-        ("%R~super:r1:* %W~super:n2:* +get +xadd", "fail", "write read reports"),
+        ("%R~super:r1:* %W~super:n2:* +get +xadd", "fail", "XADD"),
         ("%R~super:r9:* %W~super:n1:* +get +xadd", "fail", "GET on super:r1:*"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What the command takes, says where nothing was named, and refuses; a stack's outputs; its page."""
+"""What the command keeps to itself, runs without, and has a page for."""
 
 import argparse
 import json
@@ -15,22 +15,6 @@ from superdl.main import main
 from tests.superdl.doctor.conftest import only
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "monitoring.md"
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["--recipe", "/no/such/file"], "cannot read --recipe /no/such/file"),
-        (["--recipe", "file", "--crop", "8"], "not with both"),
-        (["--patience", "0"], "--patience"),
-        (["--executor", "carrier-pigeon"], "executor must be one of"),
-        (["ftp://bucket"], "unknown scheme ftp://"),
-        ([".", "--key-list", "ftp://bucket/k.csv"], "key list 'ftp://bucket/k.csv' has the unknown scheme"),
-    ],
-)
-def test_wrong_use(capsys, words, reason):
-    assert main(["doctor", *words]) == 2
-    assert reason in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

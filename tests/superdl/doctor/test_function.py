@@ -22,15 +22,15 @@ def service(lambda_service):
 
 
 def test_a_function_that_is_ours(service, valkey, capsys):
-    judged(capsys, *ON_LAMBDA, "--cache", valkey.url, function=["ok", "reach the cache"])
+    judged(capsys, *ON_LAMBDA, "--cache", valkey.url, function=["ok"])
 
 
 @pytest.mark.parametrize(
     ("handler", "words"),
     [
-        (None, ("the function nobody", "deploy it")),
-        ("of_another_version", ("SUPER 9.9.9", "deploy version")),
-        pytest.param("of_no_version", ("deploy SUPER's function there",), marks=pytest.mark.slow),
+        (None, ("nobody",)),
+        ("of_another_version", ("9.9.9",)),
+        pytest.param("of_no_version", (), marks=pytest.mark.slow),
     ],
 )
 def test_a_function_that_is_not_there_or_another(service, valkey, monkeypatch, capsys, handler, words):

@@ -1,5 +1,7 @@
 """The store, each broken in one way: real directories, and what a real coordinator tells of its own."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -28,13 +30,29 @@ def test_a_store_that_is_used(tmp_path, capsys, monkeypatch):
     judged(capsys, store=["fail", "version 99"])
 
 
+@pytest.fixture
+def guarded(tmp_path):
+    """A folder in which this user may create nothing; access(2) asks for the real user, who is not root."""
+    folder = tmp_path / "guarded"
+    folder.mkdir(mode=0o555)
+    own = os.getuid()
+    if own == 0:
+        os.setreuid(65534, 0)
+    yield folder
+    if own == 0:
+        os.setreuid(0, 0)
+
+
+@pytest.mark.parametrize(("folder", "verdict"), [("tmp_path", "skip"), ("guarded", "fail")])
+def test_a_store_that_is_missing_can_be_created_or_not(folder, verdict, request, capsys):
+    place = request.getfixturevalue(folder) / "new" / "store"
+    judged(capsys, "--store", str(place), store=[verdict, str(place)])
+    assert not place.parent.exists()
+
+
 def test_the_store_of_a_coordinator(tmp_path, capsys):
     place = tmp_path / "store"
-    stack = Stack(arguments=("--store", str(place)))
-    stack.start()
-    try:
-        judged(capsys, "--coordinator", stack.address, store=["ok", f"{place} is accessible from here"])
+    with Stack(arguments=("--store", str(place))) as stack:
+        judged(capsys, "--coordinator", stack.address, store=["ok", str(place)])
         place.rename(tmp_path / "elsewhere")
-        judged(capsys, "--coordinator", stack.address, store=["skip", "mount it"])
-    finally:
-        stack.close()
+        judged(capsys, "--coordinator", stack.address, store=["skip", str(place)])

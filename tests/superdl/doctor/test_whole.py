@@ -15,18 +15,12 @@ real = metadata.version
 metadata.version = lambda name: "9.9.9" if name == "superdl" else real(name)
 """
 RECIPE = ("--resize", "32", "--crop", "32")
-ALL = ("coordinator", "sample", "shared_memory")
 
 
 def test_everything_from_the_coordinators_address_alone(stack, images, capsys):
-    words = (
-        str(images),
-        *RECIPE,
-        "--coordinator",
-        stack.address,
-    )
-    expected = dict.fromkeys(ALL, ("ok",)) | {"cache": ("ok", stack.valkey.unix_url), "listing": ("skip",)}
-    found = judged(capsys, *words, **expected)
+    words = (str(images), *RECIPE, "--coordinator", stack.address)
+    expected = {"coordinator": ["ok"], "sample": ["ok"], "shared_memory": ["ok"], "listing": ["skip"]}
+    found = judged(capsys, *words, cache=["ok", stack.valkey.unix_url], **expected)
     assert "4 of 150 samples" in found["sample"]["reason"]
     assert not stack.log.read_text().count("WARNING")
     judged(capsys, *words, sample=["ok"])  # functions are tried again, although the cache has all of it
@@ -41,8 +35,6 @@ def test_what_people_see_of_it(stack, monkeypatch, capsys):
     assert any(line.startswith("ok    coordinator") and stack.address in line for line in shown)
     assert any(line.startswith("warn  cache ") and stack.valkey.unix_url in line for line in shown)
     assert any(line.startswith("skip  sample") for line in shown)
-    assert any(line.startswith(" ") and "s3://bucket/prefix" in line for line in shown)
-    assert shown[-1].endswith(" skip")
     assert " 0 fail" in shown[-1]
 
 

@@ -16,6 +16,23 @@ def index(source, out, *words):
     return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
 
 
+def refused(capsys, source, out, *words):
+    """What the command says of a source for which it writes no list."""
+    capsys.readouterr()
+    assert main(["index", str(source), "-o", str(out), *words]) in {1, 2}
+    assert not out.exists()
+    return capsys.readouterr().err
+
+
+def write_files(directory, files):
+    """Files with their texts or bytes, in folders made for them."""
+    for name, content in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return directory
+
+
 def content_of(row, directory):
     """A member's bytes, by its row alone."""
     path = directory / row["key"]
@@ -89,19 +106,9 @@ def _chunk(samples, config=b""):
 
 def mds_of(directory, samples):
     """An MDS shard of images and int64 labels with its index, byte for byte as MDSWriter lays them out."""
-    columns = {
-        "column_names": ["image", "label"],
-        "column_encodings": ["bytes", "int"],
-        "column_sizes": [None, 8],
-    }
-    config = {
-        "version": 2,
-        "format": "mds",
-        "compression": None,
-        "hashes": [],
-        "size_limit": 2**26,
-        **columns,
-    }
+    config = {"version": 2, "format": "mds", "compression": None, "hashes": [], "size_limit": 2**26}
+    config |= {"column_names": ["image", "label"], "column_encodings": ["bytes", "int"]}
+    config["column_sizes"] = [None, 8]
     rows = [struct.pack("<I", len(image)) + image + struct.pack("<q", label) for image, label in samples]
     content = _chunk(rows, json.dumps(config, sort_keys=True).encode())
     (directory / "shard.00000.mds").write_bytes(content)

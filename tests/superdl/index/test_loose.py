@@ -4,30 +4,15 @@ import json
 import math
 import threading
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from superdl.coordinator.catalog import list_source
 from superdl.coordinator.catalog.key_list import read_key_list
 from superdl.coordinator.catalog.listing import Tally
-from superdl.index.choices import Choices
-from superdl.index.loose import LABEL_FILE_BYTES, coco_in, label_in
+from superdl.index.loose import LABEL_FILE_BYTES, coco_in
 from superdl.main import main
 from superdl.super_wire.errors import SourceError
-from tests.fixtures.clouds import cloud_server
-from tests.superdl.index.shards import held_shard, index
-
-__all__ = ["cloud_server"]
-
-
-def write(directory, files):
-    for name, content in files.items():
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return directory
+from tests.superdl.index.shards import held_shard, index, refused, write_files
 
 
 @pytest.fixture
@@ -59,7 +44,7 @@ BESIDE = {
 @pytest.mark.parametrize(("files", "words", "labels"), BESIDE.values(), ids=BESIDE)
 @pytest.mark.parametrize("extension", ["jsonl", "parquet"])
 def test_labels_come_out_of_files_beside_images(files, words, labels, extension, source, tmp_path):
-    write(source, files)
+    write_files(source, files)
     out = tmp_path / f"list.{extension}"
     assert main(["index", str(source), "-o", str(out), *words]) == 0
     found = read_key_list(str(out), Tally(lambda _: None, threading.Event()), of_files=True)
@@ -74,7 +59,7 @@ def test_labels_come_out_of_files_beside_images(files, words, labels, extension,
 
 YOLO = {
     "images/1.jpg": "",
-    "labels/1.txt": "\ufeff0 0.5 0.5 0.25 1\n \n12 .1 .2 .3 4e-1\n\n",
+    "labels/1.txt": "\ufeff0 0.5 0.5 0.25 1\r\n \n12 .1 .2 .3 4e-1\n\n",
     "images/2.jpg": "",
     "labels/2.txt": "",
     "images/3.png": "",
@@ -83,7 +68,7 @@ YOLO = {
 
 
 def test_yolos_boxes_are_as_many_as_an_image_has(source, tmp_path, capsys):
-    write(source, YOLO)
+    write_files(source, YOLO)
     words = ("--labels", "yolo", "--missing-label", "")
     rows = index(source, tmp_path / "list.jsonl", *words)
     assert [row["label"] for row in rows] == [
@@ -91,84 +76,67 @@ def test_yolos_boxes_are_as_many_as_an_image_has(source, tmp_path, capsys):
         {"boxes[]": [], "classes[]": []},
         {"boxes[]": [], "classes[]": []},
     ]
-    assert "3 samples, in" in (told := capsys.readouterr().err)
-    assert "1 other object skipped" in told
-    assert "1 sample with --missing-label instead of a label file" in told
+    said = capsys.readouterr().err
+    assert "3 samples" in said
+    assert "1 other object" in said
+    assert "1 sample with --missing-label" in said
     catalog = list_source(str(source), str(tmp_path / "list.jsonl"))
     assert catalog.labels[0]["boxes"].tolist() == [[0.5, 0.5, 0.25, 1], [0.1, 0.2, 0.3, 0.4]]
     assert catalog.labels[2]["boxes"].shape == (0, 4)
-    assert main(["index", str(source), "-o", str(tmp_path / "list.parquet"), *words]) == 2
-    assert "use .jsonl" in capsys.readouterr().err
+    assert ".jsonl" in refused(capsys, source, tmp_path / "list.parquet", *words)
 
 
 def test_a_bucket_gives_what_a_directory_does(object_store, tmp_path):
     files = {f"images/{place:03d}.jpg": b"i" for place in range(600)}
     files |= {f"labels/{place:03d}.txt": f"{place} .5 .5 .1 .1" for place in range(600)}
-    write(object_store.directory / "data" / "set", files)
+    write_files(object_store.directory / "data" / "set", files)
     rows = index("s3://data/set", tmp_path / "list.jsonl", "--labels", "yolo")
     local = index(object_store.directory / "data" / "set", tmp_path / "local.jsonl", "--labels", "yolo")
     assert [row["label"]["classes[]"] for row in rows] == [[place] for place in range(600)]
     assert len({row.pop("version") for row in rows}) == 1  # of one content
     assert all(row.pop("version") for row in local)
     assert rows == local
-    catalog = list_source("s3://data/set", str(tmp_path / "list.jsonl"))
-    assert len(catalog) == 600
 
 
-MISSING = (
-    "2 of 3 images have no label file, such as images/1.jpg (not images/1.cls, labels/1.cls, images/1.txt, "
-)
+MISSING = dict.fromkeys([*(f"images/{number}.jpg" for number in (1, 2, 3)), "labels/3.txt"], "1")
 WRONG = {
-    "missing": (dict.fromkeys([*(f"images/{n}.jpg" for n in (1, 2, 3)), "labels/3.txt"], "1"), (), MISSING),
-    "no box": ({"1.jpg": "", "1.txt": "0 1 1 1"}, ("--labels", "yolo"), "1.txt: line 1 must contain"),
+    "missing": (MISSING, (), "2 of 3 images have no label file, such as images/1.jpg"),
+    "no box": ({"1.jpg": "", "1.txt": "0 1 1 1"}, ("--labels", "yolo"), "1.txt: line 1 "),
     "polygons": (
-        {"1.jpg": "", "1.txt": "0 1 1 1 1\n0 1 1 1 1 1 1"}, ("--labels", "yolo"), "1.txt: line 2 must",
+        {"1.jpg": "", "1.txt": "0 1 1 1 1\n0 1 1 1 1 1 1"}, ("--labels", "yolo"), "1.txt: line 2 ",
     ),
-    "not finite": ({"1.jpg": "", "1.txt": "0 1 1 1 nan"}, ("--labels", "yolo"), "1.txt: line 1"),
-    "not UTF-8": ({"1.jpg": "", "1.txt": b"\xff"}, (), "1.txt: the label is not UTF-8"),
-    "empty": ({"1.jpg": "", "1.txt": ""}, (), "1.txt: the label is empty"),
-    "too large": ({"1.jpg": "", "1.txt": bytes(LABEL_FILE_BYTES + 1)}, (), "1.txt cannot be read"),
-    "no JSON": ({"1.jpg": "", "1.json": "{"}, (), "1.json: not JSON"),
-    "no field": ({"1.jpg": "", "1.json": "{}"}, (), "1.jpg: no label"),
-    "a list": ({"1.jpg": "", "1.json": '{"label": [1]}'}, (), "1.json: the label must be a number"),
-    "mixed": ({"1.jpg": "", "1.txt": "1", "2.jpg": "", "2.txt": "x"}, (), "2.jpg: its label is 'x', but"),
-    "in no folder": ({"1.jpg": ""}, ("--labels", "folder"), "1.jpg: no label"),
+    "not finite": ({"1.jpg": "", "1.txt": "0 1 1 1 nan"}, ("--labels", "yolo"), "1.txt: line 1 "),
+    "not UTF-8": ({"1.jpg": "", "1.txt": b"\xff"}, (), "1.txt: "),
+    "empty": ({"1.jpg": "", "1.txt": ""}, (), "1.txt: "),
+    "too large": ({"1.jpg": "", "1.txt": bytes(LABEL_FILE_BYTES + 1)}, (), "1.txt "),
+    "no JSON": ({"1.jpg": "", "1.json": "{"}, (), "1.json: "),
+    "no field": ({"1.jpg": "", "1.json": "{}"}, (), "1.jpg: "),
+    "a list": ({"1.jpg": "", "1.json": '{"label": [1]}'}, (), "1.json: "),
+    "mixed": ({"1.jpg": "", "1.txt": "1", "2.jpg": "", "2.txt": "x"}, (), "2.jpg: its label is 'x'"),
+    "in no folder": ({"1.jpg": ""}, ("--labels", "folder"), "1.jpg: "),
     "no image": ({"1.txt": "1"}, ("--labels", "yolo"), "contains no image"),
+    "no pair": ({"1.jpg": "", "1.png": ""}, ("--fields", "image=jpg,mask=gif"), "fields"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("files", "words", "message"), WRONG.values(), ids=WRONG)
-def test_labels_that_are_missing_or_wrong_are_named(files, words, message, source, tmp_path, capsys):
-    write(source, files)
-    assert main(["index", str(source), "-o", str(tmp_path / "list.jsonl"), *words]) in {1, 2}
-    assert message in capsys.readouterr().err
+@pytest.mark.parametrize(("files", "words", "named"), WRONG.values(), ids=WRONG)
+def test_labels_that_are_missing_or_wrong_are_named(files, words, named, source, tmp_path, capsys):
+    write_files(source, files)
+    assert named in refused(capsys, source, tmp_path / "list.jsonl", *words)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-def test_labels_of_images_that_are_named_one_by_one_are_refused(source, tmp_path, capsys):
-    write(source, {"1.jpg": "", "2.jpg": "", "1.txt": "", "2.txt": ""})
+def test_labels_of_images_that_are_named_one_by_one_are_refused(source, tmp_path):
+    write_files(source, {"1.jpg": "", "2.jpg": "", "1.txt": "", "2.txt": ""})
     words = [str(source / "1.jpg"), str(source / "2.jpg"), "-o", str(tmp_path / "list.jsonl")]
     assert main(["index", *words, "--labels", "yolo"]) == 2
-    assert "finding labels beside images needs a listing" in capsys.readouterr().err
 
 
 def test_links_to_labels_are_followed_as_those_to_images_are(source, tmp_path):
-    write(source, {"1.jpg": ""})
-    write(tmp_path, {"elsewhere.txt": "5"})
+    write_files(source, {"1.jpg": ""})
+    write_files(tmp_path, {"elsewhere.txt": "5"})
     (source / "1.txt").symlink_to(tmp_path / "elsewhere.txt")
     assert [row["label"] for row in index(source, tmp_path / "list.jsonl")] == [5]
-
-
-NUMBER = st.floats(-1e9, 1e9)
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 99), *[NUMBER] * 4), max_size=5), st.sampled_from(["\n", "\r\n", " \n"])
-)
-def test_any_boxes_of_yolo_come_back(boxes, end):
-    text = "".join(" ".join(map(repr, box)) + end for box in boxes)
-    found = label_in("1.txt", text.encode(), Choices(labels="yolo"), ValueError)
-    assert found == {"boxes[]": [list(box[1:]) for box in boxes], "classes[]": [box[0] for box in boxes]}
 
 
 # ------------------------------------------------------------------------------------------------------ COCO
@@ -190,29 +158,20 @@ INSTANCES = {
 
 
 def test_cocos_boxes_become_a_key_list(source, tmp_path, capsys):
-    write(source, {"b.jpg": "", "a/a.jpg": "", "c.jpg": "", "notes.txt": ""})
+    write_files(source, {"b.jpg": "", "a/a.jpg": "", "c.jpg": "", "notes.txt": ""})
     (tmp_path / "instances.json").write_text(json.dumps(INSTANCES))
     words = ("--coco", str(tmp_path / "instances.json"))
     rows = index(source, tmp_path / "list.jsonl", *words)
-    assert [(row["key"], row["label"]) for row in rows] == [
-        ("a/a.jpg", {"image_id": 4, "size": [5, 6], "boxes[]": [], "classes[]": [], "crowd[]": []}),
-        (
-            "b.jpg",
-            {
-                "image_id": 9,
-                "size": [480, 640],
-                "boxes[]": [[1, 2.5, 4, 6.5], [0, 0, 10, 10]],
-                "classes[]": [18, 1],
-                "crowd[]": [0, 1],
-            },
-        ),
-    ]
-    assert "2 other objects skipped" in capsys.readouterr().err
+    boxes = {"boxes[]": [[1, 2.5, 4, 6.5], [0, 0, 10, 10]], "classes[]": [18, 1], "crowd[]": [0, 1]}
+    assert {row["key"]: row["label"] for row in rows} == {
+        "a/a.jpg": {"image_id": 4, "size": [5, 6], "boxes[]": [], "classes[]": [], "crowd[]": []},
+        "b.jpg": {"image_id": 9, "size": [480, 640]} | boxes,
+    }
+    assert "2 other objects" in capsys.readouterr().err
     catalog = list_source(str(source), str(tmp_path / "list.jsonl"))
     assert catalog.labels[1]["boxes"].tolist() == [[1, 2.5, 4, 6.5], [0, 0, 10, 10]]
-    assert [row["key"] for row in index(source, tmp_path / "list.jsonl", *words, "--only", "a/*")] == [
-        "a/a.jpg"
-    ]
+    (row,) = index(source, tmp_path / "list.jsonl", *words, "--only", "a/*")
+    assert row["key"] == "a/a.jpg"
 
 
 def _instances(**changed):
@@ -224,50 +183,23 @@ NO_COCO = {  # spoilt files are for tests/hostile/fuzz_lists.py
     "no JSON": ("{", "JSONDecodeError"),
     "one id twice": (_instances(images=[IMAGE, IMAGE | {"file_name": "c.jpg"}]), "1 images have the same id"),
     "one name twice": (_instances(images=[IMAGE, IMAGE | {"id": 5}]), "1 images have the same id or file"),
-    "captions": (_instances(annotations=[{"image_id": 9, "caption": "x"}]), "annotation 0 has no bbox, or"),
-    "not finite": (
-        _instances(annotations=[BOX | {"bbox": [1, 2, 3, math.inf]}]),
-        "invalid bbox .1, 2, 3, inf",
-    ),
-    "of no image": (
-        _instances(annotations=[BOX, BOX | {"image_id": 7}]),
-        "annotation 1 .*belongs to no image",
-    ),
+    "captions": (_instances(annotations=[{"image_id": 9, "caption": "x"}]), "annotation 0 "),
+    "not finite": (_instances(annotations=[BOX | {"bbox": [1, 2, 3, math.inf]}]), "1, 2, 3, inf"),
+    "of no image": (_instances(annotations=[BOX, BOX | {"image_id": 7}]), "annotation 1 "),
 }
 
 
-@pytest.mark.parametrize(("content", "message"), NO_COCO.values(), ids=NO_COCO)
-def test_what_is_no_coco_is_told(content, message):
-    with pytest.raises(SourceError, match=f"^--coco held/x.json: .*{message}"):
+@pytest.mark.parametrize(("content", "named"), NO_COCO.values(), ids=NO_COCO)
+def test_what_is_no_coco_is_told(content, named):
+    with pytest.raises(SourceError, match=f"^--coco held/x.json: .*{named}"):
         coco_in(held_shard(content.encode(), "x.json"))
 
 
 def test_images_that_coco_names_and_the_source_lacks_are_told(source, tmp_path, capsys):
-    write(source, {"b.jpg": "", "val/a/a.jpg": ""})
+    write_files(source, {"b.jpg": "", "val/a/a.jpg": ""})
+    file, out = tmp_path / "instances.json", tmp_path / "list.jsonl"
+    assert str(file) in refused(capsys, source, out, "--coco", str(file))
     for name in ("../../etc/passwd", "/etc/passwd", "a/a.jpg"):
-        images = [IMAGE, INSTANCES["images"][1] | {"file_name": name}]
-        (tmp_path / "instances.json").write_text(_instances(images=images))
-        words = ["--coco", str(tmp_path / "instances.json"), "-o", str(tmp_path / "list.jsonl")]
-        assert main(["index", str(source), *words]) == 1
-        told = capsys.readouterr().err
-        assert f"lacks 1 of the images in {tmp_path}/instances.json, such as {name!r}" in told
-    assert (
-        main(["index", str(source), "--coco", str(tmp_path / "none.json"), "-o", str(tmp_path / "x.jsonl")])
-        == 1
-    )
-    assert "none.json does not exist" in capsys.readouterr().err
-
-
-def test_labels_of_many_objects_take_no_memory_each(tmp_path):
-    """Boxes of a thousand images are flat arrays, however many objects the JSON had."""
-    image = {"height": 4, "width": 5}
-    images = [image | {"id": place, "file_name": f"{place:04d}.jpg"} for place in range(1000)]
-    boxes = [BOX | {"image_id": place % 1000} for place in range(5000)]
-    labels = coco_in(held_shard(json.dumps({"images": images, "annotations": boxes}).encode(), "x.json"))
-    lines = [json.dumps({"key": key, "label": label}) for key, label in labels.items()]
-    (tmp_path / "list.jsonl").write_text("\n".join(lines))
-    found = read_key_list(
-        str(tmp_path / "list.jsonl"), Tally(lambda _: None, threading.Event()), of_files=True
-    )
-    assert found.labels.values["boxes"].shape == (5000, 4)
-    assert np.array_equal(found.labels.rows["boxes"], np.full(1000, 5))
+        file.write_text(_instances(images=[IMAGE, INSTANCES["images"][1] | {"file_name": name}]))
+        said = refused(capsys, source, out, "--coco", str(file))
+        assert f"lacks 1 of the images in {file}, such as {name!r}" in said

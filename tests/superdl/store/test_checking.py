@@ -1,5 +1,7 @@
 """Verifying finds what is wrong in a store and drops its packs; the commands on a store in S3."""
 
+from pathlib import Path
+
 import pytest
 
 from superdl.main import main
@@ -9,29 +11,26 @@ from tests.fixtures.images import write_images
 from tests.superdl.store.conftest import COUNT, asked, fill
 
 
-def spoil(address, pack, at):
-    """One bit of a pack's file is another from now on."""
-    with open(f"{address}/packs/{pack}", "r+b") as file:  # noqa: PTH123
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 1]))
+def spoil(store, pack, at):
+    """Flip one bit of a pack's file."""
+    file = Path(store, "packs", pack)
+    content = bytearray(file.read_bytes())
+    content[at] ^= 1
+    file.write_bytes(content)
 
 
 def entries_of(store, pack):
     return store.read_index(pack, store.packs()[pack]).entries
 
 
-def test_a_store_of_the_functions_is_right(filled, capsys):
+def test_every_kind_of_wrong_is_found_and_its_pack_dropped(filled, capsys):
+    """A flipped bit in a payload, and one in an index."""
     code, seen = asked(capsys, "verify", filled.address, "--share", "1")
     assert (code, seen["wrong"]) == (0, [])
     assert (seen["packs"], seen["records"], seen["checked"]) == (3, COUNT, COUNT)
     code, seen = asked(capsys, "verify", filled.address)
     assert (code, seen["checked"]) == (0, 16)
 
-
-def test_every_kind_of_wrong_is_found_and_its_pack_dropped(filled, capsys):
-    """A flipped bit in a payload, and one in an index."""
     spoilt, broken, right = filled.packs
     entry = entries_of(filled.store, spoilt)[3]
     spoil(filled.address, spoilt, int(entry["offset"]) + HEADER_BYTES + 7)
@@ -65,11 +64,8 @@ def test_a_store_in_s3(object_store, tmp_path, valkey, monkeypatch, capsys):
     code, seen = asked(capsys, "verify", "s3://data/kept/here", "--share", "1")
     assert (code, seen["checked"], seen["wrong"]) == (0, 20, [])
 
-    file = object_store.directory / "data" / "kept" / "here" / "packs" / answers[0].pack
-    entry = store.read_index(answers[0].pack, file.stat().st_size).entries[0]
-    content = bytearray(file.read_bytes())
-    content[int(entry["offset"]) + 100] ^= 1
-    file.write_bytes(content)
+    entry = entries_of(store, answers[0].pack)[0]
+    spoil(object_store.directory / "data" / "kept" / "here", answers[0].pack, int(entry["offset"]) + 100)
     code, seen = asked(capsys, "verify", "s3://data/kept/here", "--share", "1", "--yes")
     assert (code, seen["dropped"], list(store.packs())) == (1, [answers[0].pack], [answers[1].pack])
 

@@ -57,10 +57,7 @@ def test_prune_keeps_what_is_in_use_and_leaves_no_segment_of_nothing(filled, val
 
     code, seen = asked(capsys, "ls", store.address)
     rows = [(one["name"], one["records"], one["packs"], one["in_use"]) for one in seen["collections"]]
-    assert (code, rows) == (
-        0,
-        [(collection_of_pack(new[0]), 40, 3, False), (collection_of_pack(old[0]), 40, 3, False)],
-    )
+    assert (code, rows) == (0, [(collection_of_pack(packs[0]), 40, 3, False) for packs in (new, old)])
     assert {one["bucket"] for one in seen["collections"]} == {f"file://{filled.images}"}
     assert sum(one["size_bytes"] for one in seen["collections"]) == sum(store.packs().values())
     assert 0 < seen["disk_free_bytes"] <= shutil.disk_usage(store.address).total
