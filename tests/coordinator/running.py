@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -338,26 +338,18 @@ def serving(loop, use, **guards):
     loop.run(work())
 
 
+REPORT = ReadReport(
+    rank=0, epoch=0, position=0, samples=4, hits=4, wait_us=5, read_us=7, check_us=1, size_bytes=9, attempt=1,
+    done=1,
+)  # fmt: skip
+
+
 def report(position=0, hits=4):
     """A batch of four was read, as a reader appends it."""
-    return ReadReport(
-        rank=0, epoch=0, position=position, samples=4, hits=hits, wait_us=5, read_us=7, check_us=1,
-        size_bytes=9, attempt=1, done=1, missed=(), corrupt=(),
-    ).to_fields()  # fmt: skip
+    return replace(REPORT, position=position, hits=hits).to_fields()
 
 
 def missed(offsets, position=0):
     """A reader still misses these samples of a batch of job ``job``."""
-    return BatchRead(
-        job="job",
-        rank=0,
-        epoch=0,
-        position=position,
-        samples=4,
-        hits=4 - len(offsets),
-        missed=np.array(offsets, dtype=np.int64),
-        corrupt=np.array([], dtype=np.int64),
-        done=False,
-        read_us=0,
-        wait_us=0,
-    )
+    hits = 4 - len(offsets)
+    return BatchRead("job", replace(REPORT, position=position, hits=hits, done=0, missed=tuple(offsets)))

@@ -14,14 +14,14 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from rich.console import Console
 
 from superdl.coordinator.cache.info import CacheLoad
-from superdl.coordinator.core import FailureKind, JobClosed, JobOpened, Team
+from superdl.coordinator.core import BatchRead, FailureKind, JobClosed, JobOpened, Team
 from superdl.coordinator.server.metrics import JOBS_NAMED, METRICS, OTHER, EmfLines, Metrics
 from superdl.coordinator.server.statistics import executor_stats
 from superdl.stats_command import _print_executors, mapping
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import Driver
-from tests.coordinator.running import missed
+from tests.coordinator.running import REPORT
 
 
 def metrics_of(coordinator):
@@ -54,7 +54,7 @@ def open_like(coordinator, name):
 
 
 def read(name, position, hits=4):
-    return replace(missed([], position), job=name, done=True, hits=hits, wait_us=5)
+    return BatchRead(name, replace(REPORT, position=position, hits=hits))
 
 
 @pytest.mark.coordinator(teams=(Team("vision", share=3.0),))
