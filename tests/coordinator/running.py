@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,8 +18,8 @@ from superdl.coordinator.cache.streams import ReportReader
 from superdl.coordinator.catalog import list_source
 from superdl.coordinator.catalog.dataset import Dataset
 from superdl.coordinator.catalog.datasets import DatasetRegistry
-from superdl.coordinator.core import BatchRead, CoreSettings
-from superdl.coordinator.executors.base import Executor, Scaling
+from superdl.coordinator.core import BatchRead, CoreSettings, ExecutorResized
+from superdl.coordinator.executors.base import Executor
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.executors.messages import read_result
@@ -77,10 +76,10 @@ class ScriptedExecutor(Executor):
     remote = False
     region = ""
     fingerprint = "5c" * 16
-    scaling = Scaling(0, burst=0, per_s=0.0, backlog=0)
+    scaling = ExecutorResized(0)
 
     def __init__(self, cache, capacity=2):
-        self.scaling = Scaling(capacity, burst=capacity, per_s=math.inf, backlog=capacity)
+        self.scaling = ExecutorResized(capacity)
         self.requests = []
         self.outcomes = {}
         self.before = None
