@@ -25,7 +25,10 @@ _SHOWN = 120
 
 
 class RecordPlaces(NamedTuple):
-    """Places of records in the store. ``pack_of`` is an index into ``packs`` plus one, or 0 if unknown."""
+    """Places of records in the store. ``pack_of`` is an index into ``packs`` plus one, or 0 if unknown.
+
+    Packs are in the order of their first records.
+    """
 
     packs: tuple[str, ...]
     pack_of: NDArray[np.uint32]
