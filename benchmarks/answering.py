@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.__main__ import main
-from superdl.coordinator.executors.base import Executor, Scaling
+from superdl.coordinator.core import ExecutorResized
+from superdl.coordinator.executors.base import Executor
 from superdl.super_wire.executors import EXECUTORS
 from superdl.super_wire.request import Outcome, PrefetchResult
 
@@ -29,7 +29,7 @@ class AnswersAlone(Executor):
     remote = False
     region = ""
     fingerprint = "00" * 16
-    scaling = Scaling(_FUNCTIONS, burst=_FUNCTIONS, per_s=math.inf, backlog=_FUNCTIONS)
+    scaling = ExecutorResized(_FUNCTIONS)
 
     async def start(self) -> None:
         """Do nothing; there is nothing to start."""

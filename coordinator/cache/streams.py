@@ -8,8 +8,6 @@ import logging
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from superdl.coordinator.cache.nodes import string
 from superdl.coordinator.core import BatchRead
 from superdl.super_wire.cache import ProtocolDoubtError
@@ -199,7 +197,9 @@ class ReportReader:
         events = []
         for entry in entries:
             try:
-                events.append(_event(job, ReadReport.from_fields(entry)))
+                report = ReadReport.from_fields(entry)
+                _check(report)
+                events.append(BatchRead(job, report))
             except ValueError as error:
                 self.unreadable += 1
                 about = {"cause": "unreadable report"}
@@ -207,7 +207,8 @@ class ReportReader:
         return events
 
 
-def _event(job: str, report: ReadReport) -> BatchRead:
+def _check(report: ReadReport) -> None:
+    """Raise ``ValueError`` for absurd numbers, because entries may be forged."""
     numbers = (
         report.epoch,
         report.position,
@@ -216,21 +217,5 @@ def _event(job: str, report: ReadReport) -> BatchRead:
         report.wait_us,
         report.size_bytes,
     )
-    # Entries may be forged, so do not pass absurd numbers to the core.
     if max(numbers) > _NUMBER_MAX or not report.straight <= report.hits <= report.samples:
         raise ValueError(f"its numbers contradict each other or are implausibly large: {report}"[:500])
-    return BatchRead(
-        job=job,
-        rank=report.rank,
-        epoch=report.epoch,
-        position=report.position,
-        samples=report.samples,
-        hits=report.hits,
-        missed=np.array(report.missed, dtype=np.int64),
-        corrupt=np.array(report.corrupt, dtype=np.int64),
-        done=bool(report.done),
-        read_us=report.read_us,
-        wait_us=report.wait_us,
-        size_bytes=report.size_bytes,
-        straight=report.straight,
-    )

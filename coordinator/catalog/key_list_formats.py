@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
@@ -15,7 +16,6 @@ from superdl.coordinator.catalog.key_list_columns import (
     BadRowError,
     Rows,
     check_columns,
-    check_rows,
     is_text,
     kind_of,
     labelled_by,
@@ -43,11 +43,12 @@ _PIECE_BYTES = 2**14  # holds the header of a page
 _FIELD = "label."
 _SHOWN = 80
 _MAX_DIGITS = 60  # longer texts are not sensible numbers
-_NUMBER = r"\A[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\z"
-_INTEGER = r"\A-?[0-9]+\z"
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_INTEGER = re.compile(r"[+-]?[0-9]+")
 
 
 def _csv_rows(stream: BinaryIO) -> Iterator[Rows]:
+    """Read rows as those of JSONL. In columns of numbers or labels, cells that spell numbers are numbers."""
     import pyarrow as pa
 
     records = _csv_records(stream)
@@ -61,17 +62,16 @@ def _csv_rows(stream: BinaryIO) -> Iterator[Rows]:
     if "label" in header or len(set(fields)) < len(fields):
         fields = []
     check_columns(header, line, "key", *() if fields else ["label"])
-    parts = parts_of(header, line)
-    labels, named = fields or ["label"], names_of(parts)
-    for numbers, rows in _batches(stream, records):
-        columns = dict[str, Any]()
-        for name, values in zip(header, zip(*rows, strict=True), strict=True):
-            if name in labels or name in named:
-                columns[name] = _parsed(pa.array(values, pa.large_string()), numbers, name)
-        if fields:
-            names = [name.removeprefix(_FIELD) for name in fields]
-            columns["label"] = pa.StructArray.from_arrays([columns[name] for name in fields], names)
-        yield Rows(numbers, columns, "label", parts)
+    parts_of(header, line)
+    numeric = {name for name in header if name in {"label", *fields} or kind_of(name) == pa.int64()}
+
+    def row_of(cells: list[str]) -> dict[str, Any]:
+        row: dict[str, Any] = {
+            name: _number(cell) if name in numeric else cell for name, cell in zip(header, cells, strict=True)
+        }
+        return row | {"label": {name.removeprefix(_FIELD): row[name] for name in fields}} if fields else row
+
+    yield from _rows_of(stream, ((number, row_of(cells)) for number, cells in records))
 
 
 def _csv_records(stream: BinaryIO) -> Iterator[tuple[int, list[str]]]:
@@ -90,37 +90,24 @@ def _csv_records(stream: BinaryIO) -> Iterator[tuple[int, list[str]]]:
             yield rows.line_num, row
 
 
-def _parsed(texts: Any, numbers: NDArray[np.int64], name: str) -> Any:
-    """Return a CSV column as numbers if its values or its name require that, otherwise as strings."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    # Arrow accepts neither spaces around numbers nor a plus sign.
-    spelt = pc.replace_substring_regex(pc.utf8_trim_whitespace(texts), r"\A\+", "")
-    is_short = pc.utf8_length(spelt).to_numpy() <= _MAX_DIGITS
-    are_whole = np.asarray(pc.match_substring_regex(spelt, _INTEGER)) & is_short
-    if name not in LABELS and not name.startswith(_FIELD):
-        if pa.types.is_large_string(kind_of(name)):
-            return texts
-        check_rows(
-            ~are_whole, numbers, lambda at: f"the {name} {texts[at].as_py()[:_SHOWN]!r} is not a number"
-        )
-    are = are_whole | (np.asarray(pc.match_substring_regex(spelt, _NUMBER)) & is_short)
-    if not are.any():
-        return texts
-    check_rows(
-        are != are[0], numbers, lambda at: f"cannot use the {name} {texts[at].as_py()[:_SHOWN]!r}: {MIXED}"
-    )
-    kind = pa.int64() if are_whole.all() else pa.float64()
-    return _converted(spelt, numbers, name, lambda count: spelt[:count].cast(kind))
+def _number(cell: str) -> float | str:
+    """Return the number that a cell spells, or the cell."""
+    spelt = cell.strip()
+    if len(spelt) > _MAX_DIGITS or not _NUMBER.fullmatch(spelt):
+        return cell
+    return int(spelt) if _INTEGER.fullmatch(spelt) else float(spelt)
 
 
 def _jsonl_rows(stream: BinaryIO) -> Iterator[Rows]:
-    for numbers, rows in _batches(stream, _json_records(stream)):
+    return _rows_of(stream, _json_records(stream))
+
+
+def _rows_of(stream: BinaryIO, records: Iterator[tuple[int, dict[str, Any]]]) -> Iterator[Rows]:
+    for numbers, rows in _batches(stream, records):
         parts, labelled = parts_of(rows[0], int(numbers[0])), labelled_by(rows[0], int(numbers[0]))
         # The encoding of a row may be missing.
         names = {*names_of(parts), labelled, *(["encoding"] if "member" in parts[""] else [])}
-        columns = {name: _from_json([row.get(name) for row in rows], numbers, name) for name in names}
+        columns = {name: _column([row.get(name) for row in rows], numbers, name) for name in names}
         yield Rows(numbers, columns, labelled, parts)
 
 
@@ -163,26 +150,21 @@ def _holds_bool(label: object) -> bool:
     return isinstance(label, bool) or any(map(_holds_bool, items))
 
 
-def _from_json(values: list[Any], numbers: NDArray[np.int64], name: str) -> Any:
-    """Return a column in the type that its name requires. Labels get any type that fits all of them."""
+def _column(values: list[Any], numbers: NDArray[np.int64], name: str) -> Any:
+    """Return a column in the type that its name requires. Labels get any type that fits all of them.
+
+    Raises :class:`BadRowError` for the first value that does not fit.
+    """
     import pyarrow as pa
 
     kind = None if name in LABELS else kind_of(name)
+    unfit = pa.ArrowException, ValueError, TypeError, OverflowError, RecursionError
 
     def convert(count: int) -> Any:
         # Arrow would truncate 1.5 to 1.
         if kind == pa.int64() and any(isinstance(value, float) for value in values[:count]):
             raise TypeError("a whole number is required")
         return pa.array(values[:count], kind)
-
-    return _converted(values, numbers, name, convert)
-
-
-def _converted(values: Any, numbers: NDArray[np.int64], name: str, convert: Callable[[int], Any]) -> Any:
-    """Convert all values, or raise a :class:`BadRowError` for the first that does not fit."""
-    import pyarrow as pa
-
-    unfit = pa.ArrowException, ValueError, TypeError, OverflowError, RecursionError
 
     def misfit(count: int) -> str:
         try:
@@ -194,14 +176,14 @@ def _converted(values: Any, numbers: NDArray[np.int64], name: str, convert: Call
     try:
         return convert(len(values))
     except unfit as error:
-        # convert takes the number of values to convert, so find the first misfit by bisection.
+        # Whether the first values fit depends on all of them, so find the first misfit by bisection.
         at = bisect_left(range(1, len(values)), True, key=lambda count: bool(misfit(count)))
         shown, why = str(values[at])[:_SHOWN], misfit(at + 1)[:400]
         if name in LABELS:
             reason = f"the label {shown!r} has a different type from those before it ({why}): {MIXED}"
         else:
-            kind = "a whole number" if kind_of(name) == pa.int64() else "a string"
-            reason = f"the {name} {shown!r} is not {kind} ({why})"
+            required = "a whole number" if kind == pa.int64() else "a string"
+            reason = f"the {name} {shown!r} is not {required} ({why})"
         raise BadRowError(int(numbers[at]), reason) from error
 
 

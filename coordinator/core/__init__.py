@@ -15,12 +15,14 @@ from superdl.coordinator.core.jobs import ClosedJobs, Job
 from superdl.coordinator.core.ledger import Ledger, Spending
 from superdl.coordinator.core.lookahead import exceeding_text, headroom_bytes, maxmemory_for, runs_of
 from superdl.coordinator.core.plan import Plan
+from superdl.coordinator.core.queues import BatchPlace
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleSet, SampleState, SetKey, footprint
 from superdl.coordinator.core.settings import NO_TEAM, CoreSettings, DatasetFacts, ExecutorFacts, Prices, Team
 
 __all__ = [
     "EVERY_EPOCH",
     "NO_TEAM",
+    "BatchPlace",
     "ClosedJobs",
     "Core",
     "CoreSettings",

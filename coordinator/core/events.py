@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.plan import Plan
     from superdl.coordinator.core.samples import Bools, Ints, SetKey
     from superdl.coordinator.core.settings import DatasetFacts, Team
+    from superdl.super_wire.stream_entries import ReadReport
 
 __all__ = [
     "CACHED",
@@ -127,23 +128,10 @@ class BatchesAsked(Event):
 
 @dataclass(frozen=True, slots=True)
 class BatchRead(Event):
-    """A read report: the samples of a batch that a reader received, and those that it is still missing."""
+    """A report of one of the job's readers."""
 
     job: str
-    rank: int
-    epoch: int
-    position: int
-    samples: int
-    hits: int
-    # Offsets in the batch, like corrupt.
-    missed: Ints
-    corrupt: Ints
-    done: bool
-    read_us: int
-    wait_us: int
-    size_bytes: int = 0
-    # Number of samples that came directly from the store.
-    straight: int = 0
+    report: ReadReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.events import BatchesAsked, BatchRead, JobOpened
     from superdl.coordinator.core.samples import Ints, SampleSet
     from superdl.coordinator.core.state import State
+    from superdl.super_wire.stream_entries import ReadReport
 
 # Maximum number of unread batches that were sent. Earlier ones count as read even without a report
 _UNREPORTED_BATCHES = 256
@@ -135,49 +136,50 @@ def _is_rewound(cursor: Cursor, yielded: int) -> bool:
 
 def batch_read(state: State, event: BatchRead, now: float) -> None:
     """Handle a read report: advance the rank, or take care of its missing samples at once."""
-    cursor = state.cursor(event.job, event.rank)
+    report = event.report
+    cursor = state.cursor(event.job, report.rank)
     if cursor is None:
         return
     job = cursor.job
     # Ignore a batch that is not in the plan.
-    if not (0 <= event.position < job.plan.batches_per_epoch and 0 <= event.epoch < _EPOCHS_MAX):
+    if not (0 <= report.position < job.plan.batches_per_epoch and 0 <= report.epoch < _EPOCHS_MAX):
         return
-    if not job.plan.covers(event.epoch):
+    if not job.plan.covers(report.epoch):
         return
-    position = job.absolute(event.epoch, event.position)
+    position = job.absolute(report.epoch, report.position)
     # Batches that were not sent cannot be read, but an earlier coordinator may have sent a few more.
     if position >= cursor.reach + _UNREPORTED_BATCHES:
         return
     renew(state, cursor, now)
-    place = BatchPlace(job.name, event.rank, event.epoch, event.position)
-    if event.done:
-        counters = job.counters
+    place = BatchPlace(job.name, report.rank, report.epoch, report.position)
+    if report.done:
+        counters, is_stalled = job.counters, report.hits < report.samples
         counters.batches_read += 1
-        counters.cache_hits += event.hits - event.straight
-        counters.cache_misses += event.samples - event.hits
-        counters.read_s += event.read_us / 1e6
-        counters.wait_s += event.wait_us / 1e6
-        counters.read_bytes += event.size_bytes
-        counters.samples_straight += event.straight
-        if event.hits < event.samples:
+        counters.cache_hits += report.hits - report.straight
+        counters.cache_misses += report.samples - report.hits
+        counters.read_s += report.read_us / 1e6
+        counters.wait_s += report.wait_us / 1e6
+        counters.read_bytes += report.size_bytes
+        counters.samples_straight += report.straight
+        if is_stalled:
             counters.stalls += 1
-            stall_ended(state, place, job, event.wait_us, now)
-        state.ledger.used(job.dataset, job.name, event.samples, event.size_bytes, now)
+            stall_ended(state, place, job, report.wait_us, now)
+        state.ledger.used(job.dataset, job.name, report.samples, report.size_bytes, now)
         state.misses.discard(place)
         if position < cursor.asked:
-            cursor.notes.append(BatchNote(now, NoteKind.READ, position, position + 1, event.hits))
-            cursor.read(position, now, stalled=event.hits < event.samples)
+            cursor.notes.append(BatchNote(now, NoteKind.READ, position, position + 1, report.hits))
+            cursor.read(position, now, stalled=is_stalled)
         state.wake(cursor)
-    elif event.missed.size:
-        cursor.notes.append(BatchNote(now, NoteKind.MISSED, position, position + 1, event.missed.size))
-        _missed(state, job, place, event, now)
+    elif report.missed:
+        cursor.notes.append(BatchNote(now, NoteKind.MISSED, position, position + 1, len(report.missed)))
+        _missed(state, job, place, report, now)
 
 
-def _missed(state: State, job: Job, place: BatchPlace, event: BatchRead, now: float) -> None:
-    batch = job.plan.batch(event.epoch, event.position, event.rank).indices
-    missed = event.missed[(event.missed >= 0) & (event.missed < batch.size)]
-    corrupt = event.corrupt[(event.corrupt >= 0) & (event.corrupt < batch.size)]
-    key = job.samples_of(event.epoch)
+def _missed(state: State, job: Job, place: BatchPlace, report: ReadReport, now: float) -> None:
+    batch = job.plan.batch(report.epoch, report.position, report.rank).indices
+    offsets = (np.array(each, dtype=np.int64) for each in (report.missed, report.corrupt))
+    missed, corrupt = (each[(each >= 0) & (each < batch.size)] for each in offsets)
+    key = job.samples_of(report.epoch)
     if not state.admits(key, waited_for=True):  # the reader will report it again
         return
     samples = state.set_of(key)

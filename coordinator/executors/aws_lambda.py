@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from superdl.coordinator.core import FailureKind
-from superdl.coordinator.executors.base import DIGEST, Executor, ExecutorError, Scaling, setting
-from superdl.coordinator.executors.messages import read_object, read_result, shown_start
+from superdl.coordinator.core import ExecutorResized, FailureKind
+from superdl.coordinator.executors.base import DIGEST, Executor, ExecutorError, setting
+from superdl.coordinator.executors.messages import encoder, read_object, read_result, shown_start
 from superdl.super_wire.cancelling import CallingThreads
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import installed_version
@@ -64,7 +64,7 @@ class LambdaExecutor(Executor):
         from superdl.coordinator.executors.lambda_client import LambdaClient, Target
 
         self._calls = at_once = settings.lambda_concurrency
-        self.scaling = Scaling(at_once, burst=min(_BURST, at_once), per_s=_PER_S, backlog=0)
+        self.scaling = ExecutorResized(at_once, burst=min(_BURST, at_once), per_s=_PER_S, backlog=0)
         self._warm_event = json.dumps({"super_warm": _WARM_VERSION, "cache": context.cache}).encode()
         self._warm = min(max(1, settings.lambda_warm), self._calls)
         self.fingerprint = ""
@@ -110,15 +110,8 @@ class LambdaExecutor(Executor):
         """Run one request; see :class:`superdl.coordinator.executors.base.Executor`."""
         # Only for the warmed functions: others refuse it.
         request = replace(request, golden=self.fingerprint, function_version=installed_version())
-        expires_at_s = time.monotonic() + request.expires_in_s
-
-        def payload() -> bytes:
-            # Made when a thread is free, which may take seconds of the request's time.
-            left_s = max(0.0, expires_at_s - time.monotonic())
-            return replace(request, expires_in_s=left_s).to_json().encode()
-
         read = partial(read_reply, target=self.target, request=request)
-        return await self._call(payload, timeout_s, read)
+        return await self._call(encoder(request), timeout_s, read)
 
     async def close(self) -> None:
         """Close without waiting for threads. AWS ends the invocations in progress."""

@@ -21,6 +21,7 @@ from superdl.super_wire.redaction import shown
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from superdl.coordinator.core import ExecutorResized
     from superdl.super_wire import coordinator_pb2 as pb
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
@@ -60,17 +61,6 @@ class ExecutorError(SuperError):
 
 
 @dataclass(frozen=True, slots=True)
-class Scaling:
-    """Number of requests accepted at once: ``burst``, and ``per_s`` more each second up to ``capacity``."""
-
-    capacity: int
-    burst: int
-    per_s: float
-    # More that may wait for a free function.
-    backlog: int
-
-
-@dataclass(frozen=True, slots=True)
 class ExecutorContext:
     """What the coordinator passes to each executor, besides the executor's own settings."""
 
@@ -104,8 +94,8 @@ class Executor(Protocol):
     # The AWS region of its functions; empty if irrelevant.
     region: str
 
-    # Number of requests that it accepts at once, now.
-    scaling: Scaling
+    # Number of requests that it accepts at once, now. The manager adds the executor's number.
+    scaling: ExecutorResized
 
     # Digest of some images as all its functions decode them; empty before start().
     fingerprint: str

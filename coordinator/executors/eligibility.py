@@ -49,7 +49,6 @@ _EXPIRES_S = 20.0
 _ANSWER_S = 10.0
 _REGION_S = 10.0
 _REGION_THREADS = 4
-_MAX_WORDS = 1000
 _NO_RIGHTS = ("NOPERM", "NOAUTH", "WRONGPASS")
 
 _numbers = itertools.count(1)
@@ -309,7 +308,7 @@ async def _try_once(executor: Executor, dataset: Dataset, cache: str) -> str:
 
 def _judged(result: PrefetchResult, source: str, cache: str) -> str:
     outcomes = set(result.outcomes)
-    reason = next(iter(result.messages.values()), "")[:_MAX_WORDS]
+    reason = next(iter(result.messages.values()), "")
     if outcomes == {Outcome.REFUSED}:
         raise SourceForbiddenError(f"functions are not allowed to read {source}: {reason}")
     if outcomes == {Outcome.CACHE_ERROR}:
@@ -328,7 +327,7 @@ def _judged(result: PrefetchResult, source: str, cache: str) -> str:
 def _check_rights(reason: str, cache: str) -> None:
     if any(word in reason for word in _NO_RIGHTS):
         raise CacheError(
-            f"functions are not allowed to write to the cache at {cache} ({reason[:_MAX_WORDS]}): check the "
+            f"functions are not allowed to write to the cache at {cache} ({reason}): check the "
             "rights of their user (docs/reference.md) and their SUPER_CACHE_USERNAME and SUPER_CACHE_PASSWORD"
         )
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from dataclasses import asdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from superdl.coordinator.core import ExecutorResized
-from superdl.coordinator.executors.base import ExecutorError, Scaling
+from superdl.coordinator.executors.base import ExecutorError
 from superdl.super_wire.cancelling import cancel_and_wait
 from superdl.super_wire.errors import SuperError
 
@@ -25,7 +24,7 @@ _GRACE_S = 5.0
 _FIRST_PAUSE_S = 5.0
 _LONGEST_PAUSE_S = 60.0
 _CLOSE_S = 8.0
-_NONE = Scaling(0, burst=0, per_s=math.inf, backlog=0)
+_NONE = ExecutorResized(0)
 
 
 class ExecutorManager:
@@ -46,7 +45,7 @@ class ExecutorManager:
         self.executors = [self._make(number, "it has not been started") for number in numbers]
         self.fingerprint = ""
         self._closed: set[Executor] = set()
-        self._told: dict[int, Scaling] = {}
+        self._told: dict[int, ExecutorResized] = {}
         self._starting: list[asyncio.Task[None]] = []
         self._keeping: list[asyncio.Task[None]] = []
 
@@ -105,10 +104,10 @@ class ExecutorManager:
     def tell_changes(self, post_event: Callable[[Event], None]) -> None:
         """Report to the core which executors now accept a different number of requests."""
         for number, executor in enumerate(self.executors):
-            scaling = _NONE if executor.absence else executor.scaling
-            if scaling != self._told.get(number):
-                self._told[number] = scaling
-                post_event(ExecutorResized(**asdict(scaling), executor=number))
+            resized = replace(_NONE if executor.absence else executor.scaling, executor=number)
+            if resized != self._told.get(number):
+                self._told[number] = resized
+                post_event(resized)
 
     async def close(self) -> None:
         """Close all executors."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.coordinator.core import FailureKind
-from superdl.coordinator.executors.base import ExecutorError
+from superdl.coordinator.executors.base import ExecutorError, one_line
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.redaction import counted
 from superdl.super_wire.request import PrefetchRequest, PrefetchResult, RequestKind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -21,7 +25,10 @@ _SHOWN = 120
 
 
 class RecordPlaces(NamedTuple):
-    """Places of records in the store. ``pack_of`` is an index into ``packs`` plus one, or 0 if unknown."""
+    """Places of records in the store. ``pack_of`` is an index into ``packs`` plus one, or 0 if unknown.
+
+    Packs are in the order of their first records.
+    """
 
     packs: tuple[str, ...]
     pack_of: NDArray[np.uint32]
@@ -71,6 +78,20 @@ def request_for(
     )
 
 
+def encoder(request: PrefetchRequest) -> Callable[..., bytes]:
+    """Return a function that encodes a request, changed by its keyword arguments, with the time that is left.
+
+    Call it when a function is free, which may take seconds of the request's time.
+    """
+    expires_at_s = time.monotonic() + request.expires_in_s
+
+    def encode(**changes: Any) -> bytes:
+        left_s = max(0.0, expires_at_s - time.monotonic())
+        return replace(request, expires_in_s=left_s, **changes).to_json().encode()
+
+    return encode
+
+
 def read_object(text: str | bytes, who: str) -> dict[str, Any]:
     """Parse the JSON object that ``who`` answered; raise ``ExecutorError`` if it is not one."""
     try:
@@ -83,7 +104,10 @@ def read_object(text: str | bytes, who: str) -> dict[str, Any]:
 
 
 def read_result(text: str | bytes, request: PrefetchRequest, who: str) -> PrefetchResult:
-    """Read the answer to a prefetch request; raise ``ExecutorError`` for anything else."""
+    """Read the answer to a prefetch request; raise ``ExecutorError`` for anything else.
+
+    Messages in the result are single printable lines.
+    """
     try:
         result = PrefetchResult.from_mapping(read_object(text, who))
     except ConfigError as error:
@@ -94,7 +118,8 @@ def read_result(text: str | bytes, request: PrefetchRequest, who: str) -> Prefet
     if len(result.outcomes) != request.count:
         samples = counted(request.count, "sample")
         raise _unreadable(f"{who} answered for {len(result.outcomes)} of {samples}")
-    return result
+    messages = {index: one_line(message) for index, message in result.messages.items()}
+    return replace(result, messages=messages, store_trouble=one_line(result.store_trouble))
 
 
 def _unreadable(words: str) -> ExecutorError:

@@ -5,22 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
-import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from superdl.coordinator.core import ExecutorResized
 from superdl.coordinator.executors.base import (
     DIGEST,
     MAX_KIND,
     Executor,
-    Scaling,
     one_line,
     setting,
 )
-from superdl.coordinator.executors.messages import read_result
+from superdl.coordinator.executors.messages import encoder, read_result
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.errors import ConfigError, ProtocolMismatchError, SuperError
@@ -74,10 +72,9 @@ class WorkersExecutor(Executor):
         self._workers: Workers = context.workers
 
     @property
-    def scaling(self) -> Scaling:  # type: ignore[override]  # it changes
+    def scaling(self) -> ExecutorResized:  # type: ignore[override]  # it changes
         """Return one request per slot of all workers, plus one that waits for each slot."""
-        slots = self._workers.slots
-        return Scaling(slots, burst=slots, per_s=math.inf, backlog=slots)
+        return ExecutorResized(self._workers.slots)
 
     @property
     def connected(self) -> list[pb.WorkerStats]:  # type: ignore[override]  # they come and go
@@ -103,19 +100,14 @@ class WorkersExecutor(Executor):
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
         """Run one request in a free slot; see :class:`.base.Executor`."""
-        of_store, expires_at_s = not request.kind.decodes, time.monotonic() + request.expires_in_s
+        of_store, encode = not request.kind.decodes, encoder(request)
 
         def made(sees_store: bool) -> bytes:  # noqa: FBT001  # as it is called
-            theirs = replace(request, expires_in_s=max(0.0, expires_at_s - time.monotonic()))
             # Without the store, a worker can only decode.
-            if not (sees_store or of_store):
-                theirs = replace(theirs, kind=RequestKind.DECODE, store="")
-            return theirs.to_json().encode()
+            return encode() if sees_store or of_store else encode(kind=RequestKind.DECODE, store="")
 
         answer = await self._workers.run(made, timeout_s, of_store=of_store)
-        result = read_result(answer, request, "a worker")
-        messages = {index: one_line(words) for index, words in result.messages.items()}
-        return replace(result, messages=messages)
+        return read_result(answer, request, "a worker")
 
     async def close(self) -> None:
         """End the workers' streams. They wait for the next coordinator, or exit."""

@@ -32,7 +32,7 @@ from superdl.coordinator.core import (
     Warn,
     WriteTombstones,
 )
-from superdl.coordinator.executors.base import ExecutorError, check_present, one_line
+from superdl.coordinator.executors.base import ExecutorError, check_present
 from superdl.coordinator.executors.messages import request_for
 from superdl.coordinator.server.repeated_lines import warn_of_samples
 from superdl.coordinator.store.keeper import StoreKeeper
@@ -260,7 +260,7 @@ class Engine:
         if not offsets:
             return
         for_s = self.core.unavailable_for_s(action.samples)
-        why = f"{one_line(result.messages.get(str(offsets[0]), ''))} (for {for_s:.0f} s)"
+        why = f"{result.messages.get(str(offsets[0]), '')} (for {for_s:.0f} s)"
         source, count = dataset.listing.source, counted(len(offsets), "sample")
         about = {"cause": "source unavailable", "dataset": source}
         _log.warning("%s of %s cannot be read now: %s", count, source, why, extra=about)
@@ -281,7 +281,7 @@ class Engine:
         bad = [offset for offset, outcome in enumerate(result.outcomes) if outcome == Outcome.TOMBSTONE]
         if bad:
             (first,) = dataset.catalog.names_at(action.indices[bad[:1]])
-            words = f"can never be decoded: {one_line(result.messages.get(str(bad[0]), ''))}"
+            words = f"can never be decoded: {result.messages.get(str(bad[0]), '')}"
             warn_of_samples(dataset.listing.source, "bad sample", first.decode(), len(bad), words)
         pack, stored = self.keeper.process_result(dataset, action.indices, result)
         is_remote = not dataset.catalog.bucket.startswith("file://")
@@ -293,7 +293,7 @@ class Engine:
             fetch_us=result.fetch_us,
             decode_us=result.decode_us,
             push_us=result.push_us,
-            messages={int(offset): str(message) for offset, message in result.messages.items()},
+            messages={int(offset): message for offset, message in result.messages.items()},
             duration_us=result.duration_us,
             gb_s=(result.billed_us or result.duration_us) / 1e6 * memory_gb,
             source_requests=result.source_requests if is_remote else 0,
@@ -301,7 +301,7 @@ class Engine:
             pack=pack,
             stored=stored,
             pointers=None if stored is None else stored & (np.array(result.record_bytes) < result.lengths),
-            store_trouble=one_line(result.store_trouble),
+            store_trouble=result.store_trouble,
             store_requests=result.store_requests,
             store_bytes=result.store_bytes,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.catalog.catalog import Catalog
     from superdl.coordinator.catalog.dataset import Dataset
-    from superdl.coordinator.core import Core, Job
+    from superdl.coordinator.core import BatchPlace, Core, Job
     from superdl.coordinator.executors.messages import RecordPlaces
     from superdl.coordinator.store.places import Places
 
@@ -126,23 +126,14 @@ def check_position(plan: Plan, epoch: int, position: int) -> None:
         raise PlanError(f"epoch {epoch} of {plan.batches_per_epoch} batches each is too far from the first")
 
 
-class Occurrence(NamedTuple):
-    """The position of a batch in a plan."""
-
-    job: str
-    rank: int
-    epoch: int
-    position: int
-
-
 class PlannedBatches:
     """The most recently planned batches by id, with their latest occurrences."""
 
     def __init__(self, capacity: int = 65_536) -> None:
         self._capacity = capacity
-        self._occurrences: OrderedDict[bytes, dict[Occurrence, None]] = OrderedDict()
+        self._occurrences: OrderedDict[bytes, dict[BatchPlace, None]] = OrderedDict()
 
-    def add(self, batch: bytes, occurrence: Occurrence) -> None:
+    def add(self, batch: bytes, occurrence: BatchPlace) -> None:
         """Remember an occurrence of a batch."""
         known = self._occurrences.setdefault(batch, {})
         known.pop(occurrence, None)
@@ -153,7 +144,7 @@ class PlannedBatches:
         while len(self._occurrences) > self._capacity:
             self._occurrences.popitem(last=False)
 
-    def find(self, batch: bytes) -> list[Occurrence]:
+    def find(self, batch: bytes) -> list[BatchPlace]:
         """Return a batch's occurrences, oldest first, or none if it was not planned recently."""
         return list(self._occurrences.get(batch, ()))
 
@@ -165,31 +156,14 @@ def locations_fit(plan: Plan, dataset: Dataset) -> bool:
     return bool(plan.batch_size * sample_bytes + _BATCH_BYTES <= _PAGE_BYTES)
 
 
-class _PageLocations:
-    """The locations of a page's records. Each pack is listed once, when a batch first needs it."""
-
-    def __init__(self, page: pb.Page, locations: RecordPlaces) -> None:
-        self._page = page
-        self._found = locations
-        # Each pack's number in the page, by its number in ``locations``.
-        self._numbers = np.zeros(len(locations.packs) + 1, dtype="<u4")
-
-    def new_packs(self, first: int, end: int) -> list[int]:
-        """Return the numbers of the packs that a batch of these samples would add to the page."""
-        theirs = np.unique(self._found.pack_of[first:end])
-        new: list[int] = theirs[(theirs > 0) & (self._numbers[theirs] == 0)].tolist()
-        return new
-
-    def fields(self, first: int, end: int, new: list[int]) -> dict[str, bytes]:
-        """Add packs, and return the batch's fields, or none if no sample has a location."""
-        names, located = self._page.packs, self._found
-        self._numbers[new] = np.arange(len(names) + 1, len(names) + 1 + len(new))
-        names.extend(located.packs[number - 1] for number in new)
-        pack_of = self._numbers[located.pack_of[first:end]]
-        if not pack_of.any():
-            return {}
-        offsets, lengths = located.offsets[first:end].astype("<u8"), located.lengths[first:end].astype("<u4")
-        return {"pack_of": pack_of.tobytes(), "offsets": offsets.tobytes(), "lengths": lengths.tobytes()}
+def _location_fields(located: RecordPlaces, first: int, end: int) -> dict[str, bytes]:
+    """Return a batch's fields for the locations of its samples, or none if no location is known."""
+    if not located.pack_of[first:end].any():
+        return {}
+    return {
+        name: getattr(located, name)[first:end].astype(dtype).tobytes()
+        for name, dtype in (("pack_of", "<u4"), ("offsets", "<u8"), ("lengths", "<u4"))
+    }
 
 
 def page_of(
@@ -219,9 +193,8 @@ def page_of(
     offsets: list[int] = span.offsets.tolist()
     ids = dataset.ids(span.indices, epoch)
     states = core.state.states(job.samples_of(epoch), span.indices)
-    page, size = pb.Page(), 0
+    page, size, packs = pb.Page(), 0, 0
     located = places.of(dataset.content, span.indices) if places else None
-    placing = _PageLocations(page, located) if located else None
     states = states if located is None else np.where(located.pack_of > 0, SampleState.RESIDENT, states)
     resident, failed = (_counts(states == state, span.offsets) for state in _TOLD)
     for number, batch in enumerate(batch_ids(ids, offsets)):
@@ -231,16 +204,17 @@ def page_of(
         key_bytes = len(b"".join(keys)) + _KEY_BYTES * len(keys)
         padding_bytes = padding.astype(np.uint8).tobytes() if padding.any() else b""
         again = None if span.repetitions is None else span.repetitions[first:end]
-        new_packs = placing.new_packs(first, end) if placing else []
+        # Packs are numbered in the order of their first samples, so these suffice up to this batch.
+        needed = max(packs, int(located.pack_of[first:end].max(initial=0))) if located else 0
         labels = catalog.labels_at(span.indices[first:end])
         batch_bytes = (end - first) * (sample_bytes - catalog.label_bytes) + len(labels)
         batch_bytes += len(padding_bytes) + _BATCH_BYTES
-        batch_bytes += len(new_packs) * _PACK_NAME_BYTES
+        batch_bytes += (needed - packs) * _PACK_NAME_BYTES
         if number and size + batch_bytes + key_bytes > _PAGE_BYTES:
             break
         if batch_bytes + key_bytes > _PAGE_BYTES:
             keys, key_bytes = [], 0
-        size += batch_bytes + key_bytes
+        size, packs = size + batch_bytes + key_bytes, needed
         page.batches.add(
             position=start + number,
             batch_id=batch,
@@ -251,8 +225,9 @@ def page_of(
             resident=resident[number],
             failed=failed[number],
             repetitions=b"" if again is None or not again.any() else again.astype("<u4").tobytes(),
-            **(placing.fields(first, end, new_packs) if placing else {}),
+            **(_location_fields(located, first, end) if located else {}),
         )
+    page.packs.extend(located.packs[:packs] if located else ())
     return page
 
 

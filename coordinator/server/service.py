@@ -6,9 +6,16 @@ import asyncio
 import math
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from superdl.coordinator.core import BatchesAsked, FillUp, JobClosed, JobOpened, Plan, exceeding_text
+from superdl.coordinator.core import (
+    BatchesAsked,
+    BatchPlace,
+    FillUp,
+    JobClosed,
+    JobOpened,
+    Plan,
+    exceeding_text,
+)
 from superdl.coordinator.server.paging import (
-    Occurrence,
     Orders,
     PlannedBatches,
     check_job_id,
@@ -210,7 +217,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             places=self._engine.keeper.places if sees_store else None,
         )
         for batch in page.batches:
-            occurrence = Occurrence(request.job, request.rank, request.epoch, batch.position)
+            occurrence = BatchPlace(request.job, request.rank, request.epoch, batch.position)
             self._planned.add(batch.batch_id, occurrence)
         stop = request.position + len(page.batches)
         yielded = min(request.yielded, stop)

@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.coordinator.catalog.dataset import Dataset
-    from superdl.coordinator.core import Core, ExecutorState, Job, SetKey
+    from superdl.coordinator.core import BatchPlace, Core, ExecutorState, Job, SetKey
     from superdl.coordinator.executors.base import Executor
     from superdl.coordinator.server.engine import Engine
-    from superdl.coordinator.server.paging import Occurrence
     from superdl.coordinator.server.settings import Settings
 
 _DETAIL_BYTES = 64
@@ -206,7 +205,7 @@ def filling(core: Core, job: Job, dataset: Dataset) -> pb.Filling:
 
 def batch_status(
     engine: Engine,
-    occurrences: list[Occurrence],
+    occurrences: list[BatchPlace],
     batch: bytes,
     room_bytes: int,
     *,

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from superdl.coordinator.core import PacksLost, RecordsStored
-from superdl.coordinator.executors.base import one_line
 from superdl.coordinator.store import index
 from superdl.coordinator.store.opening import filesystem_of, is_gone, open_own
 from superdl.coordinator.store.places import Joined, Places, moved_line
@@ -41,7 +40,7 @@ _OPENING_S, _LOOK_S, _CLOSE_S = 10.0, 5.0, 2.0
 _MINUTE_S, _HOUR_S = 60.0, 3600.0
 _THERE_S, _AGAIN_S = 5.0, 30.0
 _OPENED_S = 60.0  # keep a dataset's locations this long for the job that is about to open it
-_THREADS, _MAX_WORDS = 4, 600
+_THREADS = 4
 
 
 class StoreKeeper:
@@ -167,7 +166,7 @@ class StoreKeeper:
     ) -> tuple[int, NDArray[np.bool_] | None]:
         """Process a function's result. Return its pack's number, or 0, and a mask of stored samples."""
         if result.store_trouble:
-            self.trouble = one_line(result.store_trouble, _MAX_WORDS)
+            self.trouble = result.store_trouble
             self._due_s["room"] = 0.0  # the store may be full
         lost = np.array([outcome == Outcome.NOT_STORED for outcome in result.outcomes], dtype=np.bool_)
         self.places.forget(dataset.content, indices[lost])

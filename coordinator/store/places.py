@@ -149,17 +149,16 @@ class Places:
             return None
         numbers = columns.pack[indices]
         numbers = numbers & ~_SPOILT if with_gone else self._valid(numbers)
-        distinct, pack_of = np.unique(numbers, return_inverse=True)
-        # In the result, pack_of is 1-based, and 0 means unknown.
-        if distinct.size and distinct[0] == 0:
-            distinct = distinct[1:]
-        else:
-            pack_of = pack_of + 1
-        if not distinct.size:
+        distinct, first, which = np.unique(numbers, return_index=True, return_inverse=True)
+        known = np.flatnonzero(distinct)
+        if not known.size:
             return None
+        by_first = known[np.argsort(first[known])]
+        pack_of = np.zeros(distinct.size, dtype=np.uint32)
+        pack_of[by_first] = np.arange(1, known.size + 1)
         return RecordPlaces(
-            tuple(self._names[number] for number in distinct.tolist()),
-            pack_of.astype(np.uint32),
+            tuple(self._names[number] for number in distinct[by_first].tolist()),
+            pack_of[which],
             columns.offset[indices],
             columns.length[indices],
         )

@@ -18,6 +18,7 @@ from superdl.coordinator.core import (
     SetKey,
 )
 from superdl.experiments.simulator.world_model import BatchModel
+from superdl.super_wire.stream_entries import ReadReport
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -228,22 +229,23 @@ class TrainerModel:
         if not world.cache.up or (lost and world.rng.random() < lost):
             return
         sizes = world.model.datasets[reading.key.dataset].record_bytes
-        event = BatchRead(
-            job=self.script.name,
+        report = ReadReport(
             rank=self.rank,
             epoch=self._epoch,
             position=reading.position,
             samples=reading.indices.size,
             hits=reading.hits,
-            missed=reading.missing.copy(),
-            corrupt=spoilt,
-            done=done,
-            read_us=int(self.script.read_s * 1e6),
             wait_us=int((world.now_s - reading.began_s - self.script.read_s) * 1e6) if done else 0,
+            read_us=int(self.script.read_s * 1e6),
+            check_us=0,
             size_bytes=int(sizes[reading.indices].sum()) if done else 0,
+            attempt=reading.attempts,
+            done=int(done),
             straight=reading.straight if done else 0,
+            missed=tuple(reading.missing.tolist()),
+            corrupt=tuple(spoilt.tolist()),
         )
-        world.after(_REPORT_DELAY_S, partial(world.post, event))
+        world.after(_REPORT_DELAY_S, partial(world.post, BatchRead(self.script.name, report)))
 
     def _consume(self) -> None:
         self._busy = True

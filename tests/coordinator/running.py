@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,8 @@ from superdl.coordinator.cache.streams import ReportReader
 from superdl.coordinator.catalog import list_source
 from superdl.coordinator.catalog.dataset import Dataset
 from superdl.coordinator.catalog.datasets import DatasetRegistry
-from superdl.coordinator.core import BatchRead, CoreSettings
-from superdl.coordinator.executors.base import Executor, Scaling
+from superdl.coordinator.core import BatchRead, CoreSettings, ExecutorResized
+from superdl.coordinator.executors.base import Executor
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.executors.messages import read_result
@@ -77,10 +76,10 @@ class ScriptedExecutor(Executor):
     remote = False
     region = ""
     fingerprint = "5c" * 16
-    scaling = Scaling(0, burst=0, per_s=0.0, backlog=0)
+    scaling = ExecutorResized(0)
 
     def __init__(self, cache, capacity=2):
-        self.scaling = Scaling(capacity, burst=capacity, per_s=math.inf, backlog=capacity)
+        self.scaling = ExecutorResized(capacity)
         self.requests = []
         self.outcomes = {}
         self.before = None
@@ -338,26 +337,18 @@ def serving(loop, use, **guards):
     loop.run(work())
 
 
+REPORT = ReadReport(
+    rank=0, epoch=0, position=0, samples=4, hits=4, wait_us=5, read_us=7, check_us=1, size_bytes=9, attempt=1,
+    done=1,
+)  # fmt: skip
+
+
 def report(position=0, hits=4, straight=0):
     """A batch of four was read, as a reader appends it."""
-    return ReadReport(
-        rank=0, epoch=0, position=position, samples=4, hits=hits, straight=straight, wait_us=5, read_us=7,
-        check_us=1, size_bytes=9, attempt=1, done=1, missed=(), corrupt=(),
-    ).to_fields()  # fmt: skip
+    return replace(REPORT, position=position, hits=hits, straight=straight).to_fields()
 
 
 def missed(offsets, position=0):
     """A reader still misses these samples of a batch of job ``job``."""
-    return BatchRead(
-        job="job",
-        rank=0,
-        epoch=0,
-        position=position,
-        samples=4,
-        hits=4 - len(offsets),
-        missed=np.array(offsets, dtype=np.int64),
-        corrupt=np.array([], dtype=np.int64),
-        done=False,
-        read_us=0,
-        wait_us=0,
-    )
+    hits = 4 - len(offsets)
+    return BatchRead("job", replace(REPORT, position=position, hits=hits, done=0, missed=tuple(offsets)))

@@ -67,10 +67,10 @@ class StoreCheck:
         elif isinstance(event, CacheReset):
             for pointed in self._pointed.values():
                 pointed[:] = False
-        elif isinstance(event, BatchRead) and event.missed.size:
+        elif isinstance(event, BatchRead) and (report := event.report).missed:
             script = self._trainers[event.job][0].script
-            batch = script.plan_of(event.epoch).batch(event.epoch, event.position, event.rank).indices
-            self._missed[script.dataset][batch[event.missed]] = True
+            batch = script.plan_of(report.epoch).batch(report.epoch, report.position, report.rank).indices
+            self._missed[script.dataset][batch[[*report.missed]]] = True
 
     def answered(self, request, event, unsettled):
         """A request was answered for the first time; ``unsettled`` before that."""
@@ -215,9 +215,9 @@ class MoneyCheck:
                 event.source_bytes * prices.source_gb + written_bytes * prices.record_gb
             ) / _GB
 
-    def read(self, event):
+    def read(self, report):
         """A report came of a batch that was read, by a rank that the core knows."""
-        self._read_bytes += event.size_bytes
+        self._read_bytes += report.size_bytes
 
     def problems(self):
         """Where the two accounts differ: each job bears the requests that were made for it, the dollars of

@@ -100,22 +100,22 @@ class Checks:
             self.audited_bytes += int(found_bytes.sum())
             told[audit.indices] = present
             attempts[audit.indices] = 0
-        elif isinstance(event, BatchRead) and event.done and self._knows(event):
-            self._money.read(event)
-        elif isinstance(event, BatchRead) and event.corrupt.size and self._knows(event):
+        elif isinstance(event, BatchRead) and event.report.done and self._knows(event):
+            self._money.read(event.report)
+        elif isinstance(event, BatchRead) and (report := event.report).corrupt and self._knows(event):
             script = self._trainers[event.job][0].script
             random = self._world.model.datasets[script.dataset].random
-            indices = script.plan_of(event.epoch).batch(event.epoch, event.position, event.rank).indices
-            key = SetKey(script.dataset, event.epoch if random else EVERY_EPOCH)
-            self._rows(key)[0][indices[event.corrupt]] = False
-            self._spoilt.update((key, index) for index in indices[event.corrupt].tolist())
+            indices = script.plan_of(report.epoch).batch(report.epoch, report.position, report.rank).indices
+            key, corrupt = SetKey(script.dataset, report.epoch if random else EVERY_EPOCH), [*report.corrupt]
+            self._rows(key)[0][indices[corrupt]] = False
+            self._spoilt.update((key, index) for index in indices[corrupt].tolist())
         elif isinstance(event, CacheReset):
             self._told.clear()
 
     def _knows(self, event):
         """Whether the report is of a rank that has opened its job since the coordinator was restarted."""
         job = self._world.core.job(event.job)
-        return job is not None and event.rank in job.cursors
+        return job is not None and event.report.rank in job.cursors
 
     def _answered(self, request, event):
         self._money.answered(request, event)

@@ -21,6 +21,7 @@ from superdl.coordinator.core.events import (
     WriteTombstones,
 )
 from superdl.super_wire.request import Outcome
+from superdl.super_wire.stream_entries import ReadReport
 from tests.simulation.invariants import problems
 
 DATASET = b"data"
@@ -87,19 +88,21 @@ class Driver:
     def read(self, position, *, missed=(), corrupt=(), job="job", rank=0, epoch=0, after_s=0.0, **facts):
         """A reader reports: a batch read, or what it misses; other ``facts`` of it may be named."""
         usual = {
-            "job": job,
             "rank": rank,
             "epoch": epoch,
             "position": position,
             "samples": 8,
             "hits": 8 - len(missed),
-            "missed": np.array(missed, dtype=np.int64),
-            "corrupt": np.array(corrupt, dtype=np.int64),
-            "done": not missed,
-            "read_us": 10,
             "wait_us": 5,
+            "read_us": 10,
+            "check_us": 0,
+            "size_bytes": 0,
+            "attempt": 1,
+            "done": int(not missed),
+            "missed": missed,
+            "corrupt": corrupt,
         }
-        return self.step(BatchRead(**usual | facts), after_s=after_s)
+        return self.step(BatchRead(job, ReadReport(**usual | facts)), after_s=after_s)
 
     def answer(
         self, request, outcome=Outcome.CACHED, *, record_bytes=RECORD_BYTES, but=None, after_s=0.01, **facts

@@ -2,13 +2,12 @@
 
 import asyncio
 import contextlib
-import math
 
 import pytest
 
 from superdl.coordinator.core import ExecutorResized
 from superdl.coordinator.executors import manager as manager_module
-from superdl.coordinator.executors.base import Executor, ExecutorError, Scaling
+from superdl.coordinator.executors.base import Executor, ExecutorError
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.super_wire.errors import ConfigError
 from tests.coordinator.running import ENOUGH_S
@@ -19,7 +18,7 @@ class Startable(Executor):
 
     remote = False
     region = fingerprint = ""
-    scaling = Scaling(0, burst=0, per_s=0.0, backlog=0)
+    scaling = ExecutorResized(0)
 
     def __init__(self, name="one", fingerprint="aa", fails=(), waits=None, closing=None):
         self.name = name
@@ -27,7 +26,7 @@ class Startable(Executor):
         self.fails = list(fails)
         self.waits = waits
         self.closing = closing
-        self.scaling = Scaling(2, burst=2, per_s=math.inf, backlog=2)
+        self.scaling = ExecutorResized(2)
         self.starts = self.closes = 0
 
     async def start(self):
@@ -112,7 +111,7 @@ async def test_the_core_is_told_of_what_changes():
         events = []
         manager.tell_changes(events.append)
         manager.tell_changes(events.append)
-        executors[1].scaling = Scaling(7, burst=3, per_s=1.0, backlog=0)
+        executors[1].scaling = ExecutorResized(7, burst=3, per_s=1.0, backlog=0)
         manager.tell_changes(events.append)
         told = events
     assert [event.executor for event in told] == [0, 1, 1]

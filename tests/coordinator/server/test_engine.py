@@ -8,7 +8,7 @@ import pytest
 
 from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.catalog.datasets import DatasetRegistry
-from superdl.coordinator.core import CacheReset, CoreSettings, FailureKind, FillUp
+from superdl.coordinator.core import BatchRead, CacheReset, CoreSettings, FailureKind, FillUp
 from superdl.coordinator.executors.base import ExecutorError
 from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.store.keeper import StoreKeeper
@@ -19,7 +19,7 @@ from superdl.super_wire.keys import cache_key
 from superdl.super_wire.record import HEADER_BYTES, read_tombstone
 from superdl.super_wire.request import RequestKind
 from tests.coordinator import running as running_module
-from tests.coordinator.running import ScriptedExecutor, missed
+from tests.coordinator.running import REPORT, ScriptedExecutor
 
 KEYS = [f"{name}/{number}.jpg" for name in ("cat", "dog") for number in range(5)]
 FAST = {"backoff_s": 0.001, "backoff_max_s": 0.002}
@@ -27,7 +27,7 @@ FAST = {"backoff_s": 0.001, "backoff_max_s": 0.002}
 
 def was_read(position, epoch=0):
     """A reader has delivered a batch."""
-    return dataclasses.replace(missed([], position), epoch=epoch, hits=2, samples=2, done=True)
+    return BatchRead("job", dataclasses.replace(REPORT, epoch=epoch, position=position, hits=2, samples=2))
 
 
 def produced(coordinator):

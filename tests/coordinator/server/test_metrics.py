@@ -12,12 +12,12 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from superdl.coordinator.cache.info import CacheLoad
-from superdl.coordinator.core import JobClosed, JobOpened, Team
+from superdl.coordinator.core import BatchRead, JobClosed, JobOpened, Team
 from superdl.coordinator.server.metrics import JOBS_NAMED, METRICS, OTHER, EmfLines, Metrics
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import Driver
-from tests.coordinator.running import missed
+from tests.coordinator.running import REPORT
 
 
 def metrics_of(coordinator):
@@ -50,7 +50,7 @@ def open_like(coordinator, name):
 
 
 def read(name, position, hits=4):
-    return replace(missed([], position), job=name, done=True, hits=hits, wait_us=5)
+    return BatchRead(name, replace(REPORT, position=position, hits=hits))
 
 
 @pytest.mark.coordinator(teams=(Team("vision", share=3.0),))

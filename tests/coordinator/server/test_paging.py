@@ -5,8 +5,8 @@ import pytest
 
 from superdl.coordinator.catalog import Catalog, PackedStrings
 from superdl.coordinator.catalog.dataset import Dataset, Listing
-from superdl.coordinator.core import Core, CoreSettings, DatasetFacts, JobOpened, Plan
-from superdl.coordinator.server.paging import Occurrence, PlannedBatches, locations_fit, page_of, samples_from
+from superdl.coordinator.core import BatchPlace, Core, CoreSettings, DatasetFacts, JobOpened, Plan
+from superdl.coordinator.server.paging import PlannedBatches, locations_fit, page_of, samples_from
 from superdl.coordinator.store.places import Joined, Places
 from superdl.super_wire.errors import PlanError
 from superdl.super_wire.ids import ID_BYTES
@@ -131,7 +131,7 @@ def test_places_are_those_of_the_samples_and_leave_a_page_below_a_mebibyte(batch
 
 
 def place(epoch, job="job"):
-    return Occurrence(job, rank=0, epoch=epoch, position=1)
+    return BatchPlace(job, rank=0, epoch=epoch, position=1)
 
 
 def test_planned_batches_are_found_with_their_occurrences_newest_last_and_are_bounded():
