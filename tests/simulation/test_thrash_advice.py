@@ -28,6 +28,11 @@ class _Listening(Core):
         return actions
 
 
+class _ListeningWorld(World):
+    def make_core(self):
+        return _Listening(self.model.settings)
+
+
 @dataclass(frozen=True)
 class Mix:
     """Jobs over datasets; ``whole_bytes`` of what recurs."""
@@ -58,12 +63,9 @@ class Mix:
             ),
             datasets=self.datasets,
             jobs=self.jobs,
-            events_max=2_000_000,
             until_s=_EPOCHS * max(job.plan.batches_per_epoch * job.step_s for job in self.jobs),
         )
-        world = World(model, make_core=lambda model: _Listening(model.settings)).run()
-        assert isinstance(world.core, _Listening)
-        return world.core.advised_bytes
+        return _ListeningWorld(model).run().core.advised_bytes
 
 
 def draw_mix(seed):
