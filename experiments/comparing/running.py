@@ -139,7 +139,7 @@ def _run_round(turn: Round, arm: Arm, folder: Path) -> RoundMeasured:
     cpu_s = _children_cpu_s() - before_s  # all have ended, including shared services
     places = [_run_in(run.output.parent) for run in runs]
     return RoundMeasured(
-        runs=tuple(read_run(place).facts for place in places),
+        runs=tuple(map(read_run, places)),
         # Until the last report: the processes themselves also wait for their services.
         wall_s=max((place / "report.json").stat().st_mtime for place in places) - begun_at_s,
         cpu_s=cpu_s,

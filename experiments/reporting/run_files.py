@@ -59,6 +59,11 @@ class RunFiles:
             if epoch[split]
         )
 
+    def passes_after(self, epochs: int) -> list[Pass]:
+        """Return the passes after the report's first ``epochs`` epochs."""
+        first = {epoch_pass.epoch for epoch_pass in self.trained[:epochs]}
+        return [epoch_pass for epoch_pass in self.passes if epoch_pass.epoch not in first]
+
     @property
     def trained(self) -> tuple[Pass, ...]:
         """The training passes."""

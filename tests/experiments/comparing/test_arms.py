@@ -100,6 +100,13 @@ def test_runs_are_compared_by_name_and_what_they_do_not_tell_is_said(tmp_path):
         assert words in notes
 
 
+def test_runs_of_different_machines_are_said_to_be(tmp_path):
+    alike = [found_run(tmp_path / name, 1.0, 1.0) for name in ("a", "b")]
+    other = found_run(tmp_path / "c", 1.0, 1.0, environment={"device_name": "other"})
+    assert not any("machines" in note for note in compare_runs(alike).notes)
+    assert compare_runs([*alike, other]).notes[-1].startswith("The runs used different machines")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
