@@ -106,7 +106,7 @@ class LocalRun:
 
     def start(self, *arguments, options):
         """Start all; ``arguments`` are the script's."""
-        command = [sys.executable, "-m", "superdl.experiments.local_hosts", *options, "--", SCRIPT]
+        command = [sys.executable, "-m", "infra.local_hosts", *options, "--", SCRIPT]
         command += ["--source", self.images.as_uri(), "--output", str(self.directory), *arguments]
         own = {"SUPER_CACHE_BYTES": "128mb", "OMP_NUM_THREADS": "1", _MARK: self.mark}
         with self.log.open("wb") as log:
