@@ -21,7 +21,7 @@ from superdl.experiments.comparing.processes import RunProcess, run_together
 from superdl.experiments.comparing.show import comparison_page, print_comparison
 from superdl.experiments.console import say
 from superdl.experiments.data import prepare_data
-from superdl.experiments.machine import describe_environment, describe_hardware
+from superdl.experiments.machine import describe_machine
 from superdl.experiments.monitoring import ProcessGroups
 from superdl.experiments.output import new_directory, now_text, write_whole
 from superdl.experiments.reporting.page import PAGE_NAME, number
@@ -74,7 +74,7 @@ def compare(spec: Spec, *, arms: Sequence[str] | None = None, console: Console) 
             for arm in chosen
         ],
         spec=spec.to_mapping(),
-        environment=describe_environment(device) | {"cpu": describe_hardware()["cpu"]},
+        environment=describe_machine(device),
     )
     start_s = time.monotonic()
     say(console, f"comparing {', '.join(arm.name for arm in chosen)}; writing to {directory}")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 REPORT_NAME = "report.json"
-REPORT_FORMAT = 3
+REPORT_FORMAT = 4
 
 
 class Pass(NamedTuple):

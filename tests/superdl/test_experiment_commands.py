@@ -12,7 +12,7 @@ import torch
 
 from superdl import experiment_commands
 from superdl.experiments import load_spec
-from superdl.experiments.machine import describe_run
+from superdl.experiments.machine import describe_machine
 from superdl.experiments.reporting.run_report import RunReport
 from superdl.main import main
 from tests.fixtures.pages import read_page
@@ -81,13 +81,11 @@ def spec(tmp_path):
     return str(file)
 
 
-def test_a_prediction_says_that_it_is_simulated(spec, capsys, tmp_path):
-    output = tmp_path / "out.json"
-    assert main(["simulate", spec, "--json", "--output", str(output), "--set", "jobs=null"]) == 2
-    assert main(["simulate", spec, "--json", "--output", str(output)]) == 0
+def test_a_prediction_says_that_it_is_simulated(spec, capsys):
+    assert main(["simulate", spec, "--json", "--set", "jobs=null"]) == 2
+    assert main(["simulate", spec, "--json"]) == 0
     told = capsys.readouterr()
     mapping = json.loads(told.out)
-    assert mapping == json.loads(output.read_text(encoding="utf-8"))
     assert mapping["simulated"] is True
     assert mapping["samples_read"] == 500
     assert "small, simulated" in told.err
@@ -97,7 +95,7 @@ def test_a_prediction_says_that_it_is_simulated(spec, capsys, tmp_path):
 def killed(tmp_path):
     """What a run leaves that was killed before its first step."""
     spec = load_spec("digits").to_mapping()
-    environment = describe_run(torch.device("cpu"))
+    environment = describe_machine(torch.device("cpu"))
     report = RunReport("digits", "2026-01-01T00:00:00+00:00", str(tmp_path), spec, environment)
     (tmp_path / "report.json").write_text(json.dumps(report.to_mapping()))
     return tmp_path
