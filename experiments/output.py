@@ -56,18 +56,10 @@ def strict_json(value: object, *, indent: int | None = None) -> str:
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
-def tell_json(value: object, *, shown: bool, file: str | Path | None = None) -> None:
-    """Print a result if ``shown``, and write it to ``file``, or raise ConfigError if that fails."""
-    text = strict_json(value, indent=2) + "\n"
-    if file:
-        try:
-            Path(file).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(
-                f"cannot write {file}: {error.strerror}; use another file (--output)"
-            ) from error
+def tell_json(value: object, *, shown: bool) -> None:
+    """Print a result if ``shown``."""
     if shown:
-        sys.stdout.write(text)
+        sys.stdout.write(strict_json(value, indent=2) + "\n")
 
 
 def write_json(value: object, path: Path) -> None:

@@ -165,20 +165,16 @@ class PassSummary:
     wait_s: float
     read_s: float
     compute_s: float
-    # Of the job's functions in this lap; None if the coordinator did not report them.
-    decode_s: float | None
-    invocations: int | None
     hits: int
     misses: int
     size_bytes: int
     loss: float
     accuracy: float
     images_per_s: float
-    job: LoaderCounters | None
+    job: LoaderCounters | None  # in this lap; None if the coordinator did not report it
     top5_accuracy: float | None = None
     stalls: StallSummary | None = None  # of this rank's steps
     straight: int = 0
-    fetch_s: float | None = None
     skipped: int = 0
 
 
@@ -252,9 +248,6 @@ class PassTotals:
             skipped=self.skipped,
             first_batch_s=self.first_batch_s,
             wall_s=wall_s,
-            fetch_s=None if job is None else job.fetch_s,
-            decode_s=None if job is None else job.decode_s,
-            invocations=None if job is None else job.invocations,
             images_per_s=counts["samples"] / wall_s if wall_s > 0 else 0.0,
             job=job,
             stalls=stalls,

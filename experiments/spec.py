@@ -45,7 +45,7 @@ _SPECS = SpecFolder(Path(__file__).parent / "specs")
 class DataSpec:
     """The images. With kind `auto`, these are the digits, unless ``train`` is set."""
 
-    kind: Annotated[str, one_of(("auto", "directory", "url", *_DATA_SETS))] = "auto"
+    kind: Annotated[str, one_of(("auto", *_DATA_SETS))] = "auto"
     # Where a set is, or is written; null means a folder of its name below data/.
     directory: Text | None = None
     # Training images of a drawn set; null means those present, else the whole set.
@@ -65,8 +65,6 @@ class DataSpec:
             )
         if self.samples is not None and self.kind not in (*PUBLISHED_SETS, *MADE_SETS):
             raise ConfigError(f"data.samples applies only to drawn sets, not to data.kind {self.kind}")
-        if self.kind in ("directory", "url") and not self.train:
-            raise ConfigError(f"data.kind {self.kind} needs data.train, the source of the training images")
         checked_naming(self.train_alias, None, "data.train_alias: ")
         checked_naming(self.val_alias, None, "data.val_alias: ")
         for name, needed in (
@@ -280,7 +278,7 @@ def placed(spec: Spec, environment: Mapping[str, str]) -> Spec:
     )
     # Channels become the data.
     if train and not (data.train or data.directory):
-        data = replace(data, kind="directory", train=train, val=val, samples=None)
+        data = replace(data, kind="auto", train=train, val=val, samples=None)
     kept = environment.get(CHECKPOINT_DIR)
     # A checkpoint directory, else the output directory, receives the files.
     if output == _DEFAULT_OUTPUT:

@@ -266,7 +266,6 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     )
     add_overrides(parser, "cache.budget_gb=64")
     _add_json(parser, "print JSON instead of tables")
-    parser.add_argument("--output", metavar="FILE", type=Path, help="also write the JSON to a file")
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
@@ -278,7 +277,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
     spec = load_spec(arguments.spec, arguments.overrides)
     prediction = predict(spec)
     print_prediction(spec, prediction, Console(stderr=arguments.json))
-    tell_json(prediction_mapping(spec, prediction), shown=arguments.json, file=arguments.output)
+    tell_json(prediction_mapping(spec, prediction), shown=arguments.json)
     return 0
 
 

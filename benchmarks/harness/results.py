@@ -11,11 +11,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from benchmarks.harness.processes import BenchmarkError
-from superdl.experiments.machine import describe_environment, describe_hardware, version_of
+from superdl.experiments.console import print_rows, say
+from superdl.experiments.machine import describe_machine, version_of
 from superdl.experiments.output import now_text
 
 if TYPE_CHECKING:
@@ -122,35 +121,26 @@ def print_report(report: BenchmarkReport, content: Mapping[str, Any], console: C
         rows = list(group)
         filled = {name for row in rows for name, value in row.items() if value is not None}
         columns = [column for column in report.columns if column.name in filled]
-        console.print(heading, highlight=False, markup=False)
-        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for column in columns:
-            number = bool(column.spec)
-            table.add_column(column.heading, justify="right" if number else "left", no_wrap=number)
-        for row in rows:
-            table.add_row(*(column.cell(row) for column in columns))
-        console.print(table)
+        say(console, heading)
+        cells = [[column.cell(row) for column in columns] for row in rows]
+        words = sum(not column.spec for column in columns)
+        print_rows(console, [column.heading for column in columns], cells, words=words)
     at = f"Measured at {content['started_at']} in {content['wall_s']:.0f} s."
     for line in (*content["method"], _machine_line(content["environment"]), at):
-        console.print(line, highlight=False, markup=False)
+        say(console, line)
 
 
 def _describe_machine() -> dict[str, Any]:
     """Return this machine's hardware and software, with the versions of the compared packages."""
-    hardware, environment = describe_hardware(), describe_environment(torch.device("cpu"))
-    return {
-        **environment,
-        "packages": {**environment["packages"], **{name: version_of(name) for name in _COMPARED}},
-        "cpu_model": hardware["cpu"] or "unknown",
-        "memory_bytes": hardware["memory_bytes"],
-    }
+    machine = describe_machine(torch.device("cpu"))
+    return machine | {"packages": machine["packages"] | {name: version_of(name) for name in _COMPARED}}
 
 
 def _machine_line(environment: dict[str, Any]) -> str:
     packages = environment["packages"]
     versions = ", ".join(f"{name} {version}" for name, version in packages.items() if version is not None)
     return (
-        f"{environment['cpu_model']}, {environment['usable_cpus']} cores, "
+        f"{environment['cpu'] or 'unknown processor'}, {environment['usable_cpus']} cores, "
         f"{environment['memory_bytes'] / 2**30:.0f} GiB, {environment['platform']}, "
         f"Python {environment['python']}, {versions}"
     )

@@ -14,7 +14,6 @@ from superdl.experiments.comparing.figures import (
     RoundFigures,
     RoundMeasured,
     Spread,
-    epochs_after,
     mean_by_name,
     round_figures,
     spread_of,
@@ -157,29 +156,29 @@ def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> C
         ConfigError: a directory contains no finished run, or a run has no epoch after the warm-up.
     """
     places = [_place(word) for word in named]
-    runs = [read_run(place).facts for _, place in places]
+    runs = [read_run(place) for _, place in places]
     warmup = warmup_epochs
     if warmup is None:
-        warmup = max(run["spec"]["compare"]["warmup_epochs"] for run in runs)
+        warmup = max(run.facts["spec"]["compare"]["warmup_epochs"] for run in runs)
     arms: dict[str, ArmReport] = {}
     rounds: list[RoundReport] = []
     notes = [_MADE_BEFORE]
     for (name, place), run in zip(places, runs, strict=True):
-        if run["status"] != "finished":
-            raise ConfigError(f"the run in {place} has status {run['status']}: leave it out")
-        if not epochs_after(run, warmup):
+        if run.status != "finished":
+            raise ConfigError(f"the run in {place} has status {run.status}: leave it out")
+        if not run.passes_after(warmup):
             raise ConfigError(
                 f"{place}: {warmup} warm-up epoch(s) leave no epoch to compare; use --warmup-epochs 0"
             )
-        values = {f"loader.{key}": run["spec"]["loader"][key] for key in ("kind", "batch_size")}
-        arm = arms.setdefault(name or run["name"], ArmReport(name or run["name"], values))
+        values = {f"loader.{key}": run.facts["spec"]["loader"][key] for key in ("kind", "batch_size")}
+        arm = arms.setdefault(name or run.name, ArmReport(name or run.name, values))
         repeat = 1 + sum(report.arm == arm.name for report in rounds)
         # A finished run was not observed from outside: use its own clock.
-        measured = RoundMeasured((run,), wall_s=run["wall_s"])
+        measured = RoundMeasured((run,), wall_s=run.facts["wall_s"])
         figures = round_figures(measured, warmup)
         rounds.append(RoundReport(len(rounds) + 1, repeat, arm.name, str(place), figures))
         notes += notes_of(str(place), measured, warmup)
-    machines = [tuple(run["environment"].get(name) for name in _MACHINE) for run in runs]
+    machines = [tuple(run.facts["environment"].get(name) for name in _MACHINE) for run in runs]
     if len(set(machines)) > 1:
         notes.append(_OTHER_MACHINES)
     return Comparison(
@@ -192,7 +191,7 @@ def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> C
         arms=list(arms.values()),
         rounds=rounds,
         notes=notes,
-        environment=runs[0]["environment"],
+        environment=runs[0].facts["environment"],
     )
 
 
@@ -207,7 +206,7 @@ def _place(word: str) -> tuple[str, Path]:
 def notes_of(name: str, measured: RoundMeasured, warmup_epochs: int) -> Iterator[str]:
     """Yield what a round's figures leave out."""
     run = measured.runs[0]
-    executor = str(run["executor"] or "local")
+    executor = str(run.facts["executor"] or "local")
     if executor.startswith("as the coordinator") and not measured.services_cpu_s:
         yield (
             f"{name} used a coordinator that it did not start. The CPU time of that coordinator, its cache "
@@ -215,8 +214,8 @@ def notes_of(name: str, measured: RoundMeasured, warmup_epochs: int) -> Iterator
         )
     elif executor != "local" and not measured.services_cpu_s:
         yield f"{name} ran functions with {executor}: their CPU time is not counted."
-    if run["ranks"] > 1:
-        yield f"{name} had {run['ranks']} ranks: CPU is not compared, as the report covers only rank 0."
+    if run.ranks > 1:
+        yield f"{name} had {run.ranks} ranks: CPU is not compared, as the report covers only rank 0."
     elif warmup_epochs and measured.services_cpu_s:
         yield (
             f"{name} shared a coordinator between its trials, whose CPU is known only for the whole round: "

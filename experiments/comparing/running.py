@@ -21,7 +21,7 @@ from superdl.experiments.comparing.processes import RunProcess, run_together
 from superdl.experiments.comparing.show import comparison_page, print_comparison
 from superdl.experiments.console import say
 from superdl.experiments.data import prepare_data
-from superdl.experiments.machine import describe_environment, describe_hardware
+from superdl.experiments.machine import describe_machine
 from superdl.experiments.monitoring import ProcessGroups
 from superdl.experiments.output import new_directory, now_text, write_whole
 from superdl.experiments.reporting.page import PAGE_NAME, number
@@ -74,7 +74,7 @@ def compare(spec: Spec, *, arms: Sequence[str] | None = None, console: Console) 
             for arm in chosen
         ],
         spec=spec.to_mapping(),
-        environment=describe_environment(device) | {"cpu": describe_hardware()["cpu"]},
+        environment=describe_machine(device),
     )
     start_s = time.monotonic()
     say(console, f"comparing {', '.join(arm.name for arm in chosen)}; writing to {directory}")
@@ -139,7 +139,7 @@ def _run_round(turn: Round, arm: Arm, folder: Path) -> RoundMeasured:
     cpu_s = _children_cpu_s() - before_s  # all have ended, including shared services
     places = [_run_in(run.output.parent) for run in runs]
     return RoundMeasured(
-        runs=tuple(read_run(place).facts for place in places),
+        runs=tuple(map(read_run, places)),
         # Until the last report: the processes themselves also wait for their services.
         wall_s=max((place / "report.json").stat().st_mtime for place in places) - begun_at_s,
         cpu_s=cpu_s,

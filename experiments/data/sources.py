@@ -51,7 +51,7 @@ def prepare_data(data: DataSpec, tell: Callable[[str], None] = lambda _: None) -
     ``tell`` receives progress messages while a set is written.
 
     Raises:
-        ConfigError: a URL is unknown or contradicts ``data.kind``, or a set cannot be written.
+        ConfigError: the scheme of a URL is unknown, or a set cannot be written.
         SourceNotFoundError: a local directory does not exist.
         SourceError: a directory contains something other than the set, or a damaged set.
     """
@@ -61,11 +61,11 @@ def prepare_data(data: DataSpec, tell: Callable[[str], None] = lambda _: None) -
         if data.kind in MADE_SETS:
             return _splits_of(_made(data, MADE_SETS[data.kind], tell))
         return _splits_of(make_digits(data.directory or "data/digits"))
-    url = _source_url(data.train, "data.train", data.kind)
+    url = _source_url(data.train, "data.train")
     train = Source(url, data.train_key_list, data.train_alias, data.versions)
     if data.val is None:
         return PreparedData(train, None)
-    url = _source_url(data.val, "data.val", data.kind)
+    url = _source_url(data.val, "data.val")
     return PreparedData(train, Source(url, data.val_key_list, data.val_alias, data.versions))
 
 
@@ -103,21 +103,15 @@ def _splits_of(directory: Path) -> PreparedData:
     return PreparedData(Source(_file_url(directory / "train")), Source(_file_url(directory / "val")))
 
 
-def _source_url(value: str, key: str, kind: str) -> str:
+def _source_url(value: str, key: str) -> str:
     scheme, separator, rest = value.partition("://")
     if not separator:
-        if kind == "url":
-            raise ConfigError(f"{key} must be a URL (s3://bucket/prefix or file:///path), not {value!r}")
         return _existing(Path(value).expanduser(), key)
     if scheme not in _SCHEMES:
         raise ConfigError(
             f"{key} has the unknown scheme {scheme!r}; allowed: s3://bucket/prefix, file:///path"
         )
-    if scheme == "file":
-        return _existing(Path(rest), key)
-    if kind == "directory":
-        raise ConfigError(f"{key} is {value!r}, but data.kind is directory; set data.kind=url")
-    return value
+    return _existing(Path(rest), key) if scheme == "file" else value
 
 
 def _existing(directory: Path, key: str) -> str:

@@ -19,7 +19,6 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 from torch.utils.data import DataLoader, Subset
 
 from superdl.coordinator import catalog  # noqa: F401  # not while timed
@@ -27,6 +26,7 @@ from superdl.experiments.console import print_rows, say
 from superdl.experiments.data import MADE_SETS, Source, make_set
 from superdl.experiments.loaders.decoding import Decode, SourceFiles
 from superdl.experiments.loaders.samples import decode_image, list_samples
+from superdl.experiments.monitoring import ProcessGroups
 from superdl.experiments.reporting.page import number
 from superdl.experiments.spec import RecipeSpec
 from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
@@ -49,7 +49,6 @@ _PROBED = 8
 _DECODING_S, _DECODING_EPOCHS = 50.0, 4
 _BATCH_SIZE = 64
 _RESIZE, _CROP = 256, 224
-_ENDING_S = 20.0  # for SUPER's services to end before the next process is measured
 _BAR = 44  # characters of the longest bar
 # The epochs of each process.
 _COLUMNS = ("first epoch", "second epoch", "fresh process")
@@ -194,7 +193,7 @@ def _plot_rates(epochs: Mapping[str, Sequence[Epoch]], print_line: Callable[[str
 
 
 def _measured(task: Task, store: str) -> list[Epoch]:
-    """Run a task in a fresh process, and wait until its services have ended."""
+    """Run a task in a fresh process, which ends its services."""
     # The user's own coordinator, cache or store would be measured too.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
     command = [sys.executable, "-P", "-m", "superdl.experiments.loaders.demo", json.dumps(asdict(task))]
@@ -203,14 +202,7 @@ def _measured(task: Task, store: str) -> list[Epoch]:
     )
     if process.returncode:
         raise SuperError(f"{task.loader} failed: {process.stderr.strip()}")
-    output = json.loads(process.stdout)
-    services = []
-    # They would take CPU time from the next process.
-    for pid in output["services"]:
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended already
-            services.append(psutil.Process(pid))
-    psutil.wait_procs(services, timeout=_ENDING_S)
-    return [Epoch(**epoch) for epoch in output["epochs"]]
+    return [Epoch(**epoch) for epoch in json.loads(process.stdout)]
 
 
 # ------------------------------------------------------------------------------- in a process of its own
@@ -238,40 +230,37 @@ def _open_super(task: Task) -> Any:
     return SuperLoader(chosen, batch_size=_BATCH_SIZE, shuffle=True)
 
 
-def _cpu_s() -> float:
-    """Return the CPU seconds of this process and its descendants, including ended ones."""
-    own, total_s = psutil.Process(), 0.0
-    for process in (own, *own.children(recursive=True)):
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended: its parent counts its time
-            times = process.cpu_times()
-            total_s += times.user + times.system + times.children_user + times.children_system
-    return total_s
-
-
 def measure(task: Task) -> list[Epoch]:
     """Read the epochs of a task in this fresh process."""
+    processes = ProcessGroups()
+
+    def used_s() -> float:
+        return sum(group.cpu_s for group in processes.read().values())
+
     # After the imports. The first epoch includes opening the loader and its services.
-    cpu_s, began_s, produced, epochs = _cpu_s(), time.perf_counter(), 0, []
+    cpu_s, began_s, produced, epochs = used_s(), time.perf_counter(), 0, []
     loader = _open_super(task) if task.loader == SUPER else _open_pillow(task)
     for _ in range(task.epochs):
         images = decodes = sum(len(batch[1]) for batch in loader)
-        wall_s, spent_s = time.perf_counter() - began_s, _cpu_s() - cpu_s
+        wall_s, spent_s = time.perf_counter() - began_s, used_s() - cpu_s
         if task.loader == SUPER:
             before, produced = produced, int(loader.sampler.job_stats().samples_produced)
             decodes = produced - before
         epochs.append(Epoch(images, decodes, wall_s, spent_s))
-        began_s, cpu_s = time.perf_counter(), _cpu_s()
+        began_s, cpu_s = time.perf_counter(), used_s()
     return epochs
 
 
 def main() -> None:
-    """Measure the task from the command line, and print its epochs and the services still running."""
+    """Measure the task from the command line, print its epochs, and wait for its services to end."""
     try:
         epochs = [asdict(epoch) for epoch in measure(Task(**json.loads(sys.argv[1])))]
     except SuperError as error:
         sys.exit(f"{type(error).__name__}: {error}")
-    services = [process.pid for process in psutil.Process().children(recursive=True)]
-    sys.stdout.write(json.dumps({"epochs": epochs, "services": services}) + "\n")
+    sys.stdout.write(json.dumps(epochs) + "\n")
+    from superdl.sampler.embedded.embedded import release_all
+
+    release_all()  # they would take CPU time from the next process
 
 
 if __name__ == "__main__":

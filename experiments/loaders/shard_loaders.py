@@ -22,7 +22,7 @@ from superdl.experiments.models import declare_operators
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from superdl.experiments.loaders.samples import LoaderRequest
@@ -134,18 +134,14 @@ def shuffled(tars: Sequence[str], seed: int) -> Any:
 # ------------------------------------------------------------------------------------- MDS and LitData
 
 
-def write_shards(items: Iterable[dict[str, Any]], columns: Mapping[str, str], directory: Path) -> None:
-    """Write items with these columns as MDS shards into an empty directory."""
+def _write_mds(raw: Iterable[dict[str, Any]], _count: int, directory: Path) -> None:
     declare_operators()  # it imports torchvision, which may lack its own
     from streaming import MDSWriter
 
-    with MDSWriter(out=str(directory), columns=dict(columns), size_limit=_SHARD_BYTES) as sink:
-        for item in items:
-            sink.write(item)
-
-
-def _write_mds(raw: Iterable[dict[str, Any]], _count: int, directory: Path) -> None:
-    write_shards(raw, {"image": "bytes", "index": "int"}, directory)
+    columns = {"image": "bytes", "index": "int"}
+    with MDSWriter(out=str(directory), columns=columns, size_limit=_SHARD_BYTES) as sink:
+        for sample in raw:
+            sink.write(sample)
 
 
 def open_mds(request: LoaderRequest) -> DecodingLoader:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 REPORT_NAME = "report.json"
-REPORT_FORMAT = 3
+REPORT_FORMAT = 4
 
 
 class Pass(NamedTuple):
@@ -58,6 +58,11 @@ class RunFiles:
             for split in ("train", "val")
             if epoch[split]
         )
+
+    def passes_after(self, epochs: int) -> list[Pass]:
+        """Return the passes after the report's first ``epochs`` epochs."""
+        first = {epoch_pass.epoch for epoch_pass in self.trained[:epochs]}
+        return [epoch_pass for epoch_pass in self.passes if epoch_pass.epoch not in first]
 
     @property
     def trained(self) -> tuple[Pass, ...]:

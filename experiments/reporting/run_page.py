@@ -65,7 +65,6 @@ def run_page(run: RunFiles) -> str:
         settings=facts_table(f"Settings of loader {loader}", settings) if settings else None,
         spec_lines="\n".join(_leaves(facts["spec"])),
         environment=environment,
-        hardware=environment["hardware"],
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from superdl.cost.bill import EpochUse, PaidByHour, bill_of
 from superdl.experiments.console import say
 from superdl.experiments.data import push
-from superdl.experiments.machine import describe_environment, describe_run
+from superdl.experiments.machine import describe_machine
 from superdl.experiments.output import RowLog, now_text, write_json
 from superdl.experiments.records import Listener, added
 from superdl.experiments.reporting.run_files import REPORT_NAME
@@ -67,7 +67,7 @@ class RunState(Listener):
             started_at=now_text(),
             directory=str(directory),
             spec=spec.to_mapping(),
-            environment=describe_run(device) if ranks.leads else describe_environment(device),
+            environment=describe_machine(device),
             ranks=ranks.process.replicas,
             strategy=strategy_name(spec.training.strategy, ranks.process),
             precision=str(compute_type(spec.training.precision, device)).removeprefix("torch."),

@@ -18,8 +18,10 @@ from superdl.experiments.simulator.cache_model import CacheModel, StoreModel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from superdl.coordinator.core import Action, Event, RequestDone, RequestFailed
+    from superdl.coordinator.core import Action, BatchRead, Event, RequestDone, RequestFailed
     from superdl.experiments.simulator.world_model import BatchModel, WorldModel
+
+_REPORT_DELAY_S = 0.001
 
 
 class InvariantError(AssertionError):
@@ -27,31 +29,36 @@ class InvariantError(AssertionError):
 
 
 class Simulation(ABC):
-    """Virtual time, the core, and the models of cache and store.
+    """Virtual time, the core, and the models of cache and store."""
 
-    Args:
-        model: the parts of the world.
-        make_core: a seam for planted bugs.
-    """
-
-    def __init__(self, model: WorldModel, make_core: Callable[[WorldModel], Core] | None = None) -> None:
+    def __init__(self, model: WorldModel) -> None:
         self.model = model
-        self.make_core = make_core or (lambda model: Core(model.settings))
-        self.core = self.make_core(model)
+        self.core = self.make_core()
         self.rng = random.Random(model.seed + 1)
         self.array_rng = np.random.default_rng(model.seed % 2**63 + 1)
         self.now_s = 0.0
         self._calls: list[tuple[float, int, Callable[[], object]]] = []  # a heap
         self._numbers = itertools.count()
-        self.cache = CacheModel(model, self.array_rng)
-        self.store = StoreModel(model, self.array_rng, lambda: self.now_s)
+        self.cache = self.make_cache()
+        self.store = self.make_store()
         self.coordinator_up = True
         self.cache_was_empty = True
-        self.life = 0  # restarts of the coordinator
         self.wakes_at_s = np.inf
         # CPU seconds of this machine spent in the core, in total and for the longest step.
         self.core_cpu_s = self.core_longest_s = 0.0
         self.under_way = 0  # trainers that have work left
+
+    def make_core(self) -> Core:
+        """Return a fresh core."""
+        return Core(self.model.settings)
+
+    def make_cache(self) -> CacheModel:
+        """Return an empty cache."""
+        return CacheModel(self.model, self.array_rng)
+
+    def make_store(self) -> StoreModel:
+        """Return the store with what earlier coordinators left there."""
+        return StoreModel(self.model, self.array_rng)
 
     def after(self, delay_s: float, happens: Callable[[], object]) -> None:
         """Schedule a call. Calls due at the same time run in the order in which they were scheduled."""
@@ -62,17 +69,13 @@ class Simulation(ABC):
         """Run the next call, or return False if none is due by ``until_s``."""
         if not self._calls or self._calls[0][0] > until_s:
             return False
-        time_s, number, happens = heapq.heappop(self._calls)
-        if number > self.model.events_max:
-            raise self.broken("the run does not end")
+        time_s, _, happens = heapq.heappop(self._calls)
         self.now_s = max(self.now_s, time_s)
         happens()
         return True
 
     def post(self, *events: Event) -> None:
-        """Pass events to the core, all at once, if the coordinator is up, and execute its actions."""
-        if not self.coordinator_up:
-            return
+        """Pass events to the core, all at once, and execute its actions."""
         # CPU time, so that a busy machine does not distort the figure.
         began_s = thread_time()
         actions = self.core.handle_all(events, self.now_s)
@@ -86,10 +89,13 @@ class Simulation(ABC):
             self.wakes_at_s = wake_at_s
             self.after(max(wake_at_s - self.now_s, 0.0), partial(self._tick, wake_at_s))
 
-    def answer(self, event: RequestDone | RequestFailed, life: int) -> None:
-        """Deliver a function's answer, unless the coordinator has restarted since."""
-        if life == self.life:
-            self.post(event)
+    def report(self, event: BatchRead) -> None:
+        """Send a reader's report."""
+        self.after(_REPORT_DELAY_S, partial(self.post, event))
+
+    def answer(self, event: RequestDone | RequestFailed) -> None:
+        """Deliver a function's answer."""
+        self.post(event)
 
     def waits(self, job: str, rank: int, position: int, waited_s: float) -> None:
         """Fail if a reader exceeds its time limit."""

@@ -200,8 +200,6 @@ def build_world_model(spec: SimulationSpec) -> WorldModel:
         read_timeout_s=_READ_TIMEOUT_S,
         until_s=math.inf if spec.minutes is None else spec.minutes * 60,
         heartbeat_s=_HEARTBEAT_S,
-        # In effect unlimited: the bound is for tests.
-        events_max=2**62,
     )
 
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _CALL_RETRY_S = 0.5
 _CALL_S = 0.001
-_REPORT_DELAY_S = 0.001
 _POLL_S = 0.005
 _POLL_MAX_S = 1.0
 _NOTHING = np.empty(0, dtype=np.int64)
@@ -192,10 +191,8 @@ class TrainerModel:
             return
         world = self.world
         indices = reading.indices[reading.missing]
-        delivered = corrupt = pointed = np.zeros(indices.size, dtype=np.bool_)
         followed = self._sees_store & world.store.good(reading.key, indices)
-        if world.cache.up:
-            delivered, corrupt, pointed = world.cache.read(reading.key, indices, world.now_s, followed)
+        delivered, corrupt, pointed = world.cache.read(reading.key, indices, world.now_s, followed)
         if reading.attempts == 0:
             straight = reading.placed & followed
             delivered = delivered | straight
@@ -225,9 +222,7 @@ class TrainerModel:
         self._go_on()
 
     def _report(self, reading: BatchModel, spoilt: NDArray[np.int64], *, done: bool) -> None:
-        world, lost = self.world, self.world.model.faults.lost_report
-        if not world.cache.up or (lost and world.rng.random() < lost):
-            return
+        world = self.world
         sizes = world.model.datasets[reading.key.dataset].record_bytes
         report = ReadReport(
             rank=self.rank,
@@ -245,7 +240,7 @@ class TrainerModel:
             missed=tuple(reading.missing.tolist()),
             corrupt=tuple(spoilt.tolist()),
         )
-        world.after(_REPORT_DELAY_S, partial(world.post, BatchRead(self.script.name, report)))
+        world.report(BatchRead(self.script.name, report))
 
     def _consume(self) -> None:
         self._busy = True

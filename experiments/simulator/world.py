@@ -13,13 +13,9 @@ from superdl.coordinator.core import (
     Audited,
     CacheEvicted,
     CacheGrew,
-    CacheResized,
-    Core,
     Drop,
     ExecutorResized,
     Prefetch,
-    ReadBack,
-    RecordReadBack,
     SetKey,
     WriteTombstones,
 )
@@ -29,27 +25,28 @@ from superdl.experiments.simulator.simulation import Simulation
 from superdl.experiments.simulator.trainer_model import TrainerModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from superdl.coordinator.core import Action
-    from superdl.experiments.simulator.world_model import BatchModel, WorldModel
+    from superdl.experiments.simulator.world_model import BatchModel, FunctionsModel, WorldModel
 
 _AUDIT_S = 0.001
-_RETRY_S = 0.5
 _UPKEEP_S = 1.0
 
 
 class World(Simulation):
-    """A simulation with its executors and trainers. Arguments are those of `Simulation`."""
+    """A simulation with its executors and trainers. Nothing fails but requests that take too long."""
 
-    def __init__(self, model: WorldModel, make_core: Callable[[WorldModel], Core] | None = None) -> None:
-        super().__init__(model, make_core)
-        self.executors = [ExecutorModel(self, functions) for functions in model.fleet]
+    def __init__(self, model: WorldModel) -> None:
+        super().__init__(model)
+        self.executors = [self.make_executor(functions) for functions in model.fleet]
         self.trainers = {
             script.name: [TrainerModel(self, script, rank) for rank in range(script.plan.replicas)]
             for script in model.jobs
         }
         self.under_way = sum(map(len, self.trainers.values()))
+
+    def make_executor(self, functions: FunctionsModel) -> ExecutorModel:
+        """Return an executor of these functions."""
+        return ExecutorModel(self, functions)
 
     def run(self) -> Self:
         """Run until all jobs are done, or until ``model.until_s``.
@@ -85,9 +82,7 @@ class World(Simulation):
             case Drop():
                 self.cache.drop(action.samples, action.indices)
             case Audit():
-                self.after(_AUDIT_S, partial(self._audit, action, self.life))
-            case ReadBack():
-                self.after(_AUDIT_S, partial(self._read_back, action, self.life))
+                self.after(_AUDIT_S, partial(self.audit, action))
             case WriteTombstones(samples=samples, indices=indices, expires_in_s=ttl_s):
                 self.cache.write_tombstones(samples, indices, self.now_s, ttl_s=ttl_s)
 
@@ -98,34 +93,23 @@ class World(Simulation):
             backlog = None if functions.queues else 0
             self.post(ExecutorResized(*limits, backlog=backlog, executor=number))
 
-    def _audit(self, action: Audit, life: int) -> None:
-        if life != self.life:  # the coordinator has restarted since the request
-            return
-        if not self.cache.up:
-            self.after(_RETRY_S, partial(self._audit, action, life))
-            return
-        audited = self.cache.audit(action.samples, action.indices, self.now_s, whole=action.whole)
+    def audit(self, action: Audit) -> None:
+        """Report what the cache holds of the samples in doubt."""
+        audited = self.cache.audit(action.samples, action.indices, self.now_s)
         self.post(Audited(action.audit_id, *audited))
 
-    def _read_back(self, action: ReadBack, life: int) -> None:
-        index = np.array([action.index])
-        up = life == self.life and self.cache.up
-        if up and self.cache.look(action.samples, index, self.now_s)[0] > 0:
-            fault = "spoilt" if self.cache.spoilt(action.samples, index)[0] else ""
-            self.post(RecordReadBack(action.samples, action.index, action.executor, fault))
+    def report_cache(self) -> None:
+        """Report evictions, and the memory in use, to the core."""
+        if self.cache.evicted:
+            self.cache.evicted = False
+            self.post(CacheEvicted())
+        headroom_bytes = self.cache.budget_bytes * (HEADROOM - 1)
+        self.post(CacheGrew(int(self.cache.used_bytes - self.core.state.resident_bytes - headroom_bytes)))
 
     def _upkeep(self) -> None:
-        if not self.under_way:
-            return
-        if self.coordinator_up and self.cache.up:
-            if self.cache.refuses:  # else its size never changes
-                self.post(CacheResized(self.cache.budget_bytes))
-            if self.cache.evicted:
-                self.cache.evicted = False
-                self.post(CacheEvicted())
-            headroom_bytes = self.cache.budget_bytes * (HEADROOM - 1)
-            self.post(CacheGrew(int(self.cache.used_bytes - self.core.state.resident_bytes - headroom_bytes)))
-        self.after(_UPKEEP_S, self._upkeep)
+        if self.under_way:
+            self.report_cache()
+            self.after(_UPKEEP_S, self._upkeep)
 
     def _leave_over(self) -> None:
         """Fill the cache with the records of an earlier coordinator, up to the budget."""

@@ -1,4 +1,4 @@
-"""The parts of one simulation as plain values: data, jobs, functions and faults."""
+"""The parts of one simulation as plain values: data, jobs and functions."""
 
 from __future__ import annotations
 
@@ -22,13 +22,11 @@ _MAX_GAP_BYTES = 256 * 1024
 
 @dataclass(frozen=True)
 class DatasetModel:
-    """A catalog under a recipe, with the sizes of its records and its bad samples."""
+    """A catalog under a recipe, with the sizes of its records."""
 
     name: bytes
     random: bool
     record_bytes: NDArray[np.int64]  # the length of each record, of shape [size]
-    undecodable: frozenset[int] = frozenset()  # a function writes a permanent tombstone for each
-    poisonous: frozenset[int] = frozenset()  # each crashes a function
     source_bytes: int = 0  # the mean of an object
     runs: NDArray[np.int64] | None = None  # where runs of neighbours begin; None if each sample is an object
 
@@ -69,10 +67,7 @@ class FunctionsModel:
     restore_s: float = 0.0  # to fetch one record from the store
     spread: float = 0.3  # of the log-normal distribution of a request's time
     stragglers: float = 0.0  # the share that takes several times as long (Pareto)
-    timeout_s: float = math.inf
     memory_gb: float = 1.0
-    gone_s: tuple[tuple[float, float], ...] = ()  # periods during which it refuses requests
-    wrong_until_s: float = 0.0  # until then every request raises
 
     def typical_s(self, samples: int, *, restore: bool = False) -> float:
         """Return the seconds that a request for ``samples`` takes, without cold starts and chance."""
@@ -108,24 +103,6 @@ class JobScript:
 
 
 @dataclass(frozen=True)
-class Faults:
-    """Probabilities of faults per request, sample or report, and periods in which the store fails."""
-
-    crash: float = 0.0
-    hang: float = 0.0
-    throttle: float = 0.0
-    unavailable: float = 0.0
-    twice: float = 0.0
-    sample_error: float = 0.0
-    expired: float = 0.0
-    lost_report: float = 0.0
-    corrupt: float = 0.0
-    rots: float = 0.0  # share of the store's records that become unreadable
-    store_gone_s: tuple[tuple[float, float], ...] = ()
-    store_full_s: tuple[tuple[float, float], ...] = ()
-
-
-@dataclass(frozen=True)
 class WorldModel:
     """One simulation. ``until_s`` may end it early. Readers wait at most ``read_timeout_s``."""
 
@@ -134,16 +111,13 @@ class WorldModel:
     functions: FunctionsModel
     datasets: dict[bytes, DatasetModel]
     jobs: tuple[JobScript, ...]
-    faults: Faults = Faults()
     others: tuple[FunctionsModel, ...] = ()  # for requests beyond the capacity of those before
     unfit: dict[bytes, frozenset[int]] = field(default_factory=dict)  # executors by dataset
     left_over: float = 0.0  # share of samples that an earlier coordinator left in the cache
     stored: float = 0.0  # share of samples in the store from the start, if the settings have one
-    cache_refuses: bool = False  # whether a full cache refuses writes; else it evicts at random
     read_timeout_s: float = 600.0
     until_s: float = math.inf
     heartbeat_s: float = 5.0
-    events_max: int = 200_000
 
     @property
     def fleet(self) -> tuple[FunctionsModel, ...]:

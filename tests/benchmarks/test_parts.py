@@ -52,7 +52,7 @@ def test_a_report_has_medians_in_tables_by_group_and_names_the_machine():
     assert words[words.index("two") + 1] == "-"
     assert "GETs" not in words, "a table without such figures has no such column"
     assert "How it was measured." in text
-    assert content["environment"]["cpu_model"] in text
+    assert content["environment"]["platform"] in text
     assert f"torch {content['environment']['packages']['torch']}" in text
     assert content["environment"]["packages"]["boto3"]
     assert content["rows"][0]["cpu_ms"] == 0.12345

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from superdl.experiments.machine import describe_run
+from superdl.experiments.machine import describe_machine
 from superdl.experiments.output import RowLog, new_directory, strict_json
 from superdl.experiments.spec import load_spec, placed
 from superdl.super_wire.errors import ConfigError
@@ -19,7 +19,7 @@ from superdl.super_wire.errors import ConfigError
 def test_channels_are_the_data_of_a_spec_that_names_none():
     channels = {"SM_CHANNEL_TRAIN": "/in/train", "SM_CHANNEL_VALIDATION": "/in/validation"}
     data = placed(load_spec("resnet18_ddp_finetune", quick=True), channels).data
-    assert (data.kind, data.train, data.val) == ("directory", "/in/train", "/in/validation")
+    assert (data.kind, data.train, data.val) == ("auto", "/in/train", "/in/validation")
     for own in ("data.directory=/my/set", "data.kind=auto"):
         more = [own] if own.startswith("data.directory") else [own, "data.train=s3://bucket/train"]
         spec = load_spec("digits", more)
@@ -71,13 +71,13 @@ def test_each_run_has_a_directory_of_its_own(tmp_path):
 
 
 def test_it_names_versions_and_hardware_and_nobody():
-    known = describe_run(torch.device("cpu"))
+    known = describe_machine(torch.device("cpu"))
     assert known["python"] == platform.python_version()
     assert known["packages"]["torch"] == torch.__version__
     assert known["packages"]["superdl"]
-    assert known["hardware"]["logical_cores"] == os.cpu_count()
-    assert known["hardware"]["memory_bytes"] > 1 << 28
-    assert len(known["hardware"]["gpus"]) == torch.cuda.device_count()
+    assert known["cpus"] == os.cpu_count()
+    assert known["memory_bytes"] > 1 << 28
+    assert len(known["gpus"]) == torch.cuda.device_count()
     text = json.dumps(known)
     assert f"{Path.home()}/" not in text
     for name in (platform.node(), getpass.getuser()):

@@ -40,9 +40,7 @@ def test_a_pass_adds_steps_up_and_weighs_means_by_samples():
     totals = PassTotals()
     totals.add(step_record(samples=6, loss=1.0, accuracy=1.0, wait_s=2.0))
     totals.add(step_record(samples=2, loss=5.0, accuracy=0.0, wait_s=0.5))
-    job = LoaderCounters(
-        invocations=7, decode_s=1.5
-    )  # of this lap; the records' is of whenever they were made
+    job = LoaderCounters(invocations=7, decode_s=1.5)
     summary = totals.summary(4.0, job)
     assert (summary.samples, summary.batches) == (8, 2)
     assert (summary.wait_s, summary.first_batch_s) == (2.5, 2.0)
@@ -50,7 +48,7 @@ def test_a_pass_adds_steps_up_and_weighs_means_by_samples():
     assert (summary.hits, summary.misses, summary.size_bytes) == (6, 2, 200)
     assert (summary.loss, summary.accuracy, summary.top5_accuracy) == (2.0, 0.75, None)
     assert summary.images_per_s == 2.0
-    assert (summary.invocations, summary.decode_s, summary.job) == (7, 1.5, job)
+    assert summary.job == job
 
 
 def test_an_unreachable_coordinator_costs_a_lap_not_the_run(caplog):

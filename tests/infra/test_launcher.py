@@ -142,7 +142,7 @@ class LocalRun:
 
     def local(self, options, script):
         """Start all hosts at once."""
-        return self.start("superdl.experiments.local_hosts", *options.split(), "--", *script)
+        return self.start("infra.local_hosts", *options.split(), "--", *script)
 
     def ended(self, *processes):
         """Wait, bounded, for the end; the exit codes. Nothing may be left."""

@@ -38,7 +38,7 @@ def _specs(words):
         yield from _superdl(words[1:])
     elif words[:2] == ["torchrun", "--standalone"]:
         yield from _module(words[words.index("-m") :])
-    elif words[:3] == ["python", "-m", "superdl.experiments.local_hosts"]:
+    elif words[:3] == ["python", "-m", "infra.local_hosts"]:
         yield from _module(words[words.index("--") + 1 :])  # its options are tried by running it
     elif words[:3] == ["python", "-m", "infra.launcher"]:
         hosts = [word.replace("$(hostname)", _first_host(words)) for word in words[3:]]

@@ -1,6 +1,6 @@
 """A simulated world in which every promise of the core is checked after every event."""
 
-from superdl.coordinator.core import Prefetch, Tick
+from superdl.coordinator.core import Core, Prefetch, Tick
 from tests.simulation.checks import Checks
 from tests.simulation.upsets import UpsetWorld
 
@@ -9,9 +9,13 @@ class CheckedWorld(UpsetWorld):
     """A world in which every promise is checked after every event, and that logs its requests."""
 
     def __init__(self, model, make_core=None):
-        super().__init__(model, make_core)
+        self._make_core = make_core or (lambda model: Core(model.settings))
+        super().__init__(model)
         self.log = []
         self.checks = Checks(self)
+
+    def make_core(self):
+        return self._make_core(self.model)
 
     def run(self):
         super().run()

@@ -299,17 +299,16 @@ class Checks:
             if sets.get(key) is not self._sets.get(key):  # forgotten, and perhaps known again
                 attempts[:] = 0
         self._sets = dict(sets)
-        resizes = getattr(world.model.faults, "resizes", ())
-        shares = (1.0, *(share for _, share in resizes))  # what is awaited stays
+        shares = (1.0, *(share for _, share in world.model.faults.resizes))  # what is awaited stays
         budget_bytes = int(world.model.settings.budget_bytes * max(shares))
         budget = budget_bytes + self._surprise_bytes + self.audited_bytes
         taken = 0
-        for key in world.cache.keys:
+        for key, rows in world.cache.sets.items():
             held = self._rows(key)[0].copy()
             for number, request in self.in_flight.items():
                 if request.samples == key:
                     held[request.indices[self._unsettled[number]]] = True
-            taken += world.cache.held_bytes(key, held)
+            taken += int(rows.taken_bytes[held].sum(dtype=np.int64))
         self.require(taken <= budget, f"the cache holds {taken} bytes for us, the budget is {budget}")
         self.require(not (wrong := "; ".join(self._money.problems())), wrong)
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from superdl.coordinator.core import NO_TEAM, CoreSettings, ExecutorFacts, Plan, Prices, Team, footprint
-from superdl.experiments.simulator.world_model import DatasetModel, FunctionsModel, JobScript, WorldModel
+from superdl.experiments.simulator.world_model import JobScript
 from superdl.super_wire.draws import Draws
-from tests.simulation.upsets import Upsets
+from tests.simulation.drawn_model import DrawnDataset, DrawnFunctions, DrawnModel, Faults
 
 
 def draw_world(seed, *, small=False):
@@ -28,7 +28,7 @@ def draw_world(seed, *, small=False):
     money = _draw_money(rng)
     faults = _draw_faults(rng)
     share = rng.choice((0.3, 0.6, 1.2, 3.0) if small else (0.02, 0.1, 0.25, 0.6, 1.2, 3.0))
-    model = WorldModel(
+    model = DrawnModel(
         seed=seed,
         settings=CoreSettings(
             budget_bytes=max(int(whole * share), largest * max(2, batch // 2)),
@@ -154,7 +154,7 @@ def _with_blind_functions(rng, model):
         return model
     gone_s = rng.uniform(0.0, 3.0)
     spans = ((gone_s, gone_s + rng.choice((0.5, 5.0, 60.0))),) if rng.random() < 0.2 else ()
-    store_only = FunctionsModel(
+    store_only = DrawnFunctions(
         capacity=rng.choice((1, 2, 4)),
         overhead_s=0.004,
         restore_s=rng.choice((0.0001, 0.01)),
@@ -193,7 +193,7 @@ def _draw_functions(rng, *, small):
     capacity = rng.choice((1, 2, 8))
     queues = rng.random() < 0.6
     ramps = not queues and rng.random() < 0.5
-    return FunctionsModel(
+    return DrawnFunctions(
         capacity=capacity,
         queues=queues,
         burst=rng.randint(1, capacity) if ramps else None,
@@ -216,7 +216,7 @@ def _draw_dataset(rng, name, *, small):
     else:
         record_bytes = np.array([rng.randint(mean // 2, mean * 3 // 2) for _ in range(size)], dtype=np.int64)
     bad = rng.random() < 0.2
-    return DatasetModel(
+    return DrawnDataset(
         name=name,
         random=rng.random() < 0.3,
         record_bytes=record_bytes,
@@ -283,7 +283,7 @@ def _draw_passes(rng, batches):
 
 def _draw_faults(rng):
     if rng.random() < 0.3:
-        return Upsets()
+        return Faults()
 
     def sometimes(*values):
         return rng.choice(values) if rng.random() < 0.3 else 0.0
@@ -291,7 +291,7 @@ def _draw_faults(rng):
     def times():
         return tuple(rng.uniform(0, 10) for _ in range(rng.choice((1, 2)))) if rng.random() < 0.15 else ()
 
-    return Upsets(
+    return Faults(
         crash=sometimes(0.02, 0.2),
         hang=sometimes(0.02, 0.1),
         throttle=sometimes(0.05, 0.5),

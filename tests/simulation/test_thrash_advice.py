@@ -27,6 +27,11 @@ class _Listening(Core):
         return actions
 
 
+class _ListeningWorld(World):
+    def make_core(self):
+        return _Listening(self.model.settings)
+
+
 def advised_by(drawn, budget_bytes):
     """Train all jobs in a cache of that budget; return what the first thrash advised, 0 without one."""
     seed, datasets, jobs, lookahead = drawn
@@ -38,10 +43,9 @@ def advised_by(drawn, budget_bytes):
         ),
         datasets=datasets,
         jobs=jobs,
-        events_max=2_000_000,
         until_s=_EPOCHS * max(job.plan.batches_per_epoch * job.step_s for job in jobs),
     )
-    return World(model, make_core=lambda model: _Listening(model.settings)).run().core.advised_bytes
+    return _ListeningWorld(model).run().core.advised_bytes
 
 
 def draw_mix(seed):

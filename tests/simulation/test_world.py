@@ -18,8 +18,8 @@ import pytest
 from superdl.coordinator.core import CoreSettings, ExecutorFacts, Plan, footprint
 from superdl.experiments.simulator.world_model import DatasetModel, FunctionsModel, JobScript, WorldModel
 from tests.simulation.checked_world import CheckedWorld
+from tests.simulation.drawn_model import Faults
 from tests.simulation.drawn_worlds import draw_world, in_shards
-from tests.simulation.upsets import Upsets
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -67,7 +67,7 @@ def decodes_once(model):
         name: replace(data, undecodable=frozenset(), poisonous=frozenset(), random=False)
         for name, data in model.datasets.items()
     }
-    plain = replace(model, datasets=datasets, faults=Upsets())
+    plain = replace(model, datasets=datasets, faults=Faults())
     for each in (plain, in_shards(plain)):
         world = CheckedWorld(each).run()
         decoded = sum(executor.usage.samples_produced for executor in world.executors)
@@ -153,7 +153,7 @@ def test_a_cache_resized_both_ways_keeps_nobody_waiting(seed):
         others=(),
         unfit={},
         datasets=datasets,
-        faults=Upsets(resizes=resizes),
+        faults=Faults(resizes=resizes),
         cache_refuses=True,
         read_timeout_s=10.0,
     )

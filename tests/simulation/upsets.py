@@ -1,59 +1,105 @@
-"""What befalls a simulated world from outside, at times drawn beforehand: cache, coordinator, packs."""
+"""What happens to a simulated world from outside, at times drawn beforehand: to cache, coordinator, packs."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+import itertools
 from functools import partial
 
 import numpy as np
 
-from superdl.coordinator.core import CacheReset
+from superdl.coordinator.core import Audited, CacheReset, CacheResized, ReadBack, RecordReadBack
 from superdl.experiments.simulator.world import World
-from superdl.experiments.simulator.world_model import Faults
+from tests.simulation.drawn_model import as_drawn
+from tests.simulation.faults import FaultyCache, FaultyExecutor, FaultyStore
 
 _NOTICE_S = 0.3
 _RETRY_S = 0.5
 _OUTAGE_S = 1.0
-
-
-@dataclass(frozen=True)
-class Upsets(Faults):
-    """The faults of a world, and the times of what is rare."""
-
-    flushes_s: tuple[float, ...] = ()
-    outages_s: tuple[float, ...] = ()
-    """The cache goes, and comes back empty a second later."""
-    evictions_s: tuple[float, ...] = ()
-    """The server evicts a third of what it holds."""
-    coordinator_deaths_s: tuple[float, ...] = ()
-    pack_losses_s: tuple[float, ...] = ()
-    """A third of all packs vanishes, and nobody tells the coordinator."""
-    prunes_s: tuple[float, ...] = ()
-    """A third of all packs is removed by the coordinator."""
-    resizes: tuple[tuple[float, float], ...] = ()
-    """The server's memory changes: at what time, and to what share of the first budget."""
+_READ_BACK_S = 0.001
+_NUMBERS_OF_A_LIFE = 10**9
 
 
 class UpsetWorld(World):
-    """A world whose model may have :class:`Upsets` for its faults."""
+    """A world with faults."""
+
+    def __init__(self, model):
+        self._first_number = 0
+        self._steps = 0
+        super().__init__(as_drawn(model))
+
+    def make_cache(self):
+        return FaultyCache(self.model, self.array_rng)
+
+    def make_store(self):
+        return FaultyStore(self.model, self.array_rng, lambda: self.now_s)
+
+    def make_executor(self, functions):
+        return FaultyExecutor(self, functions)
 
     def begin(self):
         super().begin()
-        upsets = self.model.faults
-        if not isinstance(upsets, Upsets):
-            return
+        faults = self.model.faults
         rare = (
-            (self._flush, upsets.flushes_s),
-            (self._outage, upsets.outages_s),
-            (partial(self.cache.evict, 0.3), upsets.evictions_s),
-            (self._kill_coordinator, upsets.coordinator_deaths_s),
-            (partial(self.store.lose, 0.3), upsets.pack_losses_s),
-            (self._prune, upsets.prunes_s),
-            *((partial(self._resize, share), (time_s,)) for time_s, share in upsets.resizes),
+            (self._flush, faults.flushes_s),
+            (self._outage, faults.outages_s),
+            (partial(self.cache.evict, 0.3), faults.evictions_s),
+            (self._kill_coordinator, faults.coordinator_deaths_s),
+            (partial(self.store.lose, 0.3), faults.pack_losses_s),
+            (self._prune, faults.prunes_s),
+            *((partial(self._resize, share), (time_s,)) for time_s, share in faults.resizes),
         )
         for happens, times_s in rare:
             for time_s in times_s:
                 self.after(time_s, happens)
+
+    def step(self, until_s=np.inf):
+        self._steps += 1
+        if self._steps > self.model.events_max:
+            raise self.broken("the run does not end")
+        return super().step(until_s)
+
+    def post(self, *events):
+        if self.coordinator_up:
+            super().post(*events)
+
+    def report(self, event):
+        lost = self.model.faults.lost_report
+        if self.cache.up and not (lost and self.rng.random() < lost):
+            super().report(event)
+
+    def answer(self, event):
+        if event.request_id >= self._first_number:
+            super().answer(event)
+
+    def act(self, action):
+        super().act(action)
+        if isinstance(action, ReadBack):
+            self.after(_READ_BACK_S, partial(self._read_back, action, self.core))
+
+    def audit(self, action):
+        """Report what the cache holds, once it is up, to the coordinator that wants to know it."""
+        if action.audit_id < self._first_number:
+            return
+        if not self.cache.up:
+            self.after(_RETRY_S, partial(self.audit, action))
+            return
+        lengths, pointers = self.cache.audit(action.samples, action.indices, self.now_s)
+        if action.whole:
+            intact = ~self.cache.spoilt(action.samples, action.indices)
+            lengths, pointers = lengths * intact, pointers & intact
+        self.post(Audited(action.audit_id, lengths, pointers))
+
+    def _read_back(self, action, core):
+        index = np.array([action.index])
+        up = core is self.core and self.cache.up
+        if up and self.cache.look(action.samples, index, self.now_s)[0] > 0:
+            fault = "spoilt" if self.cache.spoilt(action.samples, index)[0] else ""
+            self.post(RecordReadBack(action.samples, action.index, action.executor, fault))
+
+    def report_cache(self):
+        if not (self.coordinator_up and self.cache.up):
+            return
+        if self.cache.refuses:  # else its size never changes
+            self.post(CacheResized(self.cache.budget_bytes))
+        super().report_cache()
 
     def _flush(self):
         self.cache.flush()
@@ -86,13 +132,15 @@ class UpsetWorld(World):
             self.after(1.0, self._restart_coordinator)
 
     def _restart_coordinator(self):
-        self.life += 1
         self.coordinator_up = True
         self.cache_was_empty = not self.cache.used_bytes
-        self.core = self.make_core(self.model)
+        self.core = self.make_core()
+        # So that answers and audits of an earlier life are told apart.
+        self._first_number += _NUMBERS_OF_A_LIFE
+        self.core.state.numbers = itertools.count(self._first_number)
         self.restarted()
         self.wakes_at_s = np.inf
         self.report_size()
 
     def restarted(self):
-        """Called after the coordinator has restarted, before it hears of anything."""
+        """Called after the coordinator has restarted, before it receives anything."""

@@ -9,7 +9,7 @@ import torch
 
 from superdl import experiment_commands
 from superdl.experiments import load_spec
-from superdl.experiments.machine import describe_run
+from superdl.experiments.machine import describe_machine
 from superdl.experiments.reporting.run_report import RunReport
 from superdl.main import main
 from tests.fixtures.pages import read_page
@@ -56,7 +56,7 @@ def test_a_prediction_says_that_it_is_simulated(capsys, tmp_path):
 def killed(tmp_path):
     """What a run leaves that was killed before its first step."""
     spec = load_spec("digits").to_mapping()
-    environment = describe_run(torch.device("cpu"))
+    environment = describe_machine(torch.device("cpu"))
     report = RunReport("digits", "2026-01-01T00:00:00+00:00", str(tmp_path), spec, environment)
     (tmp_path / "report.json").write_text(json.dumps(report.to_mapping()))
     return tmp_path

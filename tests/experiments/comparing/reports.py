@@ -1,5 +1,15 @@
 """Reports of runs by their figures, without the runs."""
 
+from pathlib import Path
+
+from superdl.experiments.comparing.figures import RoundMeasured
+from superdl.experiments.reporting.run_files import RunFiles
+
+
+def measured(*runs, **facts):
+    """One repeat of an arm with these reports of runs."""
+    return RoundMeasured(tuple(RunFiles(Path(), run) for run in runs), **facts)
+
 
 def one_pass(
     *,

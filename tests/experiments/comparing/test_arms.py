@@ -71,7 +71,7 @@ def found_run(place, *walls_s, first=0, ranks=1, **changes):
     place.mkdir(parents=True)
     passes = [one_pass(samples=4000, wall_s=wall_s, produced=None) for wall_s in walls_s]
     report = run_of(*passes, images=(4000, None), first=first, ranks=ranks) | {
-        "format": 3,
+        "format": 4,
         "name": "found",
         "status": "finished",
         "wall_s": 30.0,
@@ -100,12 +100,19 @@ def test_runs_are_compared_by_name_and_what_they_do_not_tell_is_said(tmp_path):
         assert words in notes
 
 
+def test_runs_of_different_machines_are_said_to_be(tmp_path):
+    alike = [found_run(tmp_path / name, 1.0, 1.0) for name in ("a", "b")]
+    other = found_run(tmp_path / "c", 1.0, 1.0, environment={"device_name": "other"})
+    assert not any("machines" in note for note in compare_runs(alike).notes)
+    assert compare_runs([*alike, other]).notes[-1].startswith("The runs used different machines")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"status": "failed"}, "has status failed: leave it out"),
         ({"epochs": []}, r"1 warm-up epoch\(s\) leave no epoch"),
-        ({"format": 1}, "is not in format 3"),
+        ({"format": 1}, "is not in format 4"),
     ],
 )
 def test_a_run_that_cannot_be_compared_is_refused_by_name(tmp_path, changes, message):

@@ -18,12 +18,11 @@ from superdl.experiments.comparing.comparison import (
     compare_runs,
     read_comparison,
 )
-from superdl.experiments.comparing.figures import RoundMeasured, round_figures
+from superdl.experiments.comparing.figures import round_figures
 from superdl.experiments.comparing.running import ComparisonFailedError, compare
-from superdl.experiments.reporting.run_files import REPORT_FORMAT
 from superdl.experiments.spec import parse_spec
 from superdl.main import main as superdl
-from tests.experiments.comparing.reports import one_pass, run_of
+from tests.experiments.comparing.reports import measured, one_pass, run_of
 from tests.fixtures.pages import read_page
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -49,29 +48,11 @@ def the_directory(colours):
     return made
 
 
-def made_elsewhere(directory, **machine):
-    environment = {"platform": "Linux", "device_name": "one", "usable_cpus": 2, **machine}
-    loader = {"kind": "torch", "batch_size": 8}
-    facts = {"status": "finished", "name": directory.name, "executor": None, "wall_s": 5.0}
-    run = run_of(one_pass(), one_pass()) | facts | {"environment": environment, "format": REPORT_FORMAT}
-    run["spec"] |= {"loader": loader, "compare": {"warmup_epochs": 1}}
-    directory.mkdir()
-    (directory / "report.json").write_text(json.dumps(run))
-    return str(directory)
-
-
-def test_runs_of_different_machines_are_said_to_be(tmp_path):
-    alike = [made_elsewhere(tmp_path / name) for name in ("a", "b")]
-    other = made_elsewhere(tmp_path / "c", device_name="other")
-    assert not any("machines" in note for note in compare_runs(alike).notes)
-    assert compare_runs([*alike, other]).notes[-1].startswith("The runs used different machines")
-
-
 @pytest.mark.parametrize(("trials", "whole"), [(["a", "b"], True), ([], False)])
 def test_the_cost_of_trials_at_once_is_that_of_whole_runs(trials, whole):
     bill = {"lines": [{"name": "training machine", "usd": 2.0}], "epochs": [{"usd": 1.0}] * 2}
     runs = (run_of(one_pass(), one_pass(), bill=bill),) * max(1, len(trials))
-    figures = round_figures(RoundMeasured(runs), 1)
+    figures = round_figures(measured(*runs), 1)
     arm, rounds = ArmReport("super", trials=trials), [RoundReport(1, 1, "super", "", figures)]
     report = Comparison("costs", "", "", 1, 1, [arm], rounds)
     assert [one.whole for one in report.shown() if one.key == "usd_per_epoch"] == [whole]

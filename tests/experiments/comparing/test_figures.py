@@ -2,8 +2,8 @@
 
 import pytest
 
-from superdl.experiments.comparing.figures import FIGURES, RoundMeasured, Spread, round_figures, winner
-from tests.experiments.comparing.reports import one_pass, run_of
+from superdl.experiments.comparing.figures import FIGURES, Spread, round_figures, winner
+from tests.experiments.comparing.reports import measured, one_pass, run_of
 
 PASSES = (
     one_pass(wall_s=10.0, wait_s=9.0, first_batch_s=3.0, produced=100),
@@ -30,8 +30,8 @@ ALONE = run_of(
 
 
 def test_a_run_alone_after_its_warmup():
-    measured = RoundMeasured((ALONE,), wall_s=30.0, cpu_s=25.0, services_start_s=2.5)
-    figures = round_figures(measured, warmup_epochs=1)
+    alone = measured(ALONE, wall_s=30.0, cpu_s=25.0, services_start_s=2.5)
+    figures = round_figures(alone, warmup_epochs=1)
     assert figures.images_per_s == pytest.approx(200 / 5.0)
     assert figures.step_ms == pytest.approx(1000 * 5.0 / 8)
     assert figures.accuracy == 0.75
@@ -55,25 +55,25 @@ def test_runs_at_once_share_what_was_decoded_and_are_added_up():
             (30, 4.0, {-1: 48.0, 0: 52.0, 1: 56.0}),
         )
     )
-    figures = round_figures(RoundMeasured((first, second)), warmup_epochs=1)
+    figures = round_figures(measured(first, second), warmup_epochs=1)
     assert figures.decodes_per_image == 1.0
     from_first_out_of_its_warmup_s = 56 - 51
     assert figures.images_per_s == pytest.approx(200 / from_first_out_of_its_warmup_s)
     assert figures.wait_percent == pytest.approx(100 * 1.0 / 5.0)
-    whole = round_figures(RoundMeasured((first, second)), warmup_epochs=0)
+    whole = round_figures(measured(first, second), warmup_epochs=0)
     assert whole.images_per_s == pytest.approx(400 / (56 - 48))
     plain = run_of(one_pass(produced=100), one_pass(produced=100), images=(100, 0))
-    assert round_figures(RoundMeasured((plain,) * 8), 0).decodes_per_image == 16.0
+    assert round_figures(measured(*(plain,) * 8), 0).decodes_per_image == 16.0
 
 
 def test_shared_services_count_once_and_from_their_start():
     runs = (run_of(one_pass(), one_pass(), phases=((1, 2.0, {"trainer": 1.0}),)),) * 2
     services = {"cache": 5.0, "functions": 7.0}
-    measured = RoundMeasured(runs, cpu_s=14.0, services_cpu_s=services)
-    figures = round_figures(measured, warmup_epochs=0)
+    shared = measured(*runs, cpu_s=14.0, services_cpu_s=services)
+    figures = round_figures(shared, warmup_epochs=0)
     assert figures.cpu_ms_by_group == pytest.approx({"trainer": 5.0, "cache": 12.5, "functions": 17.5})
     # Nobody knows which part of it was after the warm-up.
-    warm = round_figures(measured, warmup_epochs=1)
+    warm = round_figures(shared, warmup_epochs=1)
     assert (warm.cpu_ms_by_group, warm.cpu_ms_per_image, warm.outside_ms_per_image) == ({}, None, None)
     assert warm.cpu_s == 14.0
 

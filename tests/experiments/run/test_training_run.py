@@ -88,7 +88,7 @@ def test_a_run_leaves_one_directory_with_all_of_it(colours):
     assert (loaded["classes"], loaded["train_samples"], loaded["val_samples"]) == (["blue", "red"], 24, 8)
     assert len(loaded["epochs"]) == 2
     assert parse_spec(loaded["spec"]) == spec_of(colours)
-    known = {"python", "torch_threads", "usable_cpus", "device", "packages", "hardware"}
+    known = {"python", "torch_threads", "usable_cpus", "device", "packages", "cpu", "gpus"}
     assert known <= loaded["environment"].keys()
 
     steps = [json.loads(line) for line in (made / "steps.jsonl").read_text().splitlines()]

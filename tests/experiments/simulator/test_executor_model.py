@@ -1,7 +1,5 @@
 """Functions of the simulated world: cold starts, the ramp, refusals, queues, bills."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -30,12 +28,12 @@ class Bench:
     def __init__(self, functions):
         self.world = World(WorldModel(1, CoreSettings(10**9), functions, {b"a": DATA}, ()))
         self.answers = []
-        self.world.answer = lambda event, life: self.answers.append((self.world.now_s, event))
+        self.world.answer = lambda event: self.answers.append((self.world.now_s, event))
         self._number = 0
 
-    def ask(self, samples, *, at_s=0.0):
+    def ask(self, samples, *, at_s=0.0, expires_in_s=60.0):
         self._number += 1
-        request = Prefetch(self._number, "job", SetKey(b"a", -1), np.arange(samples), 60.0)
+        request = Prefetch(self._number, "job", SetKey(b"a", -1), np.arange(samples), expires_in_s)
         self.world.after(at_s - self.world.now_s, lambda: self.world.executors[0].submit(request))
 
     def run(self):
@@ -84,8 +82,8 @@ def test_what_waits_too_long_in_line_has_expired():
 
 
 def test_functions_that_time_out_are_billed():
-    bench = Bench(replace(LAMBDA, timeout_s=0.8))
-    bench.ask(50)
+    bench = Bench(LAMBDA)
+    bench.ask(50, expires_in_s=0.8)
     (event,) = bench.run()
     assert event.kind is FailureKind.TIMED_OUT
     assert event.gb_s > 1.6

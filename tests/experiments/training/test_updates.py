@@ -52,7 +52,7 @@ def test_steps_have_what_their_own_samples_cost_and_passes_what_was_spent(digits
         for split in epoch
         if split in ("train", "val")
     ]
-    spent = sum(one["decode_s"] for one in passes)
+    spent = sum(one["job"]["decode_s"] for one in passes)
     if kind == "super":
         assert spent > 0.95 * min(own)
         # Requests that raced stragglers are spent too.

@@ -1,10 +1,9 @@
-"""Simulate a run's hosts, 127.0.0.2 and so on: ``python -m superdl.experiments.local_hosts``."""
+"""Simulate a run's hosts, 127.0.0.2 and so on: ``python -m infra.local_hosts``."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import math
 import os
 import secrets
@@ -21,7 +20,7 @@ _STEPS = "experiments.augmentations.heavy"  # used by a built-in spec
 
 def main() -> int:
     """Run all hosts, and return the exit code of the first one that failed, else 0."""
-    parser = argparse.ArgumentParser(prog="python -m superdl.experiments.local_hosts")
+    parser = argparse.ArgumentParser(prog="python -m infra.local_hosts")
     parser.add_argument("--training", type=int, default=1, help="number of hosts that train (1)")
     parser.add_argument("--data", type=int, default=0, help="number of hosts that preprocess (0)")
     parser.add_argument(
@@ -29,10 +28,6 @@ def main() -> int:
     )
     parser.add_argument("command", nargs="+", help="the command, after --: train.py [arguments]")
     given = parser.parse_args()
-    if importlib.util.find_spec("infra") is None:
-        parser.error(
-            "infra was not found: run this in a checkout of SUPER, since the wheel does not contain it"
-        )
     count, cores = given.training + given.data, sorted(os.sched_getaffinity(0))
     rest = cores[given.cores * given.training :] if given.cores else []
     if given.training < 1 or given.data < 0 or count > _MOST or given.cores < 0:
