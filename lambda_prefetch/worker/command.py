@@ -14,7 +14,8 @@ import time
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from superdl.lambda_prefetch.worker.slots import FUNCTION, Slots, WorkerSettings
+from superdl.lambda_prefetch.worker.slots import Slots, WorkerSettings
+from superdl.lambda_prefetch.worker.template import FUNCTION
 from superdl.super_wire.credentials import CoordinatorCredentials
 from superdl.super_wire.errors import ConfigError, SuperError
 from superdl.super_wire.host import usable_cores
