@@ -15,6 +15,7 @@ from superdl.coordinator.executors.base import (
     ExecutorContext,
 )
 from superdl.coordinator.executors.local import LocalExecutor, LocalSettings, Scratch
+from superdl.super_wire.worker_process import WorkerProcess
 from tests.coordinator.executors.asking import TIMEOUT_S, ask, ask_for_images, assert_cached
 from tests.coordinator.executors.processes import alive, until
 
@@ -128,6 +129,22 @@ async def test_ctrl_c_does_not_reach_worker_and_slots(misbehaving):
         assert len({os.getpgid(pid) for pid in (before, worker, 0)}) == 3
         os.kill(before, signal.SIGINT)
         assert await pid_of(executor) == before
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_a_worker_that_was_started_early_is_used_unless_it_has_ended(misbehaving, is_killed):
+    early = WorkerProcess("")
+    (pid,) = pids_of(WORKER)
+    if is_killed:
+        os.kill(pid, signal.SIGKILL)
+        assert await early.ended() == -signal.SIGKILL
+    executor = LocalExecutor(LocalSettings(1), ExecutorContext("", misbehaving, worker=early))
+    try:
+        await executor.start()
+        assert (pids_of(WORKER) == [pid]) is not is_killed
+        assert await pid_of(executor)
+    finally:
+        await executor.close()
 
 
 ANOTHER = """
