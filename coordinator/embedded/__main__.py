@@ -34,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             if own.cache_memory:
                 ranks.start_cache(own.cache_memory)
-            from superdl.coordinator import __main__ as command  # slow: the cache starts meanwhile
+                # Without a cache here, functions run elsewhere.
+                ranks.start_worker()
+            from superdl.coordinator import __main__ as command  # slow: cache and worker start meanwhile
 
             return command.serve_with(command.parsed(others), ranks)
         except SuperError as error:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from superdl.coordinator.embedded.cache_server import start_on_socket
 from superdl.super_wire.errors import EmbeddedError
 from superdl.super_wire.protocol import PROTOCOL_VERSION
+from superdl.super_wire.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
     import socket
@@ -38,6 +39,7 @@ class Ranks:
         self._ranks: set[socket.socket] = set()
         self.is_serving = False
         self._cache: subprocess.Popen[bytes] | None = None
+        self.worker: WorkerProcess | None = None
         self._lock, self._is_locked = contextlib.ExitStack(), False
         self._idle: asyncio.TimerHandle | None = None
         self._stop: Callable[[], None] = lambda: None
@@ -45,6 +47,12 @@ class Ranks:
     def start_cache(self, cache_bytes: int) -> None:
         """Start the cache server. No other thread of this process may run Python yet."""
         self._cache = start_on_socket(self._directory.cache_socket, cache_bytes)
+
+    def start_worker(self) -> None:
+        """Start a worker, which loads its modules while the coordinator does."""
+        # If that fails, the executor tries again and reports why.
+        with contextlib.suppress(OSError):
+            self.worker = WorkerProcess(str(self._directory.path))
 
     def begin(self, stop: Callable[[], None]) -> None:
         """Accept ranks in the running event loop, and call ``stop`` when the last has left."""

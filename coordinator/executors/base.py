@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core import ExecutorResized
     from superdl.super_wire import coordinator_pb2 as pb
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
+    from superdl.super_wire.worker_process import WorkerProcess
 
 # Maximum characters shown of a failure's kind and of its message, whatever its source.
 MAX_KIND, MAX_WORDS = 80, 600
@@ -76,6 +77,8 @@ class ExecutorContext:
     decoder_file: Path | None = None
     # Reports at once that an executor accepts another number of requests; else that shows within a second.
     changed: Callable[[], None] = lambda: None
+    # A local executor's worker that is loading its modules already (worker_process.WorkerProcess).
+    worker: WorkerProcess | None = None
     # Those that call in (called_in.Workers): that decode, or for the store alone, that restore and save.
     workers: Any = None
     # Directory of the coordinator's unix socket; empty if it listens on a port.

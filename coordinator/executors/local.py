@@ -11,13 +11,11 @@ import logging
 import os
 import platform
 import shutil
-import sys
 import tempfile
 import time
-from asyncio.subprocess import DEVNULL, Process
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import grpc
 
@@ -29,6 +27,7 @@ from superdl.super_wire.cancelling import cancel_and_wait
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import installed_version
 from superdl.super_wire.run_directory import temporary_directory
+from superdl.super_wire.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_MODULE = "superdl.lambda_prefetch.worker"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _LASTED_S = 10.0
 _CLOSE_TIMEOUT_S = 5.0
@@ -46,8 +44,6 @@ _LEAST_SHARD_BYTES = 2**24  # a block
 _MOST_SHARD_BYTES = 2**36
 _MAX_MESSAGE_BYTES = 8 * 2**20
 _MAX_DIRECTORY_BYTES = 80  # a socket path may be at most 107 bytes long
-# Prefixes of variables for calling coordinators. The worker's own calls need none.
-_NOT_PASSED_ON = ("SUPER_TOKEN", "SUPER_COORDINATOR")
 
 
 @dataclass(frozen=True)
@@ -80,13 +76,11 @@ class LocalExecutor(WorkersExecutor):
         self._workers = Workers(absence="the worker is starting")
         self._noted = _NotedDecoder(context.decoder_file, context.function)
         self._settings, self._context = settings, context
-        self._environment = {
-            name: value for name, value in os.environ.items() if not name.startswith(_NOT_PASSED_ON)
-        } | dict(context.environment)
+        self._environment = dict(context.environment)
         self._scratch: Scratch | None = None
         self._directory = ""
         self._server: grpc.aio.Server | None = None
-        self._process: Process | None = None
+        self._process: WorkerProcess | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._closing, self._ended = asyncio.Event(), asyncio.Event()
         self._failure = ""
@@ -138,10 +132,10 @@ class LocalExecutor(WorkersExecutor):
             await cancel_and_wait(self._confirming)
         if self._keeper is not None:
             if self._process is not None:
-                _signal(self._process.terminate)
+                self._process.terminate()
             _, late = await asyncio.wait([self._keeper], timeout=_CLOSE_TIMEOUT_S)
             if late and self._process is not None:
-                _signal(self._process.kill)
+                self._process.kill()
             await self._keeper
         await super().close()
         if self._server is not None:
@@ -197,19 +191,19 @@ class LocalExecutor(WorkersExecutor):
                     await self._closing.wait()
 
     async def _run_worker(self) -> int:
-        settings = self._settings
-        command = [sys.executable, "-P", "-m", _MODULE, "--coordinator", self._address, "--name", "local"]
-        command += ["--slots", str(settings.slots), "--nice", str(settings.worker_nice)]
+        settings, early = self._settings, self._context.worker
+        arguments = ["--coordinator", self._address, "--name", "local"]
+        arguments += ["--slots", str(settings.slots), "--nice", str(settings.worker_nice)]
         # It ends when its stream breaks: none outlives its coordinator.
-        command += ["--linger", "0", "--grace", "0", "--function", self._context.function]
-        # A process group of its own: Ctrl-C at the terminal is meant for the trainer.
-        self._process = await asyncio.create_subprocess_exec(
-            *command, stdin=DEVNULL, env=self._environment, process_group=0
-        )
-        # close() came while the process was starting, and had nothing to kill.
+        arguments += ["--linger", "0", "--grace", "0", "--function", self._context.function]
+        process = early if early is not None and early.is_waiting else WorkerProcess(self._directory)
+        self._process = process
+        # In a thread, because a pipe holds less than the largest environment.
+        await asyncio.to_thread(process.begin, arguments, self._environment)
+        # close() came before, and had nothing to stop.
         if self._closing.is_set():
-            _signal(self._process.kill)
-        return await self._process.wait()
+            process.kill()
+        return await process.ended()
 
 
 class _NotedDecoder:
@@ -248,11 +242,6 @@ def _private_directory(beside: str) -> str:
     parents = (beside, temporary_directory(), "/tmp")  # noqa: S108  # what is made there is private
     fitting = [parent for parent in parents if 0 < len(os.fsencode(parent)) <= _MAX_DIRECTORY_BYTES]
     return tempfile.mkdtemp(prefix="worker-", dir=fitting[0])
-
-
-def _signal(send: Any) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        send()
 
 
 class Scratch:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core import DatasetFacts
     from superdl.coordinator.executors.called_in import Workers
     from superdl.coordinator.server.settings import Settings
+    from superdl.super_wire.worker_process import WorkerProcess
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +66,13 @@ _Steps: TypeAlias = "dict[str, tuple[Callable[[], Awaitable[None]], float]]"
 
 
 class Holders(Protocol):
-    """The processes for which a coordinator runs."""
+    """The processes for which a coordinator runs.
+
+    Attributes:
+        worker: a worker for the local executor that is already loading its modules, if any.
+    """
+
+    worker: WorkerProcess | None
 
     def begin(self, stop: Callable[[], None]) -> None:
         """Start watching in the running event loop. Call ``stop`` when no process holds the coordinator."""
@@ -163,6 +170,7 @@ async def _start(
         scratch=scratch,
         decoder_file=decoder_file,
         changed=changed.set,
+        worker=holders.worker if holders is not None else None,
     )
     manager = ExecutorManager(
         [partial(executor, settings, decoding) for executor in executors],

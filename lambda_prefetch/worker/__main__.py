@@ -1,11 +1,15 @@
-"""Run functions for a coordinator, like superdl worker, but without importing the other commands."""
+"""Run functions for a coordinator, like superdl worker, but without importing the other commands.
+
+``python -P -m superdl.lambda_prefetch.worker --standby PLACE`` loads its modules, and reads a line with
+its arguments when the coordinator has them; PLACE is only displayed by tools that list processes.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from superdl.lambda_prefetch.worker.command import add_arguments, run
+from superdl.lambda_prefetch.worker.command import add_arguments, run, standby
 from superdl.super_wire.errors import SuperError
 from superdl.super_wire.redaction import shown_lines
 
@@ -13,7 +17,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m superdl.lambda_prefetch.worker", description=__doc__)
     add_arguments(parser)
     try:
-        sys.exit(run(parser.parse_args()))
+        given, template = standby() if sys.argv[1:2] == ["--standby"] else (sys.argv[1:], None)
+        sys.exit(run(parser.parse_args(given), template))
     except SuperError as error:
         sys.stderr.write(shown_lines(f"superdl worker: {error}\n"))
         sys.exit(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import platform
@@ -14,7 +15,8 @@ import time
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from superdl.lambda_prefetch.worker.slots import FUNCTION, Slots, WorkerSettings
+from superdl.lambda_prefetch.worker.slots import Slots, WorkerSettings
+from superdl.lambda_prefetch.worker.template import FUNCTION, Template
 from superdl.super_wire.credentials import CoordinatorCredentials
 from superdl.super_wire.errors import ConfigError, SuperError
 from superdl.super_wire.host import usable_cores
@@ -52,8 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num-cpus", type=float, default=1.0, help="with --ray: CPUs for each worker (default: 1)")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run a worker until SIGTERM, or workers on a Ray cluster. Return the exit code."""
+def run(arguments: argparse.Namespace, template: Template | None = None) -> int:
+    """Run a worker until SIGTERM, or workers on a Ray cluster. Return the exit code.
+
+    Slots are forked from ``template``, if there is one already.
+    """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
     keep_secrets_out_of_logs()
     address = arguments.coordinator or os.environ.get("SUPER_COORDINATOR", "")
@@ -77,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         health_listen=arguments.health_listen,
     )
     if arguments.ray is None:
-        return _work(settings)
+        return _work(settings, template)
     if settings.metrics_listen or settings.health_listen:
         raise ConfigError(
             "--metrics-listen and --health-listen cannot be used with --ray, which runs several workers"
@@ -87,22 +92,22 @@ def run(arguments: argparse.Namespace) -> int:
     return _run_on_ray(arguments.ray, arguments.num, arguments.num_cpus, settings)
 
 
-def _work(settings: WorkerSettings) -> int:
+def _work(settings: WorkerSettings, template: Template | None = None) -> int:
     """Work until SIGTERM or the coordinator's goodbye, and return its exit code."""
     # An actor has its node's environment, so credentials do not pass through Ray.
     credentials = CoordinatorCredentials.from_environment(os.environ)
     credentials.check_suffices(host_and_port(settings.coordinator)[0])
     if settings.store:
         os.environ["SUPER_STORE"] = settings.store  # for the slots
-    return asyncio.run(_serve(replace(settings, credentials=credentials)))
+    return asyncio.run(_serve(replace(settings, credentials=credentials), template))
 
 
-async def _serve(settings: WorkerSettings) -> int:
+async def _serve(settings: WorkerSettings, template: Template | None) -> int:
     stop, connected, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    slots, trouble = Slots(settings.function, settings.slots, nice=settings.nice), ""
-    starting, stack = asyncio.create_task(slots.start()), contextlib.ExitStack()
+    slots = Slots(settings.function, settings.slots, nice=settings.nice, template=template)
+    starting, stack, trouble = asyncio.create_task(slots.start()), contextlib.ExitStack(), ""
     try:
         # In a thread, so that the slots start meanwhile.
         await asyncio.to_thread(_import_calling)
@@ -132,6 +137,23 @@ async def _serve(settings: WorkerSettings) -> int:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         await slots.close()
+
+
+def standby() -> tuple[list[str], Template]:
+    """Load what a worker needs, then wait for a line of JSON with its ``arguments`` and ``environment``.
+
+    Sets the environment. Returns the arguments, and a template for the slots. Exits if the input ends
+    before, because then the coordinator has ended.
+    """
+    template = Template()
+    _import_calling()
+    line = sys.stdin.buffer.readline()
+    if not line:
+        sys.exit(0)
+    given = json.loads(line)
+    os.environ.clear()
+    os.environ.update(given["environment"])
+    return given["arguments"], template
 
 
 def _import_calling() -> None:

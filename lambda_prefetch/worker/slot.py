@@ -1,19 +1,26 @@
-"""A worker's slot: a process that runs one request at a time, without asyncio and gRPC.
+"""A worker's slots: processes that run one request at a time, without asyncio and gRPC.
 
-``python -m superdl.lambda_prefetch.worker.slot module:attribute NICE`` reads one request
-per line, ``NUMBER TIMEOUT_S JSON``, and writes one answer per line, ``NUMBER KIND JSON``.
-The kind is ``result`` or ``raised``, followed by ``!`` if the process must be ended.
+``python -m superdl.lambda_prefetch.worker.slot [MODULE ...]`` imports the modules. Standard input is a Unix
+socket. For each descriptor that arrives there, the process forks a slot, and writes its process id in a line.
+
+The descriptor is the slot's socket. A slot reads a line of JSON with its ``function`` (module:attribute),
+niceness ``nice`` and ``environment``, then one request per line, ``NUMBER TIMEOUT_S JSON``. It writes one
+answer per line, ``NUMBER KIND JSON``. The kind is ``result`` or ``raised``, followed by ``!`` if the process
+must be ended.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import functools
+import gc
 import importlib
 import json
 import os
 import queue
 import signal
+import socket
 import sys
 import threading
 import time
@@ -53,12 +60,44 @@ class InvocationContext:
         return max(0, int((self._deadline_s - time.monotonic()) * 1000))
 
 
-def main(arguments: list[str]) -> int:
-    """Serve requests until the input ends."""
+def main(modules: list[str]) -> int:
+    """Fork slots until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker handles Ctrl-C and SIGTERM
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    name, niceness = arguments[0], int(arguments[1])
-    requests_in, answers_out = _take_standard_streams()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else no child could be waited for
+    worker = _take_standard_streams()
+    for module in modules:
+        with contextlib.suppress(Exception):  # slots report it
+            importlib.import_module(module)
+    gc.freeze()  # so that collections in slots do not copy shared memory
+    while True:
+        _, descriptors, _, _ = socket.recv_fds(worker, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        if not descriptors:
+            return 0
+        with socket.socket(fileno=descriptors[0]) as requests:
+            parent = os.fork()
+            if not parent:
+                slot = os.fork()
+                if not slot:
+                    worker.close()
+                    return _serve(requests)
+                worker.sendall(b"%d" % slot)
+                os._exit(0)
+            # The slot is now an orphan, and so a child of the worker.
+            os.waitpid(parent, 0)
+        worker.sendall(b"\n")
+
+
+def _serve(connection: socket.socket) -> int:
+    """Run requests until the connection ends."""
+    requests_in, answers_out = connection.makefile("rb"), connection.makefile("wb")
+    start = requests_in.readline()
+    if not start:
+        return 0
+    given = json.loads(start)
+    os.environ.clear()
+    os.environ.update(given["environment"])
+    name, niceness = given["function"], given["nice"]
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(requests_in, requests), name="super-requests", daemon=True).start()
     while True:
@@ -70,14 +109,14 @@ def main(arguments: list[str]) -> int:
         answers_out.flush()
 
 
-def _take_standard_streams() -> tuple[BinaryIO, BinaryIO]:
-    """Reserve input and output for requests and answers. Redirect prints to standard error."""
-    requests_in, answers_out = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+def _take_standard_streams() -> socket.socket:
+    """Return the socket that is standard input, and replace it. Redirect prints to standard error."""
+    worker = socket.socket(fileno=os.dup(0))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(_STDERR, 1)
-    return requests_in, answers_out
+    return worker
 
 
 def _read(requests_in: BinaryIO, requests: queue.SimpleQueue[bytes]) -> None:

@@ -8,29 +8,21 @@ import json
 import logging
 import os
 import signal
-import sys
 import time
-from asyncio.subprocess import PIPE, Process
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from superdl.lambda_prefetch.worker.slot import ENDS, MAX_LINE_BYTES, RAISED, RESULT
+from superdl.lambda_prefetch.worker.template import FUNCTION, Template, cpu_s_of
 from superdl.super_wire.credentials import CoordinatorCredentials
 from superdl.super_wire.errors import SuperError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 _log = logging.getLogger(__name__)
 
-FUNCTION = "superdl.lambda_prefetch.handler:handler"
-_MODULE = "superdl.lambda_prefetch.worker.slot"
 _WARM_EVENT = b'{"super_warm":1,"cache":""}'
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _EXIT_TIMEOUT_S = 5.0
-_TICKS = os.sysconf("SC_CLK_TCK")
 _SHOWN = 120
 _FREE_WAIT_S = 8.0  # shorter than the coordinator waits beyond a request's own time
 _WARM_TIMEOUT_S = 300.0  # on a busy host
@@ -65,12 +57,16 @@ class RequestFailedError(SuperError):
 
 
 class Slots:
-    """A pool of ``count`` slots that run ``function`` at niceness ``nice``. Use it from one event loop."""
+    """A pool of ``count`` slots that run ``function`` at niceness ``nice``. Use it from one event loop.
 
-    def __init__(self, function: str, count: int, *, nice: int = 0) -> None:
-        self.function, self.count, self._nice = function, count, nice
+    It uses the given ``template``, or starts one.
+    """
+
+    def __init__(self, function: str, count: int, *, nice: int = 0, template: Template | None = None) -> None:
+        self.function, self.count, self._template = function, count, template
+        start = {"function": function, "nice": nice, "environment": {**_QUIET, **os.environ}}
+        self._start_line = json.dumps(start).encode() + b"\n"
         self.fingerprint = ""
-        self._environment = {**_QUIET, **os.environ}
         self._free: asyncio.Queue[_Slot] = asyncio.Queue()
         self._living: set[_Slot] = set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -83,12 +79,16 @@ class Slots:
     def cpu_s(self) -> float:
         """CPU seconds of this process and its slots, including ended ones."""
         # It counts children that have ended.
-        own = os.times()
-        return sum(own[:4]) + sum(slot.cpu_s for slot in self._living)
+        own, template = os.times(), self._template
+        return sum(own[:4]) + sum(slot.cpu_s for slot in self._living) + (template.cpu_s if template else 0.0)
 
     async def start(self) -> None:
         """Start all slots and wait for a warm one. Raises SuperError after ``count`` failures."""
-        self._tasks = [asyncio.create_task(self._maintain()) for _ in range(self.count)]
+        try:
+            template = self._template = self._template or Template(self.function)
+        except OSError as error:
+            raise SuperError(f"cannot start a process for slots: {error}") from error
+        self._tasks = [asyncio.create_task(self._maintain(template)) for _ in range(self.count)]
         await self._warm.wait()
         if not self.fingerprint:
             await self.close()
@@ -118,10 +118,11 @@ class Slots:
         """End all slots, even during requests."""
         for task in self._tasks:
             task.cancel()
+        if self._template is not None:
+            await self._template.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for slot in self._living:  # slots whose task was cancelled first
-            slot.kill()
-            await slot.ended()
+        for slot in self._living:  # slots whose task was about to wait for them
+            await slot.close()
 
     async def _next_free(self) -> _Slot:
         try:
@@ -134,13 +135,13 @@ class Slots:
             last = f"; the last failure was: {self._last_failure}" if self._last_failure else ""
             raise RequestFailedError("busy", f"no slot was free for {_FREE_WAIT_S:g} s{last}") from None
 
-    async def _maintain(self) -> None:
+    async def _maintain(self, template: Template) -> None:
         """Keep one slot running, with longer and longer pauses after failures."""
         pause_s = _FIRST_PAUSE_S
         while True:
             slot = None
             try:
-                slot = await _Slot.start(self.function, self._nice, self._environment)
+                slot = await _Slot.start(template, self._start_line)
                 self._living.add(slot)
                 self._admit(json.loads(await slot.call(_WARM_EVENT, _WARM_TIMEOUT_S)))
                 self._free.put_nowait(slot)
@@ -154,8 +155,7 @@ class Slots:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             finally:
                 if slot is not None:
-                    slot.kill()
-                    await slot.ended()
+                    await slot.close()
                     self._living.discard(slot)
             await asyncio.sleep(pause_s)
             self.restarts += 1
@@ -177,62 +177,55 @@ class Slots:
 
 
 class _Slot:
-    """One child process and its pipes; created by :meth:`start`."""
+    """One child process and its connection; created by :meth:`start`."""
 
-    def __init__(self, process: Process) -> None:
-        self._process = process
+    def __init__(self, pid: int, from_child: asyncio.StreamReader, to_child: asyncio.StreamWriter) -> None:
+        self._pid, self._from_child, self._to_child = pid, from_child, to_child
         self._given_up = False
-        self._calls = 0
-        if process.stdin is None or process.stdout is None:  # never: both were requested
-            raise ConnectionError
-        self._to_child, self._from_child = process.stdin, process.stdout
+        self._calls, self._turn = 0, asyncio.Lock()
+        self._code, self._ended = 0, asyncio.Event()
+        self._descriptor = os.pidfd_open(pid)
+        asyncio.get_running_loop().add_reader(self._descriptor, self._reap)
 
     @classmethod
-    async def start(cls, function: str, nice: int, environment: Mapping[str, str]) -> Self:
-        command = (sys.executable, "-P", "-m", _MODULE, function, str(nice))
-        # A separate process group, since Ctrl-C at the terminal is for the worker.
-        making = asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE, limit=MAX_LINE_BYTES, env=environment, process_group=0
-        )
-        starting = asyncio.ensure_future(making)
+    async def start(cls, template: Template, start_line: bytes) -> Self:
+        starting = asyncio.ensure_future(cls._start(template, start_line))
         try:
-            return cls(await asyncio.shield(starting))
+            return await asyncio.shield(starting)
         except asyncio.CancelledError:  # the process exists, or will
-            slot = cls(await starting)
-            slot.kill()
-            await slot.ended()
+            with contextlib.suppress(SuperError):
+                await (await starting).close()
             raise
-        except OSError as error:
-            raise SuperError(f"cannot start a process for a slot: {error}") from error
+
+    @classmethod
+    async def _start(cls, template: Template, start_line: bytes) -> Self:
+        pid, connection = await template.fork()
+        slot = cls(pid, *await asyncio.open_connection(sock=connection, limit=MAX_LINE_BYTES))
+        slot._to_child.write(start_line)
+        return slot
 
     @property
     def is_alive(self) -> bool:
-        return not self._given_up and self._process.returncode is None
+        return not (self._given_up or self._ended.is_set())
 
     @property
     def cpu_s(self) -> float:
-        with contextlib.suppress(OSError):  # it has ended
-            # utime and stime; the process name before them may hold spaces and parentheses.
-            words = Path(f"/proc/{self._process.pid}/stat").read_bytes().rpartition(b")")[2].split()
-            return (int(words[11]) + int(words[12])) / _TICKS
-        return 0.0
+        return cpu_s_of(self._pid)
 
     async def call(self, event: bytes, timeout_s: float) -> bytes:
         """Return the function's result. End the process if there is none or the call is cancelled."""
         began_s, is_answered = time.monotonic(), False
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s), self._turn:
                 kind, answer = await self._exchange(event, timeout_s)
             is_answered = True
         except TimeoutError:
-            why = (
-                f"the function did not answer within {timeout_s:g} s; process {self._process.pid} was killed"
-            )
+            why = f"the function did not answer within {timeout_s:g} s; process {self._pid} was killed"
             raise RequestFailedError("timed_out", why, time.monotonic() - began_s) from None
         except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
             is_malformed = isinstance(error, ValueError)
             words = str(error) if is_malformed else await self._end()
-            why = f"the function's process {self._process.pid} ended before it answered: {words}"
+            why = f"the function's process {self._pid} ended before it answered: {words}"
             raise RequestFailedError("crashed", why, time.monotonic() - began_s) from error
         finally:
             if not is_answered:
@@ -263,18 +256,34 @@ class _Slot:
             _log.warning("a slot answered call %d more than once; ignoring the duplicate", int(number))
 
     async def ended(self) -> None:
-        await self._process.wait()
+        await self._ended.wait()
+
+    async def close(self) -> None:
+        """End the process, and the connection once a call has read its last output."""
+        self.kill()
+        await self.ended()
+        with contextlib.suppress(TimeoutError):  # a fork of the process may keep its end open
+            async with asyncio.timeout(_EXIT_TIMEOUT_S), self._turn:
+                pass
+        self._to_child.close()
 
     def kill(self) -> None:
         self._given_up = True
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        if not self._ended.is_set():
+            os.kill(self._pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._descriptor)
+        os.close(self._descriptor)
+        with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored, the code is lost
+            self._code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        self._ended.set()
 
     async def _end(self) -> str:
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(_EXIT_TIMEOUT_S):
-                await self._process.wait()
-        code = self._process.returncode
-        if code is None:
-            return "output closed"
+                await self.ended()
+        except TimeoutError:
+            return "connection closed"
+        code = self._code
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

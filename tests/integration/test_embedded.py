@@ -103,7 +103,7 @@ PARTS = [
     "valkey-server",
     "coordinator.sock",
     "superdl.lambda_prefetch.worker.slot",
-    "superdl.lambda_prefetch.worker --coordinator",
+    "superdl.lambda_prefetch.worker --standby",
 ]
 
 

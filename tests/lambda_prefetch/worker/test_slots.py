@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import os
+import signal
 from pathlib import Path
 
 import psutil
@@ -31,14 +33,24 @@ async def slots_of(function, count=1):
     try:
         yield slots
     finally:
-        pids = pids_now()
+        pids = pids_of_module()
         await slots.close()
         await until(lambda: not any(map(alive, pids)))
 
 
 def pids_now():
     """Of slots: other tests may have processes too."""
+    return [pid for pid in pids_of_module() if os.getpgid(pid) != pid]
+
+
+def pids_of_module():
+    """Of slots and of the process that they are forked from, which leads their group."""
     return [child.pid for child in psutil.Process().children() if SLOT in words_of(child)]
+
+
+def sockets_of(pid):
+    links = [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()]
+    return {link for link in links if link.startswith("socket:")}
 
 
 def words_of(process):
@@ -142,6 +154,33 @@ def test_a_function_that_cannot_start_is_told_at_once(function, words):
     async def main():
         with pytest.raises(SuperError, match=words):
             await Slots(f"{MODULE}:{function}", 2).start()
-        await until(lambda: not pids_now())
+        await until(lambda: not pids_of_module())
+
+    asyncio.run(main())
+
+
+def test_new_slots_come_after_the_process_that_forked_the_others_is_killed():
+    async def main():
+        async with slots_of("misbehaving", 2) as slots:
+            await until(lambda: len(pids_now()) == 2)
+            living = pids_now()
+            (template,) = set(pids_of_module()) - set(living)
+            os.kill(template, signal.SIGKILL)
+            for pid in living:
+                os.kill(pid, signal.SIGKILL)
+            await until(lambda: not any(map(alive, living)))
+            assert int((await run(slots, "pid"))["messages"]["0"]) not in living
+
+    asyncio.run(main())
+
+
+def test_a_slot_has_no_open_files_of_other_slots():
+    async def main():
+        async with slots_of("misbehaving", 2) as slots:
+            await until(lambda: len(pids_now()) == 2)
+            await run(slots, "pid")
+            ends = [sockets_of(pid) for pid in pids_now()]
+            assert [len(end) for end in ends] == [1, 1]
+            assert ends[0] != ends[1]
 
     asyncio.run(main())

@@ -1,0 +1,74 @@
+"""The process of the coordinator's own worker. It loads its modules before it has its arguments."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_MODULE = "superdl.lambda_prefetch.worker"
+# Prefixes of variables for calling coordinators. The worker's own calls need none.
+_NOT_PASSED_ON = ("SUPER_TOKEN", "SUPER_COORDINATOR")
+
+
+class WorkerProcess:
+    """A worker that loads its modules, then waits for :meth:`begin`. It ends with this process.
+
+    ``place`` is displayed by tools that list processes. Raises ``OSError`` if no process can be started.
+    """
+
+    def __init__(self, place: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", _MODULE, "--standby", place],
+            stdin=subprocess.PIPE,
+            env=_own_environment(),
+            # Ctrl-C at the terminal is meant for the trainer.
+            process_group=0,
+        )
+
+    @property
+    def is_waiting(self) -> bool:
+        """Return whether the process is running and has not begun."""
+        stdin = self._process.stdin
+        return stdin is not None and not stdin.closed and self._process.poll() is None
+
+    def begin(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Run with these options, and with variables besides those of this process. May block."""
+        given = {"arguments": arguments, "environment": _own_environment() | dict(environment)}
+        if self._process.stdin is not None:
+            # If it has ended, its exit code says more.
+            with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
+                stdin.write(json.dumps(given).encode() + b"\n")
+
+    async def ended(self) -> int:
+        """Wait for the end of the process and return its exit code, negative for a signal."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        descriptor = os.pidfd_open(self._process.pid)
+        loop.add_reader(descriptor, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        return self._process.wait()
+
+    def terminate(self) -> None:
+        """Stop the worker and its slots."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """Stop the worker by force. Its slots see that it has ended."""
+        self._process.kill()
+
+
+def _own_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(_NOT_PASSED_ON)}

@@ -1,0 +1,28 @@
+"""A worker that waits for its arguments ends with the coordinator that started it."""
+
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+END_TIMEOUT_S = 30.0
+COORDINATOR = """
+import sys
+from superdl.super_wire.worker_process import WorkerProcess
+worker = WorkerProcess("test")
+print(worker.is_waiting, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("end", [subprocess.Popen.kill, lambda coordinator: coordinator.stdin.close()])
+def test_it_ends_with_a_coordinator_that_has_not_used_it(end):
+    command = [sys.executable, "-c", COORDINATOR]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as coordinator:
+        assert coordinator.stdout.readline() == "True\n"
+        family = psutil.Process(coordinator.pid).children(recursive=True)
+        assert family
+        end(coordinator)
+        _, alive = psutil.wait_procs(family, timeout=END_TIMEOUT_S)
+    assert not alive
