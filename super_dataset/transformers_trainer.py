@@ -132,7 +132,7 @@ def _inputs(item: Any, *, label_name: str) -> dict[str, Any]:
         inputs = dict(item[0] if isinstance(item, tuple) else item)
     if info is not None and info.padding is not None and label_name in inputs:
         inputs[label_name] = inputs[label_name].clone()
-        inputs[label_name][torch.from_numpy(info.padding)] = _NO_LABEL
+        inputs[label_name][torch.tensor(info.padding)] = _NO_LABEL
     return inputs
 
 

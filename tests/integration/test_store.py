@@ -4,9 +4,11 @@ import shutil
 import time
 
 import pytest
+from torch.utils.data import DataLoader
 
+from superdl.sampler import SuperSampler
 from superdl.sampler.embedded.embedded import release_all
-from superdl.super_dataset import Recipe
+from superdl.super_dataset import Recipe, SuperDataset
 from tests.fixtures.bad_front import LONGEST_S, BadFront
 from tests.fixtures.images import SIDE, expected_pixels, write_images
 from tests.fixtures.stack import Stack
@@ -171,7 +173,10 @@ def front(object_store, monkeypatch):
 @pytest.mark.parametrize("fault", ["throttled", "silent", "broken off"])
 def test_s3_that_answers_badly_costs_decodes_alone(images, expected, object_store, front, coordinator, fault):
     stack = coordinator("--lookahead-batches", "2", store="s3://bucket/store")
-    first, _ = train(stack, images)
+    dataset = SuperDataset(images.as_uri(), RECIPE)
+    with SuperSampler(dataset, batch_size=8, shuffle=True, seed=1, coordinator=stack.address) as sampler:
+        first = collect(DataLoader(dataset, sampler=sampler, batch_size=None))
+        settled_stats(sampler)
     assert stack.close_coordinator() == 0, stack.log.read_text()
     assert list((object_store.directory / "bucket").rglob("*.pack"))
     with stack.valkey.client() as client:
@@ -180,7 +185,9 @@ def test_s3_that_answers_badly_costs_decodes_alone(images, expected, object_stor
     front.fault = fault
     stack.start_coordinator()
     began_s = time.monotonic()
-    second, stats = train(stack, images)
+    with SuperSampler(dataset, batch_size=8, shuffle=True, seed=1, coordinator=stack.address) as sampler:
+        second = collect(DataLoader(dataset, sampler=sampler, batch_size=None))
+        stats = settled_stats(sampler)
     assert time.monotonic() - began_s < LONGEST_S
     assert front.spoilt
     assert second == first
