@@ -269,7 +269,7 @@ def _loaded(path: Path) -> Any:
 
         return load_file(path)
     # weights_only: nothing in a file is executed.
-    return torch.load(path, map_location="cpu", weights_only=True)  # noqa: TID251
+    return torch.load(path, map_location="cpu", weights_only=True)  # noqa: TID251  # weights_only
 
 
 def _bare(name: str) -> str:

@@ -81,7 +81,7 @@ def _read(data: bytes, max_seconds: float) -> tuple[NDArray[Any], int]:
     if not blocks:
         raise fatal("empty", "the file contains no samples")
     if count < declared:
-        raise fatal("undecodable", f"only {count} of {declared} samples can be read, so the file is corrupt")
+        raise fatal("undecodable", f"only {count} of {declared} samples can be read: truncated or corrupt")
     return np.concatenate(blocks), rate
 
 

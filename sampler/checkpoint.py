@@ -154,7 +154,7 @@ def _check_kinds(state: Mapping[str, Any]) -> None:
         )
     missing = [name for name in _KINDS if name not in state]
     if missing:
-        raise ConfigError(f"this is not the state of a SuperSampler, which has {', '.join(missing)}")
+        raise ConfigError(f"this is not the state of a SuperSampler: it lacks {', '.join(missing)}")
     for name, kind in _KINDS.items():
         value = state[name]
         wide = isinstance(value, int) and value.bit_length() > _MAX_BITS

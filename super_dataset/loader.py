@@ -102,8 +102,8 @@ class SuperLoader(Generic[_Ref]):
         drop_last: drop the short last global batch. With a sampler, it must match the sampler's.
         num_workers: number of worker processes, if transform, ``collate_fn`` or a wrapping dataset may use
             the global random number generators of Python, numpy or torch. The default is one per core of this
-            rank, up to 16, and 0 reads in the training process itself. Otherwise, this is the number of
-            threads, at most ``prefetch + 1`` and at least one; one thread does the work of several
+            rank, up to 16, and 0 reads in the training process itself. Where none is used, this is the number
+            of threads, at most ``prefetch + 1`` and at least one; one thread does the work of several
             processes.
         threads: read with this many threads even if such generators may be used (not allowed for per-image
             transforms). 0 selects processes.

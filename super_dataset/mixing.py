@@ -112,8 +112,8 @@ class SuperMix(ConcatDataset[Any]):
             counts = tuple(math.floor(part * min(lengths) * (1 + _ROUNDING)) for part in self.proportions)
         if 0 in counts:
             raise ConfigError(
-                f"an epoch of this mix would contain no sample of {self._members[counts.index(0)]!r}, since "
-                "another dataset is exhausted first: raise its proportion, or use "
+                f"an epoch of this mix would contain no sample of {self._members[counts.index(0)]!r}, whose "
+                "proportion is too small for one before another dataset is exhausted: raise it, or use "
                 "stopping_strategy='all_exhausted'"
             )
         return counts

@@ -166,7 +166,7 @@ def read_checkpoint(place: str, ranks: Ranks, *, caller: str = "training.resume"
 def _parsed(content: bytes, place: str) -> Checkpoint:
     try:
         # weights_only: nothing in the file is executed.
-        loaded: Any = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)  # noqa: TID251
+        loaded: Any = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)  # noqa: TID251  # weights_only
     except Exception as error:  # a damaged file can raise any error
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"{place} is damaged or not a checkpoint: {reason}") from error

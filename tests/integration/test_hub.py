@@ -198,3 +198,9 @@ def test_tokens_and_bytes_go_by_tls_alone_beyond_this_machine(hub_server, monkey
     monkeypatch.setenv("HF_ENDPOINT", "http://mirror.example.org")
     with pytest.raises(ConfigError, match="HF_ENDPOINT must be https"):
         list_source(HUB)
+    dataset = Dataset(HUB, "https://huggingface.co", TOKEN)
+    assert dataset._leads_on("https://cdn.example.org/x?signature=y")
+    assert not dataset._is_hubs("http://huggingface.co/x"), "it would get the token"
+    for url in ("http://cdn.example.org/x", "http://127.0.0.1/x", "ftp://127.0.0.1/x", "https://[::1/x"):
+        with pytest.raises(ObjectError):
+            dataset._leads_on(url)

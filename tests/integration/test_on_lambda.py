@@ -11,11 +11,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+import boto3
 import pytest
+from moto.server import ThreadedMotoServer
 
 from superdl.experiments.data import make_digits
 from superdl.sampler.embedded.embedded import release_all
 from superdl.super_wire.errors import BadSampleError, CacheError, EmbeddedError, SourceForbiddenError
+from superdl.super_wire.protocol import installed_version
 from tests.fixtures.lambda_answers import Answer
 from tests.fixtures.stack import Stack
 from tests.integration.delivery import reading, train
@@ -181,6 +184,35 @@ def test_a_right_that_is_lost_while_training_is_told_in_the_first_batch_that_lac
         embedded.deploy(environment={"AWS_SECRET_ACCESS_KEY": "another"})
         with pytest.raises(BadSampleError, match="403.*renew the AWS credentials"):
             list(loader)
+
+
+@pytest.mark.slow
+def test_a_function_of_another_version_is_refused_at_the_start(embedded):
+    embedded.deploy(handler="tests.coordinator.executors.functions.of_another_version")
+    remedy = rf"SUPER 9\.9\.9, but the coordinator runs SUPER {installed_version()}: deploy version"
+    with pytest.raises(EmbeddedError, match=remedy), reading(SOURCE, None):
+        pass
+
+
+@pytest.mark.slow
+def test_a_bucket_in_another_region(embedded, images, monkeypatch, caplog):
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://{host}:{port}")
+    client = boto3.session.Session().client("s3", endpoint_url=f"http://{host}:{port}")
+    try:
+        client.create_bucket(
+            Bucket="far-wrong", CreateBucketConfiguration={"LocationConstraint": "eu-west-3"}
+        )
+        for path in sorted(images.glob("*/*.jpg"))[:8]:
+            client.upload_file(str(path), "far-wrong", f"train/{path.parent.name}/{path.name}")
+        with reading("s3://far-wrong/train", None):
+            pass
+    finally:
+        client.close()
+        server.stop()
+    assert "region eu-west-3, but the functions run in us-east-1" in caplog.text
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ def test_what_no_sampler_writes_is_refused(change, message):
 
 
 @pytest.mark.parametrize(
-    ("state", "message"), [({"_snapshot": {}}, "which has version, seed"), (None, "the dict that state_dict")]
+    ("state", "message"), [({"_snapshot": {}}, "it lacks version, seed"), (None, "the dict that state_dict")]
 )
 def test_what_is_no_state_is_refused(state, message):
     with pytest.raises(ConfigError, match=message):

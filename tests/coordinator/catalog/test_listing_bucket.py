@@ -1,6 +1,7 @@
 """Buckets are listed over HTTP from a real server: pages, folders, key lists, and every way to fail."""
 
 import contextlib
+import http.client
 import threading
 
 import boto3
@@ -11,7 +12,12 @@ from moto.server import ThreadedMotoServer
 from superdl.coordinator.catalog import list_source
 from superdl.coordinator.catalog.listing import ListingCancelledError
 from superdl.lambda_prefetch.sources import read_object
-from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceNotFoundError
+from superdl.super_wire.errors import (
+    SourceEmptyError,
+    SourceError,
+    SourceForbiddenError,
+    SourceNotFoundError,
+)
 from superdl.super_wire.ids import Naming
 from superdl.super_wire.objects import open_bucket
 from superdl.super_wire.objects.s3 import close_connections
@@ -26,14 +32,25 @@ class Store:
 
     def __init__(self, url):
         self.url = url
-        self.client = boto3.client(
-            "s3",
-            endpoint_url=url,
+        self.client = self.client_of("s3")
+        self.client.create_bucket(Bucket="pets")
+
+    def client_of(self, service):
+        return boto3.client(
+            service,
+            endpoint_url=self.url,
             aws_access_key_id="testing",
             aws_secret_access_key="testing",
             region_name="us-east-1",
         )
-        self.client.create_bucket(Bucket="pets")
+
+    def check_permissions(self, *, after=0):
+        """Have the server check credentials from the request after this many on."""
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=10)
+        headers = {"Content-Type": "text/plain"}
+        connection.request("POST", "/moto-api/reset-auth", body=str(after), headers=headers)
+        assert connection.getresponse().status == 200
+        connection.close()
 
     def put(self, *keys, body=b"x"):
         """Objects of the bucket ``pets``."""
@@ -195,3 +212,27 @@ def test_names_that_are_not_utf8_are_counted_and_left_out(monkeypatch):
         close_connections()
     assert [key.decode() for key in catalog.keys] == ["train/a/1.jpg", "train/a/3ü.jpg"]
     assert ["2 names are not UTF-8" in words for words in catalog.warnings] == [True]
+
+
+def test_no_permission(store, monkeypatch):
+    store.put("lists/closed.csv", body=b"key,label\n1.jpg,1\n")
+    iam = store.client_of("iam")
+    iam.create_user(UserName="reader")
+    key = iam.create_access_key(UserName="reader")["AccessKey"]
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
+    store.check_permissions()
+    try:
+        with pytest.raises(
+            SourceForbiddenError, match=r"may not read s3://pets/train/ \(.*AccessDenied.*s3:ListBucket"
+        ):
+            list_source("s3://pets/train")
+        with pytest.raises(
+            SourceForbiddenError, match=r"may not read key_list s3://pets/lists/closed.csv \(.*Access"
+        ):
+            list_source("s3://pets/flat", "s3://pets/lists/closed.csv")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIANOSUCHKEY")
+        with pytest.raises(SourceForbiddenError, match="InvalidAccessKeyId"):
+            list_source("s3://pets/train")
+    finally:
+        store.check_permissions(after=10**9)

@@ -4,11 +4,14 @@ import contextlib
 import resource
 import select
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +27,22 @@ from tests.fixtures.half_calls import HalfCalls
 from tests.fixtures.stack import Stack
 from tests.fixtures.valkey import Valkey
 from tests.hostile.fuzz_wire import mutate
+
+LIMITS = """
+import resource
+from superdl.coordinator.server.listening import *
+resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
+raise_limit_of_open_files()
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], connections_that_fit(20_000))
+"""
+
+
+@pytest.mark.parametrize(("soft", "hard", "limits"), [(256, 1024, "1024 512"), (64, 64, "64 32")])
+def test_strangers_leave_descriptors_for_the_cache_and_s3(soft, hard, limits):
+    """In a process of its own, because a hard limit cannot be raised again."""
+    command = [sys.executable, "-c", LIMITS.format(soft=soft, hard=hard)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{limits}\n"
 
 
 @pytest.fixture
@@ -245,5 +264,19 @@ def test_a_call_that_ends_without_its_message_is_told(serving_loop):
                 said_nothing(iter(()), timeout=10)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert answer(port)
+
+    serving(serving_loop, use)
+
+
+def test_nobody_watches_so_that_watchers_hold_no_probe_up(serving_loop):
+    def use(_, probed):
+        with grpc.insecure_channel(f"127.0.0.1:{probed}") as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            watching = [stub.Watch(health_pb2.HealthCheckRequest(), timeout=10) for _ in range(CALLS)]
+            for call in watching:
+                with pytest.raises(grpc.RpcError) as caught:
+                    next(call)
+                assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            assert stub.Check(health_pb2.HealthCheckRequest(service="any"), timeout=10).status == 1
 
     serving(serving_loop, use)
