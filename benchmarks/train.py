@@ -158,7 +158,7 @@ class Trainer:
         self._busy_s += time.perf_counter() - began_s
 
     def figures(self, wall_s: float) -> dict[str, Any]:
-        """Return the steps since the last call, and the part of ``wall_s`` outside them."""
+        """Return and reset the step count and the time outside steps (``wall_s`` minus busy time)."""
         figures = {"steps": self._steps, "wait_s": wall_s - self._busy_s}
         self._steps, self._busy_s = 0, 0.0
         return figures

@@ -127,7 +127,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The mean seconds of the ``steps`` training steps up to ``step``, which starts from 1 in each epoch."""
+    """Mean seconds of the ``steps`` training steps ending at ``step``. Steps count from 1 in each epoch."""
 
     epoch: int
     step: int

@@ -204,7 +204,7 @@ def configure_pillow(text_bytes: int = PngImagePlugin.MAX_TEXT_CHUNK) -> None:
 def check_pixels(width: int, height: int, limit_pixels: int) -> None:
     """Raise a permanent failure for an image or step result with too many pixels."""
     if width * height > limit_pixels:
-        raise fatal("too_large", f"{width} x {height} pixels exceed the limit of {limit_pixels}")
+        raise fatal("too_large", f"{width} x {height} exceeds the limit of {limit_pixels} pixels")
 
 
 def _plain_jpeg(data: bytes | bytearray, limit_pixels: int) -> Image.Image | None:

@@ -104,8 +104,8 @@ def _new_connections(address: CacheAddress, settings: FunctionSettings) -> NodeC
         _read_secret.cache_clear()  # the secret may have changed
         if (current := credentials()) == refused:
             raise WrongPasswordError(
-                f"{error}; a function can also read its credentials from the secret in SUPER_CACHE_SECRET, "
-                "and functions of the local executor use the coordinator's settings"
+                f"{error}. Set SUPER_CACHE_SECRET to the secret that holds the cache password; local "
+                "functions use the coordinator's settings"
             ) from error
         return current
 

@@ -47,7 +47,7 @@ def request_store(invocation: Invocation, *, writing: bool) -> Store:
 # Keep it open, because opening sends requests.
 @functools.lru_cache(maxsize=4)
 def _open_bucket_store(address: str, _process: int, _settings: frozenset[tuple[str, str]]) -> Store:
-    """Open a store in S3, once per process and settings."""
+    """Open an S3 store, cached per address, process and settings."""
     from superdl.super_wire.objects.s3_connection import Patience
 
     # Few attempts: a result waits for its pack's PUT, and after a failed GET the sample is decoded.

@@ -96,7 +96,7 @@ class _Reader:
             self._budget.release(size_bytes)
 
     def _has_valid_location(self, index: int) -> bool:
-        """Check a sample's location, so that no more bytes are read than a record can have."""
+        """Return whether a sample's offset and length are plausible for a record; fail the sample if not."""
         offset, length = self._request.offsets[index], self._request.lengths[index]
         good = HEADER_BYTES <= length <= MAX_BULK_BYTES and offset < 2**62
         if not good:

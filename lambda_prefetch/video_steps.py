@@ -100,7 +100,7 @@ def _frames(
         for number, frame in enumerate(file.decode(stream)):
             pixels += frame.width * frame.height
             if pixels > _MAX_CLIP_PIXELS:
-                raise fatal("too_large", f"the clip takes more than {_MAX_CLIP_PIXELS} pixels")
+                raise fatal("too_large", f"the clip exceeds the limit of {_MAX_CLIP_PIXELS} pixels in total")
             # FFmpeg skips frames before the first key frame, so counting frames would be wrong.
             index = number if ticks is None or frame.pts is None else int(np.searchsorted(ticks, frame.pts))
             if index in indices:

@@ -70,10 +70,9 @@ def described(  # noqa: PLR0913 # an epoch has many parameters
     batch_sampler: Iterable[Any] | None = None,
     mix: tuple[tuple[int, ...], int, int] = ((), 0, 1),
 ) -> Description:
-    """Validate the arguments of a ``SuperSampler``, which documents them and the errors.
+    """Validate ``SuperSampler`` arguments, which are documented there, with the errors.
 
-    ``mix`` contains the number of samples of each dataset of a mix in an epoch, the index of this dataset,
-    and the number of consecutive samples from one dataset.
+    ``mix``: samples per dataset per epoch, this dataset's index, and the run length per dataset.
     """
     for name, flag in (("shuffle", shuffle), ("drop_last", drop_last)):
         if not isinstance(flag, bool):

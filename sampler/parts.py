@@ -139,7 +139,7 @@ class Parts(list[Part]):
         names = ("epoch", "position", "given_ahead")
         positions = [isinstance(own, Mapping) and [own.get(name) for name in names] for own in states]
         if any(other != positions[0] for other in positions):
-            raise ConfigError("the states of this mix's parts are at different positions")
+            raise ConfigError("cannot resume this mix: its datasets were saved at different positions")
         return states
 
     def prepare(self, at: PlanPosition) -> None:

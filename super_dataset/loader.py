@@ -112,7 +112,7 @@ class SuperLoader(Generic[_Ref]):
         pin_memory: with worker processes, as in a DataLoader. Threads receive into page-locked memory if
             ``device`` is CUDA.
         persistent_workers: whether worker processes are kept for the next epoch, as threads always are.
-        of_sampler: further arguments for the created ``SuperSampler``, such as seed, batch_sampler or job. A
+        for_sampler: further arguments for the created ``SuperSampler``, such as seed, batch_sampler or job. A
             DataLoader's ``prefetch_factor``, ``timeout`` and ``multiprocessing_context`` apply to worker
             processes, ``worker_init_fn`` requires them, and a ``generator`` sets the seed.
 

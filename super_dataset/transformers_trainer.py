@@ -124,7 +124,7 @@ class SuperTrainerMixin:
 
 
 def _inputs(item: Any, *, label_name: str) -> dict[str, Any]:
-    """Return an item as a model's arguments. With an info, padding has no label."""
+    """Convert an item to model arguments. If it includes a ``BatchInfo``, padding gets no label."""
     info = item[-1] if isinstance(item, tuple) and isinstance(item[-1], BatchInfo) else None
     if isinstance(item, tuple) and not isinstance(item[0], Mapping):
         inputs = {"pixel_values": item[0], label_name: item[1]}

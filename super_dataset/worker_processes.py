@@ -51,7 +51,7 @@ def choose_processes(
 
 
 def pop_worker_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Remove and return a DataLoader's arguments. A generator becomes the sampler's seed."""
+    """Pop the DataLoader worker options and return those set. A ``generator`` becomes a ``seed``."""
     if given.get("batch_sampler") is None:
         given.pop("batch_sampler", None)
     generator = given.pop("generator", None)

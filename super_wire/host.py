@@ -24,8 +24,7 @@ def slots(root: Path = _ROOT) -> int:
     if configured := os.environ.get("SUPER_SLOTS"):
         if not configured.isdecimal() or not int(configured):
             raise ConfigError(
-                "SUPER_SLOTS, the number of concurrent requests, must be an integer of at least 1, not "
-                f"{configured!r}"
+                f"SUPER_SLOTS (concurrent requests) must be a positive integer, not {configured!r}"
             )
         return int(configured)
     cores, ranks = usable_cores(root), os.environ.get("LOCAL_WORLD_SIZE", "1")

@@ -194,7 +194,7 @@ class PrefetchRequest:
                 f"a prefetch request must contain 1 to {MAX_SAMPLES_PER_REQUEST} samples, not {count}"
             )
         if len(request.ids) % ID_BYTES:
-            raise ConfigError(f"a sample id must have {ID_BYTES} bytes")
+            raise ConfigError(f"sample ids must be {ID_BYTES} bytes each; got {len(request.ids)} in total")
         _check_locations(request)
         _check_parts(request)
         checked_naming(request.alias or None, None, "in a prefetch request, ")

@@ -149,9 +149,7 @@ def _compare_runs(arguments: argparse.Namespace, console: Console) -> Comparison
             "--runs compares existing runs, so it can only be combined with --warmup-epochs and --json"
         )
     if arguments.warmup_epochs is not None and arguments.warmup_epochs < 0:
-        raise ConfigError(
-            f"--warmup-epochs must be a whole number of at least 0, not {arguments.warmup_epochs}"
-        )
+        raise ConfigError(f"--warmup-epochs must be a non-negative integer, not {arguments.warmup_epochs}")
     report = compare_runs(arguments.runs, warmup_epochs=arguments.warmup_epochs)
     report = replace(report, directory=str(new_directory("runs", f"{report.name}-compare")))
     publish(report, console)

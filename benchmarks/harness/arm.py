@@ -61,7 +61,7 @@ class Contender:
         return iter(batches) if self._pair is None else map(self._pair, batches)
 
     def counts(self) -> dict[str, int]:
-        """Return the samples that functions decoded so far, and the GETs that they sent, if there are any."""
+        """Return how many samples functions decoded and GETs they sent so far; empty without a sampler."""
         if self._sampler is None:
             return {}
         stats = self._sampler.job_stats()

@@ -246,7 +246,7 @@ def _names(loading: Loading) -> list[str]:
 
 
 def open_webdataset_of_shards(loading: Loading) -> Contender:
-    """Open WebDataset in a DataLoader whose workers divide the shards."""
+    """Open a WebDataset in a DataLoader whose workers split the shards among themselves."""
     import webdataset
 
     # As documented, but boto3 opens s3:// instead of a program per shard.

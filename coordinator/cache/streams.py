@@ -84,7 +84,7 @@ class Streams:
         with self._nodes.errors():
             taken = [_Taken.of(stream, entries) for stream, entries in reply or []]
             if not {batch.stream for batch in taken} <= {*streams}:
-                raise ValueError("it contains entries of a stream that was not requested")
+                raise ValueError("the reply contains entries from a stream that was not requested")
         if taken:
             deletions: list[Words] = [("XDEL", batch.stream, *batch.numbers) for batch in taken]
             self._nodes.checked(await self._nodes.each([batch.stream for batch in taken], deletions))

@@ -184,7 +184,7 @@ class Catalog:
         return [main_field, *(by_name[name] for name in names)]
 
     def part_columns(self, indices: NDArray[np.int64], names: Sequence[str] = ()) -> dict[str, Any]:
-        """Return the columns of a prefetch request for the parts of samples, part by part."""
+        """Return the request columns for ``indices`` (keys, versions, member locations), grouped by part."""
         parts = self.parts(names)
         columns: dict[str, Any] = {
             "keys": tuple(key.decode() for part in parts for key in part.keys.take(indices)),

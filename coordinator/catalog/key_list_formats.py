@@ -91,7 +91,7 @@ def _csv_records(stream: BinaryIO) -> Iterator[tuple[int, list[str]]]:
 
 
 def _number(cell: str) -> float | str:
-    """Return the number that a cell spells, or the cell."""
+    """Parse a cell as a number; return it unchanged if it is not one."""
     spelt = cell.strip()
     if len(spelt) > _MAX_DIGITS or not _NUMBER.fullmatch(spelt):
         return cell
@@ -293,7 +293,7 @@ def _check_chunks(stream: BinaryIO, footer: Any, names: Collection[str]) -> None
                 )
             if column.length * _ROWS_AT_A_TIME > _MAX_BATCH_BYTES:
                 raise ValueError(
-                    f"a value of {column.path[:_SHOWN]!r} takes too many bytes ({column.length})"
+                    f"a value in column {column.path[:_SHOWN]!r} is too long ({column.length} bytes)"
                 )
 
 

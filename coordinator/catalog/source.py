@@ -32,7 +32,7 @@ class Source:
 
     @property
     def is_file(self) -> bool:
-        """Return whether the source is a directory."""
+        """Return whether the source is a local directory (``file://``)."""
         return self.bucket.startswith("file://")
 
     @property
@@ -99,7 +99,7 @@ class Allowed:
             if self.roots
             else "others can reach it, so its operator must list directories in file_roots (SUPER_FILE_ROOTS)"
         )
-        raise SourceForbiddenError(f"this coordinator may not read {what}: {why}")
+        raise SourceForbiddenError(f"this coordinator is not allowed to read {what}: {why}")
 
     def check_open_file(self, descriptor: int, what: str) -> None:
         """Check an open file like :meth:`check_path`. Moving the file cannot defeat this check."""

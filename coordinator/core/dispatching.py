@@ -275,7 +275,7 @@ def _refuse(state: State, team: str, key: SetKey, absent: Ints, now: float) -> N
 
 
 def _unsuspected_first(state: State, key: SetKey, missed: Ints, count: int) -> tuple[Ints, int]:
-    """Put samples that never failed first. Request others alone, because they may crash the function."""
+    """Put samples that have never failed first. Request the rest singly: any may crash the function."""
     suspect = state.set_of(key).attempts[missed] > 0
     untried = int(np.count_nonzero(~suspect))
     return np.concatenate((missed[~suspect], missed[suspect])), min(count, untried) if untried else 1

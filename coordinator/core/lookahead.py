@@ -351,7 +351,7 @@ def _time_left_s(state: State, executor: ExecutorState, samples: SampleSet) -> f
 
 
 def _keeps(state: State, executor: ExecutorState, samples: SampleSet) -> bool:
-    """Return whether samples that are decoded early will not have to be decoded again."""
+    """Return whether samples decoded ahead of time will still be available when they are needed."""
     store = executor.store
     if samples.key.epoch == EVERY_EPOCH and store is not None and store.keeps and not samples.has_lost_packs:
         return True

@@ -237,12 +237,11 @@ class Plan:
         return bool(self._mixing.before(slots) == self._mixing.before(slots + lengths))
 
     def next_use(self, indices: Ints, epoch: int, position: int) -> Ints:
-        """Return how many global batches after ``position`` each sample is used next, as
-        int64 ``[n]``.
+        """Return the distance in global batches from ``position`` to each sample's next use.
 
-        0 is the batch at ``position``, which may be the end of the epoch. Samples not used
-        in the rest of this epoch or in the next get `NEVER_SOON`. Padding counts. With
-        very many draws, a sample may be used sooner. Raises ``PlanError`` if out of range.
+        The result is int64 ``[n]``: 0 for the batch at ``position``, which may be the end of the epoch,
+        and `NEVER_SOON` for samples not used in the rest of this epoch or in the next. Padding counts.
+        An upper bound for samples drawn very often. Raises ``PlanError`` if out of range.
         """
         # This takes constant time per sample, through the inverse of the order, and stores nothing.
         batches = self.batches_per_epoch

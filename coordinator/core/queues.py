@@ -231,7 +231,7 @@ class RoomSearch:
         return later_than_s >= self.later_than_s and not self.over(events, now)
 
     def over(self, events: int, now: float) -> bool:
-        """Return whether a search may free more than the last one."""
+        """Return whether another search could free more than the last one did."""
         return now >= self.until_s and events != self.events
 
     def over_at_s(self, events: int) -> float | None:

@@ -282,7 +282,7 @@ def history(state: State, name: str, rank: int, epoch: int, position: int) -> li
 
 
 def batch_missed(state: State, place: BatchPlace, samples: SampleSet, indices: Ints, now: float) -> None:
-    """Record why samples of a batch were missing at the first attempt. Later misses do not count."""
+    """Record why a batch had missing samples on its first read. Later misses are ignored."""
     stalls, cursor = state.stalls, state.cursor(place.job, place.rank)
     if place in stalls.waits or not indices.size or cursor is None:
         return

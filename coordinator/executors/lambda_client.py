@@ -161,10 +161,10 @@ class Reply(NamedTuple):
 
 
 class LambdaClient:
-    """A client for up to ``connections`` threads at once.
+    """A Lambda client for up to ``connections`` threads.
 
-    ``read_timeout_s`` must exceed the time that a function may run. Raises ``ConfigError`` if no region is
-    set (in ``target``, its ARN or AWS's own settings), or if a name, region or endpoint is invalid.
+    ``read_timeout_s`` must exceed the function's timeout. Raises ``ConfigError`` if no region is set (in
+    ``target``, its ARN or AWS's own settings), or if a name, region or endpoint is invalid.
     """
 
     def __init__(self, target: Target, *, connections: int, read_timeout_s: float) -> None:

@@ -117,7 +117,7 @@ def read_result(text: str | bytes, request: PrefetchRequest, who: str) -> Prefet
         raise _unreadable(words)
     if len(result.outcomes) != request.count:
         samples = counted(request.count, "sample")
-        raise _unreadable(f"{who} answered for {len(result.outcomes)} of {samples}")
+        raise _unreadable(f"{who} returned outcomes for {len(result.outcomes)} of {samples}")
     messages = {index: one_line(message) for index, message in result.messages.items()}
     return replace(result, messages=messages, store_trouble=one_line(result.store_trouble))
 

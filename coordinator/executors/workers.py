@@ -163,7 +163,7 @@ class WorkServicer(pb_grpc.CoordinatorServicer):
 
 
 def _home(message: pb.FromWorker, workers: Mapping[bool, Workers]) -> Workers:
-    """Return the group of workers to which a hello belongs; raise ``SuperError`` if it cannot join any."""
+    """Return the worker group for a hello message; raise ``SuperError`` if the worker is refused."""
     if not message.HasField("hello"):
         raise ConfigError("a worker's first message must be its hello")
     hello = message.hello

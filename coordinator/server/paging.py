@@ -107,8 +107,7 @@ def check_job_id(name: str) -> None:
     """Raise ``ConfigError`` unless ``name`` is a valid job id."""
     if not _JOB_ID.fullmatch(name):
         raise ConfigError(
-            "a job's id must consist of 1 to 256 letters, digits or characters of . _ : @ / + = -; "
-            f"got {name[:80]!r}"
+            f"a job id must be 1 to 256 characters (letters, digits and . _ : @ / + = -), not {name[:80]!r}"
         )
 
 
@@ -232,7 +231,7 @@ def page_of(
 
 
 def samples_from(catalog: Catalog, start: int, *, with_keys: bool) -> pb.Samples:
-    """Return as many labels as fit from ``start`` on, and at least one, with their keys on request.
+    """Return labels from ``start``: as many as fit, at least one unless at the end, with keys if requested.
 
     Raises ``PlanError`` if ``start`` is beyond the last sample.
     """

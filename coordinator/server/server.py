@@ -314,7 +314,7 @@ def _core_settings(
     spent_usd, teams_usd = spent
     if settings.max_usd or spent_usd:
         cap = f"max_usd is {settings.max_usd:g}" if settings.max_usd else "max_usd is not set"
-        _log.info("%.4f USD have already been spent on this cache; %s", spent_usd, cap)
+        _log.info("$%.4f already spent on this cache; %s", spent_usd, cap)
     budget = info.budget(settings.cache_bytes)
     if budget < 1:
         raise ConfigError(

@@ -218,7 +218,7 @@ def _read_file(file: str, known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _typed(entry: Field[Any], origin: str, value: Any) -> Any:
-    """Return a value as its field's type. Only strings are converted."""
+    """Convert text to its field's type; check the type of any other value."""
     if entry.name == "executor" and isinstance(value, list) and all(isinstance(name, str) for name in value):
         value = ",".join(value)
     if isinstance(value, str) and entry.name.endswith("_bytes"):

@@ -191,7 +191,7 @@ class ServerTls:
         )
 
     def context(self) -> ssl.SSLContext:
-        """Return a context for an asyncio server. It also presents the certificate on disk at each handshake.
+        """Return an SSL context for an asyncio server. Each handshake uses the certificate then on disk.
 
         Do not use this together with :meth:`credentials`: if both check for
         changes, one misses them.
@@ -218,7 +218,7 @@ class ServerTls:
             try:
                 self._loaded = self._load()
             except ConfigError as error:  # possibly incomplete; the next change is checked again
-                _log.error("cannot use the renewed certificate, so the previous one stays: %s", error)
+                _log.error("cannot load the renewed certificate, keeping the previous one: %s", error)
                 return None
             _log.info("the certificate was renewed on disk and is now in use")
             return self._loaded.for_grpc()

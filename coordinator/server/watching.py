@@ -63,20 +63,20 @@ class Watch:
             self._look_at_executor(member)
         self._look_at_teams()
         if self._thrashes and not self._core.thrashing:  # the core warns when it begins
-            _log.info("thrashing has ended: dropped samples are no longer soon produced again")
+            _log.info("thrashing has ended: samples are no longer dropped and soon produced again")
         self._thrashes = self._core.thrashing
         if self._core.state.ledger.spending is not Spending.FREELY:  # the ledger warns about the caps
             self._capped_s = self._core.now_s
         elif self._capped_s is not None and self._core.now_s >= self._capped_s + _EVERY_S:
             self._capped_s = None
-            _log.info("spending was near no cap for %g s: producing everything ahead again", _EVERY_S)
+            _log.info("spending has not been near a cap for %g s: producing everything ahead again", _EVERY_S)
         log_counts()
 
     def _look_at_teams(self) -> None:
         state = self._core.state
         stopped = {team.facts.name for team in state.teams if state.turn(team.facts.name) is None}
         for name in sorted(stopped - self._stopped):
-            _log.warning("%s", state.teams.refusal(name), extra={"cause": f"team {name} may spend no more"})
+            _log.warning("%s", state.teams.refusal(name), extra={"cause": f"team {name} has reached its cap"})
         for name in sorted(self._stopped - stopped):
             _log.info("team %s may spend again", name)
         self._stopped = stopped

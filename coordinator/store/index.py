@@ -253,7 +253,7 @@ def _packs_in(body: bytes) -> list[IndexedPack]:
     sizes, counts = np.array([(size, count) for _, size, count, _ in rows], np.uint64).reshape(-1, 2).T
     if int(counts.sum()) != len(entries) or (counts > len(entries)).any():
         raise ValueError(
-            f"the segment has {len(entries)} entries, which do not match the counts of its packs (first "
+            f"the segment has {len(entries)} entries, but its packs' counts do not add up to that (first "
             f"counts: {counts[:5].tolist()})"
         )
     check_entries(entries, 0, np.repeat(sizes, counts.astype(np.int64)))

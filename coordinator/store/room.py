@@ -75,7 +75,7 @@ class Room:
         return is_full or (self.bounded and self.written_bytes > self.bytes // _MARGIN_SHARE)
 
     def adopt(self, packs: Mapping[str, int], before: Container[str]) -> None:
-        """Adopt the packs of a listing. Known packs that are not in ``before`` are newer and are kept."""
+        """Adopt the packs in a listing. Keep known packs missing from ``before``: they are newer."""
         since = {pack: size for pack, size in self.sizes.items() if pack not in before}
         self.sizes = {**packs, **since}
         self.used_bytes = sum(self.sizes.values())

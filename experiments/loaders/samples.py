@@ -50,7 +50,7 @@ Batch: TypeAlias = "tuple[Tensor, Tensor, BatchFigures]"
 
 @dataclass(frozen=True, slots=True)
 class LoaderRequest:
-    """The arguments of a loader, which yields the share of ``rank`` in each epoch."""
+    """Arguments for a loader that yields ``rank``'s share of each epoch."""
 
     source: Source
     recipe: RecipeSpec

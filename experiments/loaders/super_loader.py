@@ -119,7 +119,7 @@ class SuperReader:
         return len(self._sampler)
 
     def state_dict(self, batches: int) -> dict[str, Any]:
-        """Return the position after ``batches`` of the latest iteration, as plain values."""
+        """Return the position after ``batches`` batches of the latest iteration, as plain values."""
         # A SuperLoader also counts batches whose samples are all bad.
         place = getattr(self._batches, "state_dict", None)
         return place() if place is not None else self._sampler.state_dict(batches_consumed=batches)

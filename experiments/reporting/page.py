@@ -62,7 +62,7 @@ def share(part: float | None, whole: float | None) -> float | None:
 
 
 def times(value: float | None, factor: float) -> float | None:
-    """Multiply a value if it is known."""
+    """Return the value times the factor, or None if the value is unknown."""
     return value if value is None or factor == 1 else factor * value
 
 

@@ -17,7 +17,7 @@ REPORT_FORMAT = 4
 
 
 class Pass(NamedTuple):
-    """A pass over a split and its figures, named as in `experiments.records.PassSummary`."""
+    """The metrics of one pass over a split, keyed as in `experiments.records.PassSummary`."""
 
     epoch: int
     split: str

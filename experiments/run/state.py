@@ -143,10 +143,10 @@ class RunState(Listener):
             say(console, f"no page was written ({error}); run superdl report {self.directory} to try again")
 
     def send(self, console: Console) -> None:
-        """Upload all files if the output in the spec is a bucket. Each host uploads its own files.
+        """Upload this host's files if the spec's output is a bucket.
 
         Raises:
-            SourceError: the upload failed, and the files remain here. A failed run raises its own error.
+            SourceError: the upload failed; local files are kept. A failed run raises its own error instead.
         """
         output = self.spec.output
         # One process sends the files of its host.

@@ -1,4 +1,4 @@
-"""Execute a spec, from data and loaders to training and report, with all results in one directory."""
+"""Run a spec end to end (data, loaders, training, report), writing all results to one directory."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ def _read(batches: Iterator[Batch]) -> list[tuple[int, BatchFigures]]:
 
 
 def _step_s(spec: Spec, batches: Iterator[Batch], device: torch.device, classes: int) -> tuple[float, float]:
-    """Return how many seconds a step takes while batches are read, and how many receiving a batch takes."""
+    """Return the seconds per training step while batches are read, and the seconds to receive a batch."""
     step = trial_step(spec, classes, device)
     steps_s: list[float] = []
     waits_s: list[float] = []

@@ -63,7 +63,7 @@ class CacheModel:
         return (lengths != 0) & ~corrupt, corrupt, pointed & ~corrupt
 
     def store(self, key: SetKey, indices: Indices, sizes: Indices, pointers: Indices | None = None) -> None:
-        """Write records, replacing any entries. Those of the samples ``pointers`` are pointers."""
+        """Write records, replacing existing entries. Samples in ``pointers`` are stored as pointers."""
         self.replace(key, indices, sizes)
         if pointers is not None:
             self.rows(key).pointers.update(pointers.tolist())

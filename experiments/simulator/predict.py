@@ -122,7 +122,7 @@ def prediction_mapping(spec: SimulationSpec, prediction: Prediction) -> dict[str
 
 
 def print_prediction(spec: SimulationSpec, prediction: Prediction, console: Console) -> None:
-    """Print the figures of a prediction, and the work behind them."""
+    """Print a prediction and what it took to simulate."""
     cells = {
         "images\n/s": f"{prediction.images_per_s:,.0f}",
         "stall\n%": f"{100 * prediction.stall_share:.1f}",

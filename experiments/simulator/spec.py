@@ -171,7 +171,7 @@ def load_spec(name: str | Path, overrides: Iterable[str] = ()) -> SimulationSpec
 
 
 def build_world_model(spec: SimulationSpec) -> WorldModel:
-    """Build the world of ``spec``."""
+    """Build the simulated world that ``spec`` describes."""
     datasets = [
         DatasetModel(
             name=_name(dataset.name, copy, dataset.copies).encode(),

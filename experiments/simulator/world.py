@@ -45,7 +45,7 @@ class World(Simulation):
         self.under_way = sum(map(len, self.trainers.values()))
 
     def make_executor(self, functions: FunctionsModel) -> ExecutorModel:
-        """Return an executor of these functions."""
+        """Return an executor that runs on these simulated functions."""
         return ExecutorModel(self, functions)
 
     def run(self) -> Self:
@@ -57,7 +57,7 @@ class World(Simulation):
         self.begin()
         while self.under_way and self.now_s < self.model.until_s:
             if not self.step():
-                raise self.broken("nothing happens any more, but jobs are not done")
+                raise self.broken("deadlock: no events left, but some jobs have not finished")
         if self.under_way:
             self.now_s = self.model.until_s
         return self

@@ -171,7 +171,7 @@ def _parsed(content: bytes, place: str) -> Checkpoint:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"{place} is damaged or not a checkpoint: {reason}") from error
     if not isinstance(loaded, dict) or "format" not in loaded:
-        raise ConfigError(f"{place} is not a checkpoint of a run; use model.weights to load weights alone")
+        raise ConfigError(f"{place} is not a run checkpoint; to load only weights, use model.weights")
     if loaded.pop("format") != _FORMAT:
         raise ConfigError(
             f"{place} has a format that this version of SUPER cannot read: resume with the "

@@ -195,7 +195,7 @@ class StopRequest:
             self._child_before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def begin(self) -> None:
-        """Begin training. From now on, SIGTERM stops it after a step."""
+        """Mark training as started. From now on, SIGTERM stops it after the current step."""
         self._training = True
 
     def end(self) -> None:

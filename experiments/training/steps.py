@@ -242,7 +242,7 @@ class Batches:
             if any(sample.handled == "batch left out" for sample in bad):
                 return None
             raise ConfigError(
-                f"the loader of {self._split} ended after {self.step} batches, but {self.steps} were expected"
+                f"the {self._split} loader stopped after {self.step} batches; expected {self.steps}"
             )
         self.step += 1
         self._given += 1

@@ -72,11 +72,11 @@ async def serve(
     trouble: str,
     connected: asyncio.Event,
 ) -> int:
-    """Connect and run requests until ``stop`` is set or the coordinator sends goodbye. Return its
-    exit code, or 0.
+    """Serve requests until ``stop`` is set or the coordinator says goodbye.
 
-    ``trouble`` tells the coordinator why no slot started. ``connected`` is set while the stream is
-    up. Raises CoordinatorError if it refuses this worker, or is unreachable for ``linger_s`` seconds.
+    Return the exit code from the goodbye, or 0. ``trouble`` is the reason no slot started, reported to
+    the coordinator. ``connected`` is set while the stream is up. Raises CoordinatorError if the
+    coordinator refuses this worker, or is unreachable for ``linger_s`` seconds.
     """
     loop = asyncio.get_running_loop()
     answered_s, pause_s, is_logged, is_first = loop.time(), _FIRST_PAUSE_S, False, True

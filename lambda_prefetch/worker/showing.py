@@ -117,8 +117,8 @@ def _tls() -> ssl.SSLContext:
         context.load_cert_chain(cert, key)
     except OSError as error:  # ssl.SSLError is one
         raise ConfigError(
-            f"{' and '.join(_CERTIFICATE)} must be the paths of PEM files with a certificate and its key, "
-            f"but these cannot be used: {error}"
+            "cannot load the TLS certificate and key from the PEM files in "
+            f"{' and '.join(_CERTIFICATE)}: {error}"
         ) from error
 
     def renew(*_: object) -> None:

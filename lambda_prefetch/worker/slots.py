@@ -239,7 +239,7 @@ class _Slot:
         return answer
 
     async def _exchange(self, event: bytes, timeout_s: float) -> tuple[bytes, bytes]:
-        """Send a request. Return the kind and JSON of its answer; raise ``ValueError`` for anything else."""
+        """Send a request and return the reply's kind and JSON. Raise ``ValueError`` if it is malformed."""
         self._calls += 1
         self._to_child.write(b"%d %f %b\n" % (self._calls, timeout_s, event))
         with contextlib.suppress(ConnectionError):  # it has ended, but its last output is still unread
@@ -252,7 +252,8 @@ class _Slot:
             if int(number) == self._calls and kind.removesuffix(ENDS) in {RESULT, RAISED}:
                 return kind, answer
             if not 0 < int(number) < self._calls:
-                raise ValueError(f"answered call {int(number)}, which was never made")
+                why = " with an unknown kind" if int(number) == self._calls else ", which was never made"
+                raise ValueError(f"answered call {int(number)}{why}")
             _log.warning("a slot answered call %d more than once; ignoring the duplicate", int(number))
 
     async def ended(self) -> None:

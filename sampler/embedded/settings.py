@@ -36,7 +36,7 @@ class ExecutorChoice:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ExecutorChoice:
-        """Read ``SUPER_EXECUTOR``: ``local``, ``lambda`` or both. A ``ConfigError`` names the variable."""
+        """Parse ``SUPER_EXECUTOR``, by default ``local``. A ``ConfigError`` names the variable at fault."""
         names = executor_names(environment.get("SUPER_EXECUTOR", "") or "local", "SUPER_EXECUTOR")
         elsewhere = [EXECUTORS[name] for name in names if EXECUTORS[name].runs_on is not RunsOn.THIS_HOST]
         executor = ",".join(names)

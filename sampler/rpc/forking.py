@@ -46,7 +46,7 @@ class HeldSockets:
             return held
 
     def close(self, held: socket.socket, *, handed_over: bool = False) -> None:
-        """Close one of the sockets and wake up any thread that waits for it."""
+        """Close one of the sockets and wake any thread waiting on it."""
         with _held_lock:
             if held not in self._sockets:
                 return

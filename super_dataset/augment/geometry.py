@@ -84,13 +84,15 @@ def crop_resize(image: torch.Tensor, box: tuple[int, int, int, int], size: tuple
 def crop_resize_by_products(
     images: torch.Tensor, sides: torch.Tensor, flips: torch.Tensor, size: tuple[int, int]
 ) -> torch.Tensor:
-    """Resize a box of each image with two matrix products, and mirror it where ``flips`` is set.
+    """Crop and resize each image with two matrix products, flipping those set in ``flips``.
+
+    Returns integer-valued float32 in 0-255.
 
     Args:
-        images: whole numbers as float32 of shape (samples, channels, height, width).
+        images: integer-valued float32 of shape (samples, channels, height, width).
         sides: top, left, height and width of the boxes, of shape (4, samples), on the images' device.
         flips: bool of shape (samples,), on the images' device.
-        size: height and width of the results, which are whole numbers from 0 to 255 as float32.
+        size: height and width of the results.
     """
     samples, channels, height, width = images.shape
     top, left, box_height, box_width = sides.to(torch.float32)

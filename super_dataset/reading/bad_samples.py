@@ -138,7 +138,7 @@ def _identity(file: int) -> tuple[int, int]:
 
 
 def _in_worker(pid: int, file: int, identity: tuple[int, int], source: str) -> BadSamples:
-    """Unpickle a list that sends to the original or, if that is gone, a new list."""
+    """Unpickle a list that forwards to the original, or a new one if that is gone or in this process."""
     copy = BadSamples(source)
     if pid == os.getpid():
         return copy

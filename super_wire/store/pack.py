@@ -133,7 +133,7 @@ class PackInProgress:
         size = HEADER_BYTES + memoryview(payload).nbytes
         if len(sample_id) != ID_BYTES or len(header) != HEADER_BYTES or header[5] not in DATA_KINDS:
             raise ValueError(
-                "packs only accept data: a sample id, a header of kind data or arrays, and a payload"
+                "a pack record needs a sample id, a header of kind data or arrays, and a payload"
             )
         if size > _MAX_RECORD or self.count >= MAX_RECORDS:
             raise ValueError(

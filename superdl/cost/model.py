@@ -33,7 +33,7 @@ _STORE_SHARE = 0.9  # largest share of a disk for a store
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A period of all jobs, with the number of samples produced and the costs in USD."""
+    """A time period across all jobs: samples produced, and costs in USD."""
 
     hours: float = 0.0
     produced: float = 0.0
@@ -149,8 +149,8 @@ def _epoch(scenario: Scenario, prices: PriceTable, cpu_ms: float, gets: float, *
     bound, rate = min(bounds.items(), key=lambda entry: entry[1])
     if not rate > 0:
         raise ConfigError(
-            f"{scenario.machine} has no vCPU left for loading, since trainer_vcpus is "
-            f"{scenario.trainer_vcpus:g}: set fewer, or use another machine"
+            f"{scenario.machine} has no vCPUs left for loading with trainer_vcpus="
+            f"{scenario.trainer_vcpus:g}: lower it or use a larger machine"
         )
     hours = scenario.samples / rate / 3600
     trainer = scenario.jobs * machine.hour * hours

@@ -1,4 +1,4 @@
-"""Tars and zips, whose members are named by their paths and labelled by a file or their folder."""
+"""Tar and zip archives: members are named by path and labelled by a label file or by their folder."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def _tar_entries(shard: Shard) -> Iterator[tarfile.TarInfo]:
     # tarfile treats a broken header as an end.
     end, tail = tar.offset, shard.size - tar.offset
     if tail < _BLOCK:
-        raise shard.error(f"truncated: no end mark (a block of zeros) at {end:,}")
+        raise shard.error(f"truncated: no end-of-archive marker (zero block) at byte {end:,}")
     if tail > _PADDING_BYTES or shard.read(end, tail).strip(b"\0"):
         why = "the tar is broken, or tars were appended to each other (combine or separate them)"
         raise shard.error(f"neither a header nor only zeros follow {end:,}: {why}")

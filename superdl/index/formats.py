@@ -142,7 +142,7 @@ def chunk_members(shard: Shard, choices: Choices, layout: Layout) -> Iterator[Me
     before = 2 * _U32 + _U32 * samples
     if shard.read(before, min(len(_ARROW), shard.size - before)) == _ARROW:
         why = "its samples are rows of Arrow, as LitData writes bytes and numbers"
-        raise shard.error(f"{why}: write PIL images with it, which it stores as JPEG or PNG")
+        raise shard.error(f"{why}; write PIL images instead, so they are stored as JPEG or PNG")
     table = np.frombuffer(shard.read(_U32, _U32 * (samples + 1)), "<u4").tolist()
     for number, (begin, end) in enumerate(pairwise(table)):
         name = str(number)
@@ -195,7 +195,7 @@ def _chunk_label(shard: Shard, kind: str, offset: int, length: int, name: str) -
             return _TEXTS[kind](content.decode())  # type: ignore[no-any-return]
         (value,) = np.frombuffer(content, _NUMBERS[kind]).tolist()
     except (ValueError, KeyError) as error:
-        raise shard.error(f"its label is not a number or string of the kind {kind}: {error}", name) from error
+        raise shard.error(f"the label is not a number or string of type {kind}: {error}", name) from error
     return int(value) if isinstance(value, bool) else value
 
 

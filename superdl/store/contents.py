@@ -81,7 +81,7 @@ def store_address(named: str | None, environment: Mapping[str, str]) -> str:
     if text.lower() == AUTO:
         return str(default_directory(environment))
     if text.lower() == NONE:
-        raise ConfigError("SUPER_STORE=none turns the store off, so pass the one to use as an argument")
+        raise ConfigError("SUPER_STORE=none disables the store; pass a store as an argument")
     return parse_store(text)
 
 

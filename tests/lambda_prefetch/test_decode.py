@@ -318,7 +318,7 @@ def test_what_has_more_pixels_than_allowed_is_refused_with_both_numbers(form):
     assert decoded(data, limit_pixels=9000).shape == (90, 100, 3)
     failure = failure_of(data, limit_pixels=8999)
     assert failure.reason == "too_large"
-    assert "100 x 90 pixels exceed the limit of 8999" in failure.message
+    assert "100 x 90 exceeds the limit of 8999 pixels" in failure.message
 
 
 def test_the_bound_on_pixels_is_a_setting(valkey, tmp_path, monkeypatch):

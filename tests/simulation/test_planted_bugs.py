@@ -173,7 +173,7 @@ BUGS = [
         CircuitBreaker,
         "open_until_s",
         lambda _, breaker, open_max_s=0.0: 1e9 if breaker.tripped else -1.0,
-        f"{NEVER_ENDS}|nothing happens",
+        f"{NEVER_ENDS}|deadlock",
         seeds=300,
     ),
     planted(

@@ -73,7 +73,7 @@ def test_a_certificate_that_is_renewed_on_disk_is_shown_from_then_on(
 
     put(certificates.server.cert_file, certificates.server.key_file)
     serving(serving_loop, use, tls=ServerTls(str(cert), str(key)))
-    assert caplog.text.count("cannot use the renewed certificate") == 2
+    assert caplog.text.count("cannot load the renewed certificate") == 2
 
 
 def test_what_cannot_be_used_is_named_and_no_key_is_repeated(certificates, tmp_path):

@@ -58,7 +58,7 @@ def test_what_is_no_checkpoint_is_refused_by_name(tmp_path):
     damaged.write_bytes(whole.read_bytes()[:-1000])
     assert "is damaged or not a checkpoint" in refused(damaged)
     torch.save(weights, damaged)
-    assert "is not a checkpoint of a run" in refused(damaged)
+    assert "is not a run checkpoint" in refused(damaged)
     torch.save(torch.load(whole, weights_only=True) | {"format": 99}, damaged)
     assert "cannot read: resume" in refused(damaged)
 
