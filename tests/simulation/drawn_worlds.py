@@ -13,7 +13,7 @@ from tests.simulation.drawn_model import DrawnDataset, DrawnFunctions, DrawnMode
 
 
 def draw_world(seed, *, small=False):
-    """Return the world of this seed, independent of PYTHONHASHSEED. A small one takes some 100 events."""
+    """Return this seed's world, independent of PYTHONHASHSEED. A small one takes a few hundred events."""
     rng = random.Random(seed)
     datasets = {name: _draw_dataset(rng, name, small=small) for name in (b"a", b"b")[: rng.choice((1, 1, 2))]}
     jobs = tuple(
@@ -79,7 +79,7 @@ def in_shards(model):
 
 
 def _mixed(rng, model, *, small):
-    """Add one executor, rarely two, to every third world. Any may be gone or wrong for a while."""
+    """Add one executor, sometimes two, to every third world. Any may be gone or wrong for a while."""
     if rng.random() < 0.65:
         return model
     fleet = [

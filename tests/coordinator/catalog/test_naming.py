@@ -1,4 +1,4 @@
-"""Names in place of paths and digests in place of times keep ids stable for copies, and only for those."""
+"""With names for paths and digests for times, copies keep their ids and changed files do not."""
 
 import os
 import shutil

@@ -116,7 +116,7 @@ def test_one_record_of_an_executor_is_read_back_every_few_seconds_however_many_i
     for position in range(20):
         driver.read(position, after_s=0.5)
         driver.answer_all()
-    assert len(driver.read_backs) in {1, 2}, "records are read back at this rate over 10 s"
+    assert len(driver.read_backs) in {1, 2}, "one or two read-backs in 10 s"
 
 
 def test_one_of_several_is_set_aside_until_a_record_of_it_reads_back():

@@ -48,7 +48,7 @@ def test_a_write_refused_for_memory_makes_room_and_blames_no_sample_and_no_execu
     assert len(driver.in_state(S.RESIDENT)) <= held - request.indices.size
     assert not driver.state.fleet.executors[0].breaker.tripped
     assert not driver.state.set_of(driver.key()).attempts.any()
-    driver.step(CacheResized(64 * TAKEN))  # as after a look at the server
+    driver.step(CacheResized(64 * TAKEN))  # as after checking the server
     driver.wait(1.0)
     driver.answer_all()
     assert set(driver.in_state(S.RESIDENT)) >= set(request.indices.tolist())

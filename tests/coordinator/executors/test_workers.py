@@ -121,7 +121,7 @@ async def test_the_decoder_of_the_cache_s_records_has_a_while_to_come_back(tmp_p
 
 
 async def test_requests_of_the_store_go_to_workers_that_see_it(tmp_path, caplog):
-    """A directory's contents identify it. Other workers get requests that need no store, if there are any."""
+    """A store is identified by its contents, not its path. Other workers get requests that need none."""
 
     def seen(name, sees_store):
         return f"{name} {sees_store}".encode()
