@@ -1,4 +1,4 @@
-"""Running a coordinator inside the test's own process."""
+"""Run a coordinator inside the test's own process."""
 
 import asyncio
 import inspect
@@ -10,7 +10,7 @@ from tests.coordinator.running import running
 
 @pytest.fixture(scope="session")
 def serving_loop():
-    """The one event loop that serves gRPC: grpc.aio loses events in a process's second."""
+    """The one event loop that serves gRPC. With a second one in a process, grpc.aio loses events."""
     with asyncio.Runner() as runner:
         yield runner
 
@@ -20,7 +20,7 @@ def pytest_configure(config):
 
 
 def pytest_pyfunc_call(pyfuncitem):
-    """Run a coroutine function: on the loop that serves gRPC if it asks for that, else on its own."""
+    """Run a coroutine test on the loop that serves gRPC if it uses that fixture, else on its own loop."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
@@ -33,7 +33,7 @@ def pytest_pyfunc_call(pyfuncitem):
 
 @pytest.fixture
 def coordinator(serving_loop, valkey, request):
-    """A running coordinator with the options of the test's mark ``coordinator``."""
+    """A running coordinator with the options of the test's ``coordinator`` mark."""
     marker = request.node.get_closest_marker("coordinator")
     context = running(valkey, serving_loop, **(marker.kwargs if marker else {}))
     yield serving_loop.run(context.__aenter__())
@@ -42,7 +42,7 @@ def coordinator(serving_loop, valkey, request):
 
 @pytest.fixture
 def source(tmp_path):
-    """Ten files in two classes: the scripted functions do not look into them."""
+    """Ten files in two classes. The scripted functions never read them."""
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         for number in range(5):

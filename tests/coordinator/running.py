@@ -1,4 +1,4 @@
-"""A coordinator in the test's event loop: real cache, real gRPC, functions that the test scripts."""
+"""Run a coordinator in the test's event loop: real cache, real gRPC, scripted functions."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ ENOUGH_S = 20.0
 
 
 def record_of(key, sample_id):
-    """The record that a :class:`ScriptedExecutor` makes of a key."""
+    """Return the record that a :class:`ScriptedExecutor` makes for a key."""
     header, payload = pack(np.full((SIDE, SIDE, 3), sum(key.encode()) % 256, dtype=np.uint8), sample_id)
     return header + bytes(payload)
 
 
 def registration(**changes):
-    """A registration of a directory that is not there, unless told otherwise."""
+    """Return a registration request, by default for a directory that does not exist."""
     facts = {
         "protocol_version": PROTOCOL_VERSION,
         "source": "file:///nowhere",
@@ -70,7 +70,7 @@ def registration(**changes):
 
 
 class ScriptedExecutor(Executor):
-    """Functions that write real records; ``outcomes`` gives keys another outcome, ``before`` may raise."""
+    """Functions that write real records. ``outcomes`` overrides outcomes by key, ``before`` may raise."""
 
     name = "scripted"
     remote = False
@@ -91,7 +91,7 @@ class ScriptedExecutor(Executor):
         return [key for request in self.requests for key in request.keys]
 
     async def start(self):
-        """Nothing to start."""
+        """Do nothing: scripted functions need no start."""
 
     async def invoke(self, request, *, timeout_s):
         self.requests.append(request)
@@ -110,7 +110,7 @@ class ScriptedExecutor(Executor):
             await asyncio.sleep(0)
             with redis.Redis.from_url(
                 self._cache
-            ) as client:  # not asyncio's: cancelled, it leaks a connection
+            ) as client:  # asyncio's client leaks a connection if cancelled
                 client.mset(records)
         count = len(request.keys)
         result = self.edit(
@@ -135,12 +135,12 @@ class ScriptedExecutor(Executor):
         return read_result(json.dumps(result.to_mapping()), request, "a function")
 
     async def close(self):
-        """Nothing to end."""
+        """Do nothing: scripted functions hold no resources."""
 
 
 @dataclass
 class Running:
-    """The parts of a running coordinator, and short ways to call it."""
+    """The parts of a running coordinator, with shortcuts to call it."""
 
     address: str
     cache: Cache
@@ -154,7 +154,7 @@ class Running:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def call(self, method, request):
-        """An RPC; a refusal is raised as the error that it names."""
+        """Make an RPC. Raise a refusal as the error that it names."""
         try:
             return await getattr(self.stub, method)(request, timeout=ENOUGH_S)
         except grpc.aio.AioRpcError as error:
@@ -184,7 +184,7 @@ class Running:
         return answer
 
     async def open(self, dataset, job="job", **changes):
-        """Open a job of 4 samples to a batch, unshuffled, unless told otherwise."""
+        """Open a job, by default unshuffled with batches of 4 samples."""
         facts = {
             "batch_size": 4,
             "replicas": 1,
@@ -195,16 +195,16 @@ class Running:
         return await self.call("OpenJob", pb.OpenJobRequest(dataset_id=dataset.dataset_id, job=job, **facts))
 
     async def page(self, job="job", **changes):
-        """A page of the plan: all of the first epoch unless told otherwise."""
+        """Request a page of the plan, by default all of the first epoch."""
         facts = {"rank": 0, "epoch": 0, "position": 0, "count": 1000, "yielded": 0} | changes
         return await self.call("NextBatches", pb.NextBatchesRequest(job=job, **facts))
 
     def look(self):
-        """Have whoever waits :meth:`until` something look again."""
+        """Wake up callers of :meth:`until` to check their conditions again."""
         self._changed.set()
 
     async def until(self, condition):
-        """Wait, bounded, until something that the engine's events bring about is so."""
+        """Wait, for a bounded time, until a condition that depends on engine events holds."""
         async with asyncio.timeout(ENOUGH_S):
             while not condition():
                 self._changed.clear()
@@ -223,7 +223,7 @@ async def running(
     tokens=None,
     **core,
 ):
-    """A coordinator on a unix socket beside the server's own."""
+    """Run a coordinator on a unix socket next to the server's own."""
     async with contextlib.AsyncExitStack() as stack:
         cache = cache_type(valkey.unix_url, owner="test")
         stack.push_async_callback(cache.close)
@@ -263,7 +263,7 @@ async def running(
 
 
 async def manager_of(*executors):
-    """A manager of executors that need no start, ready to work."""
+    """Return a working manager of executors that need no start."""
     manager = ExecutorManager([partial(_itself, executor) for executor in executors])
     await manager.start()
     await manager.agree(_agree)
@@ -275,11 +275,11 @@ def _itself(executor):
 
 
 async def _agree(_fingerprint):
-    """All decode as they like."""
+    """Agree to any decoder's fingerprint."""
 
 
 class ObservedEngine(Engine):
-    """Says when an event was handled or an action has ended, so that tests need not poll."""
+    """An engine that signals each handled event and ended action, so that tests need not poll."""
 
     tell: Callable[[], None] = staticmethod(lambda: None)
 
@@ -293,7 +293,7 @@ class ObservedEngine(Engine):
 
 
 class ObservedTasks(HeldTasks):
-    """Has its engine say when one has ended."""
+    """Tasks that signal through their engine when one has ended."""
 
     def __init__(self, engine):
         super().__init__("engine", engine._fail)
@@ -305,7 +305,7 @@ class ObservedTasks(HeldTasks):
 
 
 async def follow(stream):
-    """Read a stream as the coordinator does, whatever becomes of its cache."""
+    """Read a stream as the coordinator does, tolerating any failure of its cache."""
     while True:
         try:
             await stream.read_once()
@@ -314,14 +314,14 @@ async def follow(stream):
 
 
 class ClosesJobs(pb_grpc.CoordinatorServicer):
-    """Answers one call; the others are not implemented."""
+    """A service with one method; the others are unimplemented."""
 
     async def CloseJob(self, request, context):
         return pb.CloseJobReply(closed=True)
 
 
 def serving(loop, use, **guards):
-    """Listen, and call ``use(port, port of health)`` in a thread meanwhile."""
+    """Listen, and call ``use(port, health port)`` in a thread meanwhile."""
 
     async def work():
         port, probed = free_port(), free_port()
@@ -344,11 +344,11 @@ REPORT = ReadReport(
 
 
 def report(position=0, hits=4, straight=0):
-    """A batch of four was read, as a reader appends it."""
+    """Return fields of a report that a batch of four was read, as a reader appends it."""
     return replace(REPORT, position=position, hits=hits, straight=straight).to_fields()
 
 
 def missed(offsets, position=0):
-    """A reader still misses these samples of a batch of job ``job``."""
+    """Return fields of a report that a reader of job ``job`` is missing these samples of a batch."""
     hits = 4 - len(offsets)
     return BatchRead("job", replace(REPORT, position=position, hits=hits, done=0, missed=tuple(offsets)))

@@ -1,4 +1,4 @@
-"""The coordinator's side of a real cluster, in plain text and by TLS: while slots move and nodes die, too."""
+"""Test the coordinator on a real cluster, in plain text and over TLS, also as slots move and nodes die."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ def running(request, certificates):
 
 @pytest.fixture
 def cluster(running, certificates, monkeypatch):
-    """A cluster without keys, and the authority of its certificates in the environment."""
+    """A cluster without keys, with its certificates' authority in the environment."""
     monkeypatch.setenv("SUPER_CACHE_CA_FILE", certificates.ca_file)
     for node in running.nodes:
         with node.client() as client:
@@ -35,7 +35,7 @@ def cluster(running, certificates, monkeypatch):
 
 
 def of_node(cluster, node, count):
-    """Numbers whose records the node has."""
+    """Return ``count`` numbers whose records are on this node."""
     found = (n for n in range(100_000) if cluster.owners[key_slot(cache_key(an_id(n)))] == node)
     return [next(found) for _ in range(count)]
 
@@ -99,7 +99,7 @@ async def test_a_node_that_is_down_fails_what_needs_it_alone_and_comes_back(clus
 
     async with open_cache(cluster.url) as cache:
         before = await cache.info()
-        assert before.maxmemory == pytest.approx(0.95 * 3 * 512 * MB, rel=1e-3)  # 16384 is no multiple of 3
+        assert before.maxmemory == pytest.approx(0.95 * 3 * 512 * MB, rel=1e-3)  # 16384 is not divisible by 3
         assert (len(before.nodes), before.keys, before.policy) == (3, 10, "noeviction")
         cluster.nodes[dead].kill()
         for command in (

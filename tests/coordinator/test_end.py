@@ -1,4 +1,4 @@
-"""A coordinator takes a cache over before it starts functions, and is gone in time, whatever hangs."""
+"""A coordinator takes over a cache before it starts functions, and exits in time whatever hangs."""
 
 import asyncio
 import signal
@@ -16,7 +16,7 @@ from tests.fixtures.stack import Stack
 
 ENOUGH_S = 30.0
 
-# The real coordinator, of which a thread that the interpreter waits for never comes back.
+# The real coordinator, with a thread that never ends and that the interpreter waits for.
 HANGING = """
 import asyncio, sys, time
 from superdl.coordinator.server import server
@@ -98,11 +98,11 @@ async def test_the_lock_is_kept_while_functions_are_warmed(lambda_service, valke
 
     cache = Counting(valkey.url, owner="")
     executor = executor_for(lambda_service, valkey.url)
-    lambda_service.throttle_next(1)  # warming goes on after a second
+    lambda_service.throttle_next(1)  # warming continues after a second
     try:
         await warm_and_take_over(executor, cache)
     finally:
         await executor.close()
         await cache.close()
-    assert held.count(1) > 1  # again and again after the throttling
+    assert held.count(1) > 1  # repeatedly after the throttling
     assert len(lambda_service.invocations) == 1

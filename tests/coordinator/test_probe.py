@@ -1,4 +1,4 @@
-"""The probe says whether a coordinator serves, by sentence and exit code, and asks on this machine only."""
+"""The probe reports by message and exit code whether a coordinator serves, and only on this machine."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Every RPC over real gRPC: the typed error for each bad input, and that it harms nobody."""
+"""Every RPC over real gRPC: each bad input gets its typed error and affects no one else."""
 
 import asyncio
 import math
@@ -208,7 +208,7 @@ async def test_a_place_beyond_the_plan_is_refused_and_harms_nobody(coordinator, 
     await coordinator.open(await coordinator.register(source), replicas=1 + ("rank" in place))
     with pytest.raises(error):
         await coordinator.page(**place)
-    for yielded in (0, 2**63, 1):  # a sampler may claim anything of what it has given out
+    for yielded in (0, 2**63, 1):  # a sampler may claim any position
         assert (await coordinator.page(position=1, yielded=yielded)).batches
 
 
@@ -227,7 +227,7 @@ async def test_a_job_that_the_core_has_forgotten_is_forgotten_here_too(coordinat
     await coordinator.open(dataset, "silent")
     with valkey.client() as client:
         client.xadd(report_stream("silent"), report())
-    coordinator.engine.post(JobClosed("silent", 0))  # as the core does with ranks that are silent for long
+    coordinator.engine.post(JobClosed("silent", 0))  # as the core does with ranks silent for too long
     with pytest.raises(UnknownJobError):
         await coordinator.page("silent")
     await coordinator.open(dataset, "next")
@@ -273,5 +273,5 @@ async def test_ranks_are_bounded_over_all_jobs(coordinator, source, monkeypatch)
     await coordinator.open(dataset, "two")
     with pytest.raises(CoordinatorError, match="its maximum of 3 ranks"):
         await coordinator.open(dataset, "three")
-    await coordinator.open(dataset, "two")  # who is known stays so
+    await coordinator.open(dataset, "two")  # a known job can be reopened
     assert len((await coordinator.page("two")).batches) == 3

@@ -1,6 +1,6 @@
-"""Whether all money is accounted for, and the store made use of, beside what the core says.
+"""Check the core's accounting of money and its use of the store, independently of the core.
 
-Each remembers what one life of the coordinator was told: bills, places, and which executors are in doubt.
+Each check keeps its own record of one coordinator run: bills, stored locations, and suspect executors.
 """
 
 import math
@@ -30,7 +30,7 @@ _NEVER_RUN = (FailureKind.THROTTLED, FailureKind.UNAVAILABLE)
 
 
 class StoreCheck:
-    """The places that one life of the coordinator knows, which begins now."""
+    """The stored locations known to one coordinator run, which starts now."""
 
     def __init__(self, world, trainers):
         self._world = world
@@ -51,11 +51,11 @@ class StoreCheck:
         self._see = frozenset(see)
         self._store_only = {number for number, each in enumerate(facts) if not each.decodes}
         self._can_read, self._can_write = set(see), set(see)
-        """Of the executors that see the store those that gave no reason for doubt since they last worked."""
+        """The executors that see the store, minus those that have failed since they last worked."""
         self._spoilers = set()
 
     def happened(self, event):
-        """Before the core hears of what is no answer to a request."""
+        """Take in an event that does not answer a request, before the core sees it."""
         if isinstance(event, RecordsStored):
             self._places[event.dataset][event.indices] = event.packs
         elif isinstance(event, PacksLost):
@@ -73,7 +73,7 @@ class StoreCheck:
             self._missed[script.dataset][batch[[*report.missed]]] = True
 
     def answered(self, request, event, unsettled):
-        """A request was answered for the first time; ``unsettled`` before that."""
+        """Handle a request's first answer. ``unsettled`` is the mask of samples pending until then."""
         packs, executor = self._places[request.samples.dataset], request.executor
         if request.kind is RequestKind.SAVE and not (isinstance(event, RequestDone) and event.pack):
             self._can_write.discard(executor)
@@ -83,7 +83,7 @@ class StoreCheck:
             return
         if event.pack and event.stored is not None:
             packs[request.indices[event.stored]] = event.pack
-            # What is stored, and whose pointer did not come, has to be restored.
+            # A sample that was stored but whose pointer is missing from the cache has to be restored.
             not_pointed = request.indices[event.stored & (event.outcomes != _CACHED)]
             self._missed[request.samples.dataset][not_pointed] = True
         self._note_pointers(request, event, unsettled)
@@ -100,7 +100,7 @@ class StoreCheck:
             self._can_write.add(executor)
 
     def _failed(self, request, event, unsettled):
-        """No answer came: it may be the executor that is in trouble, and not its store."""
+        """Handle a request that got no answer. The executor may be at fault instead of its store."""
         self._can_read.discard(request.executor)
         if request.kind.writes_pack:
             self._can_write.discard(request.executor)
@@ -117,27 +117,27 @@ class StoreCheck:
         pointed[request.indices[cached & pointers & unsettled]] = True
 
     def audited(self, audit, event):
-        """The cache has told what it holds."""
+        """Take in the cache's answer to an audit."""
         if audit.samples.epoch == EVERY_EPOCH and event.pointers is not None:
             self._pointed[audit.samples.dataset][audit.indices] = event.pointers
 
     def dropped(self, action):
-        """Samples are deleted in the cache."""
+        """Note samples that are about to be deleted from the cache."""
         if action.samples.epoch == EVERY_EPOCH:
             self._pointed[action.samples.dataset][action.indices] = False
 
     def left_with_pointers(self):
-        """After every event: a job that does not see the store, and the cache has pointers for it."""
+        """After each event, yield jobs that cannot see the store while the cache holds pointers for them."""
         for name, pointed in self._pointed.items():
             if pointed.any() and not self._only_straight(name):
                 yield f"a job of {name!r} does not see the store and is left with a pointer"
 
     def overtaken(self, request):
-        """Another request for the same samples was answered before this one."""
+        """Note that another request for the same samples was answered first."""
         self._can_read.discard(request.executor)
 
     def problems(self, action):
-        """What is wrong with a request that is made."""
+        """Return what is wrong with a new request."""
         told, dataset = [], action.samples.dataset
         known = self._places[dataset][action.indices] != 0
         fit = self._see - self._world.model.unfit.get(dataset, frozenset())
@@ -172,13 +172,13 @@ _HOUR_S = 3600.0
 
 
 class MoneyCheck:
-    """The bills of one life of the coordinator, which begins now."""
+    """The bills of one coordinator run, which starts now."""
 
     def __init__(self, world):
         self._world = world
         self._prices = [facts.prices for facts in world.model.settings.executors]
         self._answered_usd = 0.0
-        """What the core was told, at the prices of who answered. It charges an invocation for each answer."""
+        """What the core was told, priced by the executor that answered. Each answer costs one invocation."""
         self._read_bytes = 0
         self._began_s = world.now_s
         self._known = {}
@@ -187,7 +187,7 @@ class MoneyCheck:
         self._beyond = False
 
     def requested(self, request):
-        """A request was made, for a job that may have been opened again."""
+        """Count a new request against its job, which may have been reopened."""
         self._beyond = self._beyond or self._billed_usd() >= self._world.model.settings.max_usd
         job = self._world.core.job(request.job)
         if job is None:
@@ -199,7 +199,7 @@ class MoneyCheck:
         self._ordered[request.request_id] = job
 
     def answered(self, request, event):
-        """A request was answered for the first time."""
+        """Bill a request's first answer."""
         if isinstance(event, RequestFailed) and event.kind in _NEVER_RUN:
             if self._ordered.get(request.request_id) is self._known.get(request.job):
                 self._asked[request.job] -= 1
@@ -216,12 +216,12 @@ class MoneyCheck:
             ) / _GB
 
     def read(self, report):
-        """A report came of a batch that was read, by a rank that the core knows."""
+        """Count a batch-read report from a rank that the core knows."""
         self._read_bytes += report.size_bytes
 
     def problems(self):
-        """Where the two accounts differ: each job bears the requests that were made for it, the dollars of
-        both agree, all of them are borne by somebody, and the cap holds.
+        """Yield each disagreement with the core's ledger: requests charged to each job, total dollars,
+        dollars borne by jobs, and requests made beyond the spending cap.
         """
         for name, known in self._known.items():
             if self._world.core.job(name) is known and known.counters.invocations != self._asked[name]:
@@ -236,7 +236,7 @@ class MoneyCheck:
             yield "a request was made beyond the cap on money"
 
     def _billed_usd(self):
-        """Hours and reading are no single executor's: they cost what they cost at the dearest."""
+        """Return the billed dollars. Hours and reads belong to no executor and cost the highest price."""
         hours = (self._world.now_s - self._began_s) / _HOUR_S
         read_usd = self._read_bytes / _GB * max(each.record_gb for each in self._prices)
         return self._answered_usd + read_usd + hours * sum(each.hour for each in self._prices)

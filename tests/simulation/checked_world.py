@@ -1,4 +1,4 @@
-"""A simulated world in which every promise of the core is checked after every event."""
+"""A simulated world that checks every promise of the core after every event."""
 
 from superdl.coordinator.core import Core, Prefetch, Tick
 from tests.simulation.checks import Checks
@@ -6,7 +6,7 @@ from tests.simulation.upsets import UpsetWorld
 
 
 class CheckedWorld(UpsetWorld):
-    """A world in which every promise is checked after every event, and that logs its requests."""
+    """A world that checks every promise after every event and logs its requests."""
 
     def __init__(self, model, make_core=None):
         self._make_core = make_core or (lambda model: Core(model.settings))

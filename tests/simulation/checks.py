@@ -1,6 +1,6 @@
-"""What must hold in the simulated world after every event and at the end of a run.
+"""Check what must hold in the simulated world after every event and at the end of a run.
 
-Whether money is accounted for and the store is made use of is :mod:`tests.simulation.accounts`'s.
+:mod:`tests.simulation.accounts` checks the accounting of money and the use of the store.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _STARVED_BATCHES = 50
 
 
 class Checks:
-    """Keeps its own account of what one life of the coordinator was told, and compares."""
+    """Keep a separate account of what one coordinator run was told, and compare the core with it."""
 
     def __init__(self, world):
         self._world = world
@@ -59,24 +59,24 @@ class Checks:
         self.restarted()
 
     def restarted(self):
-        """The coordinator was restarted."""
+        """Start over for a restarted coordinator."""
         self.in_flight = {}
         self._made_s = {}
         self._unsettled = {}
-        """Of which samples of a request it is open what becomes of them; requests that race share it."""
+        """Mask of each request's samples whose outcome is still open. Racing requests share one mask."""
         self._requests = self._hedges = 0
         self._audits = {}
         self._told = {}
-        """Samples that the coordinator was told are cached, and has no reason to doubt."""
+        """Samples that the coordinator was told are cached and has no reason to doubt."""
         self._attempts = {}
         self._sets = {}
         self._spoilt = set()
-        """Samples whose record failed its check, or was written once too often."""
+        """Samples whose record failed its check or was written by the loser of a race."""
         self._money = MoneyCheck(self._world)
         self._store = StoreCheck(self._world, self._trainers)
 
     def require(self, holds, what):
-        """Fail with the seed, unless it holds."""
+        """Fail with the seed unless ``holds`` is true."""
         if not holds:
             raise self._world.broken(what)
 
@@ -86,7 +86,7 @@ class Checks:
         return told, self._attempts.setdefault(key, np.zeros(size, dtype=np.int64))
 
     def happened(self, event):
-        """Before the core hears of it."""
+        """Take in an event before the core sees it."""
         self._store.happened(event)
         if isinstance(event, RequestDone | RequestFailed):
             if event.request_id in self.in_flight:
@@ -113,7 +113,7 @@ class Checks:
             self._told.clear()
 
     def _knows(self, event):
-        """Whether the report is of a rank that has opened its job since the coordinator was restarted."""
+        """Return whether the reporting rank has opened its job since the coordinator restarted."""
         job = self._world.core.job(event.job)
         return job is not None and event.report.rank in job.cursors
 
@@ -137,7 +137,7 @@ class Checks:
             self._spoilt.update((request.samples, index) for index in request.indices[late].tolist())
             told[request.indices[cached]] = True
             attempts[request.indices[cached]] = 0
-            # Who says at once that the time is over has another clock, and will say so again.
+            # An EXPIRED that comes too early means the function's clock is off, so a retry would expire too.
             too_early = (event.outcomes == _EXPIRED).all() and lasted_s < self._ttl_s / 2
             if last:
                 attempts[
@@ -148,7 +148,7 @@ class Checks:
             attempts[request.indices[unsettled]] += event.kind not in _UNCOUNTED_KINDS
 
     def acted(self, action):
-        """Before the world carries it out."""
+        """Check an action before the world carries it out."""
         match action:
             case Prefetch():
                 self._requested(action)
@@ -191,8 +191,8 @@ class Checks:
         self._made_s[action.request_id] = world.now_s
 
     def _saved(self, action):
-        """Of samples that are in the cache, once at a time, and by few functions, so that readers wait for
-        none.
+        """Check that saved samples are cached, that none is saved twice at once, and that saves leave enough
+        functions for readers.
         """
         told, _ = self._rows(action.samples)
         self.require(told[action.indices].all(), "a sample is saved that is not cached")
@@ -205,7 +205,7 @@ class Checks:
         self.require(there_now < half, "saves take the functions that readers wait for")
 
     def _asked_anew(self, action):
-        """Of samples that are not there, nor in flight, nor given up."""
+        """Check that requested samples are not cached, in flight or given up."""
         world, key = self._world, action.samples
         told, attempts = self._rows(key)
         for number, other in self.in_flight.items():
@@ -214,13 +214,13 @@ class Checks:
             self.require(not twice, "a sample was requested that is in flight")
         there = world.cache.look(key, action.indices, world.now_s) > 0
         self.require(not (told[action.indices] & there).any(), "a sample was requested that is resident")
-        # What fails at an executor that is set aside is excused twice, and is tried at the next one.
+        # A sample that fails at an executor that is set aside is excused twice and retried at the next one.
         most = world.model.settings.attempts + (2 if len(world.model.fleet) > 1 else 0)
         spent = attempts[action.indices] >= most
         self.require(not spent.any(), "a sample was tried more often than allowed")
 
     def _hedged(self, action, raced):
-        """A request in flight is raced: by one other, for the same samples, and not often."""
+        """Check that a hedge races one request in flight for the same samples, and that hedges are rare."""
         self.require(action.kind is not RequestKind.RESTORE, "a hedge restores")
         same = raced and raced.samples == action.samples and np.array_equal(raced.indices, action.indices)
         self.require(same, "a hedge races no request of the same samples")
@@ -244,7 +244,7 @@ class Checks:
         told[action.indices] = False
 
     def _gave_up(self, action):
-        """Retries were spent, or money."""
+        """Check that a tombstone is written only once the attempts or the money are spent."""
         if action.reason == SPENDING_CAP:
             self.require(
                 self._world.core.state.ledger.spending is Spending.STOPPED,
@@ -259,7 +259,7 @@ class Checks:
         attempts[action.indices] = 0
 
     def waits(self, job, rank, position, waited_s):
-        """A reader waits, as it may; but not while the others get all they want."""
+        """Check that no reader starves. Waiting is fine unless another job keeps reading meanwhile."""
         if waited_s < _STARVED_S:
             return
         began_s = self._world.now_s - waited_s
@@ -273,12 +273,12 @@ class Checks:
             )
 
     def ticked(self):
-        """All that is due was done."""
+        """Check that a tick leaves nothing due."""
         again = [it for it in self._world.core.handle(Tick(), self._world.now_s) if not isinstance(it, Warn)]
         self.require(not again, f"a second tick at the same time has the core act again: {again}")
 
     def ended(self):
-        """Long after the last job: what was under way has ended, and what was read is looked at."""
+        """Run on until all work has ended, then check what was read."""
         end_s = self._world.now_s + 3 * self._world.model.settings.forget_s
         while self._world.step(end_s):
             pass
@@ -287,7 +287,7 @@ class Checks:
             self._delivered_exactly_once(trainers)
 
     def settled(self):
-        """After every event."""
+        """Check what must hold after every event."""
         world, core = self._world, self._world.core
         self.require(not (wrong := "; ".join(self._store.left_with_pointers())), wrong)
         self.require(not (wrong := "; ".join(problems(core))), wrong)
@@ -296,10 +296,10 @@ class Checks:
         )
         sets = _sample_sets(core)
         for key, attempts in self._attempts.items():
-            if sets.get(key) is not self._sets.get(key):  # forgotten, and perhaps known again
+            if sets.get(key) is not self._sets.get(key):  # forgotten, and possibly known again since
                 attempts[:] = 0
         self._sets = dict(sets)
-        shares = (1.0, *(share for _, share in world.model.faults.resizes))  # what is awaited stays
+        shares = (1.0, *(share for _, share in world.model.faults.resizes))  # pending samples outlive a cut
         budget_bytes = int(world.model.settings.budget_bytes * max(shares))
         budget = budget_bytes + self._surprise_bytes + self.audited_bytes
         taken = 0
@@ -313,9 +313,9 @@ class Checks:
         self.require(not (wrong := "; ".join(self._money.problems())), wrong)
 
     def _most_surprise_bytes(self):
-        """How far the budget may be exceeded for a moment, because records are larger than expected."""
+        """Return by how many bytes larger-than-expected records may exceed the budget for a moment."""
         model = self._world.model
-        # Who died may still write a record over a pointer.
+        # A function that crashed or hung may still overwrite a pointer with a record.
         dies = model.settings.store and (model.faults.crash or model.faults.hang)
         if all(np.ptp(data.record_bytes) == 0 for data in model.datasets.values()) and not dies:
             return 0
@@ -324,7 +324,7 @@ class Checks:
         return largest * (2 * capacity * model.settings.request_samples + 1)
 
     def _delivered_exactly_once(self, trainers):
-        """Each rank has read its batches in order, and a full pass has brought every sample once."""
+        """Check that each rank read its batches in order and that a full pass delivered every sample once."""
         script = trainers[0].script
         for number, (epoch, first, stop) in enumerate(script.passes):
             mine = [
@@ -340,7 +340,7 @@ class Checks:
             parts = [each.indices[~each.padding] for together in zip(*mine, strict=True) for each in together]
             indices = np.concatenate([np.empty(0, dtype=np.int64), *parts])
             plan = script.plan_of(epoch)
-            if not script.orders:  # a user's sampler may draw one several times
+            if not script.orders:  # a user's sampler may draw a sample several times
                 self.require(np.unique(indices).size == indices.size, f"{script.name} read a sample twice")
             if (first, stop) == (0, plan.batches_per_epoch):
                 self.require(indices.size == plan.samples_per_epoch, f"{script.name} missed samples")
@@ -350,7 +350,7 @@ class Checks:
             )
 
     def _quiet(self):
-        """Long after the last job: nothing is under way but saves, and only sets that hold something stay."""
+        """Check that long after the last job only saves are in flight and no empty sample set is kept."""
         core = self._world.core
         self.require(not core.jobs, "a job that has vanished was not forgotten")
         others = [request for request in self.in_flight.values() if request.kind.fills_cache]

@@ -1,4 +1,4 @@
-"""The faults of a simulated world as plain values, which predictions have none of."""
+"""Describe the faults of a simulated world as plain values. Predictions have no faults."""
 
 import math
 from dataclasses import dataclass, replace
@@ -11,21 +11,21 @@ class DrawnDataset(DatasetModel):
     """A catalog with bad samples."""
 
     undecodable: frozenset[int] = frozenset()  # a function writes a permanent tombstone for each
-    poisonous: frozenset[int] = frozenset()  # each crashes a function
+    poisonous: frozenset[int] = frozenset()  # each one crashes its function
 
 
 @dataclass(frozen=True)
 class DrawnFunctions(FunctionsModel):
-    """Functions that fail for some time."""
+    """Functions that fail for a while."""
 
     timeout_s: float = math.inf
-    gone_s: tuple[tuple[float, float], ...] = ()  # periods during which it refuses requests
-    wrong_until_s: float = 0.0  # until then every request raises
+    gone_s: tuple[tuple[float, float], ...] = ()  # periods during which they refuse requests
+    wrong_until_s: float = 0.0  # every request raises until then
 
 
 @dataclass(frozen=True)
 class Faults:
-    """Probabilities of faults per request, sample or report, and the times of what is rare."""
+    """Fault probabilities per request, sample or report, and the times of rare faults."""
 
     crash: float = 0.0
     hang: float = 0.0
@@ -40,28 +40,28 @@ class Faults:
     store_gone_s: tuple[tuple[float, float], ...] = ()
     store_full_s: tuple[tuple[float, float], ...] = ()
     flushes_s: tuple[float, ...] = ()
-    outages_s: tuple[float, ...] = ()  # the cache goes, and comes back empty a second later
+    outages_s: tuple[float, ...] = ()  # the cache goes down and comes back empty a second later
     evictions_s: tuple[float, ...] = ()  # the server evicts a third of what it holds
     coordinator_deaths_s: tuple[float, ...] = ()
-    pack_losses_s: tuple[float, ...] = ()  # a third of all packs vanishes, unknown to the coordinator
+    pack_losses_s: tuple[float, ...] = ()  # a third of all packs vanishes without the coordinator knowing
     prunes_s: tuple[float, ...] = ()  # the coordinator removes a third of all packs
-    resizes: tuple[tuple[float, float], ...] = ()  # when, and to what share of the first budget
+    resizes: tuple[tuple[float, float], ...] = ()  # (time, share of the initial budget)
 
 
-NO_FAULTS = Faults()  # with these very faults a world draws no chances, as in a prediction
+NO_FAULTS = Faults()  # the world checks for this very object and then draws no chances, as in a prediction
 
 
 @dataclass(frozen=True)
 class DrawnModel(WorldModel):
-    """A simulation with faults."""
+    """A simulated world with faults."""
 
     faults: Faults = NO_FAULTS
-    cache_refuses: bool = False  # whether a full cache refuses writes; else it evicts at random
+    cache_refuses: bool = False  # whether a full cache refuses writes; otherwise it evicts at random
     events_max: int = 200_000
 
 
 def as_drawn(model):
-    """Return a model whose parts may all have faults."""
+    """Return a copy of the model whose parts can all have faults."""
 
     def into(kind, value):
         return value if isinstance(value, kind) else kind(**vars(value))

@@ -1,4 +1,4 @@
-"""The run of a seed: data, jobs, functions and faults drawn from it, the same whatever PYTHONHASHSEED."""
+"""Draw data, jobs, functions and faults from a seed, independently of PYTHONHASHSEED."""
 
 import math
 import random
@@ -13,13 +13,13 @@ from tests.simulation.drawn_model import DrawnDataset, DrawnFunctions, DrawnMode
 
 
 def draw_world(seed, *, small=False):
-    """The run of this seed, the same whatever PYTHONHASHSEED; a small one takes some hundred events."""
+    """Return this seed's world, independent of PYTHONHASHSEED. A small one takes a few hundred events."""
     rng = random.Random(seed)
     datasets = {name: _draw_dataset(rng, name, small=small) for name in (b"a", b"b")[: rng.choice((1, 1, 2))]}
     jobs = tuple(
         _draw_job(rng, f"job-{number}", datasets, small=small) for number in range(rng.choice((1, 1, 2, 3)))
     )
-    by_sampler = random.Random(f"{seed} orders")  # of its own: older seeds draw what they drew
+    by_sampler = random.Random(f"{seed} orders")  # a separate generator, so that older seeds keep their draws
     jobs = tuple(_ordered(by_sampler, job, datasets[job.dataset].size) for job in jobs)
     read = {job.dataset for job in jobs}
     whole = sum(int(footprint(datasets[name].record_bytes).sum()) for name in sorted(read))
@@ -50,7 +50,7 @@ def draw_world(seed, *, small=False):
         faults=faults,
         left_over=rng.choice((0.0, 0.0, 0.0, 0.5, 1.0)),
     )
-    # Drawn beside all else, so that the other runs stay what they were.
+    # Drawn from its own generator, so that the other worlds do not change.
     model = _mixed(random.Random(f"mix-{seed}"), model, small=small)
     model = _with_store(random.Random(f"store-{seed}"), model)
     model = _with_blind_functions(random.Random(f"blind-{seed}"), model)
@@ -58,7 +58,7 @@ def draw_world(seed, *, small=False):
 
 
 def _of_teams(rng, model):
-    """In every third run jobs are of teams with shares, priorities, or none of that."""
+    """Put the jobs of every third world into teams, with or without shares and priorities."""
     if rng.random() < 0.65:
         return model
     names = "vision", "speech", NO_TEAM
@@ -68,7 +68,7 @@ def _of_teams(rng, model):
 
 
 def in_shards(model):
-    """The same run over samples that are members of shards, which each have some runs of neighbours."""
+    """Return the same world with its samples in shards, each of which has a few runs of neighbours."""
     rng = random.Random(f"shards-{model.seed}")
     datasets = {
         name: replace(data, runs=np.array([0, *(at for at in range(1, data.size) if rng.random() < share)]))
@@ -79,7 +79,7 @@ def in_shards(model):
 
 
 def _mixed(rng, model, *, small):
-    """In every third run a second executor, seldom a third, any of which may be gone or wrong for a while."""
+    """Add one executor, sometimes two, to every third world. Any may be gone or wrong for a while."""
     if rng.random() < 0.65:
         return model
     fleet = [
@@ -90,7 +90,7 @@ def _mixed(rng, model, *, small):
         if rng.random() < 0.3:
             gone_s = rng.uniform(0.0, 3.0)
             fleet[number] = replace(fleet[number], gone_s=((gone_s, gone_s + rng.choice((0.5, 5.0, 60.0))),))
-        if rng.random() < 0.2 and number:  # not all at once: then tombstones would be right
+        if rng.random() < 0.2 and number:  # never all at once, or tombstones would be correct
             fleet[number] = replace(fleet[number], wrong_until_s=rng.choice((0.5, 5.0, 60.0)))
     settings, first = model.settings, model.settings.executors[0]
     dearer = [
@@ -108,7 +108,7 @@ def _mixed(rng, model, *, small):
 
 
 def _with_store(rng, model):
-    """In every second run a store that has faults of its own; not every job and executor may see it."""
+    """Add a store with faults of its own to every second world. Some jobs and executors may not see it."""
     if rng.random() < 0.5:
         return model
 
@@ -149,7 +149,7 @@ def _with_store(rng, model):
 
 
 def _with_blind_functions(rng, model):
-    """In every third run with a store nobody sees it but an executor for it alone, which may be gone too."""
+    """In every third world with a store, let only a store-only executor see it. That one may be gone too."""
     if not model.settings.store or rng.random() < 0.65:
         return model
     gone_s = rng.uniform(0.0, 3.0)
@@ -169,7 +169,7 @@ def _with_blind_functions(rng, model):
 
 
 def _draw_money(rng):
-    """Prices at which a run costs some dollars, and now and then a cap on what may be spent."""
+    """Draw prices at which a run costs a few dollars, and occasionally a spending cap."""
     if rng.random() < 0.5:
         return {}
     prices = Prices(
@@ -189,7 +189,7 @@ def _draw_money(rng):
 
 
 def _draw_functions(rng, *, small):
-    """A pool of processes, or functions that start cold, under a ramp, and refuse what is beyond it."""
+    """Draw a process pool, or functions with cold starts, a ramp and throttling above it."""
     capacity = rng.choice((1, 2, 8))
     queues = rng.random() < 0.6
     ramps = not queues and rng.random() < 0.5
@@ -252,7 +252,7 @@ def _draw_job(rng, name, datasets, *, small):
 
 
 def _ordered(rng, job, size):
-    """The job, or in its place one whose order a sampler of the user's draws for each epoch."""
+    """Return the job, or sometimes a copy that a user's sampler orders anew each epoch."""
     if job.plan.replicas > 1 or rng.random() < 0.7:
         return job
     orders, passes, epoch = {}, [], 0
@@ -270,7 +270,7 @@ def _ordered(rng, job, size):
 
 
 def _draw_passes(rng, batches):
-    """Epochs in a row, begun in the middle, abandoned, or set back."""
+    """Draw epochs that are consecutive, started midway, abandoned or rewound."""
     passes = []
     epoch = rng.choice((0, 0, 0, 3))
     for number in range(rng.choice((1, 2, 3))):

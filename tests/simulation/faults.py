@@ -1,4 +1,4 @@
-"""Cache, store, functions and trainers of the simulator with the faults that :mod:`drawn_model` describes."""
+"""The simulator's cache, store, functions and trainers with the faults described in :mod:`drawn_model`."""
 
 from collections import defaultdict
 from functools import partial
@@ -41,7 +41,7 @@ class FaultyCache(CacheModel):
         self._corrupt = defaultdict(set)
 
     def corrupt(self, key, indices):
-        """Spoil the records of these samples, where they are cached."""
+        """Corrupt the cached records of these samples."""
         cached = indices[self.rows(key).record_bytes[indices] > 0]
         self._corrupt[key].update(cached.tolist())
 
@@ -66,7 +66,7 @@ class FaultyCache(CacheModel):
             super().make_room()
 
     def refused(self, sizes):
-        """Return a mask of the new records for which a server without eviction has no memory."""
+        """Return a mask of the new records that do not fit on a server that does not evict."""
         refused = np.cumsum(footprint(sizes)) > self.budget_bytes * HEADROOM - self.used_bytes
         return refused & self.refuses
 
@@ -78,7 +78,7 @@ class FaultyCache(CacheModel):
 
 
 class FaultyStore(StoreModel):
-    """A store that may be gone or full, and whose packs may be lost and records rot."""
+    """A store that may be gone or full, lose packs and let records rot."""
 
     def __init__(self, model, rng, now_s):
         self._faults, self._rng, self._now_s = model.faults, rng, now_s
@@ -92,12 +92,12 @@ class FaultyStore(StoreModel):
 
     @property
     def answers(self):
-        """Whether the store can be read now."""
+        """Return whether the store can be read now."""
         return not self._is_within(self._faults.store_gone_s)
 
     @property
     def takes(self):
-        """Whether the store can be written now."""
+        """Return whether the store can be written now."""
         return self.answers and not self._is_within(self._faults.store_full_s)
 
     def write(self, dataset, indices):
@@ -110,7 +110,7 @@ class FaultyStore(StoreModel):
         return super().good(key, indices) & ~self._rotten[key.dataset][indices] & self.answers
 
     def lose(self, share):
-        """Lose a share of all packs."""
+        """Lose this share of all packs."""
         numbers = np.unique(np.concatenate(list(self.packs.values())))
         lost = numbers[(numbers > 0) & (self._rng.random(numbers.size) < share)]
         for packs in self.packs.values():
@@ -119,7 +119,7 @@ class FaultyStore(StoreModel):
 
 
 class FaultyExecutor(ExecutorModel):
-    """Functions that crash, hang, refuse, answer twice, or fail at single samples."""
+    """Functions that crash, hang, refuse, answer twice, or fail on single samples."""
 
     def submit(self, request):
         if any(start_s <= self.world.now_s < end_s for start_s, end_s in self.functions.gone_s):
@@ -159,7 +159,7 @@ class FaultyExecutor(ExecutorModel):
             world.after(cold_s + duration_s, partial(self.answer, request, duration_s, cold_s))
 
     def _die(self, request, kind, duration_s, cold_s, *, pushes_s):
-        """Fail a request of which a part is written after ``pushes_s``, perhaps even later."""
+        """Fail a request, part of which is written after ``pushes_s``, possibly after the failure."""
         self.world.after(cold_s + pushes_s, partial(self._push_some, request))
         self.fail(request, kind, duration_s, cold_s)
 
@@ -187,7 +187,7 @@ class FaultyExecutor(ExecutorModel):
         return np.where(intact, _CACHED, _NOT_CACHED).astype(np.uint8)
 
     def _push(self, request, indices):
-        """Write these samples if possible, and return their outcomes as uint8."""
+        """Write these samples where possible and return their outcomes as uint8."""
         world, faults, key = self.world, self.world.model.faults, request.samples
         data, chance = world.model.datasets[key.dataset], world.array_rng.random
         outcomes = np.full(indices.size, _CACHED if world.cache.up else _CACHE_ERROR, dtype=np.uint8)
@@ -223,7 +223,7 @@ class FaultyExecutor(ExecutorModel):
         return super().keep(request, outcomes)
 
     def stored(self, request, outcomes):
-        """Return what the cache accepted, and what has a pointer in any case."""
+        """Return what the cache accepted, and what has a pointer regardless."""
         undecodable = list(self.world.model.datasets[request.samples.dataset].undecodable)
         decoded = np.isin(outcomes, _DECODED) & ~np.isin(request.indices, undecodable)
         return super().stored(request, outcomes) | (self.pointed(request, request.indices) & decoded)

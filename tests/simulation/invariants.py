@@ -1,4 +1,4 @@
-"""What must hold of the core's memory after every event, and of each of its sets of samples."""
+"""Check the core's memory and each of its sample sets. Everything here must hold after every event."""
 
 import math
 from collections import Counter
@@ -12,7 +12,7 @@ from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 
 
 def problems(core):
-    """Yield the invariants that do not hold."""
+    """Yield each invariant that does not hold."""
     state = core.state
     for samples in state.sets.values():
         yield from problems_of(samples)
@@ -28,7 +28,7 @@ def problems(core):
 
 
 def problems_of(samples):
-    """What contradicts itself in a set; nothing, if all is well."""
+    """Yield each contradiction within a sample set."""
     resident = samples.having(SampleState.RESIDENT)
     if resident.size != samples.resident_count:
         yield f"{samples.key}: {resident.size} samples are resident, {samples.resident_count} are counted"
@@ -71,7 +71,7 @@ def _waits(state):
 
 
 def _unpaired(requests):
-    """Of two requests that race, the first; and all that do not."""
+    """Return the first of each pair of racing requests, and all requests that do not race."""
     for number, request in requests.items():
         if request.rival not in requests or number < (request.rival or 0):
             yield request
@@ -98,7 +98,7 @@ def _executors(state):
 
 
 def _stuck_work(state, now):
-    """Work that is left lying after an event, though somebody could do it: nothing, unless there is a bug."""
+    """Yield work that is stuck after an event although an executor is free for it."""
     for job in state.jobs.values():
         eligible = state.eligible_for(job.dataset)
         for cursor in job.cursors.values():
@@ -116,8 +116,8 @@ def _stuck_work(state, now):
         until_s = eligible.deferred.soonest_s()
         if until_s is not None and until_s < min(wake_times_s(state, now), default=math.inf):
             yield f"{len(eligible.deferred)} ranks wait for a cheaper executor, and nothing ends that"
-        # With a store, what lies there may wait for a dearer one that can restore it; and so may what has
-        # failed at this one.
+        # With a store, stored samples may wait for a dearer executor that can restore them. So may samples
+        # that failed at this one.
         waits = any(
             cursor.key in eligible.deferred
             and not (cursor.pending and cursor.pending[0].failed_by is not None)
@@ -141,14 +141,14 @@ def _cursors(state):
 
 
 def _money(state):
-    """What all that was spent was paid for is known."""
+    """Check that the ledger's cost categories add up to its total."""
     spent_usd = state.ledger.spent().usd
     if not math.isclose(spent_usd, state.ledger.total_usd, rel_tol=1e-6, abs_tol=1e-9):
         yield f"the kinds of costs are {spent_usd} USD of {state.ledger.total_usd}"
 
 
 def _store(state):
-    """Places are known only of what may be stored, and only who sees the store has to do with it."""
+    """Check that only storable samples have locations and that only jobs that see the store use it."""
     for key, samples in state.sets.items():
         if samples.packs is None:
             continue

@@ -1,4 +1,4 @@
-"""The simulated world is worth something only if it catches bugs: here one is planted for each promise."""
+"""Plant a bug for each promise, and check that the simulated world catches it."""
 
 import re
 from dataclasses import replace
@@ -37,13 +37,13 @@ from tests.simulation.test_world import blind_functions
 
 
 def small_worlds(count=30):
-    """Drawn runs in which readers soon give up."""
+    """Yield drawn worlds whose readers give up quickly."""
     for seed in range(count):
         yield replace(draw_world(seed, small=True), read_timeout_s=60.0)
 
 
 def is_found(pattern, models, make_core=None):
-    """Whether an invariant fails in one of the worlds, in the words of the pattern."""
+    """Return whether an invariant fails in one of the worlds with a message that matches the pattern."""
     for model in models:
         try:
             CheckedWorld(model, make_core).run()
@@ -58,7 +58,7 @@ def all_blind():
 
 
 def cheap_and_dear():
-    """A job that reads half as fast again as the cheaper executor can produce."""
+    """Return a world whose job reads 1.5 times as fast as the cheaper executor can produce."""
     plan = Plan(size=1600, batch_size=16)
     job = JobScript("job", b"a", plan, 0.0, 0.1, 2, 8, [(0, 0, plan.batches_per_epoch)])
     data = {b"a": DatasetModel(b"a", random=False, record_bytes=np.full(1600, 1000))}
@@ -67,7 +67,7 @@ def cheap_and_dear():
     return WorldModel(1, settings, cheap, data, (job,), others=(dear,), read_timeout_s=60.0)
 
 
-# Each stands in place of what it gets first, before the arguments.
+# Each of these replaces the function that it gets as its first argument.
 
 
 def forget_what_is_reserved(finish, state, event, now):
@@ -78,7 +78,7 @@ def forget_what_is_reserved(finish, state, event, now):
 
 
 def two_batches(span):
-    """The length of the first batches of a span, if they are two of one length; else 0."""
+    """Return the length of a span's first two batches if they are equally long, else 0."""
     offsets = span.offsets
     return int(offsets[1]) if len(span) > 1 and 2 * offsets[1] == offsets[2] else 0
 
@@ -149,7 +149,7 @@ def forget_what_is_saved(answered, state, request, access, event, now):
 
 
 def planted(owner, name, broken, pattern, *, seeds=30, world=None):
-    """A bug in place of ``owner.name``, found by one of so many drawn runs, or by a certain world."""
+    """Replace ``owner.name`` by a bug that must show up in the drawn worlds, or in ``world`` if given."""
     marks = pytest.mark.slow if seeds > 30 else ()
     return pytest.param(owner, name, broken, pattern, seeds, world, id=f"{name}: {pattern}", marks=marks)
 
@@ -215,7 +215,7 @@ def test_a_planted_bug_is_found(monkeypatch, owner, name, broken, pattern, seeds
 
 
 def test_a_core_that_starves_a_job_is_found(monkeypatch):
-    """A quick job reads on from the cache, while nothing is produced for a second one."""
+    """Let a fast job read from the cache while nothing is produced for a second job."""
     quick, slow = (
         JobScript(name, dataset, Plan(size=40, batch_size=4), starts_s, 0.5, 1, 4, tuple(passes))
         for name, dataset, starts_s, passes in (

@@ -1,4 +1,4 @@
-"""Two teams on one simulated coordinator: what each has of functions and memory where there is too little."""
+"""Two teams share one simulated coordinator that has too few functions or too little memory."""
 
 from collections import Counter
 from dataclasses import replace
@@ -25,7 +25,7 @@ THREE_TO_ONE = (Team("vision", 3.0, 0), Team("speech", 1.0, 0))
 
 
 def two_teams(*, places, steps_s=(HUNGRY_S, HUNGRY_S), teams=THREE_TO_ONE, cache_gb=16.0):
-    """A world that has run for a minute, in which each team has four jobs on a dataset of its own."""
+    """Return a world after one minute in which each team ran four jobs on its own dataset."""
     jobs = zip(("vision", "speech"), DATASETS, steps_s, strict=True)
     spec = SimulationSpec(
         minutes=1.0,
@@ -44,7 +44,7 @@ def two_teams(*, places, steps_s=(HUNGRY_S, HUNGRY_S), teams=THREE_TO_ONE, cache
 
 
 def produced(world):
-    """How many samples functions have produced for each team."""
+    """Count the samples that functions have produced for each team."""
     made = Counter()
     for job in world.core.jobs:
         made[job.team] += job.counters.samples_produced
@@ -57,11 +57,11 @@ def produced(world):
 def test_shares_of_three_to_one_give_three_to_one(places):
     made = produced(two_teams(places=places))
     assert made["vision"] / made["speech"] == pytest.approx(3, rel=0.05)
-    assert made.total() > 0.9 * 60 * places / 0.0105, "no place stands empty"
+    assert made.total() > 0.9 * 60 * places / 0.0105, "every slot stays busy"
 
 
 def test_a_team_that_wants_less_than_its_share_has_all_of_it_and_others_the_rest():
-    """Vision reads 640 images/s of some 1,500: its share would be more."""
+    """Vision reads 640 of about 1,500 images/s, which is less than its share."""
     jobs = predicted_jobs(two_teams(places=16, steps_s=(0.4, HUNGRY_S)))
     assert max(job.stall_share for job in jobs[:4]) < 0.02
     assert min(job.images_per_s for job in jobs[:4]) > 0.95 * 160
@@ -78,7 +78,7 @@ def test_a_higher_priority_goes_before_any_share():
 @pytest.mark.slow
 @pytest.mark.parametrize(("share", "ratio"), [(1.0, 1), (3.0, 3)])
 def test_memory_that_is_short_is_held_by_shares(share, ratio):
-    """Both read as fast as they want, and as fast as each other."""
+    """Both teams read as fast as they can, and equally fast."""
     teams = (Team("vision", share, 0), Team("speech", 1.0, 0))
     core = two_teams(places=64, steps_s=(0.2, 0.2), teams=teams, cache_gb=0.4).core
     held = {key.dataset.decode(): samples.resident_bytes for key, samples in core.state.sets.items()}

@@ -1,4 +1,4 @@
-"""What is reported of thrash is true, in mixes of jobs: the size named ends it, and a tenth less does not."""
+"""Check thrash advice on mixes of jobs: the advised size ends the thrash, and 10% less does not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EPOCHS = 4
 
 
 class _Listening(Core):
-    """Remembers what the core needed when it told of thrash for the first time."""
+    """A core that remembers the size it needed when it first warned of thrash."""
 
     advised_bytes = 0
 
@@ -33,7 +33,7 @@ class _ListeningWorld(World):
 
 
 def advised_by(drawn, budget_bytes):
-    """Train all jobs in a cache of that budget; return what the first thrash advised, 0 without one."""
+    """Train all jobs with this cache budget. Return the size advised by the first thrash warning, else 0."""
     seed, datasets, jobs, lookahead = drawn
     model = WorldModel(
         seed=seed,
@@ -49,12 +49,12 @@ def advised_by(drawn, budget_bytes):
 
 
 def draw_mix(seed):
-    """One to four jobs over one to three datasets, some with random recipes, with paces of their own."""
+    """Draw one to four jobs with different paces over one to three datasets, some with random recipes."""
     rng = random.Random(seed)
     datasets = {}
     for name in (b"a", b"b", b"c")[: rng.choice((1, 2, 2, 3))]:
         size = rng.choice((1500, 3000, 6000))
-        # A cache that holds a few batches alone is another matter: there a batch more is a tenth already.
+        # Avoid caches of only a few batches, where a single batch is already a tenth of the size.
         mean = rng.choice((5_000, 12_000) if datasets else (12_000, 150_000))
         sizes = np.full(size, mean)
         if rng.random() < 0.4:

@@ -1,4 +1,4 @@
-"""Many seeded runs of the core in the simulated world, faults included; a failing seed replays exactly.
+"""Run the core in many seeded worlds with faults. A failing seed replays exactly.
 
 To replay one: ``python -m pytest tests/simulation/test_world.py -k seed-17``.
 """
@@ -40,15 +40,15 @@ def sharded(seed):
 
 
 def drawn(numbers, *marks, make=small):
-    """Runs of these seeds, each a case of its own."""
+    """Return a test case for each of these seeds."""
     return [pytest.param(make, seed, id=f"seed-{seed}", marks=marks) for seed in numbers]
 
 
 @pytest.mark.parametrize(
     ("make", "seed"),
     [
-        # In 346 a reader that begins again is behind the eight epochs that others look ahead over.
-        # In 8965 a rank waits for a cheaper executor a second time, when the first time is over.
+        # Seed 346: a restarted reader is behind the eight epochs that others look ahead over.
+        # Seed 8965: a rank waits for a cheaper executor again after its first wait has ended.
         *drawn([*range(100), 346, 8965]),
         *drawn(range(40), make=sharded),
         *drawn(range(100, 3000), pytest.mark.slow),
@@ -62,7 +62,7 @@ def test_promises_hold(make, seed):
 
 
 def decodes_once(model):
-    """Check that functions decode each sample once at most, in shards too; return the run without faults."""
+    """Check that functions decode no sample twice, in shards too. Return the world without faults."""
     datasets = {
         name: replace(data, undecodable=frozenset(), poisonous=frozenset(), random=False)
         for name, data in model.datasets.items()
@@ -109,7 +109,7 @@ def blind_functions(left_over, stored, **settings):
 
 @pytest.mark.parametrize("left_over", [0.0, 0.5], ids="left-over-{}".format)
 def test_what_functions_decode_that_do_not_see_the_store_lies_in_it_in_the_end(left_over):
-    """What an earlier coordinator has left in the cache too, once somebody asks for it."""
+    """Cover samples that an earlier coordinator left in the cache, once they are requested."""
     world = CheckedWorld(blind_functions(left_over, stored=0.0)).run()
     assert world.store.scanned(b"a").indices.size == 1000
     assert world.executors[0].usage.samples_produced == pytest.approx(1000 * (1 - left_over), abs=60)
@@ -162,7 +162,7 @@ def test_a_cache_resized_both_ways_keeps_nobody_waiting(seed):
 
 
 class WorldThatCountsGets(CheckedWorld):
-    """Knows how many GETs had been made at the end of each pass."""
+    """A world that records the number of GETs at the end of each pass."""
 
     def __init__(self, model):
         self.gets = {}

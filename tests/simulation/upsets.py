@@ -1,4 +1,4 @@
-"""What happens to a simulated world from outside, at times drawn beforehand: to cache, coordinator, packs."""
+"""Upset a simulated world at times drawn beforehand: its cache, its coordinator, its packs."""
 
 import itertools
 from functools import partial
@@ -75,7 +75,7 @@ class UpsetWorld(World):
             self.after(_READ_BACK_S, partial(self._read_back, action, self.core))
 
     def audit(self, action):
-        """Report what the cache holds, once it is up, to the coordinator that wants to know it."""
+        """Report what the cache holds, once it is up, to the coordinator that asked."""
         if action.audit_id < self._first_number:
             return
         if not self.cache.up:
@@ -97,7 +97,7 @@ class UpsetWorld(World):
     def report_cache(self):
         if not (self.coordinator_up and self.cache.up):
             return
-        if self.cache.refuses:  # else its size never changes
+        if self.cache.refuses:  # otherwise its size never changes
             self.post(CacheResized(self.cache.budget_bytes))
         super().report_cache()
 
@@ -135,7 +135,7 @@ class UpsetWorld(World):
         self.coordinator_up = True
         self.cache_was_empty = not self.cache.used_bytes
         self.core = self.make_core()
-        # So that answers and audits of an earlier life are told apart.
+        # Tell answers and audits of an earlier run apart.
         self._first_number += _NUMBERS_OF_A_LIFE
         self.core.state.numbers = itertools.count(self._first_number)
         self.restarted()
@@ -143,4 +143,4 @@ class UpsetWorld(World):
         self.report_size()
 
     def restarted(self):
-        """Called after the coordinator has restarted, before it receives anything."""
+        """Handle a coordinator restart, before the new coordinator receives anything."""

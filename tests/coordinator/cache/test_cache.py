@@ -1,4 +1,4 @@
-"""The coordinator's side of a real cache: audits, deletions, tombstones, the lock, the budget, errors."""
+"""Test the coordinator's side of a real cache: audits, deletions, tombstones, lock, budget, errors."""
 
 import contextlib
 import dataclasses
@@ -54,10 +54,10 @@ async def test_an_audit_tells_records_tombstones_and_what_is_neither(either):
         client.set(cache_key(an_id(3)), b"garbage")
         client.set(cache_key(an_id(4)), b"x" * 5000)
         client.set(cache_key(an_id(5)), record[:-1])  # shorter than its header says
-        client.set(cache_key(an_id(6)), record[:4] + b"\x07" + record[5:])  # of a later version
-        client.set(cache_key(an_id(7)), record[:5] + b"\x08" + record[6:])  # of no known kind
+        client.set(cache_key(an_id(6)), record[:4] + b"\x07" + record[5:])  # of a later format version
+        client.set(cache_key(an_id(7)), record[:5] + b"\x08" + record[6:])  # of an unknown kind
         client.rpush(cache_key(an_id(8)), b"a list")
-        client.set(cache_key(an_id(9)), record[:8] + b"\xff" * 8 + record[16:])  # of another length
+        client.set(cache_key(an_id(9)), record[:8] + b"\xff" * 8 + record[16:])  # length does not match
         client.set(cache_key(an_id(10)), pointer)
         client.set(cache_key(an_id(11)), pointer[:-1])
     async with open_cache(either.url) as cache:
@@ -108,7 +108,7 @@ async def test_a_restarted_coordinator_takes_the_lock_of_its_owner_over_for_good
     async with open_cache(valkey.url, "me") as old, open_cache(valkey.url, "me") as new:
         await old.hold_lock()
         assert await new.hold_lock()
-        with pytest.raises(LockHeldError):  # the old one, should it still live, does not take it back
+        with pytest.raises(LockHeldError):  # if the old one is still alive, it cannot take the lock back
             await old.hold_lock()
         await old.release_lock()
         assert not await new.hold_lock()
@@ -128,7 +128,7 @@ async def test_releasing_frees_the_own_lock_alone_and_one_that_is_gone_is_taken(
 
 
 async def test_where_a_name_belongs_to_another_server_now_that_is_asked(valkey):
-    """As after a failover by DNS: a connection to the demoted one stays, and it refuses writes."""
+    """After a DNS failover the connection to the demoted server stays open but refuses writes."""
     successor = Valkey()
     try:
         async with open_cache(valkey.url) as cache:
@@ -182,7 +182,7 @@ async def test_the_server_tells_memory_policy_and_identity(either):
     async with open_cache(either.unix_url) as cache:
         before = await cache.info()
         either.restart_empty()
-        after = await cache.info()  # over a connection that broke while it was idle
+        after = await cache.info()  # on a connection that broke while idle
     assert before.maxmemory == 512 * MB
     assert before.policy == "noeviction"
     assert before.keys == 1
@@ -197,11 +197,11 @@ async def test_the_server_tells_memory_policy_and_identity(either):
     [
         (1000 * MB, 0, 0, 900 * MB),  # a tenth is left for client buffers
         (10_000 * MB, 0, 0, 9000 * MB),
-        (100 * MB, 0, 0, 75 * MB),  # or 64 MiB, or a quarter of a small server
+        (100 * MB, 0, 0, 75 * MB),  # at least 64 MiB, but at most a quarter of a small server
         (400 * MB, 0, 0, 336 * MB),
-        (1000 * MB, 0, 200 * MB, 150 * MB),  # as if the server had so much
-        (1000 * MB, 0, 5000 * MB, 900 * MB),  # never more than there is
-        (0, 4000 * MB, 0, 900 * MB),  # without a limit: a quarter of the machine
+        (1000 * MB, 0, 200 * MB, 150 * MB),  # as if the server had this much
+        (1000 * MB, 0, 5000 * MB, 900 * MB),  # never more than the server has
+        (0, 4000 * MB, 0, 900 * MB),  # no limit: a quarter of the machine
         (0, 4000 * MB, 3000 * MB, 2700 * MB),
     ],
 )
@@ -275,11 +275,11 @@ def a_node(name, *, used=0, maxmemory=0, policy="noeviction", system=0, keys=0, 
     ("slots", "used", "maxmemory", "whole", "left"),
     [
         ((10, 10), (20, 20), (100, 100), 190, 150),
-        ((10, 10), (20, 60), (100, 100), 190, 70),  # the second has 35 left, and gets half of what comes
+        ((10, 10), (20, 60), (100, 100), 190, 70),  # the second has 35 left and gets half of what comes
         ((10, 10), (20, 20), (100, 300), 190, 150),  # the second never gets more than the first
         ((10, 30), (20, 20), (100, 100), 380 / 3, 100),
         ((10, 10), (105, 20), (100, 100), 190, -20),
-        ((10, 10), (20, 20), (100, 0), 190, 150),  # one without a limit limits nothing
+        ((10, 10), (20, 20), (100, 0), 190, 150),  # a node without a limit does not count
     ],
 )
 def test_the_fullest_node_is_the_measure_and_a_twentieth_is_left_to_chance(

@@ -84,7 +84,7 @@ async def test_every_report_comes_once_and_in_order(valkey):
 
 
 async def test_a_stream_that_nobody_keeps_expires(valkey):
-    """Also where readers made it anew, after the cache was emptied."""
+    """A stream expires even if readers recreate it after the cache was emptied."""
     with valkey.client() as client:
 
         def lives_for_an_hour():
@@ -99,7 +99,7 @@ async def test_a_stream_that_nobody_keeps_expires(valkey):
             client.flushall()
             send(valkey)
             await reader.keep(59.0)
-            assert client.ttl(report_stream("job")) == -1, "once in a minute"
+            assert client.ttl(report_stream("job")) == -1, "renewed once a minute"
             await reader.keep(60.0)
             assert lives_for_an_hour()
 
@@ -156,15 +156,15 @@ FORGED_IDS = {
 
 @pytest.mark.parametrize("forged", FORGED_IDS.values(), ids=FORGED_IDS.keys())
 async def test_an_id_that_only_a_forger_gives_hides_no_report_that_follows(either, caplog, forged):
-    """By its ACL user a reader may XADD to every report stream, and do nothing else."""
+    """A reader's ACL user may XADD to any report stream, and nothing else."""
 
     async with reading(either) as (reader, events):
         with either.client() as client:
-            client.xadd(report_stream("job"), REPORT.to_fields(), id=forged)  # before anybody follows
+            client.xadd(report_stream("job"), REPORT.to_fields(), id=forged)  # before anyone follows
             for job in ("job", "another"):
                 await reader.follow(job)
             for turn in range(2):
-                with contextlib.suppress(redis.exceptions.ResponseError):  # the same as before
+                with contextlib.suppress(redis.exceptions.ResponseError):  # the id is already taken
                     client.xadd(report_stream("job"), REPORT.to_fields(), id=forged)
                 send(either, "another", position=turn)
                 while client.xlen(report_stream("job")):
@@ -204,7 +204,7 @@ async def test_a_cache_that_is_away_is_an_error_and_reading_goes_on_when_it_is_b
 async def test_a_job_that_closes_has_all_its_reports_read_at_once(valkey):
     async with reading(valkey) as (reader, events):
         await reader.follow("job")
-        for position in range(700):  # more than one read gives
+        for position in range(700):  # more than one read returns
             send(valkey, position=position)
         await reader.catch_up("job")
     assert [event.report.position for event in events] == list(range(700))

@@ -1,4 +1,4 @@
-"""What nobody accounts for is deleted from a real cache, and nothing else, whatever comes in between."""
+"""Sweep a real cache: only keys that nobody accounts for are deleted, under any interleaving."""
 
 import contextlib
 
@@ -65,7 +65,7 @@ async def test_steps_are_small_and_nothing_goes_while_it_cannot_be_told_what_is_
     fill(valkey, strangers)
     await steps(valkey, lambda: None, range(5))
     await steps(valkey, list, range(5))
-    assert left(valkey) == keys_of(strangers), "too few were seen to be compared"
+    assert left(valkey) == keys_of(strangers), "too few keys were seen to judge"
     await steps(valkey, list, range(12))
     assert 0 < 50_000 - len(left(valkey)) <= 3000
 
@@ -100,7 +100,7 @@ def test_ids_are_known_once_all_datasets_are(catalog):
     assert told([]) == []
     (known,) = told([listed, listed, a_dataset(error=SourceError("gone"))])
     assert known is ids
-    assert told([listed, a_dataset()]) is None, "one that is still being listed"
+    assert told([listed, a_dataset()]) is None, "a dataset is still being listed"
 
 
 def told(datasets, *, wanted=(), held=(), now_s=0.0):

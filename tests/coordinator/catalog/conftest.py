@@ -1,4 +1,4 @@
-"""Sources of a few files, in which listings do not look."""
+"""Sources of a few files whose contents listings never read."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Writes key lists of every format, and reads them as the lister does; makes files of sources."""
+"""Write key lists of every format, read them as the lister does, and create source files."""
 
 import csv
 import json
@@ -16,7 +16,7 @@ def read(path, *, of_files=True, progress=lambda _: None):
 
 
 def make(directory, *names):
-    """Make files of one byte, and the folders that they need."""
+    """Create one-byte files and the folders that they need."""
     for name in names:
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Which files of its own machine a coordinator reads for a client, and how many samples it takes in."""
+"""Test which local files a coordinator reads for a client, and how many samples it accepts."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from tests.coordinator.catalog.key_lists import make
 
 @pytest.fixture
 def places(tmp_path):
-    """An allowed directory with a source and a key list, and the same beside it, which is not."""
+    """An allowed directory with a source and a key list, and an identical sibling that is not allowed."""
     for name in ("data", "data-private"):
         make(tmp_path / name, "pets/cat/1.jpg", "pets/dog/1.jpg")
         (tmp_path / name / "labels.csv").write_text("key,label\ncat/1.jpg,0\n")
@@ -87,7 +87,7 @@ def test_a_source_with_a_link_out_of_all_roots_is_refused_and_names_it(places, a
     ],
 )
 def test_functions_are_told_where_links_may_lead(settings, link_roots):
-    """Listing and local functions follow the same links; the settings alone decide which."""
+    """Listing and local functions follow the same links, as decided by the settings alone."""
     made = Settings(**settings)
     assert allowed_to_listings(made).link_roots == link_roots
     environment = executor_context(made).environment
@@ -95,7 +95,7 @@ def test_functions_are_told_where_links_may_lead(settings, link_roots):
 
 
 def test_a_key_list_that_is_swapped_between_look_and_open_is_refused(places, allowed):
-    """The file that is open is looked at, wherever its name leads by now."""
+    """The check applies to the opened file, wherever its path leads by then."""
     within, outside = places / "data" / "labels.csv", places / "data-private" / "labels.csv"
     allowed.check_path(os.path.realpath(within), "key_list")
     within.unlink()

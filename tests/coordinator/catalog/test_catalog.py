@@ -1,4 +1,4 @@
-"""A catalog is sorted by key bytes, fingerprints its content and gives the ids that super_wire gives."""
+"""A catalog is sorted by key bytes, fingerprints its content and gives the same ids as super_wire."""
 
 import hashlib
 import pickle
@@ -24,7 +24,7 @@ KEYS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, ma
 
 
 def catalog_of(keys, *, bucket="s3://b", versions=None, labels=None, classes=("x", "y")):
-    """A catalog of ``keys``, with versions v0, v1, ... and labels 0, 1, 2, ... unless given."""
+    """Build a catalog of ``keys``, by default with versions v0, v1, ... and labels 0, 1, 2, ..."""
     names = versions or [f"v{i}" for i in range(len(keys))]
     return Catalog.build(
         bucket,
@@ -70,7 +70,7 @@ def test_any_change_gives_another_fingerprint(change):
 def test_the_fingerprint_is_what_earlier_versions_computed():
     packed = PackedStrings.pack([b"a", b"b"])
     here = Catalog.build("s3://b", packed, packed, np.array([0, 1]), ("x", "y")).fingerprint
-    # By hand, once: each field with its length before it.
+    # Spelled out by hand: each field is preceded by its length.
     fields = [
         b"s3://b",
         *(b"\1\0\0\0\0\0\0\0" * 2, b"ab") * 2,
@@ -93,7 +93,7 @@ def test_ids_of_many_samples_are_packed():
     finally:
         tracemalloc.stop()
     assert len({ids[at : at + 16] for at in range(0, len(ids), 16)}) == count
-    assert held < 1.5 * 16 * count, "an object per sample would take three times as much"
+    assert held < 1.5 * 16 * count, "one object per sample would take three times as much"
     assert len(pickle.dumps(catalog)) < 60 * count
 
 
@@ -123,7 +123,7 @@ def test_labels_take_the_memory_of_the_smallest_dtype_and_come_out_as_they_went_
     assert catalog.labels_at(np.arange(len(labels))[::-1]) == labels[::-1].tobytes()
 
 
-# Few slots, many indices that share them.
+# Many indices that share few slots.
 INDICES = st.lists(st.sampled_from([0, 1, 2**17, 2**17 + 1, 2**18, 2**39]), max_size=8)
 EPOCHS = st.sampled_from([0, 1, 2, 2**22 - 1, 2**22, 2**40])
 

@@ -1,4 +1,4 @@
-"""Registered datasets: who shares a listing, how its end is told, what is shared in memory."""
+"""Registered datasets: who shares a listing, how its end is reported, what is shared in memory."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ ENOUGH_S = 20.0
 
 
 class Clock:
-    """Time that passes only when told."""
+    """A clock that only a test advances."""
 
     def __init__(self):
         self.now_s = 1000.0
@@ -46,7 +46,7 @@ async def listed(datasets, source, run_id="run", recipe=PLAIN, key_list="", **ho
 
 
 def run(work, **options):
-    """Run an async test body against a fresh registry."""
+    """Run an async test body with a new registry."""
 
     async def body():
         async with registry(**options) as datasets:
@@ -56,7 +56,7 @@ def run(work, **options):
 
 
 class SlowLister:
-    """Lists when told to: until then it has found 2600 samples."""
+    """Finish a listing only when told to. Until then it reports 2600 samples."""
 
     def __init__(self):
         self.opened = threading.Event()
@@ -88,12 +88,12 @@ def test_a_new_sampler_sees_what_was_added_once_its_listing_is_ten_times_older_t
         clock.now_s += young_s
         assert await listed(datasets, source, renew=True) is first
         clock.now_s += 0.1
-        assert await listed(datasets, source) is first, "of its run"
+        assert await listed(datasets, source) is first, "the run keeps its listing"
         again = await listed(datasets, source, renew=True)
         assert again.dataset_id == first.dataset_id
         assert (len(first.catalog), len(again.catalog)) == (6, 7)
         assert await listed(datasets, source) is again
-        assert len((await listed(datasets, source, recipe=OTHER)).catalog) == 7, "the newest"
+        assert len((await listed(datasets, source, recipe=OTHER)).catalog) == 7, "the newest listing is used"
 
     run(work, clock=clock, lister=lister, max_age_s=max_age_s)
 
@@ -109,12 +109,12 @@ def test_a_run_with_the_id_of_one_that_has_ended_lists_again(source):
         first.jobs = {"job"}
         (source / "cat" / "new.jpg").write_bytes(b"x")
         clock.now_s += 301.0
-        assert await again() is first, "it reads on"
+        assert await again() is first, "its job is still reading"
         open_jobs.clear()
         clock.now_s += 299.0
-        assert await again() is first, "perhaps a slow rank of it"
+        assert await again() is first, "a slow rank may still open it"
         clock.now_s += 301.0
-        assert await listed(datasets, source) is first, "a sampler that opens its job again"
+        assert await listed(datasets, source) is first, "a sampler may reopen its job"
         clock.now_s += 301.0
         second = await again()
         assert (len(first.catalog), len(second.catalog)) == (6, 7)
@@ -167,7 +167,7 @@ def test_two_places_of_one_alias_are_one_dataset_that_is_read_where_it_was_opene
 
 
 def test_a_listing_that_gets_on_slowly_is_told_of(source):
-    """Where every file is read, a thousand of them may take minutes."""
+    """Reading each file can make a thousand files take minutes."""
     clock, told = Clock(), []
 
     def lister(source, key_list, progress, *_):
@@ -205,7 +205,7 @@ def test_a_new_run_lists_again_what_is_too_old(source, age_s, is_shared):
 
     first, second, third, fourth = asyncio.run(work())
     assert fourth.listing is not third.listing
-    assert is_shared or fourth.catalog is third.catalog, "equal content is in memory once"
+    assert is_shared or fourth.catalog is third.catalog, "equal content is kept in memory once"
     assert (second.listing is first.listing) is is_shared
     assert third.listing is second.listing
     assert len(second.catalog) == (6 if is_shared else 7)
@@ -226,7 +226,7 @@ def test_progress_answers_a_long_poll(source):
         assert set(seen) <= {1500, 2600}
         with pytest.raises(SourceError, match=r"still being listed \(2600 samples so far\)"):
             _ = dataset.catalog
-        await datasets.wait(dataset, listed=2600, wait_s=0.01)  # no news: it returns all the same
+        await datasets.wait(dataset, listed=2600, wait_s=0.01)  # returns although nothing has changed
         assert not dataset.ready
         lister.opened.set()
         await datasets.wait(dataset, listed=2600, wait_s=ENOUGH_S)
@@ -303,7 +303,7 @@ def test_closing_ends_a_listing_under_way(source):
 def test_what_was_registered_longest_ago_is_forgotten(source):
     async def work(datasets):
         first, second, _ = [await listed(datasets, source, f"run {number}") for number in range(3)]
-        assert datasets.get(first.dataset_id) is first  # asked for: not the oldest any more
+        assert datasets.get(first.dataset_id) is first  # use it, so that it is not the oldest any more
         await listed(datasets, source, "one more")
         assert datasets.get(second.dataset_id) is None
         assert datasets.get(first.dataset_id) is first

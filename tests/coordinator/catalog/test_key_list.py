@@ -1,4 +1,4 @@
-"""Key lists of all formats say the same; what is wrong with one is named by file and line."""
+"""Key lists of all formats are equivalent, and errors name the file and line."""
 
 import json
 import os
@@ -83,7 +83,7 @@ def test_byte_order_mark_blank_lines_crlf_and_quoted_newlines(tmp_path, scheme):
 
 
 A = '{"key": "a", "label": 1}\n'
-BAD = {  # extension, content, and the line that the error names; 0 for none
+BAD = {  # extension, content, and the line that the error names, or 0 for none
     "no header": ("csv", "a/1.jpg,0\n", 1),
     "column twice": ("csv", "key,label,key\na,1,b\n", 1),
     "fields missing": ("csv", "key,label\na,1\nb\n", 3),

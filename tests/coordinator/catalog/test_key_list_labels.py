@@ -1,4 +1,4 @@
-"""Labels that are arrays or have named fields: all rows of one form, packed, and the same over the wire."""
+"""Labels that are arrays or have named fields: all rows alike, packed, and unchanged over the wire."""
 
 import json
 
@@ -20,7 +20,7 @@ def test_csv_writes_the_fields_of_a_label_as_columns(tmp_path):
     assert found.labels["age"].tolist() == [3.0, 4.5]
     assert found.labels["kind"].tolist() == [1, 0]
     assert found.classes == ("cat", "dog")
-    path.write_text("label.age,key,label\n3,a,7\n")  # a column of its own goes before
+    path.write_text("label.age,key,label\n3,a,7\n")  # a column called label takes precedence
     assert read(path).labels.tolist() == [7]
 
 
@@ -29,7 +29,7 @@ NUMBER = st.integers(-(2**40), 2**40) | st.floats(-1e9, 1e9)
 
 @st.composite
 def label_columns(draw):
-    """Labels of one form, and what numpy makes of each field."""
+    """Draw labels of one form, and the numpy column expected for each field."""
     shapes = draw(
         st.dictionaries(
             st.text("abcäß猫 .", min_size=1, max_size=5),
@@ -50,7 +50,7 @@ def label_columns(draw):
 def test_any_labels_come_out_as_they_went_in_also_over_the_wire(tmp_path_factory, made):
     labels, columns = made
     rows = [{"key": f"{n}", "label": label} for n, label in enumerate(labels)]
-    # A label that is no object is a field without a name.
+    # A label that is not an object is a field without a name.
     name, column = next(iter(columns.items()))
     unnamed = [{"key": f"{n}", "label": label[name]} for n, label in enumerate(labels)]
     for extension in ("jsonl", "parquet"):
@@ -98,7 +98,7 @@ def test_a_label_itself_may_be_such_a_list(tmp_path, extension):
     found = read(written(tmp_path, extension, rows))
     assert isinstance(found.labels, RaggedLabels)
     assert [one.tolist() for one in found.labels] == tokens
-    rows = [{"key": f"{n}", "label[]": []} for n in range(3)]  # nothing says of what
+    rows = [{"key": f"{n}", "label[]": []} for n in range(3)]  # the element type is unknown
     assert [one.shape for one in read(written(tmp_path, "jsonl", rows)).labels] == [(0,)] * 3
 
 
@@ -125,7 +125,7 @@ def test_any_lists_come_out_as_they_went_in_also_over_the_wire_and_in_any_order(
         sizes = catalog.label_sizes(np.array(places))
         assert len(catalog.labels_at(np.array(places))) == sizes.sum() + 4
         assert catalog.most_label_bytes(5, again=True) >= sizes.sum()
-        chance.shuffle(rows)  # the order of rows is none of a catalog's
+        chance.shuffle(rows)  # the order of rows must not affect the catalog
         write_jsonl(path, rows)
     assert len(fingerprints) == 1
     rows[0]["label"]["pairs[]"] = [*rows[0]["label"]["pairs[]"], [1, 2]]
@@ -141,7 +141,7 @@ def test_such_lists_take_the_bytes_of_their_numbers(tmp_path):
     write_jsonl(path, rows)
     found = read(path)
     catalog = Catalog.build("file:///x", found.own.keys, found.own.keys, found.labels)
-    assert catalog.labels.values["ids"].nbytes == 100 * sum(range(7))  # in one byte each
+    assert catalog.labels.values["ids"].nbytes == 100 * sum(range(7))  # one byte per value
     assert catalog.label_bytes == 4 + 8 * 3
 
 
@@ -191,7 +191,7 @@ LATER_TOO = [(name, before) for name in BAD for before in (0, 9000)[: len(BAD[na
 
 @pytest.mark.parametrize(("name", "rows_before"), LATER_TOO)
 def test_a_bad_label_is_named_by_its_line(tmp_path, name, rows_before):
-    """Also where it is in a later batch of rows than the first."""
+    """The line number is also right in a later batch of rows."""
     path, labels = tmp_path / "x.jsonl", BAD[name][:1] * rows_before + BAD[name]
     path.write_text("\n".join(row(label, key=f"{n}") for n, label in enumerate(labels)))
     with pytest.raises(SourceError, match=f"^key_list {path}, line {len(labels)}: ") as caught:

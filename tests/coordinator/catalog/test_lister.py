@@ -1,4 +1,4 @@
-"""A source becomes a catalog: classes by folders or by key list, in an order that only the keys decide."""
+"""A source becomes a catalog with classes from folders or a key list, in an order set by the keys alone."""
 
 import os
 import threading
@@ -21,12 +21,12 @@ from superdl.super_wire.errors import (
 from tests.coordinator.catalog.key_lists import make
 
 ANY = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0\1"), min_size=1, max_size=6)
-# "-" comes before "/", so the order of classes is not that of the keys.
+# "-" sorts before "/", so classes and keys are ordered differently.
 NAMES = (ANY | st.text("a-é", min_size=1, max_size=3)).filter(lambda name: name[0] != ".")
 
 
 def as_image_folder(directory):
-    """Paths in the order of torchvision's ``make_dataset``."""
+    """List paths in the order of torchvision's ``make_dataset``."""
     found = []
     for folder in sorted(one for one in directory.iterdir() if one.is_dir()):
         for root, _, names in sorted(os.walk(folder)):
@@ -45,7 +45,7 @@ def test_any_names_in_the_order_of_an_image_folder(tmp_path_factory, names):
     keys = ["/".join((folder, *between, f"{name}.jpg")) for folder, between, name in names]
     assume(not any(other.startswith(f"{one}/") for one in keys for other in keys))
     make(directory, *keys)
-    make(directory, "top.jpg", "text/a.txt")  # in no class folder, and no image
+    make(directory, "top.jpg", "text/a.txt")  # not in a class folder, and not an image
     catalog = list_source(str(directory))
     assert list(catalog.keys) == as_image_folder(directory)
     assert catalog.classes == tuple(sorted({folder for folder, *_ in names}))
@@ -94,19 +94,19 @@ def test_what_is_left_out_or_guessed_is_counted(tmp_path):
         ".git, __MACOSX, val/._1.jpg, val/.ipynb_checkpoints",
         "top.jpg",
         "Test",
-        "train, val",  # which look like splits
+        "train, val",  # these look like splits
     ]
     make(tmp_path, "cat/1.jpg")
     assert list_source(str(tmp_path)).warnings == catalog.warnings[:-1]
     labels = tmp_path / "labels.csv"
-    labels.write_text("key,label\nval/._1.jpg,1\n")  # who names it means it
+    labels.write_text("key,label\nval/._1.jpg,1\n")  # an explicitly listed key is kept
     assert list_source(str(tmp_path), str(labels)).warnings == ()
 
 
 @given(st.data())
 def test_every_row_gets_the_version_of_its_own_key(tmp_path_factory, data):
     directory = tmp_path_factory.mktemp("join")
-    endings = ("jpg", "bin")  # with a key list, what is no image by its name is a sample too
+    endings = ("jpg", "bin")  # in a key list, a file without an image's extension is a sample too
     names = [f"{number}.{endings[number % 2]}" for number in range(data.draw(st.integers(1, 20)))]
     for size, name in enumerate(names):
         (directory / name).write_bytes(bytes(size))
@@ -153,7 +153,7 @@ def test_the_first_failure_ends_the_others():
             assert endless_runs.wait(30)
             raise SourceForbiddenError(name)
         endless_runs.set()
-        while True:  # until the failure of the other ends it
+        while True:  # runs until the other one fails
             tally.check()
 
     with pytest.raises(SourceForbiddenError, match="bad"):
@@ -178,7 +178,7 @@ def test_the_first_failure_ends_the_others():
     ],
 )
 def test_a_source_has_one_canonical_form(tmp_path, monkeypatch, url, bucket, prefix):
-    monkeypatch.chdir(tmp_path)  # below which relative paths are
+    monkeypatch.chdir(tmp_path)  # relative paths start here
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     source = parse_source(url.format(tmp_path))

@@ -1,4 +1,4 @@
-"""Buckets are listed over HTTP from a real server: pages, folders, key lists, and every way to fail."""
+"""List buckets over HTTP from a real server: pages, folders, key lists, and every way to fail."""
 
 import contextlib
 import http.client
@@ -28,7 +28,7 @@ MANY = 2345  # three pages of one folder
 
 
 class Store:
-    """The server, and a client of it for the tests."""
+    """The server, and a client for the tests."""
 
     def __init__(self, url):
         self.url = url
@@ -53,7 +53,7 @@ class Store:
         connection.close()
 
     def put(self, *keys, body=b"x"):
-        """Objects of the bucket ``pets``."""
+        """Put objects into the bucket ``pets``."""
         for key in keys:
             self.client.put_object(Bucket="pets", Key=key, Body=body)
 
@@ -70,7 +70,7 @@ def store():
     found.put(
         "train/top.jpg", "train/empty/", "train//nameless.jpg", "training/x/9.jpg", "flat/1.jpg", "flat/2.jpg"
     )
-    # Straight into the server: over HTTP this alone would take six seconds.
+    # Bypass HTTP, which would take six seconds for this alone.
     for number in range(MANY):
         s3_backends[ACCOUNT]["aws"].put_object("pets", f"many/a/{number}.jpg", b"x")
     yield found
@@ -130,7 +130,7 @@ def test_each_key_is_read_as_it_is_or_counted(store):
 
 
 def test_a_name_stands_for_bucket_and_prefix(store):
-    """ETags are of the objects' bytes: what was copied keeps them, whatever versions are asked for."""
+    """ETags depend only on an object's bytes, so a copy keeps them, whichever versions are requested."""
     store.client.create_bucket(Bucket="zoo")
     for key in ("a/b/cat/1.jpg", "a/b/cat/deep/er/2.PNG", "a/b/dog/größe & 猫+%20.jpeg"):
         store.client.put_object(Bucket="zoo", Key=key, Body=b"x")
@@ -145,7 +145,7 @@ def test_a_whole_bucket_with_more_keys_than_a_page_holds():
     told = []
     catalog = list_source("s3://pets", progress=told.append)
     assert catalog.classes == ("flat", "many", "train", "training")
-    # All but the object in the folder of no name and the one in the bucket itself.
+    # All but the object in the nameless folder and the one at the top of the bucket.
     assert catalog.labels.tolist().count(1) == MANY
     keys = list(catalog.keys)
     assert keys == sorted(keys, key=lambda key: [key.split(b"/")[0], *key.rpartition(b"/")[::2]])
@@ -185,7 +185,7 @@ def test_key_list_in_the_bucket_joined_with_the_listing(store):
     assert catalog.labels.tolist() == [0, 1]
     etag = store.client.head_object(Bucket="pets", Key="flat/2.jpg")["ETag"].strip('"')
     assert catalog.versions[1].decode() == etag
-    store.put("lists/v.csv", body=b"key,label,version\nnot-there.jpg,3,etag\n")  # which needs no listing
+    store.put("lists/v.csv", body=b"key,label,version\nnot-there.jpg,3,etag\n")  # needs no listing
     catalog = list_source("s3://pets/flat", "s3://pets/lists/v.csv")
     assert (list(catalog.keys), list(catalog.versions)) == ([b"flat/not-there.jpg"], [b"etag"])
     with pytest.raises(SourceNotFoundError, match="s3://no-such-bucket"):

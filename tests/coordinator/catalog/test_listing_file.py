@@ -1,4 +1,4 @@
-"""Directories are listed as they are: nested folders, links, odd names, and what may not be read."""
+"""List directories as they are: nested folders, links, odd names, and unreadable files."""
 
 import json
 import os
@@ -29,7 +29,7 @@ CONFINED = Allowed(own_functions=False)
 
 
 def listed(directory, *, allowed=Allowed(), warnings=None):  # noqa: B008  # frozen
-    """Keys below ``directory`` by folder, sorted."""
+    """Return the keys below ``directory`` by folder, sorted."""
     tally = Tally(lambda _: None, threading.Event(), allowed)
     found = list_samples(parse_source(str(directory)), tally, images_only=True)
     if warnings is not None:
@@ -41,7 +41,7 @@ def listed(directory, *, allowed=Allowed(), warnings=None):  # noqa: B008  # fro
 
 
 def plant(random, top):
-    """A few directories with files and links of all kinds: beside each other, above, below and nowhere."""
+    """Create directories with files and links that point sideways, up, down and nowhere."""
     directories = [top / "source", top / "outside"]
     for place in directories:
         place.mkdir(parents=True)
@@ -65,10 +65,10 @@ def plant(random, top):
 
 
 def as_image_folder(source):
-    """torchvision's own way: ``find_classes``, then ``os.walk`` that follows links; ``None`` for circles."""
+    """List with torchvision's ``find_classes`` and ``os.walk``, following links; ``None`` for link cycles."""
     found = {}
     for entry in sorted(os.scandir(source), key=lambda entry: entry.name):
-        if Path(entry.path).is_dir():  # which fails for no link
+        if Path(entry.path).is_dir():  # never raises for a link
             found[entry.name] = keys = []
             for here, _, names in os.walk(entry.path, followlinks=True):
                 keys += [os.path.relpath(f"{here}/{name}", source) for name in names if name.endswith(".jpg")]
@@ -79,7 +79,7 @@ def as_image_folder(source):
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2, 3))])
 def test_nothing_that_image_folder_finds_is_left_out_in_silence(tmp_path, part):
-    """Random trees of links; what is listed is what ImageFolder finds, and what functions then read."""
+    """Compare listings of random trees of links with ImageFolder, and with what functions can read."""
     seen = dict.fromkeys(("circles", "nowhere", "followed", "forbidden", "no image", "equal"), 0)
     for number in range(150):
         source = plant(random.Random(f"{part} {number}"), tmp_path / str(number))
@@ -122,7 +122,7 @@ def test_nothing_that_image_folder_finds_is_left_out_in_silence(tmp_path, part):
 
 @pytest.mark.slow
 def test_links_to_directories_full_of_links_are_bounded(tmp_path):
-    """Twenty directories that link to the next one twice look like a million."""
+    """Twenty directories, each with two links to the next, look like a million."""
     make(tmp_path, "source/a/1.jpg")
     for number in range(20):
         here, after = tmp_path / f"d{number}", tmp_path / f"d{number + 1}"
@@ -139,7 +139,7 @@ def test_names_that_are_not_utf8_are_left_out_and_shown_escaped(tmp_path):
     source, odd = tmp_path / "source", os.fsdecode(b"caf\xe9")
     make(source, "a/1.jpg", f"a/{odd}.jpg", f"a/{odd}.txt", f"{odd}/2.jpg", f"../{odd}/2.jpg")
     (source / f"a/{odd}.png").symlink_to("/nowhere")
-    (source / "b").symlink_to(f"../{odd}")  # its key is UTF-8
+    (source / "b").symlink_to(f"../{odd}")  # its own key is valid UTF-8
     catalog = list_source(str(source))
     assert sorted(catalog.keys) == [b"a/1.jpg", b"b/2.jpg"]
     leads_out, not_utf8 = catalog.warnings
@@ -177,7 +177,7 @@ for source, key_list in json.loads(sys.argv[1]):
 
 
 def list_as_nobody(*sources):
-    """What listing (source, key list) gives a user who is not root: one line each."""
+    """List each (source, key list) as a user who is not root. Return one line each."""
     done = subprocess.run(
         [sys.executable, "-c", AS_NOBODY, json.dumps(sources)],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
@@ -188,7 +188,7 @@ def list_as_nobody(*sources):
 
 @pytest.fixture
 def open_path():
-    """A directory that every user may enter; pytest's own are for one user only."""
+    """Make a directory that every user may enter. Pytest's own are private to one user."""
     path = Path(tempfile.mkdtemp(prefix="super-t-")).resolve()
     path.chmod(0o755)
     yield path
@@ -203,7 +203,7 @@ def test_what_may_not_be_read_is_named(open_path):
     (open_path / "linked/a/link.jpg").symlink_to("../b/sub/2.jpg")
     (open_path / "closed").chmod(0)
     (open_path / "shut/b").chmod(0)
-    (open_path / "blind/a").chmod(0o444)  # names may be read, files not looked at
+    (open_path / "blind/a").chmod(0o444)  # names can be listed, but files cannot be stat'ed
     (open_path / "linked/b").chmod(0)
     (open_path / "labels.csv").chmod(0)
     names = ["good", "closed", "closed/a", "shut", "blind", "linked"]

@@ -1,4 +1,4 @@
-"""A long listing runs in a process of its own: the same catalog, the same errors, a sure end."""
+"""Long listings run in a separate process, with the same catalog and errors, and always end."""
 
 import asyncio
 import threading
@@ -35,7 +35,7 @@ def long_list(tmp_path):
 
 
 def listed(source, key_list="", naming=Naming(), classes=(), **options):  # noqa: B008  # frozen
-    """What a registry has of a source, and whether all was listed in this process."""
+    """Return a registry's listing of a source, and whether this process did all the listing."""
 
     async def register():
         datasets = DatasetRegistry(max_age_s=300.0, **options)
@@ -113,8 +113,8 @@ def test_a_process_that_is_killed_is_an_error_and_one_that_is_not_wanted_ends(tm
     assert set(psutil.Process().children()) <= before
     numbers.clear()
     list_long(tmp_path, long_list, numbers.append)
-    assert numbers[-1] is None, "it is packing"
-    # A fast machine lists them all before the first report is due.
+    assert numbers[-1] is None, "the last report is of packing"
+    # A fast machine lists everything before the first report is due.
     counts = [number for number in numbers if number is not None]
     assert counts == sorted(counts)
     assert all(count <= 200_000 for count in counts)

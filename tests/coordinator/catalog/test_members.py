@@ -1,4 +1,4 @@
-"""Key lists of members: read in every format, joined with their objects, and refused by name and line."""
+"""Read key lists of members in every format, join them with their objects, and name the line of bad ones."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 
 @st.composite
 def rows_of(draw):
-    """Rows of a key list: members of a few objects, none of which overlap, in any order."""
+    """Draw a key list of members of a few objects, in any order and without overlaps."""
     rows = []
     for key in ("b.tar", "a/b.tar", "a.tar"):
         at = 0

@@ -1,4 +1,4 @@
-"""Names in place of paths, digests in place of times: what travels keeps its ids, what differs does not."""
+"""With names for paths and digests for times, copies keep their ids and changed files do not."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ def write(directory, tree):
 
 
 def ids_of(directory, naming=NAMED, randomness=None):
-    """Ids by the path below the directory, and the fingerprint."""
+    """Return ids by the path below the directory, and the fingerprint."""
     catalog = list_source(str(directory), naming=naming)
     ids = split_ids(catalog.sample_ids(RECIPE, randomness))
     return dict(zip((key.decode() for key in catalog.keys), ids, strict=True)), catalog.fingerprint
@@ -55,7 +55,7 @@ def test_a_copy_has_the_ids_of_the_first_and_a_changed_byte_another(tmp_path_fac
 def test_what_is_not_named_keeps_the_ids_of_its_place_and_times(tmp_path):
     first = write(tmp_path / "first", {("cat", "1"): b"one", ("dog", "2"): b"two"})
     copy = tmp_path / "copy"
-    shutil.copytree(first, copy)  # with its times
+    shutil.copytree(first, copy)  # preserves modification times
     by_place, by_digest = ids_of(first, Naming()), ids_of(first, Naming(versions="digests"))
     assert by_place == ids_of(first, Naming(versions="times"))
     assert by_place != ids_of(copy, Naming())
@@ -83,7 +83,7 @@ def test_a_key_list_and_links_have_digests_too(tmp_path):
 
 
 def test_each_file_that_was_read_is_progress(tmp_path):
-    """Else the listing of large files would seem to stand still."""
+    """Otherwise listing large files would seem to hang."""
     source = write(tmp_path, {("cat", str(number)): b"x" for number in range(5)})
     told = []
     list_source(str(source), None, told.append, naming=NAMED)

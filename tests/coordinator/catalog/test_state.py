@@ -1,6 +1,6 @@
-"""The state of a coordinator: catalogs and ids in files are those that were written, or are made anew.
+"""A coordinator's state: catalogs and ids read from files equal those written, or are rebuilt.
 
-That a catalog in its file is the one that was found, whatever that holds, the fuzzers of key lists see.
+The key list fuzzers check that any catalog survives the round trip through its file.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ def derive(places):
 
 
 class Listings:
-    """Lists, and counts how often."""
+    """List a source, and count the listings."""
 
     def __init__(self):
         self.count = 0
@@ -46,7 +46,7 @@ class Listings:
 
 
 def registered(directory, source, run="run", max_age_s=300.0, *, renew=False, **options):
-    """What a coordinator that just started says of a source, and how often it has listed it."""
+    """Return what a newly started coordinator registers for a source, and how often it listed it."""
 
     async def register():
         listings = Listings()
@@ -72,14 +72,14 @@ def test_a_coordinator_that_starts_again_goes_on_with_the_runs_catalog(state, so
     for how in ({"max_age_s": 1e-3}, {"renew": True, "max_age_s": 1e-3}):
         found, listings = registered(state.directory, source, f"a run {how}", **how)
         assert (len(found[1]), listings) == (7, 1)
-    assert registered(state.directory, source, max_age_s=1e-3) == (said, 0), "the run's own, not the latest"
+    assert registered(state.directory, source, max_age_s=1e-3) == (said, 0), "the run keeps its own listing"
     assert registered(state.directory, source, max_age_s=1e-3, renew=True)[1] == 1
 
 
 def test_a_state_that_may_only_be_read_is_read(state, source, monkeypatch):
     said, _ = registered(state.directory, source)
     refused = mock.Mock(side_effect=PermissionError(13, "Permission denied"))
-    for name in ("os.utime", "os.mkdir", "tempfile.NamedTemporaryFile"):  # as root, modes forbid nothing
+    for name in ("os.utime", "os.mkdir", "tempfile.NamedTemporaryFile"):  # file modes do not stop root
         monkeypatch.setattr(name, refused)
     assert registered(state.directory, source) == (said, 0)
     assert refused.called

@@ -1,4 +1,4 @@
-"""Packed strings behave as the list that they were made of."""
+"""Packed strings behave like the list they were made from."""
 
 from itertools import pairwise
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from superdl.coordinator.catalog.strings import PackedStrings
 
-# Few different bytes, zero among them, so that strings share beginnings and differ by trailing zeros only.
+# Few distinct bytes, including zero, so that strings share prefixes and differ only by trailing zeros.
 ALIKE = st.lists(st.sampled_from([0, 1, 97, 255]), max_size=20).map(bytes)
 LISTS = st.lists(st.one_of(ALIKE, st.binary(max_size=40)), max_size=200)
 

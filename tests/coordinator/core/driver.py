@@ -1,4 +1,4 @@
-"""Drives a core by hand: events at chosen times, actions kept by kind, invariants checked each time."""
+"""Drive a core by hand: events at chosen times, actions sorted by kind, invariants checked after each."""
 
 import numpy as np
 
@@ -29,7 +29,7 @@ RECORD_BYTES = 1000
 
 
 class Driver:
-    """A core with one dataset; ``step`` hands in an event and returns the actions."""
+    """A core with one dataset. ``step`` passes in an event and returns the actions."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Driver:
         self.size = size
         self.random = random
         self.requests = []
-        """Made and not answered."""
+        """Requests made and not yet answered."""
         self.audits = []
         self.drops = []
         self.tombstones = []
@@ -58,7 +58,7 @@ class Driver:
         self.dataset = DatasetFacts(DATASET, size, random, RECORD_BYTES, known_absent, runs)
 
     def step(self, event, *, after_s=0.0):
-        """Hand in an event, some time after the last one."""
+        """Pass in an event ``after_s`` seconds after the previous one."""
         self.now_s += after_s
         actions = self.core.handle(event, self.now_s)
         assert list(problems(self.core)) == []
@@ -82,11 +82,11 @@ class Driver:
         return made
 
     def ask(self, start, stop, *, job="job", rank=0, epoch=0, yielded=0, sees_store=False):
-        """The sampler asks for a page."""
+        """Request a page, as the sampler does."""
         self.step(BatchesAsked(job, rank, epoch, start, stop, yielded, sees_store))
 
     def read(self, position, *, missed=(), corrupt=(), job="job", rank=0, epoch=0, after_s=0.0, **facts):
-        """A reader reports: a batch read, or what it misses; other ``facts`` of it may be named."""
+        """Report a batch as read or samples as missed. ``facts`` override further fields of the report."""
         usual = {
             "rank": rank,
             "epoch": epoch,
@@ -107,8 +107,8 @@ class Driver:
     def answer(
         self, request, outcome=Outcome.CACHED, *, record_bytes=RECORD_BYTES, but=None, after_s=0.01, **facts
     ):
-        """A function answers; ``but`` names samples with another outcome. Other ``facts`` of the answer may
-        be named, such as the number of the ``pack`` that it has written.
+        """Answer a request. ``but`` maps samples to other outcomes. ``facts`` sets further fields of the
+        answer, such as the number of the ``pack`` that was written.
         """
         if request in self.requests:
             self.requests.remove(request)
@@ -128,7 +128,7 @@ class Driver:
         return self.step(RequestDone(**usual | facts), after_s=after_s)
 
     def answer_all(self, outcome=Outcome.CACHED, *, record_bytes=RECORD_BYTES):
-        """Answer all requests, also those that come of it."""
+        """Answer all requests, including new ones that result."""
         for _ in range(10_000):
             if not self.requests:
                 return
@@ -137,18 +137,18 @@ class Driver:
         raise AssertionError(msg)
 
     def fail(self, request, kind):
-        """A request comes to nothing."""
+        """Fail a request."""
         self.requests.remove(request)
         return self.step(RequestFailed(request.request_id, kind, "because"))
 
     def tell(self, audit, record_bytes, *, pointers=False):
-        """The cache answers an audit; what it has may be ``pointers``."""
+        """Answer an audit with the cached samples' sizes, which may be of ``pointers``."""
         self.audits.remove(audit)
         lengths = np.array(record_bytes, dtype=np.int64)
         return self.step(Audited(audit.audit_id, lengths, (lengths > 0) & pointers))
 
     def wait(self, seconds):
-        """Let time pass, ticking when the core wants it; all actions on the way."""
+        """Let time pass and tick whenever the core asks to. Return all actions on the way."""
         until_s, actions = self.now_s + seconds, []
         for _ in range(10_000):
             if self.core.wake_at_s > until_s:
@@ -159,13 +159,13 @@ class Driver:
         return actions
 
     def key(self, epoch=EVERY_EPOCH):
-        """The sample set of an epoch."""
+        """Return the key of an epoch's sample set."""
         return SetKey(DATASET, epoch)
 
     def in_state(self, state, epoch=EVERY_EPOCH):
-        """The samples in a state."""
+        """Return the samples in a state."""
         return np.flatnonzero(self.core.state.states(self.key(epoch), np.arange(self.size)) == state).tolist()
 
     def requested(self):
-        """All samples of the open requests, in order."""
+        """Return all samples of the open requests, in order."""
         return [index for request in self.requests for index in request.indices.tolist()]

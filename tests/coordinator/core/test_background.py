@@ -1,4 +1,4 @@
-"""Work that no reader waits for: saving what others decoded, last; filling as far as room and money go."""
+"""Background work: save what others decoded once readers are served, and fill up within room and money."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ BLIND, STORE = ExecutorFacts("blind", sees_store=False), ExecutorFacts("local", 
 
 
 def blind_job(*executors, capacity=2, **settings):
-    """A job of eight batches of eight, whose functions do not see the store."""
+    """A job of eight batches of eight whose functions do not see the store."""
     settings = {"request_samples": 16, "lookahead_batches": 8, **settings}
     driver = Driver(store=True, executors=executors or (BLIND, STORE), **settings)
     driver.step(ExecutorResized(capacity, executor=1))
@@ -35,7 +35,7 @@ def saves(driver):
 
 
 def decode_all(driver):
-    """Answer all that decodes, and no save."""
+    """Answer every request that decodes, and no save."""
     while decoding := [request for request in driver.requests if request.kind.fills_cache]:
         driver.answer(decoding[0], after_s=0.0)
 
@@ -76,7 +76,7 @@ EACH = int(footprint(np.array([RECORD_BYTES]))[0])
 
 
 def filling(*, known_absent=True, size=200, fill=None, **settings):
-    """A job of batches of eight that nobody reads."""
+    """A fill-up of a job with batches of eight that nobody reads."""
     driver = Driver(size=size, known_absent=known_absent, **{"request_samples": 16, **settings})
     driver.step(ExecutorResized(0))
     driver.open("fill", shuffle=False)
@@ -149,7 +149,7 @@ def test_it_ends_at_so_many_bytes(to_store):
         driver.answer(driver.requests[0], **({"pack": pack} if driver.requests[0].kind.writes_pack else {}))
     there, _, ended = state_of(driver)
     assert ended == "max_bytes"
-    assert 50 <= there <= (82 if to_store else 50)  # what was under way is not known to be stored
+    assert 50 <= there <= (82 if to_store else 50)  # pending requests are not known to be stored
 
 
 def test_it_ends_at_so_much_money():
@@ -157,7 +157,7 @@ def test_it_ends_at_so_much_money():
     driver = filling(fill={"usd": 0.1}, executors=executors)
     driver.answer_all()
     assert state_of(driver)[2] == "max_usd"
-    assert driver.core.job("fill").counters.invocations == 9  # one more would pass 0.95 of it
+    assert driver.core.job("fill").counters.invocations == 9  # one more would exceed 95% of the limit
     broke = filling(fill={"usd": 0.001}, executors=executors)
     assert (broke.requests, state_of(broke)) == ([], (0, 0, "max_usd"))
 

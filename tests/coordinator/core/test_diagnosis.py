@@ -1,4 +1,4 @@
-"""What people are told: the life of a batch, why it was late, thrash."""
+"""Explain to users the life of a batch, why it was late, and thrash."""
 
 import numpy as np
 import pytest
@@ -14,12 +14,12 @@ TAKEN = int(footprint(np.array([RECORD_BYTES]))[0])
 
 
 def stalled(driver, position, *, wait_us=1000):
-    """A reader got a batch of which it had missed all at its first look."""
+    """Report a batch whose samples were all missing when the reader first looked."""
     driver.read(position, hits=0, wait_us=wait_us)
 
 
 def driver_under_way(**settings):
-    """A job whose first batch was read; functions have a place for each of the next requests."""
+    """A job that has read its first batch, with a free slot for each of the next requests."""
     driver = Driver(**{"lookahead_batches": 2, "request_samples": 8, "capacity": 64, **settings})
     driver.open()
     driver.ask(0, 8)
@@ -30,7 +30,7 @@ def driver_under_way(**settings):
 
 
 def busy(fetch_us, decode_us):
-    """Functions do so much of each, while a reader waits."""
+    """Have functions spend this much time on each while a reader waits."""
 
     def happens(driver):
         while driver.requests:
@@ -54,7 +54,7 @@ def lost(driver):
     [
         pytest.param((1, 2), 3, None, busy(100, 5000), Cause.DECODE, {"capacity": 1}, id="decode"),
         pytest.param((1, 2), 3, None, busy(5000, 100), Cause.SOURCE, {"capacity": 1}, id="source"),
-        # many objects at once, and decoding all the time
+        # fetches many objects in parallel while decoding all the time
         pytest.param((1, 2), 3, None, busy(40_000, 4000), Cause.DECODE, {"capacity": 1}, id="both"),
         pytest.param((), 6, None, None, Cause.LATE_PLANNING, {}, id="not-requested"),
         pytest.param((1, 2), 3, "store", None, Cause.STORE, {"capacity": 1, "store": True}, id="store"),
@@ -116,7 +116,7 @@ def test_what_is_told_of_thrash_ends_with_the_jobs_and_with_the_memory_that_was_
 
 
 def driver_with_a_store(budget_samples):
-    """A job over 800 samples whose readers see a store, and a cache with room for so many of them."""
+    """A job over 800 samples whose readers see a store, with a cache for ``budget_samples`` samples."""
     budget_bytes = budget_samples * TAKEN
     driver = Driver(
         size=800, capacity=4, request_samples=8, budget_bytes=budget_bytes, lookahead_batches=4, store=True
@@ -132,7 +132,7 @@ def test_what_readers_take_from_the_store_needs_no_memory_in_the_cache():
     driver.step(RecordsStored(DATASET, np.arange(0, 800, 2), np.ones(400, dtype=np.uint32)))
     assert 400 * TAKEN <= driver.core.needed_bytes <= 425 * TAKEN
     driver.ask(0, 1)
-    assert driver.core.needed_bytes >= 800 * TAKEN, "its readers are elsewhere, and read all from the cache"
+    assert driver.core.needed_bytes >= 800 * TAKEN, "readers elsewhere read everything from the cache"
     driver.ask(0, 1, sees_store=True)
     driver.step(RecordsStored(DATASET, np.arange(1, 800, 2), np.ones(400, dtype=np.uint32)))
     assert driver.core.needed_bytes == 0

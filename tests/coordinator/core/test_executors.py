@@ -1,4 +1,4 @@
-"""Which executor gets a request, how many at once, and how large: by price, latency and failures."""
+"""Which executor gets a request, how many run at once, and their size, by price, latency and failures."""
 
 import math
 
@@ -23,7 +23,7 @@ def mixed(cheap=1, dear=8, **settings):
 
 
 def there(driver):
-    """The executors of the open requests."""
+    """Return the executors of the open requests."""
     return [request.executor for request in driver.requests]
 
 
@@ -34,7 +34,7 @@ def test_the_cheapest_is_filled_first_and_the_next_takes_the_overflow():
 
 
 def test_a_job_that_the_cheapest_keeps_up_with_costs_nothing():
-    """Each request takes 0.1 s there, and the job wants a batch a second."""
+    """The cheaper executor takes 0.1 s per request, and the job needs one batch a second."""
     driver = mixed(size=800, cheap=2, dear=8, request_samples=8, lookahead_batches=32, hedge_share=0.0)
     driver.open()
     driver.answer_all()
@@ -47,7 +47,7 @@ def test_a_job_that_the_cheapest_keeps_up_with_costs_nothing():
     for position in range(10):
         driver.ask(position, position + 4, epoch=0)
     assert driver.state.fleet.executors[0].requests > 3 * billed
-    assert billed < 32, "only the first look-ahead, of which nothing was known, overflows"
+    assert billed < 32, "only the first look-ahead overflows"
 
 
 def fleet_of(*capacities):
@@ -62,7 +62,7 @@ def eligible_for(*capacities):
 
 
 def learn(eligible, *seconds):
-    """Requests take so long at each, whatever they carry."""
+    """Teach each executor a time per request, whatever its size."""
     for executor, one_s in zip(eligible.executors, seconds, strict=False):
         for _ in range(20):
             executor.latency.observe(8, one_s, one_s)
@@ -107,10 +107,10 @@ def test_a_ramp_is_followed():
         concurrency.used(in_flight, 0.0)
     assert concurrency.free_slots(10, 0.0) == 0
     assert concurrency.more_at_s(0.0) == 0.2
-    assert concurrency.limit(1.0) == 15, "five environments more each second"
+    assert concurrency.limit(1.0) == 15, "the limit grows by five environments a second"
     concurrency.used(15, 1.0)
-    assert concurrency.free_slots(0, 1.0) == 15, "environments that were in use are warm"
-    assert concurrency.limit(1000.0) == 25, "no more than a burst is saved up"
+    assert concurrency.free_slots(0, 1.0) == 15, "environments that were in use stay warm"
+    assert concurrency.limit(1000.0) == 25, "unused growth accumulates up to one burst"
 
 
 def test_throttling_halves_at_most_once_a_second_and_answers_raise_again():
@@ -129,7 +129,7 @@ def test_throttling_halves_at_most_once_a_second_and_answers_raise_again():
         max_size=60,
     )
 )
-@example([("use", 8, 12.214929095477702), ("use", 0, 4.0)])  # too little is missing for a clock
+@example([("use", 8, 12.214929095477702), ("use", 0, 4.0)])  # the shortfall is below the clock's precision
 def test_the_limit_lies_between_one_and_what_is_stated(steps):
     concurrency, now = made(150, burst=20, per_s=2.0), 0.0
     for kind, in_flight, passed_s in steps:

@@ -1,4 +1,4 @@
-"""The keyed permutation behind every order: a bijection of any size, its inverse, the same for ever."""
+"""The keyed permutation behind every order: a bijection of any size, invertible, and stable for ever."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def test_a_part_is_a_part_of_the_whole_whatever_the_array():
     assert permutation.forward(np.empty(0, dtype=np.int64)).shape == (0,)
 
 
-# Written once, never to change: users resume by these orders. They hold on every platform and numpy version.
+# Never change these. Users resume by these orders, which hold on every platform and numpy version.
 PINNED = {
     10: [4, 0, 7, 5, 8],
     256: [21, 3, 77, 210, 155],

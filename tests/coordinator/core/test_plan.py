@@ -1,4 +1,4 @@
-"""Plans: each sample as often as drawn, the same batches on any ranks, true next uses; keyed orders."""
+"""Plans: samples occur as often as drawn, batches do not depend on ranks, next uses and orders are exact."""
 
 import math
 from collections import Counter
@@ -17,12 +17,12 @@ from tests.fixtures.plans import global_span
 
 EPOCHS = st.integers(0, 2**40)
 PROPERTY = settings(max_examples=150, deadline=None)
-SIZES = st.integers(1, 300)  # on both sides of the size up to which a permutation is a table
+SIZES = st.integers(1, 300)  # both below and above the size up to which a permutation is a table
 
 
 @st.composite
 def plans(draw):
-    """Plans of each sample once, or of any draws: some samples or all, by weights or not, repeatedly."""
+    """Draw plans of each sample once, or of repeated, selected or weighted samples."""
     size, shuffle, seed = draw(SIZES), draw(st.booleans()), draw(st.integers(-(2**63), 2**64 - 1))
     indices = draw(st.none() | st.lists(st.integers(0, size - 1), min_size=1, max_size=size))
     weights = count = None
@@ -39,7 +39,7 @@ def plans(draw):
 
 
 def whole(plan, epoch):
-    """The order of an epoch, also of what drop_last leaves out."""
+    """Return the full order of an epoch, including what drop_last would drop."""
     plan = replace(plan, drop_last=False)
     return global_span(plan, epoch, 0, plan.batches_per_epoch)
 
@@ -67,8 +67,8 @@ def test_each_sample_comes_as_often_as_its_draws_say(plan, epoch):
 @given(plan=plans(), epoch=EPOCHS)
 @PROPERTY
 def test_ranks_share_out_the_draws_of_each_global_batch(plan, epoch):
-    """Whatever the ranks, the global batch is the same, and each repetition has a number of its own."""
-    order, G = whole(plan, epoch), plan.global_batch_size  # noqa: N806 # as the plan calls it
+    """The global batch does not depend on the ranks, and repetitions of a sample are numbered."""
+    order, G = whole(plan, epoch), plan.global_batch_size  # noqa: N806 # as in the plan
     alone = replace(plan, batch_size=G, replicas=1)
     seen = Counter()
     padding = 0
@@ -82,7 +82,7 @@ def test_ranks_share_out_the_draws_of_each_global_batch(plan, epoch):
         assert len({len(span.indices) for span in spans}) == 1
         padding += int(flags.sum())
         assert not padding or position == plan.batches_per_epoch - 1
-        if plan.draws is None:  # contiguous slices; padding repeats the samples that open the epoch
+        if plan.draws is None:  # contiguous slices; padding repeats the epoch's first samples
             assert np.array_equal(joined, np.concatenate((expected, np.resize(order, padding))))
         for span in spans:
             numbers = np.zeros(span.indices.size) if span.repetitions is None else span.repetitions
@@ -114,13 +114,13 @@ def test_a_span_is_its_batches_end_to_end(plan, epoch, data):
         assert np.array_equal(span.padding[part], single.padding)
 
 
-RANKS = (1, 2, 3)  # of runs with the same global batch
+RANKS = (1, 2, 3)  # rank counts with the same global batch
 COUNTS = st.lists(st.integers(1, 120) | st.just(1), min_size=1, max_size=4).map(tuple)
 
 
 @st.composite
 def mixes(draw):
-    """The plans of the datasets of a mix, of one job each, for each number of ranks."""
+    """Draw one job's plans for the datasets of a mix, for each number of ranks."""
     counts, batch = draw(COUNTS), 6 * draw(st.integers(1, 12))
     run = batch if draw(st.booleans()) else 1
     counts = tuple(count % 4 * run + run for count in counts) if run > 1 else counts
@@ -173,7 +173,7 @@ def test_where_datasets_come_in_runs_a_global_batch_is_of_one(by_ranks, epoch):
 
 
 def parts(span, position):
-    """The samples of one batch of a span that are no padding."""
+    """Return the samples of one batch of a span, without padding."""
     part = slice(*span.offsets[position : position + 2])
     return span.indices[part][~span.padding[part]].tolist()
 
@@ -187,7 +187,7 @@ def test_ranks_of_any_number_share_out_the_same_batches_of_exact_counts(by_ranks
         assert {plan.batches_per_epoch for plan in plans} == {steps}
         spans = [[plan.span(epoch, 0, steps, rank) for rank in range(ranks)] for plan in plans]
         lengths = sum(np.diff(span.offsets) for of_dataset in spans for span in of_dataset[:1])
-        for rank in range(ranks):  # all ranks read as much
+        for rank in range(ranks):  # all ranks read equally much
             assert np.array_equal(sum(np.diff(of[rank].offsets) for of in spans), lengths)
         assert (lengths[:-1] == plans[0].batch_size).all()
         seen.append(
@@ -215,7 +215,7 @@ def test_ranks_of_any_number_share_out_the_same_batches_of_exact_counts(by_ranks
 @PROPERTY
 def test_repetitions_go_to_different_ranks(epoch, replicas, repeats, seed):
     draws = Draws(repeats=repeats)
-    plan = Plan(60, repeats * 2, replicas, seed, draws=draws)  # whole draws in each global batch
+    plan = Plan(60, repeats * 2, replicas, seed, draws=draws)  # every global batch contains whole draws
     for position in range(plan.length // plan.global_batch_size):
         ranks = [set(plan.batch(epoch, position, rank).indices.tolist()) for rank in range(replicas)]
         for sample in set.union(*ranks):
@@ -228,7 +228,7 @@ def test_weights_are_kept_on_average_and_their_draws_differ_by_epoch():
     epochs = np.array([np.bincount(whole(plan, epoch), minlength=500) for epoch in range(400)])
     expected = weights / weights.sum() * 400
     fraction = expected % 1
-    deviation = np.sqrt(fraction * (1 - fraction) / len(epochs))  # of a count rounded up or down
+    deviation = np.sqrt(fraction * (1 - fraction) / len(epochs))  # of a count that is rounded up or down
     assert (np.abs(epochs.mean(axis=0) - expected) <= 5 * deviation + 1e-9).all()
     assert len({counts.tobytes() for counts in epochs}) == len(epochs)
 
@@ -277,7 +277,7 @@ def test_orders_follow_seed_and_epoch():
 
 
 def test_orders_are_pinned():
-    # Written once, never to change: users resume by these orders.
+    # Never change these. Users resume by these orders.
     plan = Plan(1_281_167, 4, 2, seed=42)
     assert plan.batch(0, 0, 0).indices.tolist() == [291530, 999663, 1213042, 1279972]
     assert plan.batch(89, 100_000, 1).indices.tolist() == [38358, 1104003, 974255, 739473]
@@ -298,13 +298,13 @@ NO_WEIGHTS = "weights must be finite"
 
 
 def drawing(indices=None, weights=None, count=None, repeats=1, **how):
-    """Arguments of a plan over ten samples."""
+    """Return arguments of a plan over ten samples."""
     draws = Draws.of(indices, weights, count=count, repeats=repeats, shuffle=how.get("shuffle", True))
     return {"size": 10, "batch_size": 4, "draws": draws, **how}
 
 
 def in_order(lengths=(3, 1), **changes):
-    """Arguments of a plan of a user's sampler."""
+    """Return arguments of a plan with a user's sampler."""
     draws = Draws.in_order(np.arange(4), np.array(lengths))
     return {"size": 4, "batch_size": 3, "shuffle": False, "draws": draws, "only_epoch": 0} | changes
 
@@ -373,7 +373,7 @@ def test_an_order_of_a_users_sampler_is_followed_and_its_next_uses_are_true(data
     plan = Plan(size, int(lengths.max()), shuffle=False, draws=draws, only_epoch=epoch)
     assert (plan.batches_per_epoch, plan.samples_per_epoch) == (len(batches), order.size)
     assert [plan.batch(epoch, place, 0).indices.tolist() for place in range(len(batches))] == batches
-    assert not len(plan.batch(epoch + 1, 0, 0).indices), "nothing is known of another epoch"
+    assert not len(plan.batch(epoch + 1, 0, 0).indices), "only this epoch's order is known"
     position = data.draw(st.integers(0, len(batches)))
     uses = [
         next((place - position for place in range(position, len(batches)) if sample in batches[place]), None)

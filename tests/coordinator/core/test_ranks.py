@@ -1,4 +1,4 @@
-"""A rank: look-ahead, neighbours, pages, reports, misses, seeks, leases, epochs, and what is forgotten."""
+"""A rank's look-ahead, neighbours, pages, reports, misses, seeks, leases and epochs, and what it drops."""
 
 import math
 
@@ -25,7 +25,7 @@ def test_the_window_is_bounded_by_the_rank_s_share_of_the_budget():
     assert len(driver.requested()) == 6 * 8
     driver.open("other", seed=7)
     driver.answer_all()
-    # Half the budget for two ranks: three batches each; what the first had asked for before stays.
+    # Half the budget leaves three batches for each of two ranks. The first rank keeps its earlier requests.
     assert len(driver.in_state(SampleState.RESIDENT)) <= 9 * 8
 
 
@@ -35,7 +35,7 @@ def test_the_earliest_deadline_comes_first_over_jobs():
     driver.open("slow", seed=2)
     for name in ("fast", "slow"):
         driver.ask(0, 40, job=name)
-    for position in range(20):  # fast reads a batch every 0.1 s, slow one every second; functions do nothing
+    for position in range(20):  # fast reads ten batches a second and slow one; no requests are answered
         driver.read(position, job="fast", after_s=0.1)
         if position % 10 == 9:
             driver.read(position // 10, job="slow")
@@ -43,13 +43,13 @@ def test_the_earliest_deadline_comes_first_over_jobs():
     for _ in range(10):
         driver.answer(driver.requests[0], after_s=0.0)
         asked[driver.requests[-1].job] += 1
-    # Within a second fast wants ten batches of 8 samples, slow one or two.
+    # Within a second fast needs ten batches of 8 samples, slow one or two.
     assert asked["fast"] >= 7
     assert asked["slow"] >= 1
 
 
 def steady(*, step_s, latency_s, batches=120, **settings):
-    """A job that reads a batch each ``step_s`` for a while, with functions that answer in time."""
+    """Run a job that reads a batch every ``step_s`` while functions keep up."""
     driver = Driver(**{"size": 8000, "capacity": 64, "request_samples": 8, **settings})
     driver.open()
     for position in range(batches):
@@ -69,7 +69,7 @@ def test_the_window_follows_latency_and_pace():
     slow, fast = steady(step_s=1.0, latency_s=0.2), steady(step_s=0.25, latency_s=0.2)
     assert ahead(slow) < ahead(fast) < 64
     far = steady(step_s=0.25, latency_s=0.24, lookahead_batches=9)
-    assert ahead(far) <= 9, "and what is configured bounds it"
+    assert ahead(far) <= 9, "the configured look-ahead is the maximum"
 
 
 def test_stalls_make_it_cautious_and_calm_lets_it_forget():
@@ -117,7 +117,7 @@ def test_what_failed_its_check_is_dropped_and_produced_again_once_the_cache_says
 def test_a_forged_report_of_a_spoilt_record_is_one_look_and_no_more():
     driver, spoilt = after_a_report_of_a_spoilt_record()
     looks = len(driver.audits)
-    for _ in range(100):  # while it is looked at
+    for _ in range(100):  # while the audit is pending
         driver.read(0, missed=(2,), corrupt=(2,))
     assert len(driver.audits) == looks
     driver.tell(spoilt, [1000])
@@ -159,7 +159,7 @@ def test_a_report_that_speaks_of_no_batch_changes_nothing(what):
 
 def test_nobody_waits_for_reports_of_empty_batches_of_a_mix():
     driver = Driver(size=8, lookahead_batches=2)
-    plan = driver.open(batch_size=1, mix=(8, 792))  # a sample in every 100 batches of one
+    plan = driver.open(batch_size=1, mix=(8, 792))  # each batch of one: one sample per 100 batches
     cursor = driver.core.job("job").cursors[0]
     for start in range(0, 800, 40):
         driver.ask(start, start + 40, yielded=start)
@@ -267,7 +267,7 @@ def test_runs_cut_objects_into_windows_of_bytes(shards, run_bytes):
         assert np.unique(objects[start:stop]).size == 1
         read_bytes = offsets[stop - 1] + lengths[stop - 1] - offsets[start]
         assert read_bytes < run_bytes + max(0, lengths.max() - run_bytes // 2)
-    # No more of them than half as large ones would be.
+    # At most as many runs as there would be of half the size.
     assert runs.size <= sum(2 * sum(shard) // run_bytes + 1 for shard in shards)
 
 
@@ -279,7 +279,7 @@ def test_row_groups_are_runs_beside_shards():
 
 
 def ready(runs, **settings):
-    """A job that has read a batch, so that it is known how long functions take; nothing is under way."""
+    """A job that has read a batch, so function latency is known, with nothing in flight."""
     driver = Driver(runs=np.array(runs), **{"lookahead_batches": 1, "capacity": 1, **settings})
     driver.open(seed=3)
     driver.ask(0, 1)
@@ -315,7 +315,7 @@ def test_nothing_comes_along_that_could_not_keep_or_would_come_late():
     slow_s = driver.state.fleet.executors[0].latency.expected_s(len(run))
     assert take(driver, [first], slack_s=2.1 * slow_s) == run
     assert take(driver, [first], slack_s=1.9 * slow_s) == [first]
-    # Where all is late, only what is soon done comes along.
+    # If everything is late, only neighbours that are quick to produce are added.
     assert take(driver, [first], slack_s=math.inf) == run
     driver.state.fleet.executors[0].latency.sample_s = 1.0
     assert take(driver, [first], slack_s=math.inf) == [first]

@@ -1,4 +1,4 @@
-"""Requests and samples: outcomes, retries within bounds, audits, reading back, footprints."""
+"""Requests and samples: outcomes, bounded retries, audits, reading back, footprints."""
 
 import itertools
 
@@ -18,7 +18,7 @@ S = SampleState
 
 
 def one_batch(**settings):
-    """A driver with one request for one batch of four in flight."""
+    """A driver with one request in flight for one batch of four."""
     driver = Driver(size=4, capacity=1, request_samples=4, **settings)
     driver.open(batch_size=4, shuffle=False)
     driver.ask(0, 1)
@@ -27,7 +27,7 @@ def one_batch(**settings):
 
 
 def attempts_until_quiet(driver, outcome, index=0):
-    """Answer everything in one way; how often a sample was tried until nothing comes for a second."""
+    """Give every answer this outcome. Return how often a sample was tried before a second went by idle."""
     tried = 0
     for _ in range(1000):
         if not driver.requests:
@@ -55,7 +55,7 @@ def test_what_is_no_sample_s_fault_is_tried_again_less_and_less_often(reason):
             else:
                 driver.answer(request, reason, after_s=0.0)
         while not driver.requests:
-            driver.ask(0, 1)  # a sign of life
+            driver.ask(0, 1)  # keep the job alive
             driver.wait(driver.core.wake_at_s - driver.now_s)
     assert driver.tombstones == []
     waits_s = [after_s - before_s for before_s, after_s in itertools.pairwise(sorted(set(times_s)))]
@@ -95,7 +95,7 @@ def test_what_expires_as_soon_as_it_is_asked_for_is_bounded_and_names_the_time_l
 
 
 def told(driver, fault):
-    """The record that was asked for is as it should be, or not."""
+    """Report the result of the requested read-back; no ``fault`` means that the record is intact."""
     chosen = driver.read_backs.pop()
     driver.step(RecordReadBack(chosen.samples, chosen.index, chosen.executor, fault))
 
@@ -116,7 +116,7 @@ def test_one_record_of_an_executor_is_read_back_every_few_seconds_however_many_i
     for position in range(20):
         driver.read(position, after_s=0.5)
         driver.answer_all()
-    assert len(driver.read_backs) in {1, 2}, "10 s"
+    assert len(driver.read_backs) in {1, 2}, "one or two read-backs in 10 s"
 
 
 def test_one_of_several_is_set_aside_until_a_record_of_it_reads_back():
@@ -128,7 +128,7 @@ def test_one_of_several_is_set_aside_until_a_record_of_it_reads_back():
     told(driver, "its hash is another")
     assert first.breaker.tripped
     driver.answer_all()
-    assert first.breaker.tripped, "answers alone prove nothing"
+    assert first.breaker.tripped, "answers alone do not reset the breaker"
     position = 0
     while not any(one.executor == 0 for one in driver.read_backs):
         driver.read_backs.clear()
@@ -149,13 +149,13 @@ def test_what_the_server_may_have_evicted_is_looked_for_once():
     driver.tell(audit, [*[RECORD_BYTES] * 7, 0])
     assert driver.requested() == [7]
     driver.answer_all()
-    for epoch in range(40):  # the look-ahead comes to them again and again
+    for epoch in range(40):  # the look-ahead reaches them again and again
         driver.ask(0, 1, epoch=epoch, yielded=1)
         driver.read(0, epoch=epoch, after_s=0.1)
     assert driver.audits == []
 
 
-ANSWER_S = 1.5  # of a function whose source is throttled
+ANSWER_S = 1.5  # time that a function with a throttled source takes to answer
 
 
 def reading(size):
@@ -166,10 +166,10 @@ def reading(size):
 
 
 def answer_those_in_flight(driver, outcome):
-    """Answer what is in flight, after a while; return how many samples that were."""
+    """Answer all requests in flight after a while. Return the number of samples."""
     requests = list(driver.requests)
     driver.wait(ANSWER_S)
-    driver.ask(0, 1)  # a sign of life
+    driver.ask(0, 1)  # keep the job alive
     for request in requests:
         driver.answer(request, outcome, after_s=0.0)
     return sum(request.indices.size for request in requests)
@@ -188,7 +188,7 @@ def test_an_outage_is_probed_by_few_requests_and_costs_no_sample(size, outage_s)
     asked = 0
     while driver.now_s < outage_s:
         asked += answer_those_in_flight(driver, Outcome.UNAVAILABLE)
-    assert asked <= size + 64 * 2 * (3 + outage_s / 2), "each once, then one request in each growing wait"
+    assert asked <= size + 64 * 2 * (3 + outage_s / 2), "each once, then one request per growing wait"
     back_s = driver.now_s
     while len(driver.in_state(SampleState.RESIDENT)) < size:
         answer_those_in_flight(driver, Outcome.CACHED)

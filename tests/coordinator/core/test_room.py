@@ -1,4 +1,4 @@
-"""Room: the samples needed last are dropped, and no reader waits for room in vain."""
+"""Make room by dropping the samples needed last, so that no reader waits for room in vain."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ TAKEN = int(footprint(1000))
 
 
 def crowded(samples, **settings):
-    """A cache with room for so many samples, and a job that reads 64 in order, 8 at a time."""
+    """A cache for ``samples`` samples, and a job that reads 64 in order, 8 at a time."""
     driver = Driver(budget_bytes=samples * TAKEN, capacity=2, request_samples=8, **settings)
     driver.open(shuffle=False)
     driver.ask(0, 8)
@@ -48,7 +48,7 @@ def test_a_write_refused_for_memory_makes_room_and_blames_no_sample_and_no_execu
     assert len(driver.in_state(S.RESIDENT)) <= held - request.indices.size
     assert not driver.state.fleet.executors[0].breaker.tripped
     assert not driver.state.set_of(driver.key()).attempts.any()
-    driver.step(CacheResized(64 * TAKEN))  # the look at the server
+    driver.step(CacheResized(64 * TAKEN))  # as after checking the server
     driver.wait(1.0)
     driver.answer_all()
     assert set(driver.in_state(S.RESIDENT)) >= set(request.indices.tolist())
@@ -79,7 +79,7 @@ def test_what_requests_in_flight_have_pushed_is_not_taken_for_more_or_less_of_ot
     for share in pushed:
         driver.step(CacheGrew(others * TAKEN + int(share * reserved_bytes)))
         assert driver.state.foreign_bytes == others * TAKEN
-    excess_bytes = (others + more) * TAKEN  # they grow, by more than requests can have pushed
+    excess_bytes = (others + more) * TAKEN  # foreign data grows by more than requests can have pushed
     driver.step(CacheGrew(excess_bytes))
     assert excess_bytes - reserved_bytes <= driver.state.foreign_bytes <= excess_bytes
     driver.answer_all()
@@ -117,7 +117,7 @@ def job_at(plan, *lows, name="job", random=False, interval_s=1.0):
 
 
 def brute_force_s(key, index, job):
-    """Walk over this epoch and the next, batch by batch of all ranks."""
+    """Walk through this epoch and the next, over the batches of all ranks."""
     epoch, _ = job.epoch_and_position(job.watermark)
     for absolute in range(job.watermark, (epoch + 2) * job.plan.batches_per_epoch):
         at_epoch, position = job.epoch_and_position(absolute)
@@ -141,7 +141,7 @@ def residents(key, size, indices):
 
 @given(plans(), st.booleans(), st.data())
 def test_next_use_is_what_a_walk_over_the_plan_finds(plan, random, data):
-    """That of a random recipe's sample is in its own epoch."""
+    """With a random recipe, a sample's next use is in its own epoch."""
     low = data.draw(st.integers(0, 3 * plan.batches_per_epoch))
     job = job_at(plan, low, random=random, interval_s=0.5)
     epochs = st.integers(0, low // plan.batches_per_epoch + 1) if random else st.just(EVERY_EPOCH)
@@ -186,7 +186,7 @@ def test_of_very_many_a_part_is_looked_at_and_another_each_time(wanted):
             sets, [job], wanted_bytes=wanted * RECORD, later_than_s=0.0, turn=turn, spared={}
         )[key]
         assert victims.size == wanted
-        # Nearly as good as looking at all: what goes is among the last quarter to be used.
+        # Nearly as good as looking at every sample: victims are in the last quarter to be used.
         assert uses_s[victims].min() > np.quantile(uses_s, 0.75)
         seen |= set(victims.tolist())
     assert len(seen) >= 2 * wanted

@@ -1,4 +1,4 @@
-"""Money and teams: jobs bear the costs of their samples, caps hold, shares and priorities decide turns."""
+"""Money and teams: jobs pay for their samples, caps hold, and shares and priorities decide turns."""
 
 import heapq
 import math
@@ -86,7 +86,7 @@ def test_near_the_cap_spending_slows_and_at_the_cap_it_stops():
     for _ in range(8):
         book.produced(b"a", "one", 10, invoke(book))
     assert freedom(book, [(0, 0)]) is Spending.FREELY
-    assert freedom(book, [(1, 10)]) is Spending.SLOWED, "what is in flight counts as spent"
+    assert freedom(book, [(1, 10)]) is Spending.SLOWED, "requests in flight count as spent"
     assert freedom(book, [(2, 20)]) is Spending.STOPPED
     invoke(book)
     invoke(book)
@@ -106,7 +106,7 @@ def test_beyond_the_cap_by_the_hour_spending_slows_until_time_has_passed():
 
 
 def serve(teams, requests_s, places, *, until_s):
-    """Teams whose requests take so long always want more; the functions' seconds that each has had."""
+    """Serve teams that always want more requests of these lengths. Return the function seconds of each."""
     running = []
     now, made = 0.0, 0
     had_s = dict.fromkeys(requests_s, 0.0)
@@ -167,16 +167,16 @@ def test_a_team_that_may_spend_no_more_is_told_so_and_others_go_on():
     assert not driver.requests
     assert driver.warnings[-1].message == tombstones.messages[0]
     driver.step(TeamsChanged(()))
-    assert not driver.requests, "a team that is not named any more keeps its cap"
+    assert not driver.requests, "a team removed from the settings keeps its cap"
     open_as(driver, "b", "two", seed=1)
-    assert driver.requests, "another team's job goes on"
+    assert driver.requests, "another team's job continues"
     before = driver.state.teams["a"].requests
     while driver.requests:
         driver.answer(driver.requests[0])
     driver.read(6, job="one", missed=tuple(range(8)))
     assert driver.requests or driver.state.teams["b"].requests
-    assert len(driver.tombstones) == 1, "what another team reads too is no reader's failure"
-    assert driver.state.teams["a"].requests == before, "and goes on that team's account"
+    assert len(driver.tombstones) == 1, "samples shared with another team get no tombstone"
+    assert driver.state.teams["a"].requests == before, "shared samples are charged to the other team"
     assert driver.state.teams["a"].usd == 3.0
 
 
@@ -185,4 +185,4 @@ def test_what_was_spent_before_a_restart_counts():
     open_as(driver, "a", "one")
     assert not driver.requests
     driver.step(TeamsChanged((Team("a", max_usd=9.0),)))
-    assert driver.requests, "a higher cap is heeded at once"
+    assert driver.requests, "a raised cap takes effect at once"

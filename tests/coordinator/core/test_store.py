@@ -1,4 +1,4 @@
-"""Stored samples are restored, or pointed to if all readers see the store; if it fails, they are decoded."""
+"""Restore stored samples, or point to them if all readers see the store. Decode them if it fails."""
 
 import numpy as np
 import pytest
@@ -12,9 +12,9 @@ ALL = np.arange(64)
 
 
 def opened(indices=EVENS, *, packs=1, ask=True, **settings):
-    """A job of eight batches of eight, by default in plan order, of which some samples lie in the store."""
+    """A job of eight batches of eight, by default in plan order, with some samples already stored."""
     driver = Driver(store=True, **settings)
-    driver.step(ExecutorResized(0))  # so that nothing is asked for before places are known
+    driver.step(ExecutorResized(0))  # no requests before the stored locations are known
     driver.open(shuffle=False)
     driver.step(RecordsStored(DATASET, indices, np.broadcast_to(np.uint32(packs), indices.shape)))
     if ask:
@@ -49,7 +49,7 @@ def test_where_one_rank_does_not_see_the_store_the_samples_of_all_ranks_are_rest
 
 
 def look_again(driver, *, after_s=0.0):
-    """The cache has lost everything, and the job looks ahead to it again."""
+    """Empty the cache and have the job look ahead to its samples again."""
     driver.answer_all()
     driver.step(CacheReset(), after_s=after_s)
 
@@ -100,7 +100,7 @@ def test_a_store_that_holds_up_those_who_write_is_left_alone():
     driver = opened(request_samples=4)
     saving = [request for request in driver.requests if request.kind.writes_pack]
     for number, request in enumerate(saving[:3]):
-        assert driver.core.store_trouble == "", f"a sample may be to blame: {number} failures"
+        assert driver.core.store_trouble == "", f"{number} failures may be due to a sample"
         driver.fail(request, FailureKind.TIMED_OUT)
     assert "cannot write to the store" in driver.core.store_trouble
     assert [warning.message for warning in driver.warnings].count(driver.core.store_trouble) == 1

@@ -1,4 +1,4 @@
-"""Makes prefetch requests whose id tells a misbehaving function of the tests what to do."""
+"""Make prefetch requests whose id tells the tests' misbehaving functions what to do."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def ask(request_id="plain", bucket="file:///nowhere", keys=("k",), versions=("1-
 
 
 def ask_for_images(directory, cache):
-    """A request for eight images of a directory, which are written there, and their pixels."""
+    """Write eight images to a directory. Return a request for them, and their pixels."""
     pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
     names, versions = [f"{n}.png" for n in range(8)], []
     for n, name in enumerate(names):
@@ -41,12 +41,12 @@ def ask_for_images(directory, cache):
 
 
 def assert_cached(valkey, request, pixels):
-    """The cache holds the pixels of all images of :func:`ask_for_images`."""
+    """Check that the cache holds the pixels of all images of :func:`ask_for_images`."""
     with valkey.client() as client:
         for n, one in enumerate(split_ids(request.ids)):
             assert np.array_equal(unpack(client.get(f"super:r1:{one.hex()}"))[1], pixels + n)
 
 
 def failing(kind, match=None):
-    """Expect an executor's error of this kind."""
+    """Expect an executor error of this kind."""
     return pytest.raises(ExecutorError, match=match, check=lambda error: error.kind is kind)

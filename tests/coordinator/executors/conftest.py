@@ -14,6 +14,6 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 def functions(monkeypatch):
-    """The module of misbehaving functions, which workers find as this checkout."""
+    """The module of misbehaving functions, importable by workers."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return MODULE

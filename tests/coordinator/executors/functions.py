@@ -1,4 +1,4 @@
-"""Functions for slots and for the Lambda of the tests; the id of a request tells what to do."""
+"""Functions for the tests' slots and Lambda service. The id of a request says what they do."""
 
 import ctypes
 import os
@@ -38,7 +38,7 @@ def _hang(rest, _context):
 
 
 def _hang_in_c(rest, _context):
-    """Holding the interpreter's lock, so that no thread of the worker can act."""
+    """Hang while holding the GIL, so that no thread of the worker can run."""
     Path(rest).touch()
     ctypes.PyDLL(None).sleep(60)
 
@@ -87,7 +87,7 @@ _ANSWERS = {
 
 
 def misbehaving(event, context):
-    """Do what the request's id says; with no such word, answer as if all were well."""
+    """Do what the request's id says, or answer normally if it names no misbehaviour."""
     if "super_warm" in event:
         return warmed()
     request = PrefetchRequest.from_mapping(event)
@@ -118,7 +118,7 @@ def answering_what_was_not_asked(event, context):
 
 
 def _write_also(line):
-    """Have the slot that runs this write another line after each answer."""
+    """Have the slot that runs this write an extra line after each answer."""
     slot = sys.modules["__main__"]
     invoke = slot._invoke
 
@@ -138,7 +138,7 @@ def raises_when_warmed(_event, _context):
 
 
 def gathering(event, _context):
-    """Answer a warm event only when as many environments are there as the test waits for."""
+    """Answer a warm-up only once as many environments exist as the test expects."""
     directory, wanted = Path(os.environ["GATHER_IN"]), int(os.environ["GATHER"])
     (directory / str(os.getpid())).touch()
     while len(list(directory.iterdir())) < wanted:
@@ -147,13 +147,13 @@ def gathering(event, _context):
 
 
 def disagreeing(event, context):
-    """Each process decodes in its own way; on Lambda there are so many."""
+    """Decode differently in each process. On Lambda, wait until all environments exist."""
     answer = gathering(event, context) if "GATHER" in os.environ else warmed()
     return {**answer, "golden": f"{os.getpid():032x}"}
 
 
 def of_another_decoder(event, context):
-    """The real function, which says that it decodes otherwise than others do."""
+    """Run the real function, but claim to decode differently from others."""
     from superdl.lambda_prefetch import handler
 
     answer = handler.handler(event, context)
@@ -161,7 +161,7 @@ def of_another_decoder(event, context):
 
 
 def out_of_memory_once(event, context):
-    """The real function, whose first request on this host takes all memory that its process may have."""
+    """Run the real function, but use up its memory on the first request on this host."""
     from superdl.lambda_prefetch import handler
 
     marker = Path(os.environ["OUT_OF_MEMORY"])
@@ -172,6 +172,6 @@ def out_of_memory_once(event, context):
         try:
             while True:
                 taken.append(bytes(2**26))
-        except MemoryError:  # where there is a cgroup, the kernel does what follows
+        except MemoryError:  # with a cgroup, the kernel kills the process instead
             os.kill(os.getpid(), signal.SIGKILL)
     return handler.handler(event, context)

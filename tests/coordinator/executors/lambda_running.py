@@ -1,4 +1,4 @@
-"""Makes a Lambda executor for the Lambda service of the tests, and runs it around a coroutine."""
+"""Make a Lambda executor for the tests' Lambda service, and run it around a coroutine."""
 
 import contextlib
 
@@ -12,7 +12,7 @@ from tests.fixtures.images import write_images
 
 
 def executor_for(service, cache="", request_timeout_s=60.0, **changes):
-    """Settings are named without ``lambda_``."""
+    """Make an executor. Settings are given without their ``lambda_`` prefix."""
     facts = {"warm": 1, "endpoint_url": service.url}
     settings = LambdaSettings(**{f"lambda_{name}": value for name, value in (facts | changes).items()})
     context = ExecutorContext(cache, request_timeout_s=request_timeout_s)
@@ -20,7 +20,7 @@ def executor_for(service, cache="", request_timeout_s=60.0, **changes):
 
 
 def handler_of(name):
-    """A handler of :mod:`tests.coordinator.executors.functions` as Lambda names it."""
+    """Return Lambda's name for a handler in :mod:`tests.coordinator.executors.functions`."""
     return f"{functions.MODULE}.{name}"
 
 
@@ -40,10 +40,10 @@ async def start_and_close(executor):
 
 
 def request_for_objects(store, cache, count, request_id="r"):
-    """A request for so many images, which are put into the store's bucket ``photos``."""
+    """Put ``count`` images into the store's bucket ``photos`` and return a request for them."""
     directory = write_images(store.directory / "photos", count)
     keys = sorted(path.relative_to(directory).as_posix() for path in directory.glob("*/*.jpg"))
-    client = boto3.session.Session().client("s3", endpoint_url=store.url)  # not of another test's credentials
+    client = boto3.session.Session().client("s3", endpoint_url=store.url)  # avoids another test's credentials
     listed = client.list_objects_v2(Bucket="photos")["Contents"]
     client.close()
     etags = {entry["Key"]: entry["ETag"].strip('"') for entry in listed}

@@ -1,4 +1,4 @@
-"""Whether other processes live, and waiting for what they do."""
+"""Check whether other processes are alive, and wait for what they do."""
 
 import asyncio
 import os
@@ -7,7 +7,7 @@ WAIT_S = 60.0
 
 
 def alive(pid):
-    """Whether a process exists; 0 is none."""
+    """Return whether a process exists. A pid of 0 means none."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -16,7 +16,7 @@ def alive(pid):
 
 
 async def until(condition):
-    """Wait, bounded, for what another process does."""
+    """Wait, for a bounded time, for a condition that another process brings about."""
     async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110  # other processes cannot set an event of ours
+        while not condition():  # noqa: ASYNC110  # other processes cannot set our events
             await asyncio.sleep(0.01)

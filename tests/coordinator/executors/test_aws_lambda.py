@@ -1,4 +1,4 @@
-"""The Lambda executor against the Lambda service of the tests: it starts, prefetches, bills and ends."""
+"""Run the Lambda executor against the tests' Lambda service: start, prefetch, bill, end."""
 
 import asyncio
 import subprocess
@@ -40,7 +40,7 @@ async def test_a_request_is_carried_out_and_its_bill_is_told(lambda_service, obj
     for result in (warm, cold):
         assert result.billed_us % 1000 == 0
         assert result.billed_us >= result.duration_us
-    assert cold.billed_us > cold.duration_us + 50_000  # the start of a process is billed
+    assert cold.billed_us > cold.duration_us + 50_000  # process startup is billed
     with valkey.client() as client:
         assert client.exists(*cache_keys(request.ids)) == 6
 
@@ -50,7 +50,7 @@ async def test_environments_and_their_connections_are_open_before_the_first_requ
 ):
     await start_and_close(executor_for(lambda_service, valkey.url))
     with valkey.client() as client:
-        assert len(client.client_list()) == 2  # the function's, and this one's
+        assert len(client.client_list()) == 2  # the function's connection and this one
     environment = {"GATHER_IN": str(tmp_path), "GATHER": "3"}  # each waits for the two others
     lambda_service.deploy(handler=handler_of("gathering"), environment=environment)
     await start_and_close(executor_for(lambda_service, warm=3))
@@ -157,14 +157,14 @@ async def test_never_more_at_once_than_is_set(lambda_service, tmp_path):
 async def test_an_answer_that_does_not_come_is_given_up(lambda_service, tmp_path):
     lambda_service.deploy(handler=handler_of("misbehaving"))
 
-    await start_and_close(executor_for(lambda_service))  # an environment is warm now, and will answer in time
+    await start_and_close(executor_for(lambda_service))  # leaves a warm environment that answers in time
     async with using(
         executor_for(lambda_service, request_timeout_s=1.0 - aws_lambda._READ_MARGIN_S)
     ) as executor:
         with failing(FailureKind.TIMED_OUT, match="did not answer within 0.2 s") as told:
             await executor.invoke(ask("hang"), timeout_s=0.2)
         assert told.value.ran_s > 0
-        # The connection's own limit comes first where that is shorter.
+        # A shorter timeout of the connection applies first.
         with failing(FailureKind.TIMED_OUT, match="did not answer in time") as told:
             await executor.invoke(ask("hang"), timeout_s=TIMEOUT_S)
         assert told.value.ran_s >= 1.0
@@ -218,4 +218,4 @@ def test_a_process_ends_while_functions_hang(lambda_service):
         process.kill()
         process.wait()
     assert process.returncode == 0, errors
-    assert lambda_service.busy == 1  # it hangs to this day
+    assert lambda_service.busy == 1  # it is still hanging

@@ -1,4 +1,4 @@
-"""Whatever functions and AWS answer is a result of the request, or an error with reason, remedy and bill."""
+"""Any answer of functions or AWS becomes a result or an error with its reason, remedy and bill."""
 
 import json
 import re
@@ -21,19 +21,19 @@ MAX_MESSAGE = 1500
 
 @pytest.fixture
 def service(lambda_service):
-    """It runs misbehaving functions."""
+    """A Lambda service that runs misbehaving functions."""
     lambda_service.deploy(handler=handler_of("misbehaving"))
     return lambda_service
 
 
 async def failing_all(service, check, *requests):
-    """Makes requests one after the other, and hands each one's error to ``check``."""
+    """Make requests one after another and pass the error of each to ``check``."""
     async with using(executor_for(service)) as executor:
         for request in requests:
             with pytest.raises(ExecutorError) as told:
                 await executor.invoke(request, timeout_s=TIMEOUT_S)
             check(request.request_id, told.value)
-        result = await executor.invoke(ask(), timeout_s=TIMEOUT_S)  # and it goes on
+        result = await executor.invoke(ask(), timeout_s=TIMEOUT_S)  # the executor still works
         assert result.outcomes == ("cached",)
 
 
@@ -59,7 +59,7 @@ async def test_what_the_function_does(service, subtests):
             assert re.search(named, str(error)), error
             assert str(error).count("the function super-prefetch (http://127.0.0.1:") == 1
             assert len(str(error)) < MAX_MESSAGE
-            assert error.ran_s >= 0.001  # it ran, and that is billed
+            assert error.ran_s >= 0.001  # it ran, so it is billed
 
     await failing_all(service, check, *map(ask, DOES))
 
@@ -110,8 +110,8 @@ async def test_what_the_invoke_api_and_proxies_answer(service, subtests):
                     await executor.invoke(ask(), timeout_s=TIMEOUT_S)
                 assert "the function super-prefetch" in str(told.value)
                 assert len(str(told.value)) < MAX_MESSAGE
-                assert told.value.ran_s == 0.0  # nothing ran, nothing is billed
-                assert service.refused == number  # asked once: the core retries
+                assert told.value.ran_s == 0.0  # nothing ran, so nothing is billed
+                assert service.refused == number  # one attempt: retrying is up to the core
         await executor.invoke(ask(), timeout_s=TIMEOUT_S)
 
 
@@ -120,7 +120,7 @@ async def test_a_connection_that_breaks(service):
         service.hang_up_next()
         with failing(FailureKind.UNAVAILABLE, match="the connection to .* broke before it answered") as told:
             await executor.invoke(ask(), timeout_s=TIMEOUT_S)
-        assert told.value.ran_s > 0  # as far as anybody knows
+        assert told.value.ran_s > 0  # assumed to have run
         await executor.invoke(ask(), timeout_s=TIMEOUT_S)
 
 
@@ -143,7 +143,7 @@ def said(kind, words):
     ("payload", "kind"),
     [
         (said("Sandbox.Timedout", "x"), FailureKind.TIMED_OUT),
-        # As Lambda said it for years, and still does in places.
+        # Lambda's wording for years, still in use in places.
         (b'{"errorMessage": "2026 Task timed out after 3.00 seconds"}', FailureKind.TIMED_OUT),
         (said("Runtime.OutOfMemory", "x"), FailureKind.CRASHED),
         (said("Extension.Crash", "x"), FailureKind.CRASHED),

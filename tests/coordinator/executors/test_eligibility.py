@@ -1,4 +1,4 @@
-"""What functions elsewhere cannot do is told before a job opens; one executor that can is enough."""
+"""Report what remote functions cannot do before a job opens. One capable executor is enough."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ def dataset_of(keys=KEYS, bucket="s3://photos"):
 
 
 class Remote(ScriptedExecutor):
-    """Its functions run elsewhere; one whose ``comes`` is unset does not start."""
+    """An executor whose functions run elsewhere. It does not start while ``comes`` is unset."""
 
     remote = True
     region = "us-east-1"
@@ -59,7 +59,7 @@ class Remote(ScriptedExecutor):
 
 
 def explain(outcome, message):
-    """An answer that says so of every sample."""
+    """Return an edit that gives every sample this outcome and message."""
 
     def edit(result):
         count = len(result.outcomes)
@@ -96,7 +96,7 @@ async def using(executors, *, region_of=lambda _bucket: "", **options):
 
 
 async def try_out(executor, **options):
-    """Tries a dataset; the warnings."""
+    """Try out a dataset and return the warnings."""
     dataset = dataset_of()
     async with using([executor], **options) as eligibility:
         await eligibility.check(dataset, ENOUGH_S)
@@ -115,7 +115,7 @@ def two(valkey):
 
 
 def answer_by(executor, answer):
-    """Have functions fail with an error, or answer as edited."""
+    """Have functions raise this error, or edit their answers this way."""
     if isinstance(answer, Exception):
         executor.fails_with(answer)
     else:
@@ -186,7 +186,7 @@ async def test_ranks_share_a_trial_wait_as_long_as_they_like_and_the_end_waits_f
 
 
 async def test_what_functions_have_made_is_not_refused(two, valkey):
-    """As after a coordinator's restart: the cache holds samples."""
+    """The cache holds samples already, as after a restart of the coordinator."""
     two[0].outcomes = two[1].outcomes = dict.fromkeys(KEYS, Outcome.REFUSED)
     dataset = dataset_of()
 
@@ -244,7 +244,7 @@ async def test_one_that_may_not_read_is_left_out_and_tried_again_for_a_later_run
         two[0].edit = as_it_is
         asked = len(two[0].requests)
         await eligibility.check(dataset, ENOUGH_S)
-        assert len(two[0].requests) == asked, "not at once"
+        assert len(two[0].requests) == asked, "it does not retry at once"
         now_s[0] += 60.0
         await eligibility.check(dataset, ENOUGH_S)
         assert (eligibility.ineligible(dataset), eligibility.warnings(dataset)) == (frozenset(), ())
@@ -270,7 +270,7 @@ async def test_files_are_for_the_functions_of_this_machine(two, valkey):
 
 
 async def until_told(eligibility, dataset, left_out):
-    """What the core is told until these executors are left out, with a warning for each."""
+    """Return what the core is told until exactly these executors are excluded, each with a warning."""
     told = []
 
     def is_settled():
@@ -278,7 +278,7 @@ async def until_told(eligibility, dataset, left_out):
         return is_told and eligibility.ineligible(dataset) == left_out
 
     eligibility.tell_changes([dataset], told.append)
-    while not is_settled():  # noqa: ASYNC110  # nobody tells of it
+    while not is_settled():  # noqa: ASYNC110  # nothing signals it
         await asyncio.sleep(0)
     eligibility.tell_changes([dataset], told.append)
     return [event.executors for event in told]
@@ -296,9 +296,9 @@ async def test_one_that_comes_later_is_tried_then_and_the_core_is_told(two, edit
         assert eligibility.opened(dataset) == frozenset()
         assert eligibility.warnings(dataset) == ("the executor two is unavailable: asleep",)
         late.comes = True
-        while eligibility.executors[1].absence:  # noqa: ASYNC110  # nobody tells of it
+        while eligibility.executors[1].absence:  # noqa: ASYNC110  # nothing signals it
             await asyncio.sleep(0)
-        assert eligibility.is_known(dataset), "it holds no job up"
+        assert eligibility.is_known(dataset), "a missing executor must not delay jobs"
         assert not late.requests
         assert await until_told(eligibility, dataset, changes[-1]) == changes
 

@@ -1,4 +1,4 @@
-"""The local executor with real processes: its worker runs the real function, and is replaced if it ends."""
+"""Run the local executor with real processes. Its worker runs the real function and is replaced on exit."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ WORKER, SLOT = "superdl.lambda_prefetch.worker", "superdl.lambda_prefetch.worker
 
 @pytest.fixture
 def sockets(tmp_path):
-    """A directory for an executor's socket, in which nothing must be left."""
+    """A directory for an executor's socket, in which nothing may be left behind."""
     directory = tmp_path / "sockets"
     directory.mkdir()
     yield str(directory)
@@ -50,7 +50,7 @@ async def started(function, slots=1, sockets=""):
 
 
 def pids_of(module, parent=None):
-    """Children that run a module."""
+    """Return the pids of children that run a module."""
     children = psutil.Process(parent).children() if alive(parent or os.getpid()) else []
     return [child.pid for child in children if module in words_of(child)]
 
@@ -79,7 +79,7 @@ async def test_the_real_function_fills_a_real_cache(functions, tmp_path, valkey,
         nice = {psutil.Process(pid).nice() for pid in pids_of(SLOT, worker)}
         assert nice == {psutil.Process().nice(), psutil.Process().nice() + 7}  # the first forks the others
     assert first.outcomes == second.outcomes == ("cached",) * 8
-    assert not second.cold_start  # the warm event was
+    assert not second.cold_start  # the warm-up was the cold start
     assert_cached(valkey, request, pixels)
 
 
@@ -118,7 +118,7 @@ def test_no_process_outlives_its_coordinator_even_in_the_middle_of_a_request(mis
         asyncio.run(until(hangs.exists))
         (worker,) = pids_of(WORKER, coordinator.pid)
         slots = pids_of(SLOT, worker)
-        assert len(slots) == 3  # with the process that forks them
+        assert len(slots) == 3  # including the process that forks them
         coordinator.kill()
     asyncio.run(until(lambda: not any(map(alive, [worker, *slots]))))
 
@@ -191,10 +191,10 @@ async def test_the_decoder_of_an_earlier_start_serves_until_the_worker_comes(tmp
         try:
             await executor.start()
             if right:
-                assert executor.scaling.capacity == 0, "it has not waited for the worker"
+                assert executor.scaling.capacity == 0, "start() must not wait for the worker"
                 await asyncio.wait_for(came.wait(), TIMEOUT_S)
             assert (executor.scaling.capacity, executor.is_outdated) == (int(not spoil), spoil)
             right = right or executor.fingerprint
         finally:
             await executor.close()
-        assert (right in note.read_text()) is not spoil, "after another decoder, the next start waits again"
+        assert (right in note.read_text()) is not spoil, "a different decoder makes the next start wait again"

@@ -1,4 +1,4 @@
-"""Executors are started together, left out where they do not start or decode otherwise, and started anew."""
+"""Executors start together, are excluded if they fail to start or decode differently, and are retried."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from tests.coordinator.running import ENOUGH_S
 
 
 class Startable(Executor):
-    """An executor that starts, or does not, as the test says."""
+    """An executor that starts, or fails to, as the test says."""
 
     remote = False
     region = fingerprint = ""
@@ -61,7 +61,7 @@ async def agree_on(digest):
 
 @contextlib.asynccontextmanager
 async def using(executors):
-    """Starts them and yields their manager."""
+    """Start the executors and yield their manager."""
     manager = ExecutorManager([lambda one=one: one for one in executors])
     try:
         async with asyncio.timeout(ENOUGH_S):
@@ -77,7 +77,7 @@ async def presence(manager):
 
 
 async def until_there(manager):
-    while any(one.absence for one in manager.executors):  # noqa: ASYNC110  # nobody tells of it
+    while any(one.absence for one in manager.executors):  # noqa: ASYNC110  # nothing signals it
         await asyncio.sleep(0)
 
 

@@ -1,4 +1,4 @@
-"""Price tables: the built-in one names where it comes from, a user's replaces what it names."""
+"""Price tables: the built-in one names its sources, and a user's overrides the prices that it names."""
 
 from dataclasses import replace
 
@@ -22,11 +22,11 @@ def test_the_built_in_table():
     assert table.date
     assert "https://aws.amazon.com/" in table.source
     on_lambda = table.of("lambda")
-    # On machines that are paid for already, or by the hour, functions cost nothing but their GETs and PUTs.
+    # On machines that are already paid for, or billed by the hour, functions cost only their GETs and PUTs.
     requests = Prices(source_request=on_lambda.source_request, store_put=on_lambda.store_put)
     assert table.of("local") == table.of("workers") == requests
     assert min(on_lambda.gb_s, on_lambda.invocation, on_lambda.hour) > 0
-    # Read without the checks, as most coordinators do.
+    # Read without validation, as most coordinators do.
     names = ("local", "workers", "lambda", "none of that name")
     assert [shipped_prices_of(name) for name in names] == [table.of(name) for name in names]
     task = table.fargate["vcpu_hour"] + 2 * table.fargate["gb_hour"]

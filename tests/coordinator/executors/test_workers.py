@@ -1,4 +1,4 @@
-"""Workers as the coordinator sees them: what they do wrong costs the requests that they had, and no more."""
+"""Workers from the coordinator's side: a bad worker costs only the requests that it had."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ SAME = {"protocol_version": PROTOCOL_VERSION, "version": installed_version(), "f
 
 @contextlib.asynccontextmanager
 async def coordinator(tmp_path, **options):
-    """A server at which workers call in."""
+    """A server that workers can connect to."""
     workers, server = Workers(**options), grpc.aio.server()
     address = f"unix:{tmp_path}/c.sock"
     pb_grpc.add_CoordinatorServicer_to_server(Reception({True: workers}), server)
@@ -39,7 +39,7 @@ def plain(request, _sees_store):
 
 
 async def call_in(stub, **hello):
-    """A worker's stream after its welcome."""
+    """Connect a worker and return its stream after the welcome."""
     stream = stub.Work()
     await stream.write(pb.FromWorker(hello=pb.WorkerHello(**{**SAME, "slots": 1, **hello})))
     assert (await stream.read()).HasField("welcome")
@@ -92,7 +92,7 @@ async def test_workers_of_another_decoder_wait_until_nobody_needs_the_one_in_use
         assert "the worker second decodes as" in caplog.text
         runs = [asyncio.create_task(workers.run(partial(plain, b"{}"), 30.0)) for _ in range(2)]
         request = await request_of(first)
-        assert workers.successor(is_needed=False) == ""  # it works
+        assert workers.successor(is_needed=False) == ""  # it is working
         await first.write(answer(request, result=b"done"))
         assert await runs[0] == b"done"
         await first.write(answer(await request_of(first), result=b"done"))
@@ -101,14 +101,14 @@ async def test_workers_of_another_decoder_wait_until_nobody_needs_the_one_in_use
         assert workers.successor(is_needed=False) == OTHER
         first.cancel()
         async with asyncio.timeout(20):
-            while len(workers.stats) == 2:  # noqa: ASYNC110  # nobody tells of it
+            while len(workers.stats) == 2:  # noqa: ASYNC110  # nothing signals it
                 await asyncio.sleep(0)
         assert workers.successor(is_needed=True) == OTHER
 
 
 async def test_the_decoder_of_the_cache_s_records_has_a_while_to_come_back(tmp_path):
     async with coordinator(tmp_path, patience_s=0.2) as (workers, stub):
-        await call_in(stub, fingerprint=OTHER)  # before the cache has told
+        await call_in(stub, fingerprint=OTHER)  # before the cache has reported its own
         workers.use(FINGERPRINT)
         first = asyncio.create_task(workers.first())
         await asyncio.sleep(0)
@@ -121,7 +121,7 @@ async def test_the_decoder_of_the_cache_s_records_has_a_while_to_come_back(tmp_p
 
 
 async def test_requests_of_the_store_go_to_workers_that_see_it(tmp_path, caplog):
-    """A directory is known by what lies in it; another worker gets what needs no store, if any is there."""
+    """A store is identified by its contents, not its path. Other workers get requests that need none."""
 
     def seen(name, sees_store):
         return f"{name} {sees_store}".encode()

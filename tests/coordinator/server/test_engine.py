@@ -1,4 +1,4 @@
-"""The engine on a real core and a real cache: actions are carried out in order, results become events."""
+"""Run the engine on a real core and cache: actions are carried out in order, results become events."""
 
 import asyncio
 import dataclasses
@@ -26,7 +26,7 @@ FAST = {"backoff_s": 0.001, "backoff_max_s": 0.002}
 
 
 def was_read(position, epoch=0):
-    """A reader has delivered a batch."""
+    """Return the event for a batch that a reader delivered."""
     return BatchRead("job", dataclasses.replace(REPORT, epoch=epoch, position=position, hits=2, samples=2))
 
 
@@ -63,7 +63,7 @@ async def test_what_a_sample_may_be_to_blame_for_ends_in_a_tombstone(coordinator
     counters = coordinator.engine.core.job("job").counters
     await coordinator.until(lambda: (counters.samples_produced, counters.samples_failed) == (9, 1))
     alone = [request.keys for request in coordinator.executor.requests if len(request.keys) == 1]
-    assert alone.count(("cat/1.jpg",)) == 2  # the third attempt; the first was in company
+    assert alone.count(("cat/1.jpg",)) == 2  # the third attempt; the first was part of a larger request
     (batch, *_) = (await coordinator.page()).batches
     assert (batch.resident, batch.failed) == (3, 1)
     ids = split_ids(batch.sample_ids)
@@ -105,19 +105,19 @@ class SlowDrops(Cache):
         self.ended += 1
 
 
-@pytest.mark.coordinator(budget_bytes=2000, cache_type=SlowDrops)  # room for six records or so, of ten
+@pytest.mark.coordinator(budget_bytes=2000, cache_type=SlowDrops)  # room for about six of ten records
 async def test_nothing_is_produced_before_earlier_deletions_have_ended(coordinator, source):
     await coordinator.open(await coordinator.register(source), batch_size=2)
     cache, asked = coordinator.cache, coordinator.executor.requests
     cache.tell = coordinator.look
     position = 0
-    while not cache.begun:  # the look-ahead goes on and has to make room
+    while not cache.begun:  # look further ahead until it has to make room
         await coordinator.page(position=position, yielded=position, count=1)
         coordinator.engine.post(was_read(position=position))
         await coordinator.until(lambda: not coordinator.engine.busy or cache.begun)
         position += 1
     asked_before = len(asked)
-    coordinator.engine.post(CacheReset())  # all is wanted again
+    coordinator.engine.post(CacheReset())  # all samples are needed again
     await coordinator.call("GetJobStats", pb.GetJobStatsRequest())
     assert len(asked) == asked_before
     begun_before = cache.begun
@@ -167,8 +167,8 @@ MEMORY_GB = 1769 / 1024
         ({"duration_us": 500_000, "billed_us": 750_000}, 0.75 * MEMORY_GB, 0),
         ({"duration_us": 500_000, "billed_us": 750_000, "memory_mb": 512}, 0.75 * 0.5, 0),
         (ExecutorError("once", FailureKind.RAISED, ran_s=2.0), 2.0 * MEMORY_GB, 0),
-        (ExecutorError("once", ran_s=3.0), 3.0 * MEMORY_GB, 0),  # it may have run before
-        (ExecutorError("once", FailureKind.RAISED, refused=True), 0.0, 1),  # before it was sent
+        (ExecutorError("once", ran_s=3.0), 3.0 * MEMORY_GB, 0),  # it may have run before it failed
+        (ExecutorError("once", FailureKind.RAISED, refused=True), 0.0, 1),  # refused before it was sent
     ],
 )
 @pytest.mark.coordinator(**FAST)

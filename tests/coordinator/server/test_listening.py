@@ -1,4 +1,4 @@
-"""Ports: any bytes and calls that begin and never go on hold nothing that others need."""
+"""Arbitrary bytes and calls that start but never finish must not tie up resources on any port."""
 
 import contextlib
 import resource
@@ -47,7 +47,7 @@ def test_strangers_leave_descriptors_for_the_cache_and_s3(soft, hard, limits):
 
 @pytest.fixture
 def directory():
-    """A short one: a socket's path has at most 107 bytes."""
+    """A directory with a short path: a socket's path has at most 107 bytes."""
     server = Valkey()
     yield server.directory
     server.close()
@@ -80,7 +80,7 @@ def test_what_is_in_the_way_and_lives_is_left_alone(serving_loop, directory):
     precious.write_text("mine")
     with (
         socket.socket(socket.AF_UNIX) as living,
-        socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken,  # it would share its port
+        socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken,  # allows sharing its port
     ):
         living.bind(str(path))
         living.listen()
@@ -99,7 +99,7 @@ def test_what_is_in_the_way_and_lives_is_left_alone(serving_loop, directory):
 
 @pytest.fixture
 def usual_limit():
-    """What a login shell has."""
+    """Set a login shell's usual limit of open files."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
     yield 1024
@@ -118,16 +118,16 @@ def test_a_coordinator_raises_its_limit(usual_limit):
 
 def test_silent_connections_are_few_and_end_so_that_others_come_in(serving_loop, monkeypatch):
     most, strangers = 40, 400
-    assert listening._CONNECTIONS_MAX * 45 * 1024 < 2**28  # each was measured to cost 45 KB
+    assert listening._CONNECTIONS_MAX * 45 * 1024 < 2**28  # measured: 45 KB each
     monkeypatch.setattr(listening, "_CONNECTIONS_MAX", most)
     monkeypatch.setattr(listening, "_HANDSHAKE_TIMEOUT_MS", 1000)
 
     def ended(sockets):
-        """How many the server has hung up so far, of all."""
+        """Count how many of all connections the server has closed so far."""
         readable, _, _ = select.select(sockets, [], [], 0.1)
         for one in readable:
             try:
-                closed = not one.recv(4096)  # it says its settings first
+                closed = not one.recv(4096)  # the server sends its settings first
             except OSError:
                 closed = True
             if closed:
@@ -142,7 +142,7 @@ def test_silent_connections_are_few_and_end_so_that_others_come_in(serving_loop,
             until_s = time.monotonic() + ENOUGH_S
             while ended(silent) < strangers - most:
                 assert time.monotonic() < until_s
-            while ended(silent) < strangers:  # the others end when their handshakes do not come
+            while ended(silent) < strangers:  # the others end when their handshakes time out
                 assert time.monotonic() < until_s
             with (
                 grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
@@ -188,7 +188,7 @@ def test_the_port_takes_any_bytes(serving_loop, certificates, encrypted):
                         pass
                 except TimeoutError:
                     pytest.fail(f"it keeps a connection for ever that said {said!r}")
-                except OSError:  # it has hung up
+                except OSError:  # the server has hung up
                     return
 
         speak()
@@ -210,13 +210,13 @@ CALLS = 8
 
 @pytest.fixture(autouse=True)
 def few_calls(monkeypatch):
-    """Fewer at once than are begun."""
+    """Allow fewer concurrent calls than are started."""
     monkeypatch.setattr(listening, "_CALLS_MAX", CALLS // 2)
     monkeypatch.setattr(listening, "_HEALTH_CALLS_MAX", CALLS // 2)
 
 
 def answer(port):
-    """What an honest client hears."""
+    """Return the answer that an honest client gets."""
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         metadata = tuple(RIGHT.items())
         return CoordinatorStub(channel).CloseJob(pb.CloseJobRequest(), metadata=metadata, timeout=10).closed

@@ -1,4 +1,4 @@
-"""Figures: what a scrape tells, how its labels are bounded, CloudWatch's lines, and troubles of executors."""
+"""Metrics: what a scrape reports, bounded labels, CloudWatch lines, and trouble with executors."""
 
 import asyncio
 import io
@@ -27,7 +27,7 @@ def metrics_of(coordinator):
 
 
 def parsed(text):
-    """Values by name and labels in their order, as the strict parser of OpenMetrics finds them."""
+    """Return values by name and labels, in order, as parsed by the strict OpenMetrics parser."""
     order = {metric.name: metric.labels for metric in METRICS}
     found = {}
     for family in text_string_to_metric_families(text.decode()):
@@ -43,7 +43,7 @@ def scrape(metrics):
 
 
 def open_like(coordinator, name):
-    """Another job of the same plan, under any name: strangers choose it."""
+    """Return the event for another job of the same plan. Its name is untrusted."""
     job, engine = coordinator.engine.core.job("job"), coordinator.engine
     facts = engine.core.state.datasets[job.dataset]
     return JobOpened(name, facts, job.plan, 0, 0, 0, frozenset())
@@ -78,7 +78,7 @@ async def test_a_scrape_tells_what_readers_functions_cache_and_calls_do(coordina
     assert told["super_concurrency_wanted", name] == told["super_concurrency_had", name] == 2
     assert told["super_cache_samples", "resident"] == 9
     assert told["super_cache_trouble",] == 0.0
-    assert ("super_usd_total", "earlier") not in told, "other series have it, of before a restart"
+    assert ("super_usd_total", "earlier") not in told, "spending before a restart is in other series"
     assert told["super_jobs", "reading"] == told["super_ranks", "reading"] == 1
     assert told["super_call_seconds_bucket", "0.0025", "OpenJob"] == 1
     assert (told["super_team_share", "vision"], told["super_team_share", "-"]) == (3, 1)
@@ -102,7 +102,7 @@ async def test_fifty_jobs_have_names_the_others_are_one_and_no_counter_falls(coo
     assert len(batches) == JOBS_NAMED + 1
     assert batches[hostile] == 2
     assert batches[OTHER] == 1
-    # The busiest of those without a name grow: they count there, and who had a name keeps it.
+    # The busiest unnamed jobs grow. They count as others, and named jobs keep their labels.
     engine.post_all(read(name, position) for name in names[-100:] for position in range(3))
     later = scrape(metrics)
     assert {key[1] for key in later if key[0] == "super_batches_read_total"} == set(batches)
@@ -114,7 +114,7 @@ async def test_fifty_jobs_have_names_the_others_are_one_and_no_counter_falls(coo
 
 
 def totals(told, name, *more):
-    """The sum of a counter over all rows of jobs."""
+    """Return the sum of a counter over the rows of all jobs."""
     return sum(value for key, value in told.items() if key[0] == name and key[2:] == more)
 
 
@@ -143,7 +143,7 @@ async def test_rows_grow_by_exactly_what_jobs_do_whatever_becomes_of_them(coordi
         rows = {key: value for key, value in told.items() if key[0].endswith("_total")}
         growth = {key: value - before.get(key, 0) for key, value in rows.items()}
         assert not [key for key, value in growth.items() if value < 0]
-        # As rate() and increase() see it: no batch is missed, and none counts again as its job closes.
+        # As rate() and increase() see it: each batch counts exactly once, even when its job closes.
         grown += totals(growth, "super_batches_read_total")
         assert grown == read_batches
         assert len([key for key in rows if key[0] == "super_retries_total"]) <= JOBS_NAMED + 1

@@ -1,4 +1,4 @@
-"""Pages of a plan: what fits, what is left out, and that batches are what the plan says."""
+"""Pages of a plan: what fits, what is omitted, and that their batches match the plan."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ RECIPE = Recipe.image(resize=8, crop=8)
 
 
 class Planned:
-    """A job on a catalog in memory: ``page()`` is what NextBatches would answer."""
+    """A job on a catalog in memory. ``page()`` returns what NextBatches would answer."""
 
     def __init__(
         self, size=10, batch_size=4, *, key_bytes=12, recipe=RECIPE, float_labels=False, counts=None, **plan
@@ -86,7 +86,7 @@ def test_a_page_stays_below_a_mebibyte(batch_size, key_bytes, with_keys):
 
 
 def stored(planned, packs, *, share, seed):
-    """Places of a share of the samples, in some of so many packs."""
+    """Return locations for a share of the samples, spread over this many packs."""
     rng, places = np.random.default_rng(seed), Places()
     names = [new_pack_name("0123456789abcdef") for _ in range(packs)]
     size, content = len(planned.dataset.catalog), planned.dataset.content
@@ -174,7 +174,7 @@ def test_the_samples_of_a_catalog_come_whole_in_bounded_pages(size, key_bytes, w
 
 @pytest.mark.parametrize(
     "most", [3, 2000, pytest.param(8000, marks=pytest.mark.slow)]
-)  # numbers of a label: from none to 64,000 bytes
+)  # lengths of a label: from 0 to 64,000 bytes
 def test_labels_whose_lists_vary_are_whole_in_bounded_pages(most):
     size, batch_size = 3000, 16
     counts = np.random.default_rng(most).integers(0, most, size)
@@ -194,7 +194,7 @@ def test_labels_whose_lists_vary_are_whole_in_bounded_pages(most):
             indices = planned.plan.batch(0, batch.position, 0).indices
             assert [label.tolist() for label in labels] == [expected(place) for place in indices]
         start, pages = start + len(page.batches), pages + 1
-    # As many batches go together as the mean label lets, not as few as the largest would.
+    # The number of batches per page follows the mean label size, not the largest.
     assert pages <= 2 + 1.5 * size * (ID_BYTES + catalog.label_bytes + 20) / MAX_REPLY_BYTES
     for with_keys in (True, False):
         found = []

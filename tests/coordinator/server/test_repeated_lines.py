@@ -1,4 +1,4 @@
-"""A cause that repeats itself is one line at once, and one a minute with its count."""
+"""A recurring cause is logged once at first, then once a minute with its count."""
 
 import io
 import json
@@ -12,7 +12,7 @@ from superdl.coordinator.server.repeated_lines import LINE_FORMATS, RepeatedLine
 
 @pytest.fixture
 def log():
-    """A logger that writes as the coordinator does, its lines so far, and its clock's hands."""
+    """A logger that writes as the coordinator does, its lines so far, and a clock to set."""
     stream, hands = io.StringIO(), [1000.0]
     logger = logging.getLogger("test.repeated")
     logger.propagate, logger.handlers = False, [RepeatedLines(stream, clock=lambda: hands[0])]

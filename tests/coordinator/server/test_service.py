@@ -1,4 +1,4 @@
-"""Every RPC over real gRPC: what it answers, and that asking again is safe."""
+"""Test every RPC over real gRPC: its answer, and that repeating it is safe."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ RANDOM = Recipe([{"op": "random_resized_crop", "size": 4}], augment_seed=1)
 
 
 async def test_looking_ahead_begins_where_a_rank_says_that_it_will_begin(coordinator, source):
-    dataset = await coordinator.register(source, recipe=RANDOM)  # each epoch has samples of its own
+    dataset = await coordinator.register(source, recipe=RANDOM)  # each epoch has its own samples
     await coordinator.open(dataset, epoch=7, position=2)
     core, executor = coordinator.engine.core, coordinator.executor
     cursor = core.job("job").cursors[0]
@@ -27,8 +27,8 @@ async def test_looking_ahead_begins_where_a_rank_says_that_it_will_begin(coordin
     assert (executor.requests[0].epoch, executor.requests[0].keys[0]) == (7, "dog/3.jpg")
     page = await coordinator.page(epoch=7, position=2, yielded=2)
     assert [batch.position for batch in page.batches] == [2]
-    assert cursor.watermark == 7 * 3 + 2, "the sampler is where it said"
-    await coordinator.until(  # no function is cut off in the middle of its connection to the cache
+    assert cursor.watermark == 7 * 3 + 2, "the sampler is at its announced position"
+    await coordinator.until(  # do not interrupt a function while it is connected to the cache
         lambda: core.samples_in(SampleState.RESIDENT) and not core.samples_in(SampleState.IN_FLIGHT)
     )
 

@@ -1,4 +1,4 @@
-"""Settings: which source wins, what is refused by name, and what is needed to be reached from elsewhere."""
+"""Settings: precedence of sources, refusals by name, and requirements for remote access."""
 
 import argparse
 import dataclasses
@@ -15,7 +15,7 @@ from superdl.super_wire.protocol import socket_path
 
 @pytest.fixture
 def toml(tmp_path):
-    """Writes a settings file."""
+    """Return a function that writes a settings file."""
 
     def write(text):
         path = tmp_path / "coordinator.toml"

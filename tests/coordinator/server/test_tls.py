@@ -1,4 +1,4 @@
-"""A coordinator's certificates: from files and from text, renewed while it serves, and wrong ones told."""
+"""A coordinator's certificates: from files and text, renewed while serving, and bad ones reported."""
 
 import logging
 import shutil
@@ -18,7 +18,7 @@ from tests.coordinator.running import serving
 
 
 def shown(port, ca_file, client=None):
-    """The names in the certificate that a server shows to a client of TLS."""
+    """Return the names in the certificate that a server presents to a TLS client."""
     context = ssl.create_default_context(cafile=ca_file)
     context.check_hostname = False
     context.set_alpn_protocols(["h2"])
@@ -64,7 +64,7 @@ def test_a_certificate_that_is_renewed_on_disk_is_shown_from_then_on(
 
     def use(port, _):
         assert "localhost" in shown(port, certificates.ca_file)
-        put(certificates.server.cert_file, certificates.elsewhere.key_file)  # as in the midst of renewing
+        put(certificates.server.cert_file, certificates.elsewhere.key_file)  # as in the middle of a renewal
         assert "localhost" in shown(port, certificates.ca_file)
         put(certificates.elsewhere.cert_file, certificates.elsewhere.key_file)
         assert shown(port, certificates.ca_file) == ["cache.example"]

@@ -1,4 +1,4 @@
-"""Which tokens are let in, also after their file has changed, and what a wrong caller hears."""
+"""Which tokens are accepted, also after their file has changed, and what a rejected caller is told."""
 
 import logging
 
@@ -34,7 +34,7 @@ def test_tokens_of_a_file_follow_it(tmp_path, caplog):
     assert list(map(tokens.accept, (ONE, TWO, THREE))) == [False, True, True]
     with caplog.at_level(logging.ERROR):
         file.unlink()
-        assert tokens.accept(TWO)  # a file that is being replaced locks nobody out
+        assert tokens.accept(TWO)  # replacing the file must not lock anyone out
         file.write_text("short\n")
         assert tokens.accept(TWO)
     assert caplog.text.count("keeping the previous tokens") == 2

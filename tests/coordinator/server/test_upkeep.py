@@ -1,6 +1,6 @@
-"""The upkeep sweeps a crowded cache, once those of before a restart have had time to come back.
+"""The upkeep sweeps a crowded cache once jobs from before a restart have had time to return.
 
-It tells the core what is lost: all of a server that was emptied, or what one node of a cluster had.
+It reports to the core what was lost: a whole server's data, or that of one cluster node.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def fill(valkey, share):
 
 
 class Kept(NamedTuple):
-    """An upkeep, and what it keeps."""
+    """An upkeep and the parts that it maintains."""
 
     upkeep: Upkeep
     cache: Cache
@@ -89,7 +89,7 @@ async def test_what_an_earlier_coordinator_left_goes_as_far_as_a_job_needs_its_r
     records, budget_bytes = fill(small, share), MAXMEMORY - headroom_bytes(MAXMEMORY)
     async with running(small, budget_bytes=budget_bytes, cache_was_empty=False) as coordinator:
         cache, engine = coordinator.cache, coordinator.engine
-        await agree_on_fingerprint(cache, "aa")  # else the cache is taken for a new one
+        await agree_on_fingerprint(cache, "aa")  # otherwise the cache is taken for a new one
         upkeep = Upkeep(cache, engine, coordinator.reports, info=await cache.info(), fingerprint="aa")
         await upkeep.once()
         if reads:
@@ -122,7 +122,7 @@ async def test_the_load_is_that_of_the_busiest_node_since_the_last_measure(valke
         await kept.upkeep.once()
         load = kept.engine.cache_load
         assert load.evicted_keys == evicted_keys > 0
-        assert load.busiest_share > 0.05  # an idle one has a hundredth
+        assert load.busiest_share > 0.05  # an idle server is near 0.01
         await kept.upkeep.once()
         assert kept.engine.cache_load.evicted_keys == evicted_keys
 
@@ -144,12 +144,12 @@ async def test_a_node_that_hangs_does_not_let_the_lock_expire(valkey_cluster, mo
 
 
 async def test_the_budget_follows_what_becomes_of_a_clusters_shards(valkey_cluster):
-    """Also where no command of the coordinator has met a slot that was moved."""
+    """The budget adapts even if no command of the coordinator has hit a moved slot."""
     async with kept_at(valkey_cluster.url) as kept:
         before = kept.engine.core.state.budget_bytes
-        for slot in range(3):  # the fullest node is the measure, and counts differ by one
+        for slot in range(3):  # the fullest node counts, and key counts differ by one
             await asyncio.to_thread(valkey_cluster.move, slot, 1)
-        async with asyncio.timeout(10.0):  # until the node that is asked has heard of it
+        async with asyncio.timeout(10.0):  # until the queried node has learned of the move
             while (after := kept.engine.core.state.budget_bytes) == before:
                 await kept.upkeep.once()
         for node in valkey_cluster.nodes:

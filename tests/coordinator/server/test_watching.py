@@ -1,4 +1,4 @@
-"""The log tells each change of state once; the history keeps what closed jobs did, also across a crash."""
+"""The log reports each change of state once. The history keeps closed jobs' figures, even after a crash."""
 
 import io
 import json
@@ -25,7 +25,7 @@ from tests.fixtures.stack import Stack
 
 @pytest.fixture
 def log(caplog):
-    """What was logged since the last look, and the fields of the last line."""
+    """Return the log since the last call, and the fields of its last line."""
     caplog.set_level(logging.INFO)
 
     def lines():

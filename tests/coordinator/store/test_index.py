@@ -1,4 +1,4 @@
-"""Segments of a store's index: they come back, and what is broken or lies is refused."""
+"""Segments of a store's index round-trip, and broken or false ones are refused."""
 
 import json
 from dataclasses import asdict, replace
@@ -53,7 +53,7 @@ def test_many_segments_become_one_that_lists_each_pack_that_still_exists_once(tm
             fill(writing, records([number, 64], seed=number))
             name = writing.commit()
         packs.append(IndexedPack(name, writing.size, store.read_index(name, writing.size)))
-        # As after coordinators that looked at the same time: half of the packs are in two segments.
+        # As after two coordinators that listed at the same time: half of the packs are in two segments.
         write_segments(store, META.collection, packs[-1 - number % 2 :])
     for gone in packs[:5]:
         store.remove(gone.name)
@@ -77,7 +77,7 @@ ENTRIES = PACK.index.entries.tobytes()
 
 
 def sealed(table, entries=ENTRIES):
-    """Any table under a digest that fits."""
+    """Return any table with a matching digest."""
     table = table if isinstance(table, bytes) else json.dumps(table).encode()
     body = len(table).to_bytes(8, "little") + table + entries
     return body + digest128(body)

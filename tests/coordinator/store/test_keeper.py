@@ -1,4 +1,4 @@
-"""The keeper: waits a bounded time for a store, believes no impossible pack, and forgets what is gone."""
+"""The keeper waits a bounded time for a store, rejects impossible packs and drops those that are gone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FINGERPRINT = "5c" * 16
 
 
 class Kept:
-    """A keeper of the store in a directory, with a dataset of ten files, and what it told the core."""
+    """A keeper of the store in a directory, a dataset of ten files, and what it told the core."""
 
     def __init__(self, store, source, store_bytes):
         self.events = []
@@ -60,7 +60,7 @@ class Kept:
 
 
 def write_pack(store, dataset, indices, fingerprint=FINGERPRINT):
-    """A pack as a function writes it."""
+    """Write a pack as a function does."""
     bucket = dataset.catalog.bucket
     meta = PackMeta(collection_of(bucket, RECIPE.digest), bucket, RECIPE.json, fingerprint, "test")
     with DirectoryStore.open(store, create=False).begin_pack(meta) as made:
@@ -73,7 +73,7 @@ def write_pack(store, dataset, indices, fingerprint=FINGERPRINT):
 
 @pytest.fixture
 def kept(tmp_path, source):
-    """Opens a store, which may take so many bytes; gives what keeps it, and the dataset."""
+    """Return a function that opens a store of at most ``store_bytes`` and yields its keeper and dataset."""
 
     @contextlib.asynccontextmanager
     async def opened(store_bytes=0):
@@ -87,14 +87,14 @@ def kept(tmp_path, source):
 
 
 def answer(**changes):
-    """What a function says that has decoded two samples and written them."""
+    """Return a function's answer after decoding two samples and writing them to the store."""
     facts = {"offsets": (64, 192), "lengths": (112, 112), "store_bytes": 1024} | changes
     outcomes = (Outcome.CACHED, Outcome.CACHED)
     return PrefetchResult("r", "test", cold_start=False, outcomes=outcomes, record_bytes=(9, 9), **facts)
 
 
 class ThenAnother(DirectoryStore):
-    """A store to which somebody adds a pack once its packs were listed, or one was removed."""
+    """A store to which someone adds a pack after its packs were listed or one was removed."""
 
     others: Callable[[], object] = staticmethod(lambda: None)
 
@@ -129,7 +129,7 @@ async def test_from_the_answer_on_that_fills_it_nothing_is_written_until_there_i
     async with kept(store_bytes=100_000) as (one, dataset):
         keeper, packs = one.keeper, one.path / "packs"
         packs.mkdir(exist_ok=True)
-        old = [packs / f"{'0' * 16}-{letter * 24}.pack" for letter in "ab"]  # another dataset's
+        old = [packs / f"{'0' * 16}-{letter * 24}.pack" for letter in "ab"]  # of another dataset
         for path in old:
             path.write_bytes(bytes(45_000))
         await keeper.opened(dataset)
@@ -140,13 +140,13 @@ async def test_from_the_answer_on_that_fills_it_nothing_is_written_until_there_i
             os.truncate(packs / written, size)
             keeper.process_result(dataset, np.array(indices), answer(pack=written, store_bytes=size))
 
-        late = iter([([2, 3], 6_000), ([4, 5], 50_000)])  # after the listing, and as the first old one goes
+        late = iter([([2, 3], 6_000), ([4, 5], 50_000)])  # after the listing, and when an old one goes
         keeper._store = ThenAnother.open(one.path, create=False)
         keeper._store.others = lambda: [report(*pack) for pack in islice(late, 1)]
         report([0, 1], 6_000)
         assert not keeper.takes_packs
-        assert not keeper.unwritten  # what fills the store goes on
-        await keeper._upkeep  # it has begun by itself
+        assert not keeper.unwritten  # filling the store continues
+        await keeper._upkeep  # started by itself
         assert keeper.takes_packs
         assert not any(path.exists() for path in old)
         assert keeper.stored(dataset.content)[0].indices.tolist() == [0, 1, 2, 3, 4, 5]
@@ -169,7 +169,7 @@ async def test_packs_of_another_decoder_and_broken_ones_are_not_used(kept):
 
 
 class Another(DirectoryStore):
-    """A store in which some packs and segments are another user's: nobody else may read them."""
+    """A store with some packs and segments of another user, unreadable for everyone else."""
 
     private: frozenset[str] = frozenset()
 
@@ -240,10 +240,10 @@ async def test_a_store_that_is_removed_is_made_again_and_what_it_held_forgotten(
         keeper, at = one.keeper, np.array([0, 1])
         first = write_pack(one.path, dataset, [0, 1])
         await keeper.opened(dataset)
-        await asyncio.gather(*keeper._tasks._running)  # it writes the index
+        await asyncio.gather(*keeper._tasks._running)  # let it write the index
         shutil.rmtree(one.path)
         keeper.process_result(dataset, at, answer(offsets=(), store_trouble="a function could not write"))
-        for _ in range(3):  # it looks, makes it, and finds nothing wrong
+        for _ in range(3):  # it checks, recreates the directory, then finds nothing wrong
             keeper.step()
             await keeper._upkeep
         assert (keeper.takes_packs, keeper.trouble) == (True, "")
@@ -257,7 +257,7 @@ async def test_a_store_that_is_removed_is_made_again_and_what_it_held_forgotten(
         told = [record.getMessage().removeprefix(f"the store {one.path}") for record in caplog.records]
         assert told == [": its directory was removed or replaced"]
 
-        # The disk is gone on which it lay: what is there now is another one's mount point.
+        # Simulate that the store's disk is gone and the path is on another filesystem.
         monkeypatch.setattr(module, "filesystem_of", lambda _: -1)
         shutil.rmtree(one.path)
         keeper.process_result(dataset, at, answer(offsets=(), store_trouble="a function could not write"))
@@ -276,7 +276,7 @@ async def test_a_store_that_comes_later_serves_the_jobs_that_began_without_it(ke
         one.path.rename(f"{one.path}-unmounted")
         one.path.write_bytes(b"no store")
         one.datasets.open(dataset)
-        keeper._store = None  # as it is where it does not answer at the start
+        keeper._store = None  # as if the store had not answered at startup
         await keeper.opened(dataset)
         assert keeper.stored(dataset.content) == []
         one.path.unlink()

@@ -1,4 +1,4 @@
-"""Which store there is: named, none, or the user's own where that is on a disk of this machine with room."""
+"""Choose the store: the configured one, none, or the user's own on a local disk with room."""
 
 import shutil
 import subprocess
@@ -35,7 +35,7 @@ MOUNTS = [
     ],
 )
 def test_on_a_network_filesystem_is_no_store_unless_it_is_named(tmp_path, monkeypatch, directory, kind):
-    """It is known by the kind of its mount."""
+    """A network filesystem is recognized by its mount type."""
     mounts = [SimpleNamespace(mountpoint="/", fstype="ext4")]
     mounts += [SimpleNamespace(mountpoint=str(tmp_path / point), fstype=kind) for point, kind in MOUNTS]
     (tmp_path / directory).mkdir(parents=True)
@@ -85,7 +85,7 @@ asyncio.run(look())' "$1"
 
 
 def test_a_read_only_filesystem_is_called_that_and_not_full(tmp_path):
-    """A filesystem as small and read-only as an image's, in a mount namespace of its own."""
+    """Use a small read-only filesystem in its own mount namespace, as small as an image's."""
     made = f'cp -r "{DirectoryStore.open(tmp_path / "made", create=True).address}/." "$1"'
     place = tmp_path / "place"
     place.mkdir()

@@ -96,7 +96,7 @@ def test_a_bucket_is_bounded_by_its_setting_alone(tmp_path):
 
 CONTENT = b"c" * 16
 SAMPLE_IDS = st.integers(0, 40).map(lambda n: n.to_bytes(8, "little") + (n % 3).to_bytes(8, "little"))
-# Some share their first half alone.
+# Some ids share only their first half.
 IDS = SAMPLE_IDS | st.integers(0, 40).map(lambda n: n.to_bytes(8, "little") + b"\xff" * 8)
 
 
@@ -122,7 +122,7 @@ def test_joining_finds_what_a_dictionary_finds(catalog, stored):
         catalog[index]: (pack, offset, length)
         for index, pack, offset, length in zip(*(column.tolist() for column in found), strict=True)
     }
-    # Of ids that share their first half one may be missed, and is decoded again; none is ever mistaken.
+    # One of the ids that share their first half may be missed and decoded again, but none is mixed up.
     shared = {one for one in expected if sum(other[:8] == one[:8] for other in expected) > 1}
     assert {one: expected.get(one) for one in got} == got
     assert set(expected) & set(catalog) - shared <= set(got)
@@ -156,9 +156,9 @@ def test_what_is_gone_or_spoilt_is_known_no_more_and_can_still_be_asked_for():
     before = places.of(CONTENT, every[1:], with_gone=True)
     assert before is not None
     assert [before.packs[of - 1] for of in before.pack_of.tolist()] == ["one", "one", "two", "two"]
-    placed(places, [2], "three")  # written anew
+    placed(places, [2], "three")  # rewritten
     assert places.known(CONTENT)[0].tolist() == [1, 2, 3]
-    places.number("two")  # a look has found it again
+    places.number("two")  # a new listing has found it again
     assert places.known(CONTENT)[0].tolist() == [1, 2, 3, 5, 6]
 
 
