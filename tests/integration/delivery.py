@@ -93,8 +93,8 @@ def assert_exactly_once(delivered, expected):
 
 
 def train(stack, images, source="", *, disturb=None, side=SIDE, figures=True, **how):
-    """Train two epochs; ``disturb`` has actions by batch of the first. Each delivers every sample once with
-    its pixels, the first in the same order as when undisturbed, the second in another.
+    """Train an epoch with actions at batches (``disturb``), the same again without, and the next. Each
+    delivers every sample once with its pixels, the first two in the same order, the third in another.
 
     ``images`` is the directory behind ``source``, and the source where none is given. Returns the first
     epoch's statistics unless ``figures`` is false: a coordinator that just restarted may have none. ``how``

@@ -16,7 +16,7 @@ def read(bucket, key, version, span=None, reserve=lambda _: None, *, hosts=None)
 
 
 def unread(size_bytes):
-    """Check that memory is reserved for an object that is refused before its bytes are received."""
+    """A ``reserve`` that fails, for objects that must be refused before their bytes are received."""
     pytest.fail(f"{size_bytes} bytes were to be read")
 
 

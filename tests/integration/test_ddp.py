@@ -23,7 +23,7 @@ def plan(ranks):
 
 @pytest.fixture(scope="module")
 def run_with(temporary, images):
-    """The records of all ranks of a run with this many. Each size is launched once."""
+    """The records of a run with this many ranks. Each number is launched once."""
 
     @functools.cache
     def run(ranks):
@@ -45,7 +45,7 @@ def test_ranks_share_an_epoch_in_the_same_order_whatever_their_number(run_with, 
     whole, without_tail = of_pass(found, 0), of_pass(found, 1)
     assert in_order(whole) == planned(images, plan(1), 0), "the order depends on more than the global batch"
     assert sum(sum(batch["padding"]) for batches in whole for batch in batches) == -150 % ranks
-    assert not any(any(batch["padding"]) for batches in whole for batch in batches[:-1]), "only at the end"
+    assert not any(any(batch["padding"]) for batches in whole for batch in batches[:-1]), "early padding"
     assert in_order(without_tail) == planned(images, plan(1), 0, 0, 9)
     assert {len(batch["keys"]) for batches in without_tail for batch in batches} == {GLOBAL_BATCH // ranks}
     assert not any(any(batch["padding"]) for batches in without_tail for batch in batches)

@@ -113,7 +113,7 @@ def test_what_dies_is_restarted(images, temporary):
         batches = trainer.wait_for_batches(25)
         for part in PARTS:
             while not (found := [one for one in trainer.family() if part in " ".join(one.cmdline())]):
-                batches += trainer.wait_for_batches(1)  # the one killed before may still be listed
+                batches += trainer.wait_for_batches(1)  # its replacement is not up yet
             found[-1].kill()
             batches += trainer.wait_for_batches(120)
     finally:

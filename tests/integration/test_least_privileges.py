@@ -23,7 +23,7 @@ RECORD = RECORD_PREFIX.decode() + "0" * 32
 REPORTS = REPORT_PREFIX.decode() + "job"
 LOCK, GOLDEN = LOCK_KEY.decode(), FINGERPRINT_KEY.decode()
 
-# Commands separated by semicolons that no user needs: other keys, bulk access, server, code.
+# Commands that no user needs, separated by semicolons: other keys, bulk access, server, code.
 NOBODYS = f"""
 GET other; SET other 1; XADD other * a b; DEL other; GET super
 KEYS *; FLUSHALL; FLUSHDB; SWAPDB 0 1; RANDOMKEY; SHUTDOWN NOSAVE; SAVE; MONITOR

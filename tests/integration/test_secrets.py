@@ -126,7 +126,7 @@ def test_no_secret_is_told_whatever_goes_wrong(
             changed.setenv("SUPER_CACHE_PASSWORD", WRONG["password"])
             main(["doctor", "s3://photos", "--cache", valkey.url])
         stacks[0].close_coordinator()
-        stacks[1].start()  # without credentials
+        stacks[1].start()  # with no permission to read the source
         everything.hear(_failure(stacks[1], SourceForbiddenError))
         everything.hear(*ended_coordinators(wrong))
     finally:

@@ -134,7 +134,7 @@ def stack(lambda_service, photos, cache, secrets, template, certificates):
 
 
 def trains_as_documented(secrets, certificates, tmp_path, monkeypatch):
-    """The variables of docs/deploy/aws.md except the name, which has no DNS entry here."""
+    """Set the variables of docs/deploy/aws.md. The address differs: there is no DNS for the name here."""
     for name, text in (
         ("ca", secrets.content["ca"]["cert"]),
         ("client", secrets.content["client"]["cert"]),

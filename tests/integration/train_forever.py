@@ -13,7 +13,7 @@ from superdl.super_dataset import Recipe, SuperDataset
 
 
 def main(directory, workers):
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if started by a background shell
     dataset = SuperDataset(directory, Recipe.image(resize=32, crop=32))
     sampler = SuperSampler(dataset, batch_size=8, shuffle=True, seed=0)
     # A torch worker outlives a parent that is killed before the worker has looked up its pid, with or without
