@@ -237,7 +237,7 @@ BOMBS = {
     "ppm-size": (file_of(lambda: b"P6 60000 60000 255\n"), read_image, "too_large"),
     "store-segment": (write_segment, read_store, "StoreFormatError"),
 }
-"""By name: what makes the file, what reads it, and the reason of the tombstone or the type of the error."""
+"""By name: the writer of the file, its reader, and the expected tombstone reason or error type."""
 
 
 def memory_mib(row):

@@ -37,7 +37,7 @@ _TIMEOUT_S = 60.0
 _MOST_BATCHES = 4
 
 replies_given = itertools.count()
-"""Its next value is how many replies were scripted so far."""
+"""The next value is the number of replies scripted so far."""
 
 
 _BROKEN = {
@@ -276,6 +276,6 @@ FUZZERS = {
     "reading: wrong streams": partial(_read, stream_faults=True),
     "reading: packs": _read_with_packs,
 }
-"""Records in a whole stream are wrong; or replies are dropped, doubled, shuffled, flipped and cut off too; or
-records lie in packs, where some are spoilt.
+"""Wrong records in an intact stream; also dropped, doubled, shuffled, flipped and truncated replies; or
+records in packs, some corrupt.
 """

@@ -162,8 +162,8 @@ PARSERS = {
         ConfigError,
     ),
 }
-"""What is good, who reads it, and the error by which it is refused. Whole records, packs and segments, whose
-hash a change breaks, are in ``tests/super_wire/test_sealed_forms.py``.
+"""Valid input, its parser, and the error that refuses it. ``tests/super_wire/test_sealed_forms.py`` has whole
+records, packs and segments, whose hash any change breaks.
 """
 
 

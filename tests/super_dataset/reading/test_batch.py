@@ -10,7 +10,7 @@ from superdl.super_wire.record import HEADER_BYTES
 from tests.super_dataset.stored_batches import bound_to, images, receive, received, record, ref_of, tombstone
 
 IDS = bytes(range(128)) * 5
-"""Of 40 samples; each record here is of the sample at its offset."""
+"""The ids of 40 samples; each record here belongs to the sample at its offset."""
 GOOD = record(images(1)[0])
 
 
