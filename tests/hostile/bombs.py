@@ -1,7 +1,7 @@
-"""Small files that promise or unpack to far more memory than they have bytes, and what reads them in SUPER.
+"""Small files that claim or expand to far more memory than their size, and the SUPER code that reads them.
 
-``python -m tests.hostile.bombs NAME FILE`` reads one in a process of its own, and prints how that ended and
-by how many MiB the process grew.
+``python -m tests.hostile.bombs NAME FILE`` reads one in its own process. It prints the outcome and by how
+many MiB the process grew.
 """
 
 import io
@@ -32,7 +32,7 @@ from tests.lambda_prefetch.prefetching import file_version, member_request
 LIMIT_BYTES = 16 * 2**20
 HUGE = 256 * 2**20
 LIMIT_PIXELS = 4 * 2**20
-SIDE = 9600  # of a tile: 264 MiB
+SIDE = 9600  # of a tile, which takes 264 MiB
 RGB = struct.pack("<3H", 8, 8, 8)
 
 
@@ -47,7 +47,7 @@ def varint(value, length):
 
 
 def arrow():
-    """Only what reads Parquet files takes the memory of these libraries."""
+    """Imported here: only readers of Parquet files need the memory of these libraries."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -55,14 +55,14 @@ def arrow():
 
 
 def lie(data, true, false, begin=0):
-    """Replace the first such size behind a place."""
+    """Replace the first such size after a position."""
     length = (2 * true).bit_length() // 7 + 1
     place = data.index(varint(true, length), begin)
     data[place : place + length] = varint(false, length)
 
 
 def write_parquet(path, *, lie_at="footer", **options):
-    """A column of 256 MiB, and a size in the footer, or in the page's header too, that is a lie."""
+    """A column of 256 MiB, with a false size in the footer or also in the page's header."""
     pa, parquet = arrow()
     values = [bytes(HUGE // 8)] * 8
     table = pa.table({"image": pa.array(values, pa.binary())})
@@ -73,20 +73,20 @@ def write_parquet(path, *, lie_at="footer", **options):
     footer_at = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     lie(data, chunk.total_uncompressed_size, 100_000, footer_at)
     if lie_at == "page":
-        lie(data, sum(map(len, values)) + 8 * 4 + 6, 100_000)  # lengths before values, and levels
+        lie(data, sum(map(len, values)) + 8 * 4 + 6, 100_000)  # a length per value, and the levels
     path.write_bytes(data)
 
 
 def write_hidden_size(path):
-    """A page's true size behind a false one, in field 65,538, of which Thrift makes field 2."""
+    """Hide a page's true size behind a false one: in field 65,538, which Thrift truncates to 2."""
     pa, parquet = arrow()
     table = pa.table({"image": [bytes(HUGE)]})
     options = {"use_dictionary": False, "write_statistics": False, "store_schema": False}
     parquet.write_table(table, path, compression="zstd", **options)
     chunk = parquet.read_metadata(path).row_group(0).column(0)
-    data, size = bytearray(path.read_bytes()), HUGE + 4 + 6  # a length before the value, and levels
+    data, size = bytearray(path.read_bytes()), HUGE + 4 + 6  # one length, and the levels
     hidden = b"\x05" + varint(65_538, 3) + varint(size, 5)
-    head = data.index(b"\0\0", 4) + 1  # the ends of statistics and of the data page's header
+    head = data.index(b"\0\0", 4) + 1  # the stop bytes of statistics and data page header
     data[head + 1 : head + 1] = hidden
     stored = chunk.total_compressed_size
     lie(data, stored, stored + len(hidden), len(data) // 2)
@@ -167,7 +167,7 @@ def countless():
 
 
 def png(name, head):
-    """A PNG with four chunks of a kind that each unpack to 256 MiB."""
+    """A PNG with four chunks of one type that each expand to 256 MiB."""
     file, packed = io.BytesIO(), packed_zeros()
     Image.new("RGB", (8, 8)).save(file, "PNG")
     data = name + head + packed
@@ -237,11 +237,11 @@ BOMBS = {
     "ppm-size": (file_of(lambda: b"P6 60000 60000 255\n"), read_image, "too_large"),
     "store-segment": (write_segment, read_store, "StoreFormatError"),
 }
-"""By name: what makes the file, what reads it, and the reason of the tombstone or the type of the error."""
+"""By name: the writer of the file, its reader, and the expected tombstone reason or error type."""
 
 
 def memory_mib(row):
-    """A figure of this process: ``VmRSS`` now, or ``VmHWM`` at most."""
+    """This process's memory in MiB: ``VmRSS`` is current, ``VmHWM`` is the peak."""
     status = Path("/proc/self/status").read_text()
     return int(re.search(rf"{row}:\s+(\d+)", status)[1]) // 1024
 
@@ -250,7 +250,7 @@ def main():
     name, path = sys.argv[1], Path(sys.argv[2])
     configure_pillow()
     decode(png_of_a_dot(), limit_pixels=1)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before, ended = memory_mib("VmRSS"), "read"
     try:
         BOMBS[name][1](path)

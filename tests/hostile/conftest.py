@@ -1,4 +1,4 @@
-"""What the trials of a process share."""
+"""Fixtures shared by all trials of a process."""
 
 import os
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ SOAKED = int(os.environ.get("SUPER_TEST_TRIALS", "500"))
 
 
 def pytest_generate_tests(metafunc):
-    """Forty seeds of trials in the slow tests, as many more as wanted in the soak."""
+    """Run forty seeds of trials in the slow tests, and any requested number in the soak."""
     if "seed" in metafunc.fixturenames:
         slow = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(40)]
         soak = [pytest.param(seed, marks=pytest.mark.soak) for seed in range(100, 100 + SOAKED)]
@@ -23,7 +23,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory):
-    """A cache that is emptied between trials, a store, and images whose pixels are known."""
+    """A cache that is emptied between trials, a store, and images with known pixels."""
     directory = tmp_path_factory.mktemp("hostile")
     images = write_images(directory / "images", IMAGES)
     names = sorted(str(path.relative_to(images)) for path in images.glob("*/*.jpg"))

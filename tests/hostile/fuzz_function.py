@@ -1,7 +1,7 @@
-"""Hostile input for the function: events that nearly are requests, and bytes that nearly are images.
+"""Hostile input for the function: near-valid requests and damaged images.
 
-A call makes one input from its random numbers, tries it, and raises where the outcome is untyped, unbounded
-or late.
+Each call makes an input from its random generator and tries it. It raises if the outcome is untyped,
+unbounded or late.
 """
 
 import contextlib
@@ -31,8 +31,8 @@ from superdl.super_wire.store import DirectoryStore, PackMeta, collection_of
 from tests.hostile.fuzz_wire import any_value, mutate
 from tests.lambda_prefetch.prefetching import Context, encode, file_request, pixels
 
-_LONGEST_S = 10.0  # of one input; what takes so long here would keep a function from all others
-_MAX_MESSAGE = 4000  # characters of an error
+_LONGEST_S = 10.0  # per input; a slower one would block the function for others
+_MAX_MESSAGE = 4000  # in an error message
 _LIMIT_PIXELS = 10**6
 _SIDE = 16
 _CACHE = "unix:///super-fuzzing-has-no-such-cache"
@@ -54,7 +54,7 @@ _KEYS = ["a.png", "b.jpg", "gone.png"]
 
 @functools.cache
 def _source():
-    """A directory with images, and what removes it when this process ends."""
+    """A directory with images, removed when this process ends."""
     directory = tempfile.TemporaryDirectory(prefix="super-fuzz-")
     root = Path(directory.name).resolve()
     (root / "a.png").write_bytes(encode(pixels(9, 12)))
@@ -64,7 +64,7 @@ def _source():
 
 @functools.cache
 def _restore():
-    """A store with one pack, and the request for all that is in it."""
+    """A store with one pack, and a request for everything in it."""
     root, _ = _source()
     request, recipe = file_request(root, _KEYS, _CACHE), Recipe([])
     store = DirectoryStore.open(root / "store", create=True)
@@ -105,13 +105,13 @@ def _mutated_event(random):
             held[random.choice(places)] = any_value(random)
         else:
             event[name] = any_value(random)
-    if random.random() < 0.5:  # else nothing behind the check of ids is reached
+    if random.random() < 0.5:  # or the check of ids would reject them all
         _name_anew(event)
     return any_value(random) if random.random() < 0.05 else event
 
 
 def _name_anew(event):
-    """Give the samples the ids that belong to what the event says of them, where that can be said."""
+    """Recompute the sample ids to match the event, where its fields permit."""
     try:
         recipe = Recipe.from_json(event["recipe"])
         keys, versions = ([text.encode() for text in event[name]] for name in ("keys", "versions"))
@@ -136,7 +136,7 @@ def _try_event(random):
     except (ConfigError, CacheError) as error:
         words = str(error)
         assert len(words) <= _MAX_MESSAGE, f"{len(words)} characters for {shown}"
-        # It ends in logs and tombstones, which are UTF-8.
+        # Messages go to logs and tombstones, which are UTF-8.
         assert words == words.encode(errors="replace").decode(), f"{words!r} for {shown}"
     else:
         told = json.loads(json.dumps(answer, allow_nan=False))
@@ -146,12 +146,12 @@ def _try_event(random):
             assert Outcome.CACHED not in result.outcomes, shown  # there is no cache
             assert len(result.store_trouble) <= _MAX_MESSAGE, shown
             assert set(store.packs()) == set(restore.packs), shown
-    assert time.monotonic() - began_s < _LONGEST_S, f"it took too long: {shown}"
+    assert time.monotonic() - began_s < _LONGEST_S, f"slow input: {shown}"
 
 
 @functools.cache
 def _images():
-    """Good images of all formats and of most of their kinds."""
+    """Valid images of all formats and of most of their variants."""
     colour = Image.fromarray(pixels(24, 40))
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -189,7 +189,7 @@ def _images():
 
 
 def _mutated_bytes(random):
-    """One image after a few changes, most at its beginning, which decoders trust; or part of another."""
+    """An image with a few changes, mostly near the start, which decoders trust, or with part of another."""
     data = random.choice(_images())
     head = random.choice((32, 256, 2**20))
     data = mutate(random, data[:head]) + data[head:]
@@ -209,9 +209,9 @@ def _try_image(random):
         array = program.make(data, "key")
     except SampleFailedError as failure:
         told = (failure.outcome, failure.reason in _REASONS, len(failure.message) <= _MAX_MESSAGE)
-        assert told == (Outcome.TOMBSTONE, True, True), (told, data)  # of any, not a certain one
+        assert told == (Outcome.TOMBSTONE, True, True), (told, data)  # a permanent failure
     except MemoryError:
-        pass  # an outcome of its own: a function with more memory may decode it
+        pass  # allowed: a function with more memory may decode it
     else:
         if recipe.steps and recipe.steps[0]["op"] == "mask":
             assert array.dtype in _NUMBERS, data
@@ -219,7 +219,7 @@ def _try_image(random):
         else:
             assert (array.dtype, array.ndim, array.shape[-1]) == (np.uint8, 3, 3), data
         assert 0 < array.size <= 3 * _LIMIT_PIXELS, data
-    assert time.thread_time() - began_s < _LONGEST_S, f"it took too long: {data!r}"
+    assert time.thread_time() - began_s < _LONGEST_S, f"slow input: {data!r}"
 
 
 FUZZERS = {"handler events": _try_event, "images": _try_image}

@@ -1,6 +1,6 @@
-"""Fuzzers of what users, coordinators and AWS hand in as data: key lists, label files, states, pages, prices.
+"""Fuzzers of data from users, coordinators and AWS: key lists, label files, states, pages, prices.
 
-An input passes if it is taken as it should be, or refused by an error of SUPER's own.
+An input passes if it is handled correctly, or refused with one of SUPER's own errors.
 """
 
 import csv
@@ -37,13 +37,13 @@ from tests.superdl.index.shards import held_shard
 
 
 def _value(chance):
-    """Anything that JSON or a pickle can hold."""
+    """Any value that JSON or a pickle can hold."""
     odd = (np.arange(3), np.int64(3), torch.arange(2), torch.tensor(1), (1, 2), {1}, b"bytes", object())
     return chance.choice(odd) if chance.random() < 0.2 else any_value(chance)
 
 
 def _rows(chance):
-    """Rows of a key list: mostly right ones."""
+    """Rows of a key list, mostly valid."""
     labels = [
         lambda: chance.randrange(9),
         chance.random,
@@ -97,7 +97,7 @@ def _parquet(chance):
     stream, compression = io.BytesIO(), chance.choice(["none", "snappy", "zstd"])
     try:
         table = pa.Table.from_pylist(_rows(chance))
-        if chance.random() < 0.1:  # a column of another type, of which Python may have no such value
+        if chance.random() < 0.1:  # another type, maybe with values Python lacks
             kind = chance.choice(
                 [pa.timestamp("us"), pa.timestamp("ns", "Mars"), pa.duration("ns"), pa.date32()]
             )
@@ -106,7 +106,7 @@ def _parquet(chance):
             place = chance.randrange(table.num_columns)
             table = table.set_column(place, table.column_names[place], odd)
         parquet.write_table(table, stream, compression=compression)
-    except (pa.ArrowException, ValueError, TypeError, OverflowError):  # no file has such rows
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):  # rows that no file can hold
         keys = pa.array(["a", "b"]).dictionary_encode()
         stream = io.BytesIO()
         parquet.write_table(pa.table({"key": keys, "label": [1, 2]}), stream, compression=compression)
@@ -143,7 +143,7 @@ def _key_list(write, extension, chance):
 
 
 def _check_file(catalog):
-    """See that a catalog that is mapped from its file is the one that was written."""
+    """Assert that a catalog mapped from its file equals the one written."""
     mapped, _ = CatalogState(None).hold(catalog)
     everything, names = np.arange(len(catalog)), [field.name for field in catalog.fields]
     for read in (
@@ -183,7 +183,7 @@ def _checkpoint(chance):
     try:
         found = checkpoint.position_in(state)
     except ConfigError:
-        assert changed, "a state that was just made is refused"
+        assert changed, "refused an unchanged state"
         return
     assert changed or found == place
     assert 0 <= found.position <= 50
@@ -218,7 +218,7 @@ def _page(chance):
     binding = DatasetBinding(b"d" * 16, b"f" * 16, 1000, (), dtype, "redis://x", "/store")
     try:
         ref = planned_batch(received, ["p", "q"], binding, "job", 0, 0)
-    except ValueError:  # the pager raises it as a CoordinatorError
+    except ValueError:  # the pager turns it into a CoordinatorError
         return
     assert len(ref.label_array()) == len(ref.padding_mask()) == len(ref) > 0
     assert all(ref.name_of(offset) for offset in range(len(ref)))

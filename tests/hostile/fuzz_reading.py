@@ -1,10 +1,9 @@
-"""The whole read path over a scripted cache: random replies, cut and spoilt at random, against a model.
+"""The whole read path over a scripted cache: random replies, randomly cut and corrupted, against a model.
 
 The model knows the right bytes of each sample. Whatever the cache answers, a batch has these bytes, a sample
-is bad because its own tombstone came, or a typed error ends the read within its bound. Where only records are
-wrong, and no stream, the reader asks again for the samples whose last reply was not good, and for no other.
-Where samples lie in packs, it asks for those alone whose pack is gone, cut off or spoilt; or the cache has
-pointers to them.
+is bad because its own tombstone came, or a typed error ends the read within its time limit. If only records
+are wrong, not the stream, the reader retries only samples whose last reply was bad. Samples in packs are
+requested only if their pack is missing, truncated or corrupt, or if the cache has pointers to them.
 """
 
 import itertools
@@ -38,7 +37,7 @@ _TIMEOUT_S = 60.0
 _MOST_BATCHES = 4
 
 replies_given = itertools.count()
-"""Its next value is how many replies were scripted so far."""
+"""The next value is the number of replies scripted so far."""
 
 
 _BROKEN = {
@@ -62,9 +61,9 @@ _ERRORS = (b"-LOADING wait\r\n", b"-WRONGTYPE no\r\n", b"-TRYAGAIN later\r\n", b
 
 
 class ScriptedCache:
-    """Answers GETs with good and with broken records; ``stream_faults``: also with what is no answer to them.
+    """A cache that answers GETs with good and broken records; ``stream_faults`` also breaks the reply stream.
 
-    ``wrong`` is how likely a reply is wrong. ``asked`` has, for each round of asking, the keys.
+    ``wrong`` is the probability of a wrong reply. ``asked`` has the keys of each round of requests.
     """
 
     def __init__(self, rng, keys, side, *, stream_faults):
@@ -75,16 +74,16 @@ class ScriptedCache:
         self.wrong = rng.choice([0.0, 0.05, 0.3, 0.9])
         self.last_good = {}
         self.pointers = {}
-        """What it has in place of a record until it is asked again, and whether that leads to one."""
+        """By key, a pointer that replaces the record until retried, and whether it leads to one."""
         self.entombed = set()
         self.connections = 0
 
     def answer(self, key):
-        """The reply to one GET, with what the stream makes of it."""
+        """The reply to one GET, before any stream faults."""
         next(replies_given)
         rng, sample_id = self.rng, self.sample_ids[key]
         good = record_of(sample_id, self.side)
-        assert self.stream_faults or not self.last_good.get(key), "asked again for a sample that had come"
+        assert self.stream_faults or not self.last_good.get(key), "requested a sample again that had come"
         self.last_good[key] = False
         draw = rng.random()
         if draw >= self.wrong and key in self.pointers:
@@ -103,7 +102,7 @@ class ScriptedCache:
         return _bulk(rng.choice(list(_BROKEN.values()))(rng, good))
 
     def stream(self, keys):
-        """The replies to several GETs, as they come out of the wire."""
+        """The replies to several GETs, as bytes on the wire."""
         rng, replies = self.rng, [self.answer(key) for key in keys]
         if self.stream_faults and replies and rng.random() < self.wrong:
             at = rng.randrange(len(replies))
@@ -124,7 +123,7 @@ def _bulk(value):
 
 
 class ScriptedConnection:
-    """What a ``CacheConnection`` is to a gather, without a socket."""
+    """Stand in for a ``CacheConnection`` in a gather, without a socket."""
 
     address = "the scripted cache"
 
@@ -138,32 +137,32 @@ class ScriptedConnection:
 
     @property
     def pending(self):
-        """There is nothing that a socket would not tell of."""
+        """Always false: without a socket, nothing arrives unannounced."""
         return False
 
     def send(self, data):
-        """Take GETs or a read report, and answer them."""
+        """Answer GETs or a read report."""
         words = data.split(b"\r\n")
         keys = [word for word in words if word in self._cache.sample_ids]
-        self._waiting += self._cache.stream(keys) if keys else _bulk(b"1-1")  # else it is a read report
+        self._waiting += self._cache.stream(keys) if keys else _bulk(b"1-1")  # a read report
 
     def send_gathered(self, buffers, until_s):
-        """Take a GET of what was noted about the dataset's source."""
+        """Ignore a GET of the notes on the dataset's source."""
 
     def answers(self, count, until_s):
-        """Nothing was noted, or a record that may be another's, or noise."""
+        """No note, another source's record, or noise."""
         rng = self._cache.rng
         notes = [None, tombstone("its source", digest128(rng.randbytes(4))), rng.randbytes(70)]
         return [rng.choice(notes) for _ in range(count)]
 
     def limit_wait(self, seconds):
-        """Nothing here waits."""
+        """Do nothing: this connection never blocks."""
 
     def close(self):
-        """There is nothing to close."""
+        """Do nothing: there is no socket."""
 
     def receive(self, buffers, *, once=False):
-        """Give what waits, in pieces; where nothing does, the wait was in vain."""
+        """Deliver pending bytes in pieces. Raise if nothing is pending."""
         rng = self._cache.rng
         if not self._waiting or (self._cache.stream_faults and rng.random() < 0.02 * self._cache.wrong):
             raise CacheUnreachableError("the scripted cache hung up")
@@ -179,25 +178,25 @@ class ScriptedConnection:
 
 
 class ScriptedNodes(NodeConnections):
-    """One node, to which connections are scripted; each that failed is followed by a new one."""
+    """A single node with scripted connections. A failed connection is replaced by a new one."""
 
     def __init__(self, cache):
         super().__init__(CacheAddress.parse("redis://127.0.0.1:1"), Credentials())
         self._cache = cache
 
     def connect(self, timeout_s=0.0):
-        """Open the connection; it is no cluster."""
+        """Open the connection; there is no cluster map to load."""
         self.connection(self.home)
 
     def refresh(self, timeout_s, *, first=None):
-        """It is no cluster."""
+        """Do nothing: this is no cluster."""
 
     def _connect(self, address, timeout_s):
         return ScriptedConnection(self._cache)
 
 
 class ClockThatSleeps:
-    """Moved by sleeping alone, and a little by each look at it."""
+    """A clock moved only by sleeping, and slightly by each reading."""
 
     def __init__(self):
         self.now_s = 0.0
@@ -207,7 +206,7 @@ class ClockThatSleeps:
         return self.now_s
 
     def sleep(self, seconds):
-        """Let the time pass."""
+        """Advance the clock."""
         self.now_s += seconds
 
 
@@ -218,7 +217,7 @@ def _read_with_packs(rng):
 
 
 def _read(rng, *, stream_faults, store=None):
-    """Read one to four batches by one reader, and hold what comes against the model."""
+    """Read one to four batches with one reader, and compare the results with the model."""
     side, clock = rng.choice([_SIDE, 4]), ClockThatSleeps()
     settings = ReadSettings(
         read_timeout_s=_TIMEOUT_S,
@@ -248,22 +247,22 @@ def _read(rng, *, stream_faults, store=None):
         elif packs is not None:
             scripted[-1].last_good = {cache_key(ids[offset]): True for offset in packs.good}
             announce(ref)
-        reader.link().drop()  # the script of the batch before was another
+        reader.link().drop()  # it followed the previous batch's script
         began_s = clock.now_s
         try:
             read = reader.read(ref)
         except BadSampleError:
-            assert scripted[-1].entombed, f"batch {position}: bad, and no tombstone had come"
+            assert scripted[-1].entombed, f"batch {position}: bad without a tombstone"
             continue
         except (ReadTimeoutError, CacheError):
-            assert scripted[-1].wrong, f"batch {position}: nothing was wrong, and it did not come"
+            assert scripted[-1].wrong, f"batch {position}: failed without a fault"
             continue
         finally:
-            assert clock.now_s - began_s < _TIMEOUT_S + 1, "the read took longer than its bound"
+            assert clock.now_s - began_s < _TIMEOUT_S + 1, "the read exceeded its time limit"
         straight = len(packs.good) if packs is not None else 0
         assert read.straight == straight or (ref.places is None and read.straight < straight)
         bad = {ids[offset] for offset in read.bad}
-        assert bad <= scripted[-1].entombed, "bad, and its tombstone had not come"
+        assert bad <= scripted[-1].entombed, "bad without a tombstone"
         order = [offset for offset in range(len(ref)) if offset not in read.bad]
         if order:
             images = sample_tensors(read.buffer, order if bad else None)
@@ -277,6 +276,6 @@ FUZZERS = {
     "reading: wrong streams": partial(_read, stream_faults=True),
     "reading: packs": _read_with_packs,
 }
-"""Records in a whole stream are wrong; or replies are dropped, doubled, shuffled, flipped and cut off too; or
-records lie in packs, where some are spoilt.
+"""Wrong records in an intact stream; also dropped, doubled, shuffled, flipped and truncated replies; or
+records in packs, some corrupt.
 """

@@ -1,4 +1,4 @@
-"""Fuzzers of a coordinator's RPCs by one who has a token: a real coordinator, begun at first use."""
+"""Fuzzers of RPCs by a client with a valid token, against a real coordinator started at first use."""
 
 import atexit
 import functools
@@ -24,7 +24,7 @@ _METADATA = (("authorization", f"Bearer {_TOKEN}"),)
 _ENOUGH_S = 20.0
 _SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"]
 _METHODS = {method.name: method.input_type for method in _SERVICE.methods if method.name != "Work"}
-# A server that has said one of these has a bug, or is gone.
+# A status that means a bug or a dead server.
 _NEVER = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _INTEGERS = (0, 1, 2, 3, 9, 1000, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**40 + 1, 2**63 - 1, 2**63, 2**64 - 1)
 _RECIPES = (
@@ -45,7 +45,7 @@ _TEXTS = (
 
 
 class _Target:
-    """A coordinator with a token, one source below its only root, two open jobs and one that fills."""
+    """A coordinator with a token, one source below its only root, two open jobs and one filling job."""
 
     def __init__(self):
         executors = ("--executor", "local,workers", "--slots", "1")
@@ -79,7 +79,7 @@ class _Target:
         self.stub.OpenJob(request, metadata=_METADATA, timeout=_ENOUGH_S)
 
     def good(self, method):
-        """A request that is carried out."""
+        """A valid request."""
         id_ = self.dataset.dataset_id
         return {
             "RegisterDataset": pb.RegisterDatasetRequest(
@@ -98,12 +98,12 @@ class _Target:
         }[method]
 
     def ask(self, method, request):
-        """Make a call; it is answered, or refused by a status that says why."""
+        """Make a call. It must succeed, or fail with a status and a reason."""
         call = self.channel.unary_unary(f"/{_SERVICE.full_name}/{method}")
         self._answered(lambda: call(request, metadata=_METADATA, timeout=_ENOUGH_S), method, request)
 
     def work(self, messages):
-        """Call in as a worker, and say this; the same."""
+        """Connect as a worker and send these messages; same requirement."""
         call = self.channel.stream_stream(f"/{_SERVICE.full_name}/Work")
         said = b" ".join(messages)
         self._answered(
@@ -119,7 +119,7 @@ class _Target:
                 raise AssertionError(f"{told}\n{self.stack.log.read_text()[-3000:]}") from error
 
     def is_unharmed(self):
-        """The job that nobody has fuzzed goes on."""
+        """Assert that a job no fuzzer touches still works."""
         request = pb.NextBatchesRequest(job="untouched", count=9)
         page = self.stub.NextBatches(request, metadata=_METADATA, timeout=_ENOUGH_S)
         assert len(page.batches) == 5, page
@@ -170,7 +170,7 @@ def _fuzzer(method):
 
 
 def _work(chance):
-    """A worker whose hello has fields of chance, and which answers what nobody asked."""
+    """A worker with random fields in its hello, which answers calls that nobody made."""
     target = _target()
     hello = pb.WorkerHello(
         protocol_version=PROTOCOL_VERSION, version=installed_version(), fingerprint="a" * 32, slots=1
@@ -192,7 +192,7 @@ def _work(chance):
 
 
 def _report(chance):
-    """What a reader's credentials can say about jobs, in fields of chance and with ids of chance."""
+    """Write a read report with random fields and ids, as a reader's credentials permit."""
     target = _target()
     numbers = [chance.choice(_INTEGERS) for _ in range(12)]
     offsets = [tuple(chance.choice((0, 1, 9, 2**32 - 1)) for _ in range(chance.randint(0, 4))) for _ in "mc"]
@@ -203,7 +203,7 @@ def _report(chance):
     forged = chance.choice(("*", "*", "*", f"{2**64 - 1}-{2**64 - 1}", f"{2**63}-5"))
     try:
         target.cache.xadd(stream, entry, id=forged)
-    except redis.exceptions.ResponseError as error:  # a stream that was forged takes no smaller id yet
+    except redis.exceptions.ResponseError as error:  # after a forged id the stream refuses smaller ones
         if "ID" not in str(error):
             raise
     if chance.random() < 0.05:

@@ -1,6 +1,6 @@
-"""Fuzzers of what names sources, what web servers and the Hub answer, and what is asked of the metrics' port.
+"""Fuzzers of source names, answers of web servers and the Hub, and requests to the metrics port.
 
-An input passes if it is taken as it should be, or refused by an error of SUPER's own.
+An input passes if it is handled correctly, or refused with one of SUPER's own errors.
 """
 
 from superdl.coordinator.server.tokens import Tokens
@@ -60,7 +60,7 @@ def _answer(chance):
         found = answer.content(span, told.append)
     except ObjectError:
         return
-    assert (found, told) == (body, [len(body)])  # a span has to be right; who knows what a whole file is?
+    assert (found, told) == (body, [len(body)])  # only spans can be checked for truncation
     assert body == right or span is None
     assert 0 < len(version) <= 256
 

@@ -1,6 +1,6 @@
-"""Fuzzers of all that reads bytes from a network: each input is read, or refused by our own error.
+"""Fuzzers of everything that parses bytes from a network: each input parses, or raises our own error.
 
-What other fuzzers make their inputs of is here too: odd texts, numbers and values, and changed bytes.
+Also the building blocks of other fuzzers' inputs: odd texts, numbers and values, and mutated bytes.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ _REQUEST = PrefetchRequest(
     pack_of=(0,),
     offsets=(64,),
     lengths=(128,),
-    members=("m", ""),  # its field is a whole object
+    members=("m", ""),  # this field is a whole object
     member_offsets=(512, 0),
     member_lengths=(9, 0),
     encodings=("deflate", ""),
@@ -87,12 +87,12 @@ _REPLIES = b"*4\r\n+a\r\n*3\r\n$3\r\nabc\r\n:-1\r\n$-1\r\n-ERR no\r\n*0\r\n+OK\r
 
 
 def _rehashed(kind, read):
-    """Read a payload under a header whose hash fits it, so that what is in it is looked at."""
+    """Parse a payload under a header with a matching hash, so that parsing gets past the check."""
     return lambda payload: read(pack_header(kind, bytes(payload), _ID) + bytes(payload))
 
 
 def _resealed_pack(index):
-    """Read a pack whose hash fits its index, so that what is in it is looked at."""
+    """Parse a pack whose hash matches its index, so that parsing gets past the check."""
     meta = len(index) - min(len(index) // 32, 3) * 32
     footer = b"SPAK" + struct.pack("<IQQQ", 1, (len(index) - meta) // 32, _INDEX_AT, meta)
     sealed = footer + struct.pack("<Q24x", xxhash.xxh3_64_intdigest(index + footer))
@@ -100,7 +100,7 @@ def _resealed_pack(index):
 
 
 def _resealed_segment(table):
-    """The same of a segment."""
+    """Parse a segment with a matching hash, likewise."""
     return unpack_segment(bytes(table) + digest128(bytes(table)))
 
 
@@ -108,7 +108,7 @@ def _as_json(parse):
     def read(data):
         try:
             value = json.loads(data)
-        except (ValueError, RecursionError):  # not ours to refuse
+        except (ValueError, RecursionError):  # raised by json, not by us
             return None
         return parse(value)
 
@@ -116,7 +116,7 @@ def _as_json(parse):
 
 
 def _fields_of(data):
-    """A stream's entry, from fields that are each as long as the byte before them says."""
+    """Split bytes into the fields of a stream entry; a length byte precedes each field."""
     names, entry = iter((b"r", b"m", b"c", b"z")), {}
     while data and (name := next(names, None)) is not None:
         entry[name], data = data[1 : 1 + data[0]], data[1 + data[0] :]
@@ -162,14 +162,14 @@ PARSERS = {
         ConfigError,
     ),
 }
-"""What is good, who reads it, and the error by which it is refused. Whole records, packs and segments, whose
-hash a change breaks, are in ``tests/super_wire/test_sealed_forms.py``.
+"""Valid input, its parser, and the error that refuses it. ``tests/super_wire/test_sealed_forms.py`` has whole
+records, packs and segments, whose hash any change breaks.
 """
 
 
 def any_value(chance, depth=0):
-    """Any JSON value; numbers too that only Python's parser takes for JSON."""
-    kind = chance.randrange(8 if depth < 3 else 5)  # then nothing that holds others
+    """Any JSON value, including numbers that only Python's parser accepts."""
+    kind = chance.randrange(8 if depth < 3 else 5)  # no containers at depth 3
     if kind == 0:
         return chance.choice(TEXTS)
     if kind == 1:
@@ -185,7 +185,7 @@ def any_value(chance, depth=0):
 
 
 def mutate(chance, good):
-    """``good`` after one to four changes: bytes replaced, put in, taken out, repeated, or all cut off."""
+    """Apply one to four changes to ``good``: bytes replaced, inserted, removed, repeated, or cut off."""
     data = good
     for _ in range(chance.randint(1, 4)):
         at = chance.randint(0, len(data))

@@ -1,8 +1,8 @@
-"""A process between others that passes their bytes on, and spoils them where a seed says so.
+"""A proxy process that forwards bytes between processes, and corrupts them as a seed dictates.
 
-Each link has a target, a place to listen and its faults (:class:`Link`). A connection draws them from the
-seed, the link's name, its own number and the direction, so one seed makes the same faults again where the
-same is said. It is a process of its own: DataLoader's workers, forked from the test, would keep sockets open.
+Each link has a target, a listening address and its faults (:class:`Link`). A connection seeds them with the
+seed, the link's name, its number and the direction, so a seed repeats its faults if the traffic repeats. It
+is a separate process: forked DataLoader workers would otherwise keep the test's sockets open.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from superdl.super_wire.cache.resp import MalformedReplyError, parse_reply
 
 _ROOT = Path(__file__).resolve().parents[2]
 _END_S = 20.0
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: reset on close
 
 
 @dataclass
 class Link:
-    """One way between processes: to ``target``, ``host:port`` or the path of a unix socket.
+    """A link between processes, to ``target``: ``host:port`` or the path of a unix socket.
 
-    It listens at ``listen``, else at a free loopback port. With ``resp`` a fault meets a whole reply.
-    ``odds`` says how often each fault is drawn, ``every`` how many replies lie between two, ``most`` how many
-    there are; ``"down"`` is what the server says.
+    It listens at ``listen``, or at a free loopback port. With ``resp``, a fault affects a whole reply.
+    ``odds`` weights the faults, ``every`` is the mean number of replies between two, ``most`` the limit of
+    faults. ``"down"`` is the direction from the server.
     """
 
     target: str
@@ -44,7 +44,7 @@ class Link:
 
 
 class Proxy:
-    """The process, as the test has it; ``addresses`` says where each link listens, by name."""
+    """The test's handle on the proxy process; ``addresses`` has each link's listening address by name."""
 
     def __init__(self, links, seed):
         plan = json.dumps({"seed": seed, "links": {name: asdict(link) for name, link in links.items()}})
@@ -59,17 +59,17 @@ class Proxy:
         self.addresses = self._answer()
 
     def begin(self):
-        """Make faults from now on."""
+        """Start injecting faults."""
         self._say("begin")
 
     def calm(self):
-        """Make no more, and end the connections that say nothing; in words, those that were made."""
+        """Stop injecting faults and end silent connections. Return descriptions of the faults made."""
         self._say("calm")
         return self._answer()
 
     def close(self):
-        """End it, and all its connections."""
-        self._process.kill()  # a DataLoader's worker that is left may hold its stdin open
+        """Kill the process, with all its connections."""
+        self._process.kill()  # a leftover DataLoader worker may hold its stdin open
         self._process.communicate(timeout=_END_S)
 
     def _say(self, word):
@@ -83,7 +83,7 @@ class Proxy:
 
 
 class Server:
-    """In the process: all links."""
+    """All links, inside the proxy process."""
 
     def __init__(self, plan):
         self.seed = plan["seed"]
@@ -95,7 +95,7 @@ class Server:
         self.count = dict.fromkeys(self.links, 0)
 
     async def serve(self):
-        """Until stdin ends."""
+        """Run until stdin ends."""
         addresses, listening = {}, []
         for name, link in self.links.items():
             welcome = self._welcome_of(name)
@@ -126,7 +126,7 @@ class Server:
 
 
 class Connection:
-    """One connection; ``silent`` says that nothing more is to come through."""
+    """One connection. ``silent`` means that nothing more is forwarded."""
 
     def __init__(self, server, name, number):
         self.server, self.name, self.number = server, name, number
@@ -135,7 +135,7 @@ class Connection:
         self._ends = []
 
     async def run(self, reader, writer):
-        """Pass on in both directions until both have ended."""
+        """Forward in both directions until both have ended."""
         self._ends.append(writer)
         self.server.open.add(self)
         host, _, port = self.link.target.rpartition(":")
@@ -153,11 +153,11 @@ class Connection:
             self.end()
 
     def end(self, *, reset=False):
-        """Close both ends, at once where it is a reset."""
+        """Close both ends; with ``reset``, immediately."""
         for writer in self._ends:
             if reset:
                 end = writer.get_extra_info("socket")
-                with contextlib.suppress(OSError):  # a unix socket knows no reset, a closed one nothing
+                with contextlib.suppress(OSError):  # a unix socket has no reset, a closed one no options
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 writer.transport.abort()
             else:
@@ -170,9 +170,9 @@ def _tell(what):
 
 
 _READ_BYTES = 65536
-_HELD_S = 0.05  # what is held back for what comes after it goes on alone then
+_HELD_S = 0.05  # then held data is sent without a successor
 _MOST_PIECES = 40
-_HEAD_BYTES = 120  # a reply's frame and a record's header
+_HEAD_BYTES = 120  # reply frame and record header
 _OTHER_REPLIES = (
     *(b"$-1\r\n", b"$0\r\n\r\n", b"$3\r\nabc\r\n", b"$64\r\n" + b"SUPR" + bytes(60) + b"\r\n", b"+OK\r\n"),
     *(b":1\r\n", b":-7\r\n", b"*0\r\n", b"*1\r\n$4\r\nabcd\r\n", b"-ERR something went wrong\r\n", b"\r\n"),
@@ -190,12 +190,12 @@ _ONE_WAY = {"answer": "up", "replace": "down"}
 
 
 def units(received):
-    """Take the whole commands or replies off the front of what was received; all of it, if it is no RESP."""
+    """Yield and remove complete commands or replies from the front of the buffer; all of it if not RESP."""
     while received:
         end = len(received)
         with contextlib.suppress(MalformedReplyError):
             parsed = parse_reply(received)
-            if parsed is None:  # it has not come as a whole
+            if parsed is None:  # incomplete
                 return
             end = parsed[1]
         yield bytes(received[:end])
@@ -203,7 +203,7 @@ def units(received):
 
 
 class Way:
-    """One direction of a connection, ``"up"`` from the client or ``"down"`` to it."""
+    """One direction of a connection: ``"up"`` from the client or ``"down"`` to it."""
 
     def __init__(self, connection, direction, sink, back):
         self._connection, self._direction = connection, direction
@@ -223,7 +223,7 @@ class Way:
         return 1 + int(self._random.expovariate(1 / self._connection.link.every))
 
     async def run(self, source):
-        """Pass on what comes until it ends."""
+        """Forward everything until it ends."""
         received = bytearray()
         with contextlib.suppress(OSError):
             while True:
@@ -325,7 +325,7 @@ class Way:
         self._write(bytes(flipped))
 
     async def _drop(self, unit):
-        """It never comes."""
+        """Drop it."""
 
     async def _duplicate(self, unit):
         self._write(unit)
@@ -334,7 +334,7 @@ class Way:
     async def _swap(self, unit):
         self._held.append(unit)
 
-    async def _shift(self, unit):  # all until the doubled one are taken for their neighbours
+    async def _shift(self, unit):  # all until the duplicate are taken for their neighbours
         self._doubling_in = self._random.randint(1, 8)
 
     async def _replace(self, unit):
@@ -350,7 +350,7 @@ class Way:
 
 async def _main():
     await Server(json.loads(sys.argv[1])).serve()
-    os._exit(0)  # what is open ends with the process, whatever state it is in
+    os._exit(0)  # end now, whatever is still open
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Packs for the read path's fuzzer, whole or not, and a disk that fails now and then."""
+"""Packs for the read path's fuzzer, whole or damaged, and a disk that sometimes fails."""
 
 import contextlib
 import errno
@@ -31,7 +31,7 @@ def pixels_of(sample_id, side):
 
 @cache
 def record_of(sample_id, side):
-    """Its record."""
+    """The sample's record."""
     return record(pixels_of(sample_id, side), sample_id, fetch_us=sample_id[0], decode_us=sample_id[1])
 
 
@@ -44,7 +44,7 @@ def flipped(rng, whole, first=0):
     return replaced(whole, at, bytes([whole[at] ^ (1 << rng.randrange(8))]))
 
 
-_TIMES = range(48, 56)  # of a header: which no check covers
+_TIMES = range(48, 56)  # header bytes that no checksum covers
 _COLLECTION = "0123456789abcdef"
 
 
@@ -54,7 +54,7 @@ def _flipped_somewhere(rng, good):
 
 
 class ScriptedPacks:
-    """Puts records of a batch into packs of a real store, and spoils some. ``good`` are whole, by offset."""
+    """Write records of a batch to packs of a real store, and corrupt some. ``good``: offsets of the rest."""
 
     def __init__(self, rng, store, ref, side):
         self.good = set()
@@ -75,7 +75,7 @@ class ScriptedPacks:
         self.ref = replace(ref, store=store.address, places=Places(tuple(self._names), *columns))
 
     def pointers(self):
-        """Pointers to the same places, as far as pointers can tell them, by key; whether each is whole."""
+        """Pointers to the same places by key, where a pointer can express them; and whether each is whole."""
         found = {}
         for offset in np.flatnonzero(self._pack_of).tolist():
             sample_id = id_at(self.ref, offset)
@@ -86,7 +86,7 @@ class ScriptedPacks:
         return found
 
     def _write(self, samples, side):
-        """One pack, and what becomes of it."""
+        """Write one pack, then corrupt some of it."""
         rng = self._rng
         with self._store.begin_pack(PackMeta(_COLLECTION, "s3://bucket", "{}", "f", "v")) as pack:
             for offset, sample_id in samples:
@@ -114,7 +114,7 @@ class ScriptedPacks:
             self.good.difference_update(offset for offset, end in ends.items() if end > cut)
 
     def _spoil(self, path, offset, good, side):
-        """Another record than the right one at a place, or another place."""
+        """Replace the record at a place, or change the place."""
         rng, begin = self._rng, int(self._offsets[offset])
         fault = rng.randrange(6)
         if fault == 0:
@@ -132,7 +132,7 @@ class ScriptedPacks:
 
 
 class ScriptedDisk:
-    """Reads that are not to wait find nothing in memory, a part, all, or a filesystem that cannot tell."""
+    """Non-blocking reads find none, some or all of the data in memory, or are unsupported."""
 
     def __init__(self, rng):
         self._rng = rng
@@ -141,7 +141,7 @@ class ScriptedDisk:
         self._preadv = os.preadv
 
     def preadv(self, file, buffers, offset, flags=0):
-        """As ``os.preadv``."""
+        """Behave as ``os.preadv``."""
         if flags and self._cannot_tell:
             raise OSError(errno.EOPNOTSUPP, "not supported")
         if flags and self._rng.random() < self._cold:

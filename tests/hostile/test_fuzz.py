@@ -1,9 +1,9 @@
-"""Each fuzzer of this folder, for a moment and, in ``make soak``, for minutes; and files whose sizes lie.
+"""Run each fuzzer of this folder, briefly or, in ``make soak``, for minutes; also files with false sizes.
 
-Each file ``fuzz_*.py`` here has ``FUZZERS``, by name: a callable makes one input of the chance it is given,
-tries it, and raises where the outcome is none that it may have. ``SUPER_TEST_FUZZ_S`` has seconds for each,
-and its inputs are new; ``SUPER_TEST_SEED`` has the one input to try. Tests have the names with hyphens, such
-as ``reading-wrong-records``, which pytest's ``-k`` takes.
+Each ``fuzz_*.py`` defines ``FUZZERS`` by name. A fuzzer makes one input from the given random generator,
+tries it, and raises on an outcome that is not allowed. ``SUPER_TEST_FUZZ_S`` sets the seconds for each, with
+new inputs; ``SUPER_TEST_SEED`` selects a single input. Tests have hyphenated names, such as
+``reading-wrong-records``, for pytest's ``-k``.
 """
 
 import json
@@ -34,12 +34,12 @@ SECONDS, SEED = float(os.environ.get("SUPER_TEST_FUZZ_S", "0")), os.environ.get(
 def test_every_fuzzer_of_the_folder_is_run():
     files = {path.stem for path in Path(__file__).parent.glob("fuzz_*.py")}
     assert {module.__name__.rpartition(".")[2] for module in MODULES} == files
-    assert len(FUZZERS) == sum(len(module.FUZZERS) for module in MODULES), "two have one name"
+    assert len(FUZZERS) == sum(len(module.FUZZERS) for module in MODULES), "two fuzzers share a name"
 
 
 @pytest.fixture
 def unlogged():
-    """What is refused is logged, a thousand times a second."""
+    """Turn off logging: refusals are logged a thousand times a second."""
     logging.disable()
     yield
     logging.disable(logging.NOTSET)
@@ -69,7 +69,7 @@ def test_what_is_good_is_read(name):
     assert parse(good) is not None
 
 
-MOST_MIB = 128  # pyarrow and its libraries take some 60; each bomb would take 256 or more
+MOST_MIB = 128  # imports such as pyarrow take some 60; each bomb would take 256 or more
 QUICK = {
     "parquet-zstd-footer",
     "parquet-brotli-page",

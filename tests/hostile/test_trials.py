@@ -1,4 +1,4 @@
-"""All links are spoilt and processes are killed: each sample once, in order, right, or a typed error."""
+"""Links are faulty and processes are killed: each sample comes once, in order, intact, or a typed error."""
 
 from dataclasses import replace
 from unittest import mock
@@ -9,7 +9,7 @@ from superdl.super_dataset.reading import batch
 from tests.hostile.trial import Trial, draw
 
 
-@pytest.mark.timeout(300)  # a trial bounds its own waits; one that hangs is found by this
+@pytest.mark.timeout(300)  # a trial bounds its own waits; this catches hangs
 def test_an_epoch_ends_well_or_by_a_typed_error(shared, seed):
     trial = Trial(draw(seed), shared)
     try:

@@ -1,7 +1,7 @@
-"""One seeded trial: real processes, spoilt links between them, and what must hold all the same.
+"""One seeded trial: real processes with faulty links, and the guarantees that must hold anyway.
 
-Each sample comes once, in plan order, with its bytes, or a typed error comes in time; afterwards no process
-is left.
+Each sample comes once, in plan order and with its bytes, or a typed error comes in time. Afterwards no
+process is left.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 READ_TIMEOUT_S = 20.0
 MARGIN_S = 10.0
 COORDINATOR_S = 120.0
-SILENCE_S = 1.0  # in place of 10 s: a reply that was dropped is waited for as long
+SILENCE_S = 1.0  # instead of 10 s: how long to wait for a dropped reply
 STOPPED_S = 1.0
 _SHOWN = 60
-# They say that time was used up; while training no other may come of a fault that passes.
+# Errors that report an expired time limit. While training, a passing fault may cause no other error.
 IN_TIME = (ReadTimeoutError, CacheUnreachableError, CoordinatorUnreachableError)
 
 
-# What any network may do to a connection, whatever is said on it.
+# What any network may do to a connection, whatever the protocol.
 STREAM = {"stall": 3, "trickle": 3, "silence": 1, "cut": 3, "reset": 3, "half_close": 2}
-# A middlebox or a bug may do more to whole replies without ending a connection.
+# What a middlebox or a bug may do to whole replies, on a live connection.
 _ODDS = {
     "reader": STREAM
     | {"flip": 4, "drop": 1, "duplicate": 2, "swap": 3, "shift": 3, "replace": 2, "rubbish": 1},
     "function": STREAM | {"flip": 4, "drop": 1, "duplicate": 2, "swap": 2, "replace": 2, "rubbish": 1},
     "coordinator": STREAM | {"flip": 4, "drop": 1, "duplicate": 2, "swap": 2, "replace": 3, "rubbish": 2},
-    # Plain gRPC and HTTP rest on TCP's checksum alone: bytes that are flipped, dropped or swapped pass.
+    # Plain gRPC and HTTP rely on TCP's checksum: flipped, dropped or swapped bytes would go unnoticed.
     "sampler": STREAM,
     "store": {"stall": 3, "trickle": 3, "silence": 1, "cut": 3, "reset": 3, "half_close": 2, "answer": 8},
 }
@@ -75,9 +75,9 @@ _ACTS = (
 
 @dataclass(frozen=True)
 class Drawn:
-    """One trial: ``loader`` is ``"super"``, or how many workers a DataLoader has; ``links`` has the arguments
-    of each spoilt ``Link``, ``acts`` what is done before a batch, over all epochs. ``lasting``: a link is
-    spoilt to the end, so that an error may come.
+    """One trial: ``loader`` is ``"super"``, or a DataLoader's number of workers; ``links`` has the arguments
+    of each faulty ``Link``, ``acts`` the actions before batches, counted over all epochs. ``lasting``: a link
+    is faulty to the end, so an error may come.
     """
 
     seed: int
@@ -94,12 +94,12 @@ class Drawn:
 
     @property
     def sampling(self):
-        """What a sampler and a plan are made with."""
+        """The arguments of sampler and plan."""
         return {"batch_size": self.batch_size, "seed": self.seed, "shuffle": self.shuffle}
 
 
 def draw(seed):
-    """The trial that a seed means."""
+    """Derive a trial from a seed."""
     chance = random.Random(f"general/{seed}")
     loader = chance.choice(["super", "super", "0", "2"])
     batch_size = chance.choice([1, 3, 8, 8, 16, 31])
@@ -117,12 +117,12 @@ def draw(seed):
             odds.pop("flip", None)
         most = chance.randint(1, 8)
         if name in ("sampler", "coordinator") and not odds.keys().isdisjoint({"silence", "drop"}):
-            most = 1 if len(odds) < 3 else min(most, 4)  # each is waited for ten seconds
-        if lasting and name in ("reader", "function", "store"):  # a coordinator is waited for two minutes
+            most = 1 if len(odds) < 3 else min(most, 4)  # each one costs a ten-second wait
+        if lasting and name in ("reader", "function", "store"):  # waits for a coordinator take two minutes
             most = 10_000
         links[name] = {"odds": odds, "every": chance.choice([2.0, 8.0, 30.0]), "most": most}
-    # A record that a function pushes again, after it was read, is another one only by its payload. On a unix
-    # socket it is hashed when a process reads it first, so that bits flip in one epoch.
+    # If a function rewrites a record that was read, only its payload differs. On a unix socket a process
+    # checks a hash at its first read only, so flip bits in a single epoch.
     epochs = 1 if unix and any("flip" in link["odds"] for link in links.values()) else 2
     batches = epochs * -(-IMAGES // batch_size)
     acts = {
@@ -147,7 +147,7 @@ def draw(seed):
 
 
 class RoutedDataset(SuperDataset):
-    """A dataset that reads the cache by a way of its own, whatever address the coordinator tells."""
+    """A dataset that reads the cache over its own route, ignoring the coordinator's address."""
 
     way = ""
 
@@ -159,7 +159,7 @@ class RoutedDataset(SuperDataset):
 
 
 class Trial:
-    """A trial while it runs."""
+    """A running trial."""
 
     def __init__(self, drawn, ground):
         self.drawn, self.ground = drawn, ground
@@ -198,7 +198,7 @@ class Trial:
         )
 
     def run(self):
-        """Run it; ``AssertionError`` says that what must hold does not."""
+        """Run the trial. Raises ``AssertionError`` if a guarantee is broken."""
         before = set(psutil.Process().children(recursive=True))
         self._empty_cache()
         try:
@@ -217,15 +217,15 @@ class Trial:
                 self.stack.close()
         finally:
             self.proxy.close()
-        assert not self._died, f"the coordinator ended: {self._died}\n{log[-4000:]}"
+        assert not self._died, f"the coordinator exited: {self._died}\n{log[-4000:]}"
         assert "Traceback" not in log, log[-4000:]
-        gc.collect()  # an error's traceback may hold the loader's iterator, and that its workers
+        gc.collect()  # a traceback may hold the loader's iterator, and so its workers
         started = set(psutil.Process().children(recursive=True)) - before
         left = psutil.wait_procs([one for one in started if not self._is_shared(one)], END_TIMEOUT_S)[1]
-        assert not left, f"processes are left: {left}"
+        assert not left, f"leftover processes: {left}"
 
     def _is_shared(self, process):
-        """Whether it outlives a trial: a cache that was restarted, or Python's own tracker of resources."""
+        """Whether it outlives a trial: a restarted cache, or Python's resource tracker."""
         cache = self.ground.valkey.process
         if cache is not None and process.pid == cache.pid:
             return True
@@ -250,7 +250,7 @@ class Trial:
         stack.start()
 
     def _watch(self):
-        """Start a coordinator again that ended, as a service manager would, and remember it."""
+        """Restart a coordinator that exited, as a service manager would, and record the exit."""
         while not self._over.wait(0.2):
             with self._one_at_a_time:
                 process = self.stack.process
@@ -261,7 +261,7 @@ class Trial:
 
     def _start_coordinator(self):
         self._served = False
-        with contextlib.suppress(pytest.fail.Exception):  # kept from it by a spoilt link; it is tried again
+        with contextlib.suppress(pytest.fail.Exception):  # a faulty link prevents it; retried
             self.stack.start_coordinator()
             self._served = True
 
@@ -296,13 +296,13 @@ class Trial:
                         self._compare(next(iterator), plan.batch(epoch, position, 0).indices.tolist())
                         self.longest_s = max(self.longest_s, time.monotonic() - asked_s)
                         self.batches += 1
-                    assert next(iterator, None) is None, "more batches come than the plan has"
+                    assert next(iterator, None) is None, "more batches than planned"
         except (SuperError, RuntimeError, ConnectionResetError) as error:
             self._judge(error, time.monotonic() - asked_s)
 
     def _compare(self, batch, expected):
         images, labels = batch
-        assert isinstance(images, torch.Tensor), f"batch {self.batches} is no tensor: {type(images)}"
+        assert isinstance(images, torch.Tensor), f"batch {self.batches} is not a tensor: {type(images)}"
         came = pixels_of(images)
         known = {pixels: index for index, pixels in enumerate(self.ground.pixels)}
         indices = [known.get(pixels, -1) for pixels in came]
@@ -317,14 +317,14 @@ class Trial:
             assert self._worker_killed, f"{error!r} is not typed"
             assert not isinstance(error, RuntimeError) or "DataLoader worker" in str(error), repr(error)
         bound_s = COORDINATOR_S if isinstance(error, CoordinatorError) else READ_TIMEOUT_S
-        assert waited_s < bound_s + MARGIN_S, f"{error!r} came after {waited_s:.1f} s"
+        assert waited_s < bound_s + MARGIN_S, f"{error!r} was raised after {waited_s:.1f} s"
         if self.drawn.lasting or self._worker_killed or not self._training:
             return
-        # A spoilt command is refused, and an error reply may be that to another command.
+        # A corrupted command is refused, and an error reply may belong to another command.
         spoilt = set(self.drawn.links.get("reader", {"odds": {}})["odds"]) - STREAM.keys()
         refused = type(error) is CacheError and spoilt
         in_time = isinstance(error, IN_TIME) and re.search(r"attempts (in|over) [0-9.]+ s", str(error))
-        assert refused or in_time, f"{error!r} came at once, for a fault that passes"
+        assert refused or in_time, f"{error!r} was raised early, for a passing fault"
 
     def _act(self, iterator):
         act = self.drawn.acts.get(self.batches)

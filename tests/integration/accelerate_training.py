@@ -1,4 +1,4 @@
-"""A step of training for tests, and a program that is a rank of a run: docs/frameworks.md's, or a near miss.
+"""A training step for tests, and a program that runs it as one rank: as in docs/frameworks.md, or misused.
 
 ``python accelerate_training.py JSON`` with the arguments of :func:`main`.
 """
@@ -26,9 +26,9 @@ from tests.integration.frameworks import (
 
 
 class Steps:
-    """The page's ``step``: trains, remembers what came, saves, and stops where it is told to.
+    """The page's ``step``: train, record the batches, save, and stop at the requested step.
 
-    With ``out`` it writes what came into a file for its rank, so that another process knows.
+    With ``out``, write the batches of this rank to a file that another process can read.
     """
 
     def __init__(self, save=None, stop_after=-1, out=None):
@@ -58,7 +58,7 @@ def parts():
 
 
 def planned_rates():
-    """The learning rate of each step that the page's schedule gives in a plain loop."""
+    """The learning rate of each step under the page's schedule in a plain loop."""
     _, optimizer = parts()
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=EPOCHS * BATCHES)
     rates = []
@@ -70,7 +70,7 @@ def planned_rates():
 
 
 def main(source, out, ranks, how="page", stop_after=-1, checkpoint=None):
-    """Train as the page does, or with what it warns of: a prepared DataLoader, a schedule of more steps."""
+    """Train as on the page, or with a misuse it warns about: a prepared DataLoader, or a longer schedule."""
     if how == "page":
         steps = Steps(Path(out) / "state", stop_after, Path(out))
         code_of("Accelerate", source, ranks=ranks)["train"](*parts(), steps, checkpoint)
@@ -84,7 +84,7 @@ def main(source, out, ranks, how="page", stop_after=-1, checkpoint=None):
 
 
 def data_loader(source, ranks=1):
-    """What must not be given to ``prepare``."""
+    """A loader that must not be passed to ``prepare``."""
     dataset = SuperDataset(source, Recipe.image(resize=SIDE, crop=SIDE))
     sampler = SuperSampler(dataset, batch_size=GLOBAL_BATCH // ranks, shuffle=True)
     return DataLoader(dataset, sampler=sampler, batch_size=None)

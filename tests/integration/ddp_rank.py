@@ -1,8 +1,7 @@
-"""One rank of a training run for tests, started by torchrun: trains a line of a model and writes what it got.
+"""One rank of a training run, started by torchrun: trains a linear model and records the batches it received.
 
-Argument: a JSON object, see :class:`Settings`. Writes ``rank<r>.json`` into ``out``: a list of batches for
-each pass, and ``agreed``, which should be equal on all ranks. Rank 0 writes ``state.json`` where a pass was
-stopped.
+Argument: a JSON object, see :class:`Settings`. Writes ``rank<r>.json`` to ``out``: a list of batches per
+pass, and ``agreed``, which should be equal on all ranks. Rank 0 writes ``state.json`` where a pass stops.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ COLLECTIVE_S = 60
 
 @dataclass
 class Settings:
-    """``passes`` are arguments of samplers, one pass over an epoch each.
+    """Settings of a run: ``passes`` holds sampler arguments, one entry per pass.
 
-    In a pass, ``epochs`` says how many epochs it has (one unless given), ``stop`` after how many batches the
-    last of them is left. The rank ``failing`` raises after its first batch.
+    A pass has ``epochs`` epochs (default 1) and leaves the last one after ``stop`` batches. The rank
+    ``failing`` raises after its first batch.
     """
 
     source: str
@@ -55,7 +54,7 @@ def main(settings):
 
 
 def passed(settings, model, rank, *, epochs=1, stop=None, **how):
-    """One pass: its batches, and what all ranks agree on."""
+    """Run one pass. Return its batches, and the values that all ranks should agree on."""
     dataset = SuperDataset(settings.source, Recipe.image(resize=SIDE, crop=SIDE), return_info=True)
     how = {"shuffle": True} | how
     sampler = SuperSampler(dataset, batch_size=settings.batch_size, seed=settings.seed, **how)
@@ -66,7 +65,7 @@ def passed(settings, model, rank, *, epochs=1, stop=None, **how):
         for count, (images, labels, info) in enumerate(loader, 1):
             loss = torch.nn.functional.cross_entropy(model(images.flatten(1).float() / 255), labels)
             optimizer.zero_grad()
-            loss.backward()  # all ranks wait for one another here
+            loss.backward()  # synchronizes all ranks
             optimizer.step()
             padding = [False] * len(labels) if info.padding is None else info.padding.tolist()
             place = {"epoch": info.epoch, "position": info.position, "rank": info.rank}

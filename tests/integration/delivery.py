@@ -1,4 +1,4 @@
-"""What integration tests collect and compare: which samples came, in which order, with which pixels."""
+"""Collect and compare what integration tests read: samples, their order and their pixels."""
 
 import os
 import shutil
@@ -29,9 +29,9 @@ def reading(
     straight=True,
     **dataset,
 ):
-    """A sampler over a source and a DataLoader of its batches; the rest are arguments of the dataset.
+    """A sampler over a source and a DataLoader of its batches. Other arguments go to the dataset.
 
-    Not ``straight``: as on a host that does not see the store.
+    Unless ``straight``, read as on a host that cannot see the store.
     """
     made = SuperDataset(source, recipe, **dataset)
     made.reads_straight = straight
@@ -42,13 +42,13 @@ def reading(
 
 
 def settled_stats(sampler):
-    """The figures of a job once no request is under way: the last answers come later than the last batch."""
+    """A job's statistics once no request is pending: the last responses may follow the last batch."""
     until(lambda: not sampler.job_stats().total_requests_in_flight, 30.0)
     return sampler.job_stats()
 
 
 def spoil(files):
-    """Make each file zeros, of its length and time: whoever reads it finds nothing that it had."""
+    """Overwrite each file with zeros, keeping size and mtime, so that no reader finds its data."""
     for file in files:
         status = file.stat()
         file.write_bytes(bytes(status.st_size))
@@ -56,11 +56,11 @@ def spoil(files):
 
 
 def remove_busy(folder, tries=1000):
-    """Remove a folder into which other processes may write meanwhile."""
+    """Remove a folder while other processes may still write to it."""
     for last in range(tries):
         try:
             shutil.rmtree(folder)
-        except OSError:  # something new is in it, or is gone from it
+        except OSError:  # an entry appeared or disappeared meanwhile
             if last == tries - 1:
                 raise
         else:
@@ -68,12 +68,12 @@ def remove_busy(folder, tries=1000):
 
 
 def pixels_of(images):
-    """Each image of a batch [n, 3, h, w] as the bytes of its rows of RGB pixels."""
+    """Each image of a batch [n, 3, h, w] as bytes: its RGB pixels, row by row."""
     return [np.ascontiguousarray(image).tobytes() for image in images.permute(0, 2, 3, 1).numpy()]
 
 
 def collect(loader):
-    """One epoch: (pixels, label) of every sample, in the order of delivery, copied."""
+    """Read one epoch: (pixels, label) of every sample in delivery order, copied."""
     delivered = []
     for images, labels, *_ in loader:
         delivered += list(zip(pixels_of(images), labels.tolist(), strict=True))
@@ -81,24 +81,24 @@ def collect(loader):
 
 
 def epoch_of(source, recipe, address, **how):
-    """One shuffled epoch over a source, collected; ``how`` are further arguments of :func:`reading`."""
+    """Collect one shuffled epoch over a source. ``how`` is passed to :func:`reading`."""
     with reading(source, address, recipe, **how) as (_, loader):
         return collect(loader)
 
 
 def assert_exactly_once(delivered, expected):
-    """Every expected image came once, with its label and its exact pixels, and nothing else did."""
+    """Assert that every expected image came once, with its label and exact pixels, and nothing else came."""
     assert Counter(pixels for pixels, _ in delivered) == Counter(dict.fromkeys(expected, 1))
     assert all(expected[pixels] == label for pixels, label in delivered)
 
 
 def train(stack, images, source="", *, disturb=None, side=SIDE, figures=True, **how):
-    """An epoch, at some of whose batches something is done: every sample comes once, with its pixels, in the
-    order in which it comes again when nothing is done; and so it does in the next epoch, in another order.
+    """Train an epoch with actions at batches (``disturb``), the same again without, and the next. Each
+    delivers every sample once with its pixels, the first two in the same order, the third in another.
 
-    ``images`` is the directory of what ``source`` has, and the source where none is named. ``figures`` are
-    those of the first time; a coordinator that was just restarted may have none. ``how`` goes to
-    :func:`reading`.
+    ``images`` is the directory behind ``source``, and the source where none is given. Returns the first
+    epoch's statistics unless ``figures`` is false: a coordinator that just restarted may have none. ``how``
+    goes to :func:`reading`.
     """
     recipe = Recipe.image(resize=side, crop=side)
     with reading(source or images.as_uri(), stack.address, recipe, **how) as (sampler, loader):

@@ -1,4 +1,4 @@
-"""What the tests of frameworks share: the code of docs/frameworks.md, and what batches are known by."""
+"""Shared by the framework tests: the code of docs/frameworks.md, and identification of batches."""
 
 import hashlib
 import json
@@ -23,11 +23,11 @@ Batch = list[str]
 
 
 class Stopped(Exception):  # noqa: N818  # it ends a training, and is no error
-    """The training was stopped where the test wanted."""
+    """The test stopped the training here."""
 
 
 def code_of(section, source, *, ranks=1):
-    """The names that a section's code makes, run with this source, small images and small batches."""
+    """Run a section's code with this source, small images and small batches. Return its namespace."""
     code = "\n".join(block.text for block in blocks_of(PAGE, section)).replace(
         "s3://my-bucket/imagenet/val", source
     )
@@ -44,19 +44,19 @@ def code_of(section, source, *, ranks=1):
 
 
 def named(images, labels):
-    """A batch as its images' digests and labels."""
+    """Identify a batch by the digests of its images and its labels."""
     pairs = zip(pixels_of(images), labels.tolist(), strict=True)
     return [f"{hashlib.sha256(pixels).hexdigest()[:16]} {label}" for pixels, label in pairs]
 
 
 def write_down(out, rank, batch):
-    """Add a batch to what a rank got."""
+    """Append a batch to the record of a rank."""
     with (out / f"rank{rank}.jsonl").open("a") as file:
         file.write(json.dumps(batch) + "\n")
 
 
 def together(out, ranks):
-    """What the ranks got, as the global batches that their parts make; all got as many, of equal lengths."""
+    """Join the batches of all ranks into global batches. Assert that their counts and lengths are equal."""
     of_ranks = [
         [json.loads(line) for line in (out / f"rank{rank}.jsonl").read_text().splitlines()]
         for rank in range(ranks)
@@ -67,7 +67,7 @@ def together(out, ranks):
 
 
 def plain_loop(source, coordinator, epochs=EPOCHS):
-    """What an ordinary loop in one process gets in each epoch."""
+    """The batches of each epoch in a plain single-process loop."""
     dataset = SuperDataset(source, Recipe.image(resize=SIDE, crop=SIDE))
     with SuperSampler(
         dataset, batch_size=GLOBAL_BATCH, shuffle=True, seed=SEED, coordinator=coordinator
@@ -77,7 +77,7 @@ def plain_loop(source, coordinator, epochs=EPOCHS):
 
 
 def two_ranks(program, temporary, images, out, **how):
-    """Run a program as two ranks, by torchrun and the embedded default; their stderr if it failed."""
+    """Run a program as two ranks, by torchrun and the embedded default. Return their stderr on failure."""
     out.mkdir(exist_ok=True)
     given = json.dumps({"source": images.as_uri(), "out": str(out), "ranks": 2} | how)
     errors = run_to_its_end([*torchrun(2), program, given], temporary)

@@ -1,4 +1,4 @@
-"""A LightningModule for tests, and a program that is a rank of a run: docs/frameworks.md's, or a near miss.
+"""A LightningModule for tests, and a program that runs it as one rank: as in docs/frameworks.md, or misused.
 
 ``python lightning_training.py JSON`` with the arguments of :func:`main`.
 """
@@ -16,14 +16,14 @@ from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
 from tests.fixtures.images import SIDE
 from tests.integration.frameworks import GLOBAL_BATCH, SEED, Stopped, code_of, named, write_down
 
-declare_operators()  # Lightning's metrics import torchvision where there is one
+declare_operators()  # Lightning's metrics import torchvision if installed
 import lightning.pytorch as pl  # noqa: E402  # after that
 
 
 class Classifier(pl.LightningModule):
-    """The page's ``Classifier``: trains, remembers what came, and stops where it is told to.
+    """The page's ``Classifier``: train, record the batches, and stop at the requested step.
 
-    With ``out`` it writes what came into a file for its rank, so that another process knows.
+    With ``out``, write the batches of this rank to a file that another process can read.
     """
 
     def __init__(self, stop_after=-1, out=None, *, whole_epoch=False):
@@ -58,7 +58,7 @@ class Classifier(pl.LightningModule):
 
 
 class Validated(Classifier):
-    """One that remembers, too, what it was validated on."""
+    """A classifier that also records its validation batches."""
 
     def __init__(self):
         super().__init__()
@@ -69,7 +69,7 @@ class Validated(Classifier):
 
 
 class ByWorkers(pl.LightningDataModule):
-    """A DataLoader that is not told the epoch, as the page's is."""
+    """A DataLoader that is not told the epoch, as on the page."""
 
     def __init__(self, source, ranks=1):
         super().__init__()
@@ -80,14 +80,14 @@ class ByWorkers(pl.LightningDataModule):
 
 
 class ByThreads(ByWorkers):
-    """What the page has, in a class that spawned processes can import."""
+    """The page's data module as a class that spawned processes can import."""
 
     def train_dataloader(self):
         return super_loader(self._source, self._ranks)
 
 
 def super_loader(source, ranks=1):
-    """By threads, with what Lightning may want to move, convert or measure beside the tensors."""
+    """A threaded loader whose batches also have non-tensors that Lightning may move, convert or measure."""
     dataset = SuperDataset(source, Recipe.image(resize=SIDE, crop=SIDE), return_info=True)
     return SuperLoader(
         dataset, SuperSampler(dataset, batch_size=GLOBAL_BATCH // ranks, shuffle=True, seed=SEED)
@@ -95,7 +95,7 @@ def super_loader(source, ranks=1):
 
 
 def data_loader(source, ranks=1, **options):
-    """Two workers that last, unless ``options`` say otherwise."""
+    """A DataLoader with two persistent workers, unless ``options`` override that."""
     dataset = SuperDataset(source, Recipe.image(resize=SIDE, crop=SIDE), return_info=True)
     sampler = SuperSampler(dataset, batch_size=GLOBAL_BATCH // ranks, shuffle=True, seed=SEED)
     options = {"num_workers": 2, "persistent_workers": True} | options
@@ -103,7 +103,7 @@ def data_loader(source, ranks=1, **options):
 
 
 def main(source, out, ranks, how="page", stop_after=-1, checkpoint=None):
-    """Train as the page does (``threads``: too), by ``workers``, or with a loader that was made too early."""
+    """Train as on the page (also with ``threads``), by ``workers``, or with a loader created too early."""
     model = Classifier(stop_after, Path(out))
     if how == "page":
         names = code_of("Lightning", source, ranks=ranks)

@@ -1,4 +1,4 @@
-"""What tests of stopping and resuming share: a run made anew from nothing but a source and a state."""
+"""Shared by tests of stopping and resuming: a run rebuilt from a source and a state alone."""
 
 import json
 from contextlib import contextmanager
@@ -16,10 +16,10 @@ BATCHES = 10  # of the 150 images
 
 
 class Run:
-    """A dataset, a sampler and a loader of one training run; ``mix`` makes two recipes of the dataset, which
-    are mixed until this says.
+    """A dataset, sampler and loader of one training run. ``mix`` is the stopping strategy of a mix of two
+    recipes.
 
-    A run that goes on with another has none of its objects, only its state, which went through JSON.
+    A resumed run shares no objects with its predecessor, only the state, passed through JSON.
     """
 
     def __init__(self, stack, images, *, kind, workers, options, recipe=RECIPE, mix="", **arguments):
@@ -48,7 +48,7 @@ class Run:
             )
 
     def state_dict(self, consumed):
-        """What a script saves that has got so many batches of this iteration; ``None``: between epochs."""
+        """The state a script saves after this many batches of the iteration; ``None``: between epochs."""
         if self.kind != "plain":
             return dict(self.loader.state_dict())
         return self.sampler.state_dict(**({} if consumed is None else {"batches_consumed": consumed}))
@@ -56,10 +56,10 @@ class Run:
 
 @contextmanager
 def run_of(stack, images, state=None, *, kind="plain", workers=0, options=None, **arguments):
-    """A run, from ``state`` on if there is one: the sampler's of a plain DataLoader, else the loader's.
+    """A run, resumed from ``state`` if given: the sampler's for a plain DataLoader, else the loader's.
 
     ``kind`` of the loader is ``plain``, ``stateful`` (torchdata's) or ``threads`` (SuperLoader). ``options``
-    are more arguments of the loader, ``arguments`` of the sampler.
+    go to the loader, ``arguments`` to the sampler.
     """
     run = Run(stack, images, kind=kind, workers=workers, options=options or {}, **arguments)
     try:
@@ -67,5 +67,5 @@ def run_of(stack, images, state=None, *, kind="plain", workers=0, options=None, 
             (run.sampler if kind == "plain" else run.loader).load_state_dict(json.loads(json.dumps(state)))
         yield run
     finally:
-        del run.loader  # its workers end
+        del run.loader  # stops its workers
         run.sampler.close()

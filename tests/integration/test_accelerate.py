@@ -1,4 +1,4 @@
-"""SUPER inside Hugging Face Accelerate: docs/frameworks.md as it stands, what it refuses, and going on."""
+"""SUPER in Hugging Face Accelerate: docs/frameworks.md verbatim, refused misuse, and resuming."""
 
 import json
 from itertools import chain

@@ -1,4 +1,4 @@
-"""What scripts over a DataLoader do with transforms, ``collate_fn`` and single samples, done with SUPER."""
+"""Transforms, ``collate_fn`` and single samples as scripts use them with a DataLoader, run with SUPER."""
 
 import random
 
@@ -29,18 +29,18 @@ BATCH = 16
 
 
 def noisy(image):
-    """Draws from all three global generators."""
+    """Draw from all three global generators."""
     draws = random.random(), np.random.rand(), torch.rand(()).item()  # noqa: NPY002
     return torch.cat([torch.from_numpy(np.array(image)).flatten().double(), torch.tensor(draws)])
 
 
 def noisy_by_its_own(image, rng):
-    """Draws from a generator that it is given, so that threads may call it."""
+    """Draw from a given generator, so that threads may call it."""
     return np.asarray(image) + rng.normal(size=np.asarray(image).shape)
 
 
 def training():
-    """The commonest pipeline of all."""
+    """The most common training pipeline."""
     return v2.Compose(
         [
             v2.RandomResizedCrop(24),
@@ -53,7 +53,7 @@ def training():
 
 
 def epochs(loader):
-    """Two epochs, batch by batch, in order."""
+    """Two epochs as batches, in order."""
     return [(images.clone(), labels.clone()) for _ in range(2) for images, labels in loader]
 
 
@@ -64,7 +64,7 @@ def assert_equal(made, expected):
         assert torch.equal(labels, other_labels)
     for half in (made[: len(made) // 2], made[len(made) // 2 :]):
         assert sum(len(labels) for _, labels in half) == 150
-    assert not torch.equal(made[0][0], made[len(made) // 2][0]), "each epoch draws anew"
+    assert not torch.equal(made[0][0], made[len(made) // 2][0]), "two epochs drew the same"
 
 
 # ----------------------------------------------------------------------------- every transform
@@ -128,15 +128,15 @@ def test_processes_leave_out_what_is_bad_as_threads_do(here, tmp_path, images):
     (tmp_path / "bee" / "9.jpg").write_bytes(good.read_bytes())
     dataset = SuperDataset(tmp_path, RECIPE, on_bad_sample="skip")
     with SuperLoader(dataset, batch_size=3, threads=0, num_workers=2) as loader:
-        assert [labels.tolist() for _, labels in loader] == [[1]], "a batch of bad samples alone is left out"
+        assert [labels.tolist() for _, labels in loader] == [[1]], "a batch of bad samples was not dropped"
         assert len(loader.bad_samples) == 5
 
 
-# --------------------------------------------------------------------- as default_collate makes it
+# ----------------------------------------------------------------- collation as by default_collate
 
 
 class ManyCrops:
-    """As DINO's: two global crops and four local ones."""
+    """Two global and four local crops, as in DINO."""
 
     def __init__(self):
         self.large, self.small = v2.RandomResizedCrop(24), v2.RandomResizedCrop(8)
@@ -147,7 +147,7 @@ class ManyCrops:
 
 
 def detection(samples):
-    """As torchvision's reference scripts have it."""
+    """Collate as torchvision's reference scripts for detection do."""
     return tuple(zip(*samples, strict=True))
 
 
@@ -164,7 +164,7 @@ def test_collate_fn_gets_samples_as_a_dataloaders_does(here, images):
             sampler.set_epoch(0)
             by_dataset.append(next(iter(loader)))
         whole = next(iter(SuperLoader(plain, sampler, collate_fn=lambda item: {"labels": item[1]})))
-    assert whole["labels"].tolist() == list(expected[1]), "beside a sampler it gets the item"
+    assert whole["labels"].tolist() == list(expected[1]), "collate_fn beside a sampler did not get the item"
     with SuperLoader(plain, batch_size=3, collate_fn=detection) as loader:
         by_loader = next(iter(loader))
     for pixels, labels in (by_loader, *(item for item, _ in by_dataset)):
@@ -194,12 +194,12 @@ AUGMENT = Augment(32, brightness=0.4, hue=0.1, mean=(0.5,) * 3, std=(0.25,) * 3,
 
 
 def with_ids(images, labels, info):
-    """Augment in the reader, and tell which samples they were."""
+    """Augment in the reader, and return the sample ids too."""
     return *AUGMENT(images, labels, info), info.sample_ids
 
 
 def pictures(loader):
-    """Sample id -> pixels, of one epoch; padding must agree with what it repeats."""
+    """Pixels by sample id over one epoch. Asserts that padding equals the samples it repeats."""
     seen = {}
     for images, _, ids in loader:
         assert images.shape == (len(ids) // 16, 3, 32, 32)
@@ -211,7 +211,7 @@ def pictures(loader):
 
 
 def test_the_same_by_every_loader_in_any_batch_and_fresh_by_epoch(shared_stack, images):
-    recipe = Recipe.image(resize=41, crop=40)  # not cached yet
+    recipe = Recipe.image(resize=41, crop=40)  # not yet cached
 
     def job(**how):
         return reading(images, shared_stack.address, recipe, transform=with_ids, **how)
@@ -222,7 +222,7 @@ def test_the_same_by_every_loader_in_any_batch_and_fresh_by_epoch(shared_stack, 
     assert len(first) == 150
     assert first.keys() == second.keys()
     assert not set(first.values()) & set(second.values())
-    # Other batches, another order, workers, threads, two ranks: each sample looks as it did.
+    # Batch size, order, workers, threads and ranks do not change a sample's augmentation.
     with job(batch_size=7, seed=9, workers=2) as (sampler, loader):
         assert pictures(loader) == first
         assert pictures(SuperLoader(loader.dataset, sampler)) == second

@@ -1,4 +1,4 @@
-"""Samples that nobody can decode, with every loader: all are named, and the epoch goes on without them."""
+"""Undecodable samples with every loader: each is reported, and the epoch continues without them."""
 
 import gc
 import logging
@@ -20,14 +20,14 @@ BAD = ("ant/broken.jpg", "bee/broken.jpg", "dog/broken.jpg")
 
 @pytest.fixture(autouse=True)
 def _ended():
-    """A dataset names its bad samples once more at its end: in its own test, not among another's warnings."""
+    """A dataset reports its bad samples again when collected: collect it within its own test."""
     yield
     gc.collect()
 
 
 @pytest.fixture
 def dirty(tmp_path):
-    """Sixteen good images, and three files that are none."""
+    """Sixteen good images, and three files that are not images."""
     directory = write_images(tmp_path / "dirty", 16)
     for name in BAD:
         (directory / name).write_text("this is no image")
@@ -35,9 +35,9 @@ def dirty(tmp_path):
 
 
 def named_in(caplog, source):
-    """The bad files of a source that warnings name, in the order of their names.
+    """The bad files of a source that warnings name, sorted.
 
-    Datasets of earlier tests name theirs again whenever they are collected.
+    Datasets of earlier tests report theirs again when they are collected.
     """
     records = [record for record in caplog.records if record.levelno == logging.WARNING]
     told = [line for line in (record.getMessage() for record in records) if str(source) in line]
@@ -61,7 +61,7 @@ def test_all_bad_samples_are_named_by_the_end_of_the_epoch(shared_stack, dirty, 
         loader = loader_of(kind, dataset, sampler)
         for epoch in (1, 2):
             assert sum(len(images) for images, _ in loader) == 16
-            assert named_in(caplog, dirty) == [*BAD]  # in the second epoch no more than in the first
+            assert named_in(caplog, dirty) == [*BAD]  # no more in the second epoch than in the first
             bad = sorted(sampler.bad_samples)
             assert [(one.key, one.handled, one.times) for one in bad] == [
                 (name, "skipped", epoch) for name in BAD
@@ -100,7 +100,7 @@ def test_a_script_that_leaves_its_loop_names_them_at_exit(shared_stack, dirty):
 
 
 def batches_of_one(stack, dirty, policy, kind, ranks):
-    """What each rank gets: of each batch its keys, and which of its samples are flagged. A key has one id."""
+    """Each rank's batches: the keys, and which samples are flagged. Each key has one id."""
     dataset = SuperDataset(dirty, RECIPE, on_bad_sample=policy, return_info=True)
     came = []
     for rank in range(ranks):
@@ -156,7 +156,7 @@ def test_an_epoch_of_which_bad_samples_alone_are_left_ends(shared_stack, tmp_pat
     (image.parent / "zzz.jpg").write_text("this is no image")
     how = {"batch_size": 1, "shuffle": False, "coordinator": shared_stack.address}
     state = None
-    for _ in range(2):  # in the second, a run that goes on
+    for _ in range(2):  # the second run resumes the first
         dataset = SuperDataset(tmp_path / "few", RECIPE, on_bad_sample="skip")
         with SuperSampler(dataset, job="goes on", **how) as sampler:
             loader = SuperLoader(dataset, sampler)

@@ -1,4 +1,4 @@
-"""A start that takes long, on a host whose cores are taken."""
+"""A slow start, on a host whose cores are busy."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ print(sum(len(labels) for _, labels in loader))
 
 @contextlib.contextmanager
 def busy_cores():
-    """Many processes on each core that do nothing but run; they end by themselves, too."""
+    """Spin several processes on each core. They also stop on their own."""
     spin = "import time\nuntil = time.monotonic() + 300\nwhile time.monotonic() < until: pass"
     count = BALLAST_PER_CORE * len(os.sched_getaffinity(0))
     ballast = [subprocess.Popen([sys.executable, "-S", "-c", spin]) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""A set that lacks a class gets no other labels in silence: its user is warned, or gives the classes."""
+"""A split that lacks a class never gets shifted labels silently: warn the user, or take the classes given."""
 
 import logging
 
@@ -12,7 +12,7 @@ from tests.integration.delivery import RECIPE
 
 @pytest.fixture
 def val(tmp_path):
-    """Images of ant and dog, and a folder of bee without any; there is no cat."""
+    """Images of ant and dog, and an empty folder for bee; cat is missing."""
     images = write_images(tmp_path / "val", 16, seed=35)
     for path in [*images.glob("bee/*"), *images.glob("cat/*")]:
         path.unlink()
@@ -21,7 +21,7 @@ def val(tmp_path):
 
 
 def warned(caplog):
-    """What is named in each warning of a listing since the last look."""
+    """The names in each listing warning since the last call."""
     told = [record for record in caplog.records if record.levelno == logging.WARNING]
     records = [record for record in told if record.name.startswith("superdl.sampler")]
     caplog.clear()
@@ -35,7 +35,7 @@ def test_given_classes_decide_names_and_labels(shared_stack, val, tmp_path, capl
     assert warned(caplog) == ["bee"]
     with SuperSampler(found, batch_size=8, shuffle=False) as sampler:
         (of_found,) = sampler
-    assert warned(caplog) == [], "once is enough"
+    assert warned(caplog) == [], "warned twice"
 
     given = SuperDataset(val, RECIPE, classes=list(CLASSES), return_info=True, **where)
     assert given.classes == CLASSES
@@ -43,7 +43,7 @@ def test_given_classes_decide_names_and_labels(shared_stack, val, tmp_path, capl
     with SuperSampler(given, batch_size=8, shuffle=False) as sampler:
         (of_given,) = sampler
         _, labels, info = given[of_given]
-    assert of_given.sample_ids == of_found.sample_ids, "labels are in no id"
+    assert of_given.sample_ids == of_found.sample_ids, "a label changed an id"
     assert [CLASSES[label] for label in labels.tolist()] == [key.split("/")[-2] for key in info.keys]
     assert given.targets.tolist() == [0] * 4 + [3] * 4
 

@@ -1,4 +1,4 @@
-"""Sources of other clouds than S3 give the same samples as a directory, page by page, or say what failed."""
+"""Other clouds than S3 give the same samples as a directory, page by page, or report the failure."""
 
 import sys
 
@@ -75,7 +75,7 @@ def test_what_a_function_cannot_read_has_an_outcome_and_a_remedy(cloud_server, b
         outcome, why = refused("1.jpg", one, statuses=[status] * 9)
         assert (outcome, len(cloud_server.asked)) == (Outcome.UNAVAILABLE, 3)
         assert str(status) in why
-        cloud_server.statuses[:] = [status, status]  # it passes
+        cloud_server.statuses[:] = [status, status]  # a transient fault
         assert read(bucket, "1.jpg", one) == b"one"
 
 

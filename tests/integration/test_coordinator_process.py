@@ -1,5 +1,5 @@
-"""``python -P -m superdl.coordinator`` as a process with real functions: a cache that is too small or changes
-its size, a job that vanishes, settings, the end.
+"""``python -P -m superdl.coordinator`` as a process with real functions: small and resized caches, vanished
+jobs, settings and shutdown.
 """
 
 import os
@@ -38,10 +38,10 @@ def job(stack, source, side=SIDE, batch_size=10):
 
 @pytest.mark.slow
 def test_a_cache_of_a_quarter_of_the_set_never_overflows_whoever_filled_it(tmp_path):
-    """By a coordinator that came in mid-epoch too, and by one that finds records of another dataset. Of 8 MB
-    there are 6 for records, and room for a few batches of buffers.
+    """Also with a coordinator that starts in mid-epoch, and one that finds records of another dataset. Of 8
+    MB, 6 are for records, and the rest holds a few batches of buffers.
     """
-    large = write_images(tmp_path / "large", 880, side=SIDE)  # records of 28 kB, 24 MB in all
+    large = write_images(tmp_path / "large", 880, side=SIDE)  # records of 28 kB, 24 MB in total
     other = write_images(tmp_path / "other", 300, side=SIDE, seed=7)
     expected = expected_pixels(large, resize=SIDE, crop=SIDE)
     with Stack(maxmemory="8mb", arguments=("--slots", "2")) as pressed:
@@ -66,7 +66,7 @@ def restart(stack):
     stack.start_coordinator()
 
 
-CROP = 224  # 150 samples take 25 MiB
+CROP = 224  # 150 samples take 25 MiB at this size
 SIZES_MB = (12, 64, 8, 48)
 LONGEST_WAIT_S = 10.0
 FOLLOWS_WITHIN_S = 5.0
@@ -103,7 +103,7 @@ def test_a_cache_resized_four_times_in_mid_epoch_fails_no_job(images):
 
 @pytest.fixture
 def leasing():
-    """A stack whose leases last a little longer than two heartbeats."""
+    """A stack whose leases last slightly longer than two heartbeats."""
     with Stack(arguments=("--slots", "2", "--lease-s", "4.5")) as running:
         yield running
 
@@ -126,10 +126,10 @@ def test_a_job_whose_process_was_killed_lapses_and_others_go_on(leasing, images)
             trainer.communicate(timeout=END_TIMEOUT_S)
             assert_exactly_once(collect(loader), expected_pixels(images, resize=SIDE, crop=SIDE))
             lapsed = {}
-            while not any(lapsed.values()):  # pytest's timeout bounds it
+            while not any(lapsed.values()):  # bounded by pytest's timeout
                 lapsed = {job.job: job.lapsed for job in stats_of(leasing).jobs}
-            assert not lapsed[sampler.job], "its heartbeat keeps the lease of the one that still lives"
-            assert len(lapsed) == 2, "and nothing is forgotten"
+            assert not lapsed[sampler.job], "the lease of a live job lapsed despite its heartbeat"
+            assert len(lapsed) == 2, "a job was forgotten"
     finally:
         trainer.kill()
         trainer.communicate(timeout=END_TIMEOUT_S)
@@ -137,7 +137,7 @@ def test_a_job_whose_process_was_killed_lapses_and_others_go_on(leasing, images)
 
 def test_sigterm_drains_while_functions_work(images):
     with Stack(arguments=("--slots", "1", "--request-samples", "1")) as stack:
-        with job(stack, images, 32):  # the coordinator looks ahead from now on
+        with job(stack, images, 32):  # the coordinator now looks ahead
             assert stack.process is not None
             family = psutil.Process(stack.process.pid).children(recursive=True)
             stack.process.send_signal(signal.SIGTERM)
@@ -163,7 +163,7 @@ def test_sigterm_drains_while_functions_work(images):
     ],
 )
 def test_why_it_does_not_start_is_told(shared_stack, valkey, arguments, code, reason):
-    if "{filled}" in arguments:  # by functions that decode otherwise
+    if "{filled}" in arguments:  # written with another decoder
         with valkey.client() as client:
             client.set("super:golden", "00" * 16)
     caches = {"free": valkey.unix_url, "filled": valkey.unix_url, "owned": shared_stack.valkey.unix_url}
@@ -175,7 +175,7 @@ def test_why_it_does_not_start_is_told(shared_stack, valkey, arguments, code, re
     assert ended.returncode == code
     assert reason.format(**names) in ended.stderr
     assert "Traceback" not in ended.stderr
-    assert shared_stack.process.poll() is None  # whose socket and cache these are still runs
+    assert shared_stack.process.poll() is None  # the owner of this socket and cache still runs
 
 
 def test_a_coordinator_that_lost_its_cache_to_another_ends(stack):

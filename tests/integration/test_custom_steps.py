@@ -1,4 +1,4 @@
-"""Custom steps of a user's: texts become token ids, and pairs become images with masks and boxes."""
+"""A user's custom steps: texts become token ids; pairs become images with masks and boxes."""
 
 import numpy as np
 import pytest
@@ -56,13 +56,13 @@ def step_stack(temporary):
 
 
 def padded(tokens, labels, info):
-    """A transform of the user's."""
+    """A user's transform."""
     return torch.nn.utils.rnn.pad_sequence(list(tokens), batch_first=True, padding_value=-1), labels
 
 
 @pytest.mark.parametrize("transform", [None, padded])
 def test_texts_come_as_lists_or_padded(step_stack, tmp_path, transform):
-    """One of them is empty; labels are the numbers of words."""
+    """One text is empty. Labels are word counts."""
     directory, key_list = tmp_path / "texts", tmp_path / "texts.csv"
     directory.mkdir()
     for name, text in TEXTS.items():
@@ -82,7 +82,7 @@ def test_texts_come_as_lists_or_padded(step_stack, tmp_path, transform):
 
 
 def write_pairs(directory):
-    """Images beside their masks in PNGs, as sets of pairs come; what they hold, in the order of keys."""
+    """Write images with masks beside them in PNGs, as paired datasets have. Return them in key order."""
     rng = np.random.default_rng(3)
     pairs = []
     (directory / "all").mkdir(parents=True)
@@ -100,7 +100,7 @@ def write_pairs(directory):
 
 
 def assert_epoch(loader, pairs):
-    """One epoch, in the order of keys; how many samples were read out of packs."""
+    """Read one epoch in key order. Return how many samples were read from packs."""
     at = straight = 0
     for batch, info in loader:
         straight += info.straight
@@ -124,5 +124,5 @@ def test_images_with_masks_and_boxes(step_stack, tmp_path):
     how = {"batch_size": 5, "shuffle": False, "workers": 2, "columns": COLUMNS, "return_info": True}
     with reading(tmp_path, step_stack.address, Recipe([PAIRS]), **how) as (sampler, workers):
         assert_epoch(SuperLoader(workers.dataset, sampler), pairs)
-        # When the places in packs are known is the coordinator's affair; an epoch takes a moment.
-        assert any(assert_epoch(workers, pairs) for _ in range(50)), "nothing was read out of packs"
+        # The coordinator decides when pack locations become known, so repeat short epochs.
+        assert any(assert_epoch(workers, pairs) for _ in range(50)), "no sample was read from a pack"

@@ -1,4 +1,4 @@
-"""Ranks started by torchrun partition every epoch, and another number of them can go on in its middle."""
+"""Ranks started by torchrun partition every epoch, and a different number of ranks can resume it midway."""
 
 import functools
 import json
@@ -23,7 +23,7 @@ def plan(ranks):
 
 @pytest.fixture(scope="module")
 def run_with(temporary, images):
-    """What the ranks of a run with so many of them wrote; each number is launched once."""
+    """The records of a run with this many ranks. Each number is launched once."""
 
     @functools.cache
     def run(ranks):
@@ -43,16 +43,16 @@ def of_pass(found, number):
 def test_ranks_share_an_epoch_in_the_same_order_whatever_their_number(run_with, images, ranks):
     found = run_with(ranks)
     whole, without_tail = of_pass(found, 0), of_pass(found, 1)
-    assert in_order(whole) == planned(images, plan(1), 0), "the order depends on the global batch alone"
+    assert in_order(whole) == planned(images, plan(1), 0), "the order depends on more than the global batch"
     assert sum(sum(batch["padding"]) for batches in whole for batch in batches) == -150 % ranks
-    assert not any(any(batch["padding"]) for batches in whole for batch in batches[:-1]), "only the tail"
+    assert not any(any(batch["padding"]) for batches in whole for batch in batches[:-1]), "early padding"
     assert in_order(without_tail) == planned(images, plan(1), 0, 0, 9)
     assert {len(batch["keys"]) for batches in without_tail for batch in batches} == {GLOBAL_BATCH // ranks}
     assert not any(any(batch["padding"]) for batches in without_tail for batch in batches)
     agreed = [rank["agreed"] for rank in found]
-    assert all(one == agreed[0] for one in agreed), "gradients too: all ranks have trained in step"
+    assert all(one == agreed[0] for one in agreed), "ranks disagree; their gradients are compared too"
     jobs, *facts = zip(*(facts[:3] for facts in agreed[0][: len(PASSES)]), strict=True)
-    assert len(set(jobs)) == len(jobs), "each sampler has a job of its own"
+    assert len(set(jobs)) == len(jobs), "two samplers share a job"
     assert facts == [(10, 9, 10), (150,) * 3]
 
 
@@ -86,7 +86,7 @@ def test_validation_counts_each_sample_once_on_any_number_of_ranks(shared_stack,
             lengths.add(len(batches))
             labels += [label for _, batch in batches for label in batch.tolist()]
             sums += [int(image.sum()) for batch, _ in batches for image in batch]
-        assert len(lengths) == 1, "ranks take equally many steps"
+        assert len(lengths) == 1, "ranks took different numbers of steps"
         figures[ranks] = sorted(zip(labels, sums, strict=True))
     assert len(figures[1]) == 150
     assert figures[1] == figures[2] == figures[4]

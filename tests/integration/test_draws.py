@@ -1,4 +1,4 @@
-"""Epochs of some samples, by weights, or of each several times: through ranks, resuming and loaders."""
+"""Epochs of a subset, weighted, or with repeats: across ranks, resuming and loaders."""
 
 import math
 import shutil
@@ -19,7 +19,7 @@ from tests.integration.delivery import RECIPE, collect
 from tests.integration.resuming import run_of
 
 SIZE = 150
-LEGS = (2, 3, 1)  # ranks of the runs, each of which goes on where the one before it stopped
+LEGS = (2, 3, 1)  # ranks of consecutive runs, each resuming the one before
 DRAWS = [
     pytest.param({}, id="each once"),
     pytest.param({"indices": range(40, 120, 3)}, id="some"),
@@ -33,12 +33,12 @@ DRAWS = [
 
 
 def parts_of(ref):
-    """The batches of each dataset of a mix in one of its batches."""
+    """The parts of a mixed batch, by dataset."""
     return [part for _, part in getattr(ref, "parts", ((0, ref),))]
 
 
 def drawn_together(ranks):
-    """What all ranks draw at each position, without padding: how often each sample with each number."""
+    """The draws of all ranks at each position, without padding: how often each (sample, number) occurs."""
     drawn = []
     for together in zip(*ranks, strict=True):
         counts = Counter()
@@ -137,7 +137,7 @@ def test_places_of_a_source_that_has_changed_since_are_refused(shared_stack, tmp
     (first,) = islice(source.rglob("*.jpg"), 1)
     shutil.copy(first, first.with_name("0.jpg"))
     listed_again = dataset
-    while len(listed_again) < 21:  # what was listed a moment ago is not listed again
+    while len(listed_again) < 21:  # a recent listing is reused
         listed_again = new()
         SuperSampler(listed_again, batch_size=5, shuffle=True).close()
     for given in ({"dataset": others}, {"dataset": dataset, "indices": [0]}):
@@ -146,7 +146,7 @@ def test_places_of_a_source_that_has_changed_since_are_refused(shared_stack, tmp
     some, others = random_split(listed_again, [15, 6])
     for part in (some, others):
         SuperSampler(part, batch_size=3, shuffle=True).close()
-    SuperSampler(dataset, batch_size=5, shuffle=True).close()  # all of it
+    SuperSampler(dataset, batch_size=5, shuffle=True).close()  # the whole dataset
 
 
 def test_each_repetition_is_augmented_in_its_own_way(shared_stack, images):

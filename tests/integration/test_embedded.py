@@ -1,4 +1,4 @@
-"""The embedded default as users meet it: nothing set up, nothing left after, whatever ends the trainer."""
+"""The embedded default as users run it: no setup, and nothing left behind, however the trainer ends."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ END_TIMEOUT_S = 30.0
 
 
 class Trainer:
-    """A training program in a session of its own, and all processes that came of it."""
+    """A training program in its own session, and all its descendant processes."""
 
     def __init__(self, images, workers, temporary):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
@@ -37,7 +37,7 @@ class Trainer:
         )
 
     def wait_for_batches(self, count):
-        """(epoch, position) of the next batches."""
+        """Wait for this many batches. Return their (epoch, position)."""
         assert self.process.stdout is not None
         found = []
         for _ in range(count):
@@ -48,16 +48,16 @@ class Trainer:
         return found
 
     def family(self):
-        """The trainer and everything that it started, also what has left its session."""
+        """The trainer and all its descendants, including those that left its session."""
         trainer = psutil.Process(self.process.pid)
         members = [trainer, *trainer.children(recursive=True)]
         return [member for member in members if member.status() != psutil.STATUS_ZOMBIE]
 
     def end(self):
-        """Whatever the test did: leave no process."""
+        """Kill every process, whatever state the test left."""
         for member in self.family() if self.process.poll() is None else []:
             member.kill()
-        with contextlib.suppress(ProcessLookupError):  # a worker may have been forked meanwhile
+        with contextlib.suppress(ProcessLookupError):  # a worker may just have been forked
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate(timeout=END_TIMEOUT_S)
 
@@ -73,20 +73,20 @@ def trainer(images, temporary):
 def assert_all_gone(family, temporary):
     _, alive = psutil.wait_procs(family, timeout=END_TIMEOUT_S)
     assert not alive, [member.cmdline() for member in alive]
-    # What multiprocessing serves tensors by, in pymp-..., stays where a worker ends at that moment.
+    # torch's tensor server may leave its pymp-... socket when a worker ends at that moment.
     sockets = [path for path in temporary.rglob("*") if path.is_socket()]
     assert not [path for path in sockets if not path.parent.name.startswith("pymp-")]
 
 
 def test_ctrl_c_ends_everything(trainer, temporary):
     family = trainer.family()
-    assert len(family) >= 4, "trainer, coordinator, Valkey and worker at least"
-    os.killpg(trainer.process.pid, signal.SIGINT)  # what a terminal does: the whole foreground group
+    assert len(family) >= 4, "trainer, coordinator, Valkey or worker is missing"
+    os.killpg(trainer.process.pid, signal.SIGINT)  # as a terminal does: the whole foreground group
     _, errors = trainer.process.communicate(timeout=END_TIMEOUT_S)
     assert trainer.process.returncode in (1, 130, -signal.SIGINT), errors
     assert "KeyboardInterrupt" in errors
     assert "leaked" not in errors
-    # Ctrl-C may find Python in its own popen_fork.py; what grpc says of forks is looked for.
+    # Ctrl-C may hit Python inside popen_fork.py. This looks for grpc's fork warnings.
     assert not [line for line in errors.splitlines() if "fork" in line and "popen_fork" not in line]
     assert_all_gone(family, temporary)
 
@@ -113,7 +113,7 @@ def test_what_dies_is_restarted(images, temporary):
         batches = trainer.wait_for_batches(25)
         for part in PARTS:
             while not (found := [one for one in trainer.family() if part in " ".join(one.cmdline())]):
-                batches += trainer.wait_for_batches(1)  # the one killed before is still on its way
+                batches += trainer.wait_for_batches(1)  # its replacement is not up yet
             found[-1].kill()
             batches += trainer.wait_for_batches(120)
     finally:

@@ -1,4 +1,4 @@
-"""Faults in mid-epoch: each sample comes once all the same, in plan order, right; or a typed error comes."""
+"""Faults in mid-epoch: each sample still comes once, in plan order and correct, or a typed error comes."""
 
 import os
 import random
@@ -118,7 +118,7 @@ def test_without_a_coordinator_the_wait_is_bounded_and_explained(restarted_stack
 
 # ---------------------------------- the network between trainer and coordinator is cut for some seconds
 
-CUT_AT = 10  # the sampler has at most 64 of the 150 batches by then
+CUT_AT = 10  # the sampler then holds at most 64 of the 150 batches
 
 
 @pytest.fixture(scope="module")
@@ -137,9 +137,9 @@ def network(tcp_stack):
 CUTS = [
     pytest.param(Cut.REFUSING, 2.0, False, 0, id="refusing"),
     pytest.param(Cut.SILENT, 2.0, False, 2, id="silent"),
-    # Longer than the deadline of one call:
+    # Longer than the deadline of a single call:
     pytest.param(Cut.SILENT, 12.0, False, 0, id="long", marks=pytest.mark.slow),
-    # Connections that were open are lost without a word, as where a firewall forgets them:
+    # Open connections are dropped silently, as a firewall does:
     pytest.param(Cut.SILENT, 2.0, True, 0, id="forgetful", marks=pytest.mark.slow),
 ]
 
@@ -161,17 +161,17 @@ def test_a_network_that_comes_back_costs_nothing(network, images, how, for_s, lo
     later = dict.fromkeys(range(CUT_AT + 1, SIZE), lambda: while_cut.append(not mended.is_set()))
     train(network, images, disturb={CUT_AT: cut} | later, batch_size=1, workers=workers, figures=False)
     timer.join()
-    assert not all(while_cut), "or this test shows nothing: the epoch ended before the cut did"
+    assert not all(while_cut), "the epoch ended before the cut: the test proves nothing"
 
 
-# ----------------------------------------------------- a worker process of the DataLoader is killed
+# ------------------------------------------------------------ a DataLoader worker process is killed
 
 LAST = 30
 
 
 class DieAt:
-    """A transform that kills its process in the batch after the last, once that has arrived: so nothing of
-    this worker is on its way, which torch would tell by another error.
+    """A transform that kills its process in the batch after ``LAST``, once that has arrived: with nothing in
+    transit from this worker, torch raises the expected error.
     """
 
     def __init__(self, arrived):
@@ -185,7 +185,7 @@ class DieAt:
 
 
 def test_a_killed_worker_is_told_and_the_next_loader_goes_on(shared_stack, images, expected, tmp_path):
-    """Torch tells at once, or within the five seconds after which it looks."""
+    """Torch raises at once, or at its next check within five seconds."""
     how = {"batch_size": 2, "workers": 2}
     before, arrived = [], tmp_path / "arrived"
     with reading(images.as_uri(), shared_stack.address, transform=DieAt(arrived), **how) as (sampler, loader):

@@ -1,4 +1,4 @@
-"""A fault shows where people look, soon after the log has its first line of it, and in few lines."""
+"""A fault appears in metrics and ``superdl top`` soon after its first log line, and takes few lines."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ BROKEN = Answer.error(500, "ServiceException", "an internal error")
 
 
 class Watched:
-    """A stack, and what it shows of itself: its log, its metrics and ``superdl top``."""
+    """A stack and its outputs: log, metrics and ``superdl top``."""
 
     def __init__(self, capsys, *arguments, cache="", **variables):
         self.metrics = f"127.0.0.1:{free_port()}"
@@ -45,12 +45,12 @@ class Watched:
         return json.loads(self._capsys.readouterr().out)
 
     def cache_trouble(self):
-        """As ``superdl top`` and metrics have it."""
+        """Cache trouble as in ``superdl top`` and metrics."""
         told = str(self.shown("top", "--once")["cache"]["cache_trouble"])
         return told if self.metric("super_cache_trouble") == float(bool(told)) else "they differ"
 
     def warns(self, words, part):
-        """Whether metrics and ``superdl top`` have what the log has."""
+        """Whether metrics and ``superdl top`` report what the log reports."""
         view = self.shown("top", "--once")
         return any(words in one["text"] for one in view["warned"]) and (
             self.metric("super_warnings_total", f'part="{part}"') > 0
@@ -58,7 +58,7 @@ class Watched:
 
     @contextmanager
     def training(self, source, recipe=RECIPE, before=lambda: None):
-        """A stack and a sampler that nobody reads by; the log of it all is short."""
+        """A stack and a sampler with no reader. Asserts afterwards that the log is short."""
         with self.stack as stack:
             before()
             with reading(source, stack.address, recipe, batch_size=16) as (sampler, _):
@@ -70,12 +70,12 @@ class Watched:
         assert len(lines) < LINES_MAX, "\n".join(lines)
 
     def tells(self, words, part, also=lambda: True):
-        """Wait until the log has the words, and soon after all others have."""
+        """Wait until the log has the words, and soon after it the metrics and ``superdl top``."""
         until(lambda: words in self.log(), ENOUGH_S)
         until(lambda: self.warns(words, part) and also(), SOON_S)
 
 
-# What a function does in each call, what the log says first, which part of the coordinator says so, and the
+# What the function does in each call, its first log line, the part of the coordinator that logs it, and the
 # outcome that is counted.
 FAULTS_OF_FUNCTIONS = {
     "raise": ("the function raised RuntimeError: as the script says", "server", "raised"),
@@ -102,7 +102,7 @@ def test_a_fault_of_functions_shows_in_metrics_stats_and_top_and_in_few_lines(tm
     script = Script(tmp_path)
     for number in range(1, 200):
         script.at_call(number, does)
-    # Nobody reads here: with an ordinary lease nothing would be requested any more after 15 s.
+    # Without a reader, an ordinary lease would stop all requests after 15 s.
     few = ("--slots", "2", "--request-timeout-s", "0.25", "--request-samples", "4", "--lease-s", "300")
     watched = Watched(capsys, *few, "--function", FUNCTION, **script.environment)
 
@@ -132,7 +132,7 @@ def test_what_lambda_does_shows_in_metrics_and_top_and_in_few_lines(lambda_servi
         until(lambda: lambda_service.refused >= 10 or len(lambda_service.invocations) >= 10, ENOUGH_S)
 
 
-# What befalls the rest of a stack, of whose sampler the job is.
+# Faults of the rest of a stack, given the stack and its sampler.
 
 
 def empty_the_cache(stack, _job):
@@ -176,10 +176,10 @@ def replace_the_store(stack, job):
 
 
 def nothing_more(_stack, _job):
-    """One of the images is none, or the store may not take what is decoded."""
+    """No further fault: one image is invalid, or the store refuses what is decoded."""
 
 
-# What the log says first, and the part of the coordinator that says so.
+# The first log line, and the part of the coordinator that logs it.
 FAULTS = {
     "cache emptied": (empty_the_cache, "the cache was restarted or emptied", "server"),
     "cache restarted": (restart_the_cache, "the cache was restarted or emptied", "server"),
@@ -236,7 +236,7 @@ def test_a_node_of_a_cluster_that_comes_back_empty_shows(images, capsys, valkey_
 @pytest.mark.timeout(180)
 @pytest.mark.slow
 def test_one_of_two_executors_that_does_not_start_shows(lambda_service, valkey, capsys):
-    del lambda_service  # which knows no such function
+    del lambda_service  # it knows no such function
     words = "the executor lambda is left out for now"
     both = ("--executor", "local,lambda", "--slots", "1", "--lambda-function", "nobody")
     watched = Watched(capsys, *both, cache=valkey.url)

@@ -1,4 +1,4 @@
-"""Functions that hang, raise, die, answer twice or are too few, in mid-epoch; each at a given call."""
+"""Functions that hang, raise, die, answer twice or are too few in mid-epoch, each at a given call."""
 
 import psutil
 import pytest
@@ -10,9 +10,9 @@ from tests.fixtures.stack import Stack
 from tests.fixtures.workers import until
 from tests.integration.delivery import reading, train
 
-# Small requests shortly ahead of their use: 150 samples are at least 38 calls, made all through the epoch.
+# Small requests shortly before use: 150 samples take at least 38 calls, spread over the epoch.
 SMALL_STEPS = ("--request-samples", "4", "--lookahead-batches", "4", "--function", FUNCTION)
-TIMEOUT_S = 0.25  # to begin a sample; a function is ended after 2.5 s more
+TIMEOUT_S = 0.25  # to start a sample; a function is killed 2.5 s later
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def script(tmp_path):
 
 @pytest.fixture
 def start(script):
-    """Starts a stack with so many functions, which keep to the script."""
+    """Start a stack with this many functions, which follow the script."""
     started = []
 
     def start(workers):
@@ -36,7 +36,7 @@ def start(script):
         stack.close()
 
 
-# So far apart that no sample meets three of them.
+# Far enough apart that no sample meets three of them.
 FAULTS = {4: "raise", 11: "hang", 18: "die", 25: "answer twice", 32: "answer for another"}
 
 
@@ -46,8 +46,8 @@ def test_the_epoch_goes_on(start, script, images):
     stack = start(2)
     train(stack, images)
     done = script.done()
-    assert done.keys() == FAULTS.keys(), "or this test shows nothing"
-    # What comes soon after is counted as more of the same.
+    assert done.keys() == FAULTS.keys(), "not all faults occurred"
+    # Faults that follow shortly are added to a count instead of logged.
     assert "the function raised RuntimeError: as the script says" in stack.log.read_text()
     ended = [pid for number, pid in done.items() if FAULTS[number] in ("hang", "die")]
     until(lambda: not any(map(psutil.pid_exists, ended)))
@@ -55,7 +55,7 @@ def test_the_epoch_goes_on(start, script, images):
 
 @pytest.mark.slow
 def test_too_few_functions_delay_and_lose_nothing(start, script, images):
-    """One function, which hangs twice: what waits for it longer than a request may is refused a place."""
+    """One function hangs twice. Requests that wait for it beyond their timeout are refused a slot."""
     for number in (1, 2):
         script.at_call(number, "hang")
     stack = start(1)
@@ -71,7 +71,7 @@ REASONS = {
 
 
 def read_all(source, stack, *recipe, **how):
-    """The labels that come, and why others do not."""
+    """The labels delivered, and the errors of the other samples."""
     read, errors = [], []
     with reading(source, stack.address, *recipe, shuffle=False, **how) as (sampler, loader):
         for ref in sampler:
@@ -90,7 +90,7 @@ def read_all(source, stack, *recipe, **how):
     ],
 )
 def test_samples_that_end_every_function_are_named(start, script, images, scenes):
-    """Three attempts, of which a hang takes 2.5 seconds each, then an error; all other samples come."""
+    """Three attempts, 2.5 seconds per hang, then an error. All other samples come."""
     for name, does in scenes.items():
         script.at_sample(name, does)
     stack = start(2)
@@ -116,7 +116,7 @@ def read(array):
 
 @pytest.mark.slow
 def test_a_sample_that_is_decoded_for_ever_is_named_and_its_tombstone_expires(tmp_path):
-    """Three attempts of a second each; all other samples come, and no worker goes on with it."""
+    """Three attempts of one second each. All other samples come, and no worker keeps decoding it."""
     (tmp_path / "stuck_of_faults_test.py").write_text(STUCK)
     texts = tmp_path / "texts"
     texts.mkdir()

@@ -1,4 +1,4 @@
-"""A coordinator that wants tokens: guarded by TLS too, as beyond loopback, and one that two teams share."""
+"""A coordinator that requires tokens: with TLS, as beyond loopback, and shared by two teams."""
 
 import json
 from contextlib import ExitStack
@@ -25,7 +25,7 @@ def guarded(certificates):
 
 @pytest.fixture
 def known(certificates, monkeypatch):
-    """The environment of a client that the coordinator lets in."""
+    """The environment of a client that the coordinator accepts."""
     monkeypatch.setenv("SUPER_TOKEN", TOKEN)
     monkeypatch.setenv("SUPER_COORDINATOR_CA_FILE", certificates.ca_file)
     monkeypatch.setenv("SUPER_COORDINATOR_CERT_FILE", certificates.client.cert_file)
@@ -48,7 +48,7 @@ VISION, SPEECH = "a-token-of-team-vision", "a-token-of-team-speech"
 
 
 def test_two_teams_share_a_coordinator_by_their_tokens(images, expected, tmp_path, monkeypatch, capsys):
-    """How functions are shared out is seen in ``tests/simulation/test_teams.py``."""
+    """``tests/simulation/test_teams.py`` covers how functions are divided."""
     tokens = tmp_path / "tokens"
     tokens.write_text(f"{VISION} team=vision share=3\n{SPEECH} team=speech\n")
     with Stack(arguments=("--slots", "2", "--token-file", str(tokens))) as stack, ExitStack() as jobs:

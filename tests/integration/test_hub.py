@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face Hub give the same samples as a directory, each file in its very version."""
+"""Hugging Face Hub datasets give the same samples as a directory, each file in its pinned version."""
 
 import logging
 
@@ -71,7 +71,7 @@ def test_an_epoch_of_parquet_asks_the_hub_once_for_each_file(hub_server, tmp_pat
     with Stack(environment={"SUPER_FETCH_THREADS": "1"}) as stack:
         delivered = epoch_of(f"{bucket}/data", RECIPE, stack.address, batch_size=8, key_list=key_list)
         assert_exactly_once(delivered, expected_pixels(images, resize=SIDE, crop=SIDE))
-    # By the function; the rest, footers and row groups, is the CDN's.
+    # The function resolves each file once; footers and row groups come from the CDN.
     assert hub_server.counts()["resolve"] - indexed == len(files)
     assert len(hub_server.fetched) > 2 * len(files)
     assert all(commit in line for line in hub_server.asked if "/resolve/" in line)
@@ -91,7 +91,7 @@ def test_files_keep_their_ids_over_commits_and_none_is_taken_for_another(hub_ser
     old, new = ids_of(before), ids_of(after)
     assert [key for key in files if old[key] != new[key]] == ["train/a/2.jpg"]
     place = "train/a/2.jpg", oid_of(LARGE)
-    assert read(before.bucket, *place) == LARGE  # the commit that was listed
+    assert read(before.bucket, *place) == LARGE  # at the listed commit
     for bucket in (after.bucket, HUB):
         outcome, why = failure(bucket, *place)
         assert outcome is Outcome.CHANGED
@@ -105,7 +105,7 @@ def test_files_keep_their_ids_over_commits_and_none_is_taken_for_another(hub_ser
 def test_a_file_that_changes_while_it_is_read_is_no_other_version(hub_server):
     hub_server.commit({"1.jpg": b"one"})
     dataset = Dataset(HUB, hub_server.url, TOKEN)
-    assert dataset.head("1.jpg") == (oid_of(b"one"), 3)  # of a branch, which a function is never given
+    assert dataset.head("1.jpg") == (oid_of(b"one"), 3)  # of a branch, which functions never get
     hub_server.commit({"1.jpg": b"two"})
     with pytest.raises(ObjectError, match="that the Hub announced"):
         dataset.read("1.jpg", version=oid_of(b"one"))
@@ -117,7 +117,7 @@ def test_files_are_read_whole_and_in_spans_at_the_hub_and_at_its_cdn(hub_server,
     bucket = f"{HUB}@{hub_server.commit({key: body})}"
     assert read(bucket, key, oid_of(body)) == body
     assert_spans((bucket, key, oid_of(body)), body)
-    hub_server.signature = "second"  # the addresses that are remembered have come to their end
+    hub_server.signature = "second"  # cached addresses expire
     assert read(bucket, key, oid_of(body)) == body
 
 
@@ -145,7 +145,7 @@ def test_what_a_function_cannot_read_has_an_outcome_and_a_remedy(hub_server, mon
         outcome, why = refused("0.jpg", one)
         assert (outcome, len(hub_server.asked)) == (Outcome.UNAVAILABLE, 3)
         assert str(status) in why
-        hub_server.statuses[:] = [status] * 2  # it passes
+        hub_server.statuses[:] = [status] * 2  # a transient fault
         assert refused("0.jpg", one)[0] is Outcome.MISSING
     hub_server.end_cdn()
     outcome, why = refused("2.jpg", oid_of(LARGE))

@@ -1,4 +1,4 @@
-"""Labels that are arrays or have named fields, from the key list to the trainer's tensors."""
+"""Array labels and labels with named fields, from the key list to the trainer's tensors."""
 
 import json
 
@@ -14,7 +14,7 @@ from tests.integration.delivery import RECIPE, reading
 
 
 def rows_of(images, label_of):
-    """A row for every image, whose name is a number."""
+    """A key-list row for every image; each image's name is a number."""
     paths = sorted(images.glob("*/*.jpg"))
     return [
         {"key": str(path.relative_to(images)), "label": label_of(int(path.stem), path.parent.name)}
@@ -50,12 +50,12 @@ def test_fields_come_as_a_dict_of_tensors(shared_stack, images, tmp_path):
 
 
 def boxes_of(number):
-    """As many boxes as the number says, none too."""
+    """``number % 5`` boxes, so sometimes none."""
     return [[float(number), float(place), 1.0, 2.5] for place in range(number % 5)]
 
 
 def detected(images, path):
-    """A key list of boxes and the names of their classes."""
+    """Write a key list of boxes and the names of their classes."""
     rows = rows_of(
         images,
         lambda number, kind: {
@@ -69,7 +69,7 @@ def detected(images, path):
 
 
 def assert_detected(labels, classes):
-    """See that each sample has its own boxes; the samples' numbers."""
+    """Assert that each sample has its own boxes. Return the samples' numbers."""
     numbers = labels["number"].tolist()
     assert len(labels["boxes"]) == len(labels["kinds"]) == len(numbers)
     for number, boxes, kinds in zip(numbers, labels["boxes"], labels["kinds"], strict=True):
@@ -107,7 +107,7 @@ def test_boxes_go_with_padding_columns_transforms_and_mixes(shared_stack, images
         **how,
     )
     seen = []
-    for rank in range(4):  # 150 samples make 152 for 4 ranks
+    for rank in range(4):  # 150 samples are padded to 152 for 4 ranks
         ranks = {"rank": rank, "num_replicas": 4, "job": "boxes"}
         with SuperSampler(columns, batch_size=16, shuffle=True, **ranks) as sampler:
             for batch in map(columns.__getitem__, sampler):

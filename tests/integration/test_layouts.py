@@ -1,4 +1,4 @@
-"""Every row of the table of layouts in docs/data.md works by its own line, out of a bucket or the Hub."""
+"""Every line in docs/data.md's table of layouts works as printed, from a bucket or the Hub."""
 
 import io
 import json
@@ -110,7 +110,7 @@ def litdata(directory, images):
 
 
 def table_of(images):
-    # Longer than the piece that is read for the footer: this S3 server refuses what begins before an object.
+    # Longer than the footer's first read: this S3 server rejects ranges that start before the object.
     noise = iter(np.random.default_rng(0).integers(2**62, size=(len(images), 1000)).tolist())
     rows = [
         {"image": {"bytes": content, "path": name}, "label": label, "noise": next(noise)}
@@ -140,7 +140,7 @@ MAKERS = {
 }
 
 
-@pytest.mark.slow  # a loader for each row
+@pytest.mark.slow  # one loader per row
 def test_the_line_of_every_row_loads_all_images_with_their_labels(
     object_store, hub_server, tmp_path, monkeypatch
 ):
@@ -151,7 +151,7 @@ def test_the_line_of_every_row_loads_all_images_with_their_labels(
         for path in sorted(photos.glob("*/*.jpg"), key=lambda path: path.name)
     }
     expected = expected_pixels(photos, resize=SIDE, crop=SIDE)
-    # All of them before the server lists, which remembers what it saw.
+    # Write all layouts before the first listing: the server caches listings.
     for number, row in enumerate(ROWS):
         MAKERS[row["layout"]](object_store.directory / "bucket" / str(number) / "train", images)
     hub_server.commit({"data/train-00000.parquet": table_of(images)})

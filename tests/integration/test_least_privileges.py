@@ -1,6 +1,6 @@
-"""The users of docs/reference.md, made as the page says: what each of them may not do in a real Valkey.
+"""The users of docs/reference.md, created as the page says: what a real Valkey forbids each of them.
 
-What they may do is seen by whole epochs, in ``test_networks.py`` and ``test_on_lambda.py``.
+``test_networks.py`` and ``test_on_lambda.py`` cover what they may do, in whole epochs.
 """
 
 import re
@@ -23,7 +23,7 @@ RECORD = RECORD_PREFIX.decode() + "0" * 32
 REPORTS = REPORT_PREFIX.decode() + "job"
 LOCK, GOLDEN = LOCK_KEY.decode(), FINGERPRINT_KEY.decode()
 
-# One after the other, by semicolons. What nobody needs: other people's keys, all at once, the server, code.
+# Commands that no user needs, separated by semicolons: other keys, bulk access, server, code.
 NOBODYS = f"""
 GET other; SET other 1; XADD other * a b; DEL other; GET super
 KEYS *; FLUSHALL; FLUSHDB; SWAPDB 0 1; RANDOMKEY; SHUTDOWN NOSAVE; SAVE; MONITOR
@@ -51,7 +51,7 @@ FORBIDDEN = {
 
 @pytest.fixture(scope="module")
 def server():
-    """A server that only knows the page's users, with something of each kind in it."""
+    """A server with only the page's users, and one key of each kind."""
     with Valkey() as running:
         with running.client() as client:
             for line in re.findall(r"^ACL SETUSER super-.*$", PAGE, re.MULTILINE):
@@ -98,7 +98,7 @@ def test_nobody_comes_in_without_the_right_password(server):
 def test_once_the_page_was_followed_the_default_user_may_do_nothing(server):
     path = f"{server.directory}/redis.sock"
     for password in (None, "", "SECRET"):
-        at_once = Retry(NoBackoff(), 0)  # redis-py tries a refused login again and again
+        at_once = Retry(NoBackoff(), 0)  # redis-py would retry a refused login
         with redis.Redis(unix_socket_path=path, password=password, retry=at_once) as client:
             for command in ("GET " + RECORD, "PING", "FLUSHALL", "ACL SETUSER default on"):
                 with pytest.raises(redis.exceptions.RedisError, match="uthenticat|WRONGPASS|invalid"):

@@ -1,4 +1,4 @@
-"""SUPER inside Lightning's Trainer: docs/frameworks.md as it stands, what it refuses, and going on."""
+"""SUPER in Lightning's Trainer: docs/frameworks.md verbatim, refused misuse, and resuming."""
 
 import json
 import sys
@@ -26,8 +26,8 @@ PROGRAM = str(Path(lightning_training.__file__))
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata 0.11 calls it
-    # Lightning 2.6 asks it:
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # called by torchdata 0.11
+    # Triggered by Lightning 2.6:
     pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes"),
 ]
@@ -40,10 +40,10 @@ def expected(shared_stack, images):
 
 @pytest.fixture(autouse=True)
 def ready(shared_stack, monkeypatch, tmp_path):
-    """The page's Trainer has no more arguments than it needs; the test's own come from the environment."""
+    """The page's Trainer takes only the arguments it needs. Tests set theirs in the environment."""
     monkeypatch.setenv("SUPER_COORDINATOR", shared_stack.address)
-    # When it ends, Lightning puts all signals back as it found them, and torch sets its own, for workers that
-    # die, once in a process: later tests want it.
+    # Lightning restores all signal handlers when it ends, but torch installs its SIGCHLD handler once per
+    # process. Install it first, for later tests.
     signal_handling._set_SIGCHLD_handler()
     for name in ("LOGGER", "ENABLE_CHECKPOINTING", "ENABLE_PROGRESS_BAR", "ENABLE_MODEL_SUMMARY"):
         monkeypatch.setenv(f"PL_TRAINER_{name}", "False")
@@ -52,7 +52,7 @@ def ready(shared_stack, monkeypatch, tmp_path):
 
 
 def page(images, model, data="Images", kind=None):
-    """The page's code, with a model, and maybe another of its data modules and another loader in it."""
+    """The page's code with this model, and optionally another of its data modules or another loader."""
     names = code_of("Lightning", images.as_uri())
     names |= {"Classifier": lambda: model, "Images": names[data]}
     names |= {} if kind is None else {"StatefulDataLoader": kind}
@@ -77,9 +77,7 @@ def test_a_checkpoint_is_gone_on_with(images, expected, tmp_path, data, taken):
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_an_epochs_checkpoint_is_gone_on_with(images, expected, tmp_path, monkeypatch):
-    monkeypatch.setenv(
-        "PL_TRAINER_ENABLE_CHECKPOINTING", "True"
-    )  # at the end of each epoch, unless told otherwise
+    monkeypatch.setenv("PL_TRAINER_ENABLE_CHECKPOINTING", "True")  # at the end of each epoch, by default
     with pytest.raises(Stopped):
         page(images, Classifier(BATCHES + 1))()
     then = Classifier()
@@ -88,7 +86,7 @@ def test_an_epochs_checkpoint_is_gone_on_with(images, expected, tmp_path, monkey
 
 
 def test_sanity_checks_limits_and_validation_leave_epochs_as_they_are(images, expected):
-    """With workers that last, and a loader for validation of each kind."""
+    """With persistent workers, and a validation loader of each kind."""
     model = Validated()
     loaders = data_loader(images.as_uri()), super_loader(images.as_uri())
     pl.Trainer(max_epochs=3, limit_train_batches=4).fit(model, loaders[0], loaders[1])
@@ -104,7 +102,7 @@ def test_workers_go_on_with_an_epochs_checkpoint(images, expected, tmp_path, kin
 
 
 def saved_after_an_epoch(images, directory):
-    """A checkpoint of where ModelCheckpoint, too, saves one."""
+    """A checkpoint taken where ModelCheckpoint also saves one."""
     with pytest.raises(Stopped):
         page(images, Classifier(BATCHES, whole_epoch=True), "ImagesByWorkers")()
     return str(directory / "stopped.ckpt")
@@ -122,7 +120,7 @@ def test_overfit_batches_is_refused(images):
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "how"), [("ddp", "page"), ("ddp", "workers"), ("ddp_spawn", "threads")])
 def test_two_ranks_train_on_what_a_plain_loop_gets(images, expected, temporary, tmp_path, strategy, how):
-    """With a DataLoader too, although the Trainer is not told to leave its sampler alone."""
+    """Also with a DataLoader, although the Trainer is not told to keep its sampler."""
     assert run(temporary, images, tmp_path, strategy=strategy, how=how) == ""
     assert together(tmp_path, 2) == list(chain.from_iterable(expected))
 
@@ -146,7 +144,7 @@ def test_a_loader_made_before_the_ranks_are_there_is_refused(images, temporary, 
 
 
 def run(temporary, images, out, *, strategy="ddp", how="page", **more):
-    """Two ranks that Lightning starts, through the embedded default."""
+    """Run two ranks started by Lightning, through the embedded default."""
     out.mkdir(exist_ok=True)
     settings = {"DEVICES": "2", "STRATEGY": strategy, "DEFAULT_ROOT_DIR": str(out)}
     arguments = json.dumps({"source": images.as_uri(), "out": str(out), "ranks": 2, "how": how} | more)

@@ -1,4 +1,4 @@
-"""Images with masks, as key lists name them: aligned dicts of the same bytes, wherever the parts lie."""
+"""Images with masks from key lists: aligned dicts of identical bytes, wherever the parts are stored."""
 
 import json
 import tarfile
@@ -32,7 +32,7 @@ CROPS = [
 
 @pytest.fixture
 def scenes(tmp_path):
-    """Images whose red is their mask's class, so that whoever moves the one without the other is seen."""
+    """Images whose red channel equals the mask's class, which reveals any misalignment."""
     rng = np.random.default_rng(5)
     palette = rng.integers(0, 256, 768, dtype=np.uint8).tolist()
     directory = tmp_path / "scenes"
@@ -49,7 +49,7 @@ def scenes(tmp_path):
 
 
 def loose(scenes, extension):
-    """A key list of images and masks that are objects."""
+    """Write a key list of images and masks that are separate objects."""
     rows = [
         {"key": f"images/{number:02d}.png", "label": number, "mask.key": f"masks/{number:02d}.png"}
         for number in range(COUNT)
@@ -58,7 +58,7 @@ def loose(scenes, extension):
 
 
 def tarred(scenes, *, apart=False):
-    """A tar of pairs side by side, or one of images and one of masks; and the key list of them."""
+    """Write tars of image-mask pairs, or one tar of images and one of masks. Return their key list too."""
     directory, rows = scenes.parent / "tars", []
     directory.mkdir()
     files = [directory / "a.tar", directory / ("b.tar" if apart else "a.tar")]
@@ -82,7 +82,7 @@ def tarred(scenes, *, apart=False):
 
 
 def expected(scenes, number):
-    """A sample as torchvision would make it, by Pillow alone."""
+    """The sample that torchvision would make, computed with Pillow alone."""
     found = {}
     for name, folder in (("image", "images"), ("mask", "masks")):
         image = Image.open(scenes / folder / f"{number:02d}.png")
@@ -96,7 +96,7 @@ def expected(scenes, number):
 
 
 def assert_batches(batches, scenes):
-    """See that an epoch has every sample once, with these pixels."""
+    """Assert that an epoch has every sample once, with the expected pixels."""
     seen = []
     for images, labels in batches:
         assert list(images) == ["image", "mask"]

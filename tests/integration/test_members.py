@@ -1,4 +1,4 @@
-"""Whole epochs over tar files, where they are: the same pixels and labels, by few GETs, once."""
+"""Whole epochs over tar files in place: the same pixels and labels, each once, with few GETs."""
 
 import json
 import tarfile
@@ -13,7 +13,7 @@ from tests.integration.delivery import assert_exactly_once, collect, reading, se
 
 @pytest.fixture
 def shards(images, tmp_path):
-    """Two tar files that share all images, and a key list of their members."""
+    """Two tar files that together hold all images, and a key list of their members."""
     directory = tmp_path / "shards"
     directory.mkdir()
     files, rows = sorted(images.glob("*/*.jpg")), []
@@ -60,7 +60,7 @@ def test_tar_files_are_read_where_they_are_and_come_back_out_of_the_store(
 
 @pytest.fixture
 def in_a_bucket(shards, object_store):
-    """The shards' directory in a bucket, and their key list."""
+    """The shards moved into a bucket, and their key list."""
     directory, key_list = shards
     (object_store.directory / "shards").mkdir()
     return directory.rename(object_store.directory / "shards" / "train"), key_list
@@ -92,7 +92,7 @@ def test_functions_keep_blocks_of_shards_while_their_coordinator_runs(expected, 
         with reading("s3://shards/train", stack.address, key_list=key_list) as (sampler, loader):
             assert_exactly_once(collect(loader), expected)
             stats = settled_stats(sampler)
-        assert len(list(state.glob("shards/*/*-0"))) == 2  # a block for each
+        assert len(list(state.glob("shards/*/*-0"))) == 2  # one block per shard
         assert 0 < stats.source_requests < len(loader)
     assert not list(state.glob("shards/*"))
 

@@ -1,5 +1,5 @@
-"""Several executors at once: the next one has the overflow and the failures of the one before, and every
-sample comes once, with the same bytes, whoever made it.
+"""Several executors at once: each takes the overflow and failures of the one before, and every sample comes
+once with the same bytes, whichever executor made it.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ SAMPLES = 150
 
 @pytest.fixture
 def made(lambda_service, photos, valkey):
-    """Makes a coordinator with some executors."""
+    """Start a coordinator with the given executors."""
     lambda_service.concurrency = 2
     stacks = []
 
@@ -37,7 +37,7 @@ def made(lambda_service, photos, valkey):
 
 
 def fared_in_training(stack, images, source=SOURCE, **disturbed):
-    """An epoch; every sample comes once, with its pixels. How the executors fare in the end, by name."""
+    """Train, asserting that every sample comes once. Return the executors' final statistics by name."""
     train(stack, images, source, **disturbed)
     with contextlib.redirect_stdout(io.StringIO()) as told:
         assert main(["stats", "--json", "--coordinator", stack.address]) == 0
@@ -86,7 +86,7 @@ def test_one_that_does_not_start_is_left_out_and_tried_again(made, images, lambd
 
 @pytest.mark.slow
 def test_functions_that_cannot_read_the_source_are_not_asked_for_it(made, images, lambda_service, caplog):
-    """They see no files; and then they may not read the bucket."""
+    """Lambda functions see no local files; in the second epoch they may not read the bucket."""
     lambda_service.deploy(environment={"AWS_SECRET_ACCESS_KEY": "another"})
     stack = made("lambda,local")
     assert fared_in_training(stack, images, images.as_uri())["lambda"]["requests"] == 0

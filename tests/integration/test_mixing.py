@@ -1,4 +1,4 @@
-"""Mixes of datasets with recipes of their own: batches, ranks, resuming, loaders, concatenations."""
+"""Mixes of datasets with different recipes: batches, ranks, resuming, loaders, concatenation."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from superdl.super_wire.errors import ConfigError, UsageError
 from tests.fixtures.images import SIDE, expected_pixels
 from tests.integration.delivery import collect, pixels_of
 
-pytestmark = pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")  # torchdata 0.11 calls it
+pytestmark = pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")  # called by torchdata 0.11
 
 SIZE = 150
 LARGE = SIDE + 8
 
 
 class Photos:
-    """The images by two recipes, which give other pixels of one shape, and what each pixels are."""
+    """The images by two recipes whose pixels differ but not their shape, and the expected pixels of each."""
 
     def __init__(self, stack, images):
         self.a, self.b = (
@@ -196,7 +196,7 @@ def test_batches_of_one_dataset_each_in_an_epoch_of_any_size(photos, ranks):
         counts = []
         for together in zip(*loaders, strict=True):
             by_rank = [[sum(of.values()) for of in photos.by_dataset(batch)] for batch in together]
-            assert len({size.index(0) for size in by_rank}) == 1, "all ranks read of one dataset"
+            assert len({size.index(0) for size in by_rank}) == 1, "ranks read different datasets"
             counts.append([sum(sizes) for sizes in zip(*by_rank, strict=True)])
     assert [sum(of) for of in zip(*counts, strict=True)] == list(samplers[0].counts) == [12 * 12, 4 * 12]
     assert {sum(sizes) for sizes in counts} == {12}

@@ -1,4 +1,4 @@
-"""Money, whole: what a run costs is told, and a cap ends production with an error that names it."""
+"""Spending end to end: the cost of a run is reported, and a cap stops production with an error naming it."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from tests.integration.delivery import collect, reading
 
 @contextlib.contextmanager
 def billed(temporary, *arguments):
-    """A stack whose functions cost one dollar an invocation."""
+    """A stack whose functions cost one dollar per invocation."""
     prices = temporary / "prices.toml"
     prices.write_text("[local]\ninvocation = 1.0\n")
     with Stack(arguments=("--slots", "2", "--prices", str(prices), *arguments)) as running:
@@ -32,7 +32,7 @@ def test_jobs_that_share_split_the_bill(temporary, images):
             collect(loader)
 
         def all_are_answered():
-            """Reports are read a moment later, and a request that lost a race is answered later still."""
+            """Read reports arrive with a delay, and the answer of a request that lost a race even later."""
             each = [sampler.job_stats() for sampler in samplers]
             return all(one.batches_read == 15 and not one.total_requests_in_flight for one in each)
 
@@ -40,9 +40,9 @@ def test_jobs_that_share_split_the_bill(temporary, images):
         shares = [sampler.job_stats() for sampler in samplers]
     calls = sum(one.invocations for one in shares)
     assert calls == sum(one.usd for one in shares) == shares[0].total_usd
-    assert all(one.functions_usd == one.usd for one in shares), "nothing else has a price here"
-    assert sum(one.samples_produced for one in shares) == 150, "once for both"
-    assert shares[1].usd == pytest.approx(calls / 2, rel=0.2), "both have read all of it"
+    assert all(one.functions_usd == one.usd for one in shares), "only functions have a price here"
+    assert sum(one.samples_produced for one in shares) == 150, "samples were produced per job, not shared"
+    assert shares[1].usd == pytest.approx(calls / 2, rel=0.2), "the bill was not split in half"
     assert all(one.gb_s > 0 for one in shares if one.invocations)
 
 
@@ -60,12 +60,12 @@ def test_at_the_hard_cap_batches_fail_with_its_name_over_restarts_too(temporary,
                 told = sampler.job_stats()
                 assert 0 < told.total_usd <= 3
                 assert told.spending == "stopped"
-                # What is paid for can be read all the while: the job's first batch is in the cache.
+                # Paid samples stay readable: the job's first batch is in the cache.
                 sampler.set_epoch(0)
                 assert next(iter(loader))[1].shape == (10,)
         for ending in (stack.kill_coordinator, stack.close_coordinator):
             with stack.valkey.client() as client:
-                # Written within a second.
+                # Spending is saved within a second.
                 until(lambda: json.loads(client.get(SPENT_KEY) or '{"usd": 0}')["usd"] == told.total_usd)
                 assert not ending()
                 if records := client.keys("super:r1:*"):

@@ -1,8 +1,8 @@
-"""A whole SUPER over a Redis Cluster, by TLS too, with a user for each side. A server by TLS alone:
-``test_stack_settings.py``.
+"""A complete SUPER over a Redis Cluster, also with TLS and one user per side. ``test_stack_settings.py`` has
+a single TLS server.
 
-Each epoch delivers every sample once, with its pixels: while slots move, while a node dies, and where the
-data is larger than the cache.
+Each epoch delivers every sample once with its pixels: while slots move, while a node dies, and with more data
+than the cache can hold.
 """
 
 from functools import partial
@@ -24,14 +24,14 @@ LARGE = 128
 
 
 def let_in(server, user, commands, *keys):
-    """A user with the password ``word`` that may do what is named."""
+    """Create a user with the password ``word`` and the given rights."""
     rights = [f"+{command}" for command in commands.split()]
     with server.client() as client:
         client.execute_command("ACL", "SETUSER", user, "on", ">word", *(f"~{key}" for key in keys), *rights)
 
 
 def let_only_two_in(server):
-    """A user for the coordinator and its local functions, one for readers, and nobody else."""
+    """Create a user for the coordinator and its local functions, and one for readers. Lock out all others."""
     let_in(server, "coordinator", f"{COORDINATOR} {FUNCTION}", "super:*")
     let_in(server, "reader", READER, "super:r1:*", "super:n1:*")
     with server.client() as client:
@@ -67,14 +67,14 @@ def records_in(cluster):
 
 
 def figures(node):
-    """A node's used memory in bytes, and how often it has refused a command for want of memory."""
+    """A node's used memory in bytes, and how many commands it refused for lack of memory."""
     with node.client() as client:
         refused = client.info("errorstats").get("errorstat_OOM", {"count": 0})["count"]
         return client.info("memory")["used_memory"], refused
 
 
 def swap_some_slots(cluster):
-    """Hand ten slots that hold records from the first node to the second, and ten back: both are full."""
+    """Move ten slots with records from the first node to the second, and ten back. Both nodes are full."""
     slots = []
     for node in cluster.nodes[:2]:
         with node.client() as client:
@@ -86,7 +86,7 @@ def swap_some_slots(cluster):
 
 
 def wait_for_one_epoch(cluster):
-    """A node that does not know yet who took slots last may claim its next ones in vain, and lose them."""
+    """A node with a stale epoch may fail to claim its next slots, and lose them: wait until all agree."""
     until(lambda: len({epoch_of(node) for node in cluster.nodes}) == 1, READY_TIMEOUT_S)
 
 
@@ -118,6 +118,6 @@ def test_a_cluster_smaller_than_the_data_while_it_changes(large_images, fault):
         train(stack, large_images, disturb=steps, batch_size=8, workers=2, side=LARGE)
         assert 100 < records_in(cluster) < 400
         refused = sum(refused for _, refused in map(figures, cluster.nodes))
-        # An emptied node looks like room for all until the next look at the full ones, a second later: what
-        # they refuse meanwhile is made again.
+        # An emptied node looks like room for everything until the full ones are checked again, a second
+        # later. What they refuse meanwhile is produced again.
         assert refused <= (0 if fault is swap_some_slots else 32)

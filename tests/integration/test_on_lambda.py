@@ -1,6 +1,6 @@
 """Whole epochs with functions on Lambda: every sample comes once, whatever happens to the functions.
 
-What does not fit together is told to whoever makes the sampler, before training waits.
+Mismatched versions and settings are reported when the sampler is created, before training waits.
 """
 
 import json
@@ -26,9 +26,9 @@ from tests.integration.delivery import reading, train
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = "s3://photos/train"
 SMALL_STEPS = ("--request-samples", "4", "--lookahead-batches", "4")
-CONCURRENCY = 2  # as many processes as this machine likes
+CONCURRENCY = 2  # as many processes as this machine can take
 
-# The real function, but for one invocation that finds the file, which hangs.
+# The real function, except that the one invocation that finds the file hangs.
 HANGING = """
 import os, time
 from superdl.lambda_prefetch.handler import handler as real
@@ -40,7 +40,7 @@ def handler(event, context):
     time.sleep(600)
 """
 
-# The real function, as another version of SUPER.
+# The real function, posing as another version of SUPER.
 OTHER_VERSION = """
 import superdl.lambda_prefetch.handler as real
 real.installed_version = lambda: "9.9.9"
@@ -59,7 +59,7 @@ def stack(lambda_service, photos, valkey):
 
 
 def prefetches(service):
-    """How many requests functions were invoked with."""
+    """How many invocations carried a request."""
     return sum(b"super_request" in invocation.event for invocation in service.invocations)
 
 
@@ -82,10 +82,10 @@ def test_an_epoch_on_lambda_that_throttles_and_fails(stack, images, lambda_servi
     assert "is throttled (ConcurrentInvocationLimitExceeded): lower lambda_concurrency" in log
     assert "crashed (Runtime.ExitError" in log
     assert stats.retries > 0
-    assert stats.samples_produced >= 140  # what the crashed one had pushed may be read without its answer
-    assert 150 / 4 <= stats.invocations <= prefetches(lambda_service)  # some try a source, or go ahead
+    assert stats.samples_produced >= 140  # samples from the crashed one may be read without its answer
+    assert 150 / 4 <= stats.invocations <= prefetches(lambda_service)  # some probe a source, or race ahead
     assert stats.gb_s > 0
-    assert stats.concurrency < stats.capacity == 100  # throttling lowered it
+    assert stats.concurrency < stats.capacity == 100  # reduced by throttling
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_each_side_needs_no_more_rights_than_the_page_says(
 
 @pytest.fixture
 def embedded(lambda_service, photos, valkey, temporary, monkeypatch):
-    """The embedded default with functions on Lambda."""
+    """The embedded default, with functions on Lambda."""
     lambda_service.concurrency = CONCURRENCY
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     monkeypatch.setenv("TMPDIR", str(temporary))
@@ -236,4 +236,4 @@ def test_a_training_run(embedded, object_store, tmp_path):
     assert lines["functions"] > 0
     assert lines["cache"] > lines["coordinator"] > 0
     assert lines["GETs"] == pytest.approx(4e-7 * sum(job["source_requests"] for job in used))
-    assert report["bill"]["usd"] == pytest.approx(sum(job["usd"] for job in used)), "each thing once"
+    assert report["bill"]["usd"] == pytest.approx(sum(job["usd"] for job in used)), "double billing"

@@ -1,4 +1,4 @@
-"""Workers that a Ray cluster places and starts again: an epoch is exact though a node dies in its middle."""
+"""Workers placed and restarted by a Ray cluster: an epoch stays exact though a node dies midway."""
 
 import signal
 import subprocess
@@ -20,12 +20,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 RECIPE = Recipe.image(resize=SIDE, crop=SIDE)
 BATCH = 4
-WAIT_S = 120.0  # Ray restarts a lost actor when it gets to it
+WAIT_S = 120.0  # Ray may restart a lost actor late
 
 
 @pytest.fixture
 def stack(valkey):
-    """A coordinator whose functions are workers that see its files, over TCP as nodes would have to."""
+    """A coordinator whose functions are workers that see its files, over TCP as between nodes."""
     arguments = ("--executor", "workers", "--shared-files", "--request-samples", "4")
     stack = Stack(cache=valkey.url, arguments=arguments, tcp=True)
     yield stack
@@ -33,7 +33,7 @@ def stack(valkey):
 
 
 def placed(address, stack, log, count=2):
-    """``superdl worker --ray``."""
+    """Run ``superdl worker --ray``."""
     command = [sys.executable, "-P", "-m", "superdl.main", "worker", "--coordinator", stack.address]
     with log.open("wb") as output:
         return subprocess.Popen([*command, "--ray", address, "--num", str(count)], stderr=output)
@@ -54,7 +54,7 @@ def test_a_node_that_is_killed_in_mid_epoch_costs_no_sample(ray_cluster, stack, 
             loader = iter(DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=2))
             delivered = collect(islice(loader, 5))
             ray_cluster.kill(nodes[0])
-            ray_cluster.add(cpus=1)  # where Ray starts the lost worker again
+            ray_cluster.add(cpus=1)  # Ray restarts the lost worker here
             delivered += collect(loader)
         assert_exactly_once(delivered, expected_pixels(images, resize=SIDE, crop=SIDE))
         until(lambda: stack.log.read_text().count("connected with 1 slots") >= 3)
@@ -68,7 +68,7 @@ def test_a_node_that_is_killed_in_mid_epoch_costs_no_sample(ray_cluster, stack, 
 
 @pytest.mark.parametrize(("address", "code"), [("127.0.0.1:{port}", 2), ("{cluster}", 1)])
 def test_what_is_wrong_is_named(ray_cluster, stack, tmp_path, address, code):
-    """A cluster that is not there; a coordinator that takes no workers."""
+    """No cluster at the address, or a coordinator that does not use workers."""
     ray_cluster.add(cpus=1)
     stack.arguments = ("--executor", "local")
     stack.start()
@@ -82,7 +82,7 @@ def test_what_is_wrong_is_named(ray_cluster, stack, tmp_path, address, code):
 
 
 def until(condition):
-    """Wait, bounded, for what other processes do."""
+    """Wait for another process, up to a bound."""
     deadline_s = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < deadline_s

@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a real coordinator, and its rules fire while functions are throttled."""
+"""A real Prometheus scrapes a real coordinator, and its alerts fire while functions are throttled."""
 
 import json
 import re
@@ -27,11 +27,11 @@ scrape_configs:
 
 
 class Prometheus:
-    """Prometheus itself on loopback, with the rules of a minute brought down to seconds."""
+    """A Prometheus on loopback, whose alert rules are shortened from minutes to seconds."""
 
     def __init__(self, directory):
         self._address, self.metrics = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-        # A minute stands for two seconds, and what lasts need not last.
+        # Shorten ranges of minutes to 6 s, and drop the durations that alerts must last.
         rules = re.sub(r"\[\d+m\]", "[6s]", ALERTS.read_text(encoding="utf-8"))
         (directory / "alerts.yaml").write_text(re.sub(r"for: \d+m", "for: 0s", rules))
         (directory / "prometheus.yml").write_text(CONFIGURATION.format(metrics=self.metrics))
@@ -42,7 +42,7 @@ class Prometheus:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
 
     def ask(self, expr):
-        """The samples of an expression now; none before Prometheus answers."""
+        """The samples of an expression now; none until Prometheus answers."""
         query = urllib.parse.urlencode({"query": expr})
         try:
             with urllib.request.urlopen(f"http://{self._address}/api/v1/query?{query}", timeout=10) as answer:
@@ -55,11 +55,11 @@ class Prometheus:
         return list(told["data"]["result"])
 
     def until(self, expr):
-        """Ask until there is an answer, within a bounded time."""
+        """Query until there is a result, up to a bound."""
         end = time.monotonic() + ENOUGH_S
         while not (found := self.ask(expr)):
             assert time.monotonic() < end, f"{expr} is still empty:\n{self.log.read_text()[-2000:]}"
-            time.sleep(0.1)  # it has no call that waits
+            time.sleep(0.1)  # Prometheus has no blocking query
         return found
 
 
@@ -96,7 +96,7 @@ def test_throttled_functions_are_seen_by_prometheus_and_fire_its_rules(
             assert not prometheus.ask(fired % calm)
         (read,) = prometheus.ask("sum(max_over_time(super_samples_read_total[5m]))")
         told = [json.loads(line) for line in stack.log.read_text().splitlines()]
-        assert len(told) < 20  # of some 25 s
+        assert len(told) < 20  # over some 25 s
         assert any(one.get("executor") == "lambda" and "lambda throttled: " in one["message"] for one in told)
         assert [one["job"] for one in told if "opened" in one["message"]]
         assert int(read["value"][1]) >= 100  # the rest came after the last scrape of an open job

@@ -1,4 +1,4 @@
-"""A run that was stopped anywhere goes on exactly: the same batches, in the same order, none twice."""
+"""A run stopped anywhere resumes exactly: the same batches in the same order, none twice."""
 
 import gc
 import random
@@ -16,15 +16,15 @@ from tests.integration.delivery import assert_exactly_once, collect
 from tests.integration.resuming import BATCH_SIZE, BATCHES, run_of
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata 0.11 calls it
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # called by torchdata 0.11
     pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes"),
 ]
 
 LEGS = 4
 EPOCHS = 2 * LEGS + 1
 
-# Four workers ask for eight batches ahead. What the state of a sampler says after any batch is tested in
-# tests/sampler/test_iterating.py.
+# Four workers prefetch eight batches. tests/sampler/test_iterating.py covers the sampler's state after each
+# batch.
 LOADERS = [
     pytest.param("plain", 0, {}, id="plain"),
     pytest.param("plain", 2, {}, id="plain, workers"),
@@ -39,7 +39,7 @@ LOADERS = [
 
 @pytest.fixture(scope="module")
 def epochs(shared_stack, images, expected):
-    """The epochs of a run that nobody stopped."""
+    """The epochs of an uninterrupted run."""
     with run_of(shared_stack, images) as run:
         whole = [collect(run.loader) for _ in range(EPOCHS)]
     for delivered in whole:
@@ -52,8 +52,8 @@ def epochs(shared_stack, images, expected):
 def test_a_run_goes_on_wherever_the_one_before_was_stopped(
     shared_stack, images, epochs, kind, workers, options, seed
 ):
-    """Runs stop after any batch, at the last one of an epoch, or after the epoch; some abandon an epoch for
-    the next. Each is made of the state of the one before, which some take up twice.
+    """Stop runs after any batch, at the last one of an epoch, or after it; some abandon an epoch for the
+    next. Each starts from the state of the one before, which some load twice.
     """
     chance = random.Random(f"{kind} {workers} {seed}")
     state = None
@@ -63,7 +63,7 @@ def test_a_run_goes_on_wherever_the_one_before_was_stopped(
             with run_of(shared_stack, images, state, kind=kind, workers=workers, options=options) as run:
                 at = epoch, batch
                 for iteration in range(chance.choice([1, 1, 2])):
-                    if iteration and at[1]:  # the epoch is abandoned
+                    if iteration and at[1]:  # abandon the epoch
                         at = (at[0] + 1, 0)
                     if kind == "plain":
                         run.sampler.set_epoch(at[0])  # as a loop over epochs does
@@ -76,7 +76,7 @@ def test_a_run_goes_on_wherever_the_one_before_was_stopped(
         state, (epoch, batch) = saved, at
 
 
-@pytest.mark.filterwarnings("ignore:Exception ignored in.*DataLoaderIter.__del__")  # of one half made
+@pytest.mark.filterwarnings("ignore:Exception ignored in.*DataLoaderIter.__del__")  # of a half-built one
 @pytest.mark.parametrize(("then", "now"), [(0, 2), (2, 0), (1, 2)])
 def test_another_number_of_workers_is_refused_by_the_loader_and_taken_by_the_sampler(
     shared_stack, images, epochs, then, now
@@ -89,7 +89,7 @@ def test_another_number_of_workers_is_refused_by_the_loader_and_taken_by_the_sam
         run_of(shared_stack, images, state, kind="stateful", workers=now) as run,
     ):
         next(iter(run.loader))
-    gc.collect()  # the half-made iterator, whose end warns, in this test and not in another
+    gc.collect()  # collect the partly built iterator here: its end warns
     with run_of(shared_stack, images, kind="stateful", workers=now) as run:
         run.sampler.load_state_dict(state)
         assert first + collect(run.loader) == epochs[0]
@@ -104,9 +104,9 @@ def test_out_of_order_every_sample_comes_once(shared_stack, images, expected):
         assert_exactly_once(before + collect(run.loader), expected)
 
 
-# ----------------------------------- what was loaded or reopened is told early: its batches are on their way
+# --------------------------------- a loaded or reopened state is announced early: its batches are prefetched
 
-# Each epoch has samples of its own, so that what is in the cache tells which epochs were asked for.
+# Each epoch has its own samples, so the cache's contents tell which epochs were requested.
 RANDOM = Recipe([{"op": "random_resized_crop", "size": SIDE}], augment_seed=0)
 
 
@@ -151,4 +151,4 @@ def test_a_restarted_coordinator_looks_ahead_from_where_its_ranks_are(restarted_
         start_anew(restarted_stack)
         assert len(list(iterator)) == len(now) - 2
         assert cached(restarted_stack, now[2:]) == sum(map(len, now[2:]))
-        assert cached(restarted_stack, first) == 0, "nobody will read the first epoch again"
+        assert cached(restarted_stack, first) == 0, "produced an epoch that nobody will read"

@@ -1,6 +1,6 @@
-"""Training scripts that were written for ImageFolder and DataLoader, as theirs use a dataset and a loader.
+"""Training scripts written for ImageFolder and DataLoader, using a SUPER dataset and loader instead.
 
-What they say of datasets and loaders stands here as there; each comment names where.
+Their lines on datasets and loaders are kept; each comment names their place in the original.
 """
 
 import os
@@ -24,7 +24,7 @@ BATCH = 16
 
 
 def as_image_folder(dataset, images, below):
-    """All that scripts read of a torchvision ImageFolder, of ``images`` at the place ``below``."""
+    """Check all that scripts read of a torchvision ImageFolder, for ``images`` stored at ``below``."""
     files = sorted(images.glob("*/*.jpg"), key=lambda path: str(path.relative_to(images)).encode())
     assert len(dataset) == len(files) == 150
     assert list(dataset.classes) == list(CLASSES)
@@ -33,7 +33,7 @@ def as_image_folder(dataset, images, below):
     assert list(dataset.samples) == expected
     paths, labels = zip(*dataset.samples, strict=True)
     assert paths[0] == expected[0][0]
-    # Class weights, stratified splits:
+    # Class weights and stratified splits:
     assert list(dataset.targets) == list(labels)
     counts = Counter(labels)
     assert np.bincount(dataset.targets).tolist() == [counts[label] for label in range(4)]
@@ -71,7 +71,7 @@ def test_labels_of_a_key_list_are_targets(here, images, tmp_path):
 
 
 def test_what_is_known_goes_into_workers(here, images):
-    """A transform there may look up classes and samples; nobody asks a coordinator for them."""
+    """Transforms in workers may look up classes and samples, without asking a coordinator."""
     dataset = SuperDataset(images, RECIPE, return_info=True)
     first = dataset.samples[0]
     sampler = SuperSampler(dataset, batch_size=BATCH, shuffle=False)
@@ -80,12 +80,12 @@ def test_what_is_known_goes_into_workers(here, images):
         loader = DataLoader(
             looking, sampler=sampler, batch_size=None, num_workers=1, multiprocessing_context=context
         )
-        assert next(iter(loader)) == [[*first], 150]  # the DataLoader makes lists of tuples
+        assert next(iter(loader)) == [[*first], 150]  # the DataLoader turns tuples into lists
     sampler.close()
 
 
 class Looking:
-    """A user's dataset around ours."""
+    """A user's dataset that wraps ours."""
 
     def __init__(self, dataset):
         self.dataset = dataset
@@ -97,7 +97,7 @@ class Looking:
 
 def test_the_loop_of_pytorch_examples_imagenet(here, images):
     train_dataset, val_dataset = SuperDataset(images, RECIPE), SuperDataset(images, RECIPE)
-    train_sampler = val_sampler = None  # main_worker(), not distributed
+    train_sampler = val_sampler = None  # main_worker() when not distributed
     train_loader = SuperLoader(
         train_dataset,
         batch_size=BATCH,
@@ -119,7 +119,7 @@ def test_the_loop_of_pytorch_examples_imagenet(here, images):
         orders.append(seen)
     assert orders[0] != orders[1]
     assert sorted(orders[0]) == sorted(orders[1]) == val_dataset.targets.tolist()
-    # validate(): are there samples that no rank got? It counts by len(val_loader.sampler) * args.world_size.
+    # validate() checks for samples that no rank got: len(val_loader.sampler) * args.world_size.
     assert len(val_loader) == 10
     assert val_loader.sampler.total_size == len(val_loader.dataset) == 150
     assert torch.cat([target for _, target in val_loader]).tolist() == val_dataset.targets.tolist()
@@ -127,11 +127,11 @@ def test_the_loop_of_pytorch_examples_imagenet(here, images):
         loader.close()
 
 
-# ----------------------------------------- dataset[i]: one sample after the transform, as a batch has it
+# ---------------------------------------- dataset[i]: a single sample after the transform, as in a batch
 
 
 def noisy(image):
-    """Draws from global generators."""
+    """Draw from global generators."""
     return torch.from_numpy(np.array(image)) * random.random() + torch.rand(())
 
 
@@ -148,7 +148,7 @@ def test_an_integer_gives_the_sample_of_a_batch(here, images):
     with SuperSampler(dataset, batch_size=BATCH, shuffle=False) as sampler:
         batches = list(SuperLoader(dataset, sampler))
         assert torch.equal(batches[0][0][3], image)
-        assert torch.equal(dataset[-1][0], batches[-1][0][-1]), "while a sampler is open"
+        assert torch.equal(dataset[-1][0], batches[-1][0][-1]), "differs while a sampler is open"
     part = Subset(dataset, [7, 3])
     assert torch.equal(part[1][0], image)
     for outside in (150, -151):
@@ -193,7 +193,7 @@ def test_other_indices_are_refused_with_words(here, images):
             next(iter(loader))
 
 
-# ---------------------------------------------------------------------------------- nothing set up
+# ---------------------------------------------------------------------------------------- no setup
 
 PROGRAM = """
 import logging
@@ -233,7 +233,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_a_script_that_names_no_coordinator_and_closes_nothing(images, temporary, context):
-    """One embedded coordinator serves all that the dataset, its samples and its loader ask."""
+    """One embedded coordinator serves the dataset, its samples and its loader."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
     environment |= {"TMPDIR": str(temporary), "SUPER_STORE": "none", "SUPER_STATE": "none"}
     program = temporary / f"script_{context}.py"
@@ -253,5 +253,5 @@ def test_a_script_that_names_no_coordinator_and_closes_nothing(images, temporary
     assert "reads with worker processes: 2, since train_transform may draw" in which
     assert epochs_seen == ["10 [16, 16] True"] * 2
     assert again == "True"
-    assert produced == "149", "the sample that was read alone is not produced again"
+    assert produced == "149", "the sample that was read alone was produced again"
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""Secrets are in no log, no error and no answer: everything at its most talkative, while much goes wrong."""
+"""Secrets appear in no log, error or answer, with everything at its most verbose and much going wrong."""
 
 import logging
 import os
@@ -31,14 +31,14 @@ SESSION = "geheim-session-token"
 
 
 class Everything:
-    """All that was said, to be searched."""
+    """Collect all output, to search it for secrets."""
 
     def __init__(self, secrets):
         self._secrets = secrets
         self._said = []
 
     def hear(self, *said):
-        """Take words or an error, with all that it came from."""
+        """Add text, or an error with its causes."""
         for one in said:
             if isinstance(one, BaseException):
                 self._said += [repr(one), *traceback.format_exception(one)]
@@ -46,7 +46,7 @@ class Everything:
                 self._said.append(str(one))
 
     def search(self):
-        """See that no secret is among it."""
+        """Assert that the output contains no secret."""
         text = "\n".join(self._said)
         assert len(text) > 1000
         found = {
@@ -64,7 +64,7 @@ def everything(certificates):
 
 
 def ended_coordinators(environments):
-    """What coordinators say that cannot start."""
+    """The output of coordinators that fail to start."""
     command = [sys.executable, "-P", "-m", "superdl.coordinator"]
     started = [
         subprocess.Popen(
@@ -126,7 +126,7 @@ def test_no_secret_is_told_whatever_goes_wrong(
             changed.setenv("SUPER_CACHE_PASSWORD", WRONG["password"])
             main(["doctor", "s3://photos", "--cache", valkey.url])
         stacks[0].close_coordinator()
-        stacks[1].start()  # without permission
+        stacks[1].start()  # with no permission to read the source
         everything.hear(_failure(stacks[1], SourceForbiddenError))
         everything.hear(*ended_coordinators(wrong))
     finally:
@@ -138,7 +138,7 @@ def test_no_secret_is_told_whatever_goes_wrong(
 
 
 def _run(stack, images, everything, monkeypatch):
-    """An epoch, and clients that know a wrong password or token."""
+    """Run an epoch, and clients with a wrong password or token."""
     stack.start()
     dataset = SuperDataset("s3://photos", Recipe.image(resize=SIDE, crop=SIDE))
     with SuperSampler(dataset, batch_size=4, shuffle=True, coordinator=stack.address) as sampler:

@@ -1,7 +1,7 @@
-"""What infra/template.yaml gives to coordinator, function and cache, given to real ones: a whole epoch.
+"""Run a whole epoch with a real coordinator, function and cache, set up as infra/template.yaml does.
 
-Secrets Manager is moto's, Lambda the tests' own with AWS's runtime in it, the cache a Valkey with TLS and the
-template's users.
+Secrets Manager is moto's, Lambda is the tests' own with AWS's runtime, and the cache is a Valkey with TLS and
+the template's users.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.integration.delivery import train
 
 NAME = "super-1"
 VERSION = "7"
-# This machine's own: addresses that the test chooses, and as many functions as it bears.
+# Set by the test: addresses on this machine, and as many functions as it can take.
 ELSEWHERE = {
     "SUPER_LISTEN",
     "SUPER_HEALTH_LISTEN",
@@ -34,7 +34,7 @@ ELSEWHERE = {
 
 @dataclass
 class Secrets:
-    """What the stack's secrets say, by name, and their ARNs."""
+    """The contents of the stack's secrets by name, and their ARNs."""
 
     content: dict[str, dict[str, str]]
     arns: dict[str, str]
@@ -42,13 +42,13 @@ class Secrets:
 
 @pytest.fixture(scope="module")
 def template():
-    """The stack with mutual TLS, else as it is by default."""
+    """The stack with mutual TLS and otherwise default parameters."""
     return WorkedOut(ClientSecretArn="a secret")
 
 
 @pytest.fixture
 def secrets(lambda_service, template, monkeypatch):
-    """Made by infra.make_secrets, and those of the cache as the template has them made."""
+    """Secrets created by infra.make_secrets, and those of the cache, generated as in the template."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -75,7 +75,7 @@ def secrets(lambda_service, template, monkeypatch):
 
 @pytest.fixture
 def cache(valkey, certificates, secrets, template):
-    """The address of a cache with TLS, the template's users and no other."""
+    """The address of a cache with TLS and only the template's users."""
     with valkey.client() as client:
         for logical, secret in (
             ("ReaderUser", "cache-reader"),
@@ -94,7 +94,7 @@ def cache(valkey, certificates, secrets, template):
 
 
 def coordinators_environment(template, secrets, function):
-    """What ECS would give to the container."""
+    """The environment that ECS would give the container."""
     (container,) = template.resources["CoordinatorTask"]["ContainerDefinitions"]
     given = {item["Name"]: str(item["Value"]) for item in container["Environment"]}
     named = {
@@ -111,7 +111,7 @@ def coordinators_environment(template, secrets, function):
 
 @pytest.fixture
 def stack(lambda_service, photos, cache, secrets, template, certificates):
-    """Coordinator and function with the template's environments."""
+    """A coordinator and a function with the template's environments."""
     prefetch, secret = template.resources["Prefetch"], secrets.arns["cache-function"]
     variables = prefetch["Environment"]["Variables"]
     lambda_service.concurrency = 2
@@ -122,7 +122,7 @@ def stack(lambda_service, photos, cache, secrets, template, certificates):
             name: str(value).replace("<FunctionSecret>", secret) for name, value in variables.items()
         }
         | {
-            "SUPER_CACHE_CA_FILE": certificates.ca_file,  # Amazon's own authority is known to everybody
+            "SUPER_CACHE_CA_FILE": certificates.ca_file,  # in AWS the cache has a public CA
             "AWS_ENDPOINT_URL_SECRETS_MANAGER": os.environ["AWS_ENDPOINT_URL_SECRETS_MANAGER"],
         },
     )
@@ -134,7 +134,7 @@ def stack(lambda_service, photos, cache, secrets, template, certificates):
 
 
 def trains_as_documented(secrets, certificates, tmp_path, monkeypatch):
-    """The variables of docs/deploy/aws.md, but for the name: no DNS knows it here."""
+    """Set the variables of docs/deploy/aws.md. The address differs: there is no DNS for the name here."""
     for name, text in (
         ("ca", secrets.content["ca"]["cert"]),
         ("client", secrets.content["client"]["cert"]),

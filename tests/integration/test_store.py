@@ -1,4 +1,4 @@
-"""The store below the cache: what was decoded once is not decoded again, whatever stops, dies or goes."""
+"""The store below the cache: decoded samples are not decoded again, whatever stops, dies or vanishes."""
 
 import shutil
 import time
@@ -25,13 +25,13 @@ from tests.integration.delivery import (
 
 @pytest.fixture
 def own(images, tmp_path):
-    """Images of this test alone."""
+    """A private copy of the images."""
     return shutil.copytree(images, tmp_path / "photos")
 
 
 @pytest.fixture
 def coordinator(tmp_path):
-    """Starts an empty cache and a coordinator over the test's one store, each time others."""
+    """Start a coordinator with a new, empty cache over the test's one store."""
     started = []
 
     def start(*arguments, store=str(tmp_path / "store")):
@@ -46,8 +46,8 @@ def coordinator(tmp_path):
 
 
 def train(stack, images, recipe=RECIPE, **named):
-    """What an epoch delivers, the same each time, and what was counted for it; without a stack by the
-    embedded default.
+    """Train one epoch, in the same order each time. Return its samples and statistics. Without a stack, use
+    the embedded default.
     """
     address = stack.address if stack else None
     with reading(images.as_uri(), address, recipe, batch_size=8, **named) as (sampler, loader):
@@ -55,7 +55,7 @@ def train(stack, images, recipe=RECIPE, **named):
 
 
 def change_some(images, directory):
-    """Write other bytes under eight of the keys."""
+    """Replace eight of the images under their keys."""
     shutil.copytree(write_images(directory, 8, seed=9, side=40), images, dirs_exist_ok=True)
 
 
@@ -82,7 +82,7 @@ def test_a_set_that_was_moved_is_recognised_and_a_name_is_suggested(own, tmp_pat
     train(stack, own)
     assert "alias=" not in caplog.text
     moved = own.rename(tmp_path / "elsewhere")
-    for _ in range(2):  # the second time it is stored as what it is now
+    for _ in range(2):  # the second epoch stores them under their new identity
         train(stack, moved)
     [line] = [record.getMessage() for record in caplog.records if "alias=" in record.getMessage()]
     assert line.startswith(f"{moved.as_uri()} has files of {own.as_uri()} that the store already contains")
@@ -92,7 +92,7 @@ def test_a_name_serves_readers_of_a_store_that_others_write(own, tmp_path, coord
     named = {"alias": "photos", "versions": "digests"}
     train(stack := coordinator(), own, **named)
     assert stack.close_coordinator() == 0
-    moved = shutil.copytree(own, tmp_path / "moved", copy_function=shutil.copyfile)  # with other times
+    moved = shutil.copytree(own, tmp_path / "moved", copy_function=shutil.copyfile)  # with new mtimes
     change_some(moved, tmp_path / "changed")
 
     def times():
@@ -129,7 +129,7 @@ def test_a_coordinator_that_is_killed_before_it_wrote_the_index_costs_no_decode(
     spoil(own.glob("*/*.jpg"))
     stack.start_coordinator()
     assert train(stack, own)[0] == first
-    assert len(list((store / "index").iterdir())) == 1  # so that the next one need not open every pack
+    assert len(list((store / "index").iterdir())) == 1  # the next start need not open every pack
 
 
 def test_a_store_that_a_file_replaces_in_mid_epoch_costs_decodes_alone(own, expected, tmp_path, coordinator):

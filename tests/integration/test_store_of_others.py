@@ -1,4 +1,4 @@
-"""A directory for the store, and functions elsewhere: who sees it keeps and restores what others decode."""
+"""A directory as store with functions elsewhere: whoever sees it saves and restores what others decode."""
 
 import pytest
 
@@ -14,7 +14,7 @@ ON_LAMBDA = ("--executor", "lambda", "--lambda-warm", "2", "--request-samples", 
 
 @pytest.fixture
 def on_lambda(lambda_service, photos, valkey, tmp_path):
-    """Starts a coordinator with an empty cache, whose functions run on Lambda; ended before the next one."""
+    """Start a coordinator with an empty cache and functions on Lambda, after stopping the one before."""
     lambda_service.concurrency, started = 2, []
 
     def start(*arguments):
@@ -33,7 +33,7 @@ def on_lambda(lambda_service, photos, valkey, tmp_path):
 
 
 def train(stack, photos, *, straight=False, disturb=lambda _: None):
-    """What an epoch delivers, whose readers see the store or not, and what was counted for it."""
+    """Train one epoch whose readers may see the store. Return its samples and statistics."""
     how = {"batch_size": 8, "straight": straight, "read_timeout": 60}
     with reading(photos, stack.address, **how) as (sampler, loader):
         delivered = []
@@ -44,7 +44,7 @@ def train(stack, photos, *, straight=False, disturb=lambda _: None):
 
 
 def stored(directory):
-    """How many samples lie in packs, each of them whole."""
+    """How many samples the packs hold. Checks each record."""
     store = DirectoryStore.open(directory, create=False, read_only=True)
     found = set()
     for pack, size in store.packs().items():
@@ -59,7 +59,7 @@ def stored(directory):
 def test_after_one_epoch_all_lies_in_packs_and_nothing_is_decoded_again(
     on_lambda, photos, expected, tmp_path, lambda_service
 ):
-    """Although saving functions were killed in it."""
+    """Even if functions are killed while saving."""
 
     def kill(number):
         if number in (3, 8, 13):
@@ -83,7 +83,7 @@ def test_after_one_epoch_all_lies_in_packs_and_nothing_is_decoded_again(
 
 
 def test_a_worker_for_the_store_alone_saves_for_functions_on_lambda(on_lambda, photos, expected, tmp_path):
-    """One that decodes is refused there, as is one that sees another store."""
+    """A worker that decodes is refused here, as is one that sees another store."""
     store, stack = str(tmp_path / "store"), on_lambda()
     for options, words in (
         ((), "with --store-only"),

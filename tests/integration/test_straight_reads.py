@@ -1,6 +1,6 @@
-"""Readers that see the store read its packs: once decoded, nothing is restored; what is broken there heals.
+"""Readers that see the store read its packs: decoded samples are not restored, and broken packs heal.
 
-In a cold epoch records go to packs once, and the cache has pointers to them.
+In a cold epoch records go to packs once, and the cache gets pointers to them.
 """
 
 import random
@@ -22,7 +22,7 @@ RECORD_BYTES = HEADER_BYTES + 3 * SIDE**2
 
 @pytest.fixture
 def stack(tmp_path):
-    """A running stack with a store that looks ahead a little."""
+    """A running stack with a store and a short look-ahead."""
     arguments = ("--slots", "2", "--lookahead-batches", "4", "--store", str(tmp_path / "store"))
     with Stack(arguments=arguments) as running:
         yield running
@@ -35,7 +35,7 @@ def expected(images):
 
 @pytest.fixture
 def job(stack, images):
-    """A sampler and a loader of the images for each call."""
+    """Make a sampler and a loader of the images."""
 
     def job(**how):
         return reading(images.as_uri(), stack.address, RECIPE, batch_size=8, return_info=True, **how)
@@ -44,7 +44,7 @@ def job(stack, images):
 
 
 class Reading:
-    """An epoch, batch by batch: what came so far, and whence."""
+    """An epoch, batch by batch: the samples so far, and where they came from."""
 
     def __init__(self, loader):
         self.batches = iter(loader)
@@ -52,7 +52,7 @@ class Reading:
         self.straight = self.hits = self.misses = 0
 
     def read(self, batches=None):
-        """The next batches, or all that are left."""
+        """Read this many batches, or all that are left."""
         for images, labels, info in self.batches:
             self.delivered += zip(pixels_of(images), labels.tolist(), strict=True)
             self.straight += info.straight
@@ -65,7 +65,7 @@ class Reading:
 
 
 def kinds_in_cache(stack):
-    """Of each record in the cache its kind; and the bytes of all."""
+    """The kind of each record in the cache, and the total size in bytes."""
     with stack.valkey.client() as client:
         records = client.mget(client.keys("super:r1:*"))
     return [parse_header(record).kind for record in records], sum(map(len, records))
@@ -78,7 +78,7 @@ def test_a_cold_epoch_is_read_out_of_packs(stack, job, expected):
         assert epoch.straight + epoch.hits + epoch.misses == len(expected)
         kinds, size_bytes = kinds_in_cache(stack)
         pointers = kinds.count(RecordKind.POINTER)
-        assert pointers > len(expected) * 3 // 4  # a straggler that was raced has written records
+        assert pointers > len(expected) * 3 // 4  # stragglers that lost a race write records
         assert size_bytes <= 200 * pointers + RECORD_BYTES * (len(kinds) - pointers)
         assert epoch.hits <= len(kinds) - pointers
         assert sampler.job_stats().record_bytes <= size_bytes + RECORD_BYTES * (len(kinds) - pointers)
@@ -125,7 +125,7 @@ def test_epochs_after_the_first_are_read_straight(stack, job, expected, workers)
         made = settled_stats(sampler).samples_produced
         assert made == len(expected)
         with stack.valkey.client() as client:
-            client.delete(*client.keys("super:r1:*"))  # the cache has nothing any more, and nobody needs it
+            client.delete(*client.keys("super:r1:*"))  # empty the cache: nobody needs it now
         for _ in range(2):
             epoch = Reading(loader).read()
             assert_exactly_once(epoch.delivered, expected)
@@ -133,7 +133,7 @@ def test_epochs_after_the_first_are_read_straight(stack, job, expected, workers)
         until(lambda: sampler.job_stats().batches_read == 3 * len(sampler), 30.0)
         stats = sampler.job_stats()
     assert stats.samples_produced == made
-    assert stats.samples_restored <= first.misses, "what a reader missed may still have been looked for"
+    assert stats.samples_restored <= first.misses, "restored more than the first epoch's misses"
     assert stats.cache_hits + stats.samples_straight + stats.cache_misses == 3 * len(expected)
     assert stats.samples_straight == first.straight + 2 * len(expected)
 

@@ -1,4 +1,4 @@
-"""The page of ``superdl top --web`` in a real browser, beside a real coordinator and real functions."""
+"""The page of ``superdl top --web`` in a real browser, with a real coordinator and functions."""
 
 import json
 import os
@@ -28,8 +28,8 @@ pytestmark = [
 
 
 class Tab:
-    """One tab of a browser without a window, by the DevTools protocol over pipes. ``errors`` are what its
-    page said on the console, and exceptions of its script.
+    """A tab of a headless browser, driven by the DevTools protocol over pipes. ``errors`` has its console
+    messages and script exceptions.
     """
 
     def __init__(self, profile):
@@ -89,14 +89,14 @@ class Tab:
         return message
 
     def value(self, script):
-        """What a script comes to."""
+        """The value of a JavaScript expression."""
         return self.ask("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
 
     def until(self, *words):
-        """What the page shows when it shows all these words."""
+        """The page's text, once it contains all these words."""
         deadline = time.monotonic() + ENOUGH_S
         while not all(word in (shown := str(self.value("document.body?.innerText"))) for word in words):
-            assert time.monotonic() < deadline, f"{words} did not come: {shown}; {self.errors}"
+            assert time.monotonic() < deadline, f"{words} did not appear: {shown}; {self.errors}"
         return shown
 
 
@@ -108,7 +108,7 @@ def tab(tmp_path):
 
 
 class Top:
-    """``superdl top --web`` beside a coordinator, shown in a tab."""
+    """``superdl top --web`` for a coordinator, shown in a tab."""
 
     def __init__(self, stack, tab):
         words = ["top", "--coordinator", stack.address, "--web", "0"]

@@ -1,4 +1,4 @@
-"""SUPER inside Hugging Face's Trainer: docs/frameworks.md as it stands, its loss, and going on."""
+"""SUPER in Hugging Face's Trainer: docs/frameworks.md verbatim, its loss, and resuming."""
 
 import json
 import tempfile
@@ -73,7 +73,7 @@ def test_the_loss_of_an_evaluation_is_the_mean_over_its_samples(make):
         pytest.param(10, {}, marks=pytest.mark.slow),
         (13, {}),
         (13, {"ignore_data_skip": True}),
-        (4, {"gradient_accumulation_steps": 4}),  # three steps in an epoch, the last of two batches
+        (4, {"gradient_accumulation_steps": 4}),  # three steps per epoch, the last of two batches
     ],
 )
 def test_a_checkpoint_is_gone_on_with(make, expected, tmp_path, steps, settings):
@@ -133,7 +133,7 @@ def test_padding_has_no_label(here, images, tmp_path, monkeypatch, columns):
     trainer = code_of("transformers", "")["SuperTrainer"](
         Model(), arguments(tmp_path), train_dataset=dataset, eval_dataset=dataset
     )
-    for name, value in {"WORLD_SIZE": "4", "RANK": "3"}.items():  # 150 samples make 152 for 4 ranks
+    for name, value in {"WORLD_SIZE": "4", "RANK": "3"}.items():  # 150 samples are padded to 152 for 4 ranks
         monkeypatch.setenv(name, value)
     loader = trainer.get_eval_dataloader()
     *full, last = (batch["labels"].tolist() for batch in loader)
@@ -155,7 +155,7 @@ def test_metrics_are_of_samples_that_have_a_label(make):
 
 
 def _in_a_worker(loader):
-    """A ``DataLoader`` of what the page's loader gives."""
+    """A ``DataLoader`` with a worker, over the page's loader's dataset and sampler."""
     named = code_of("transformers", "")["named"]
     return DataLoader(
         loader.dataset, sampler=loader.sampler, batch_size=None, num_workers=1, collate_fn=named
@@ -163,7 +163,7 @@ def _in_a_worker(loader):
 
 
 def _over(trainer, loader):
-    """What the mixin makes of a ``DataLoader`` in place of the page's loader."""
+    """What the mixin returns for a ``DataLoader`` in place of the page's loader."""
     mine, trainer.train_dataset = trainer.train_dataset, loader
     try:
         return SuperTrainerMixin.get_train_dataloader(trainer)

@@ -1,4 +1,4 @@
-"""Epochs in the order of any torch sampler: its batches as it yields them, through states."""
+"""Epochs in the order of any torch sampler: the batches it yields, also across saved states."""
 
 import itertools
 import json
@@ -24,7 +24,7 @@ SIZE = 150
 
 
 class Recorded:
-    """A user's sampler, and what it yielded."""
+    """A user's sampler that records what it yielded."""
 
     def __init__(self, sampler):
         self._sampler = sampler
@@ -52,7 +52,7 @@ def keys_of(dataset, images):
 
 
 class Curriculum:
-    """More samples in each epoch."""
+    """A sampler with more samples in each epoch."""
 
     def __init__(self):
         self._epoch = 0
@@ -107,7 +107,7 @@ def test_a_loader_takes_the_sampler_of_a_script(dataset):
 
 
 def test_a_state_has_what_the_sampler_needs_to_draw_the_same(dataset):
-    for make in (seeded, lambda: RandomSampler(range(SIZE))):  # with a generator of its own, and torch's
+    for make in (seeded, lambda: RandomSampler(range(SIZE))):  # with its own generator, and the global one
         with SuperSampler(dataset, sampler=make(), batch_size=8) as sampler:
             list(sampler)
             epoch = iter(sampler)

@@ -1,5 +1,5 @@
-"""``superdl warm`` over a real coordinator, cache and functions: what it leaves in the cache, what it tells,
-and where money or Ctrl-C bounds it. Coordinators that restart: ``tests/superdl/test_warm_command.py``.
+"""``superdl warm`` with a real coordinator, cache and functions: what it caches and reports, and how a cap or
+Ctrl-C ends it. ``tests/superdl/test_warm_command.py`` covers coordinator restarts.
 """
 
 import json
@@ -34,14 +34,14 @@ def told(capsys):
 
 @pytest.fixture(scope="module")
 def warmed_by():
-    """A stack whose cache holds all that these tests put there."""
+    """A stack whose cache has room for everything these tests put there."""
     with Stack(arguments=("--slots", "2")) as running:
         yield running
 
 
 @pytest.fixture
 def pressed():
-    """A cache of 24 MB, of which 18 are for records."""
+    """A cache of 24 MB, of which 18 MB are for records."""
     with Stack(maxmemory="24mb", arguments=("--slots", "2")) as running:
         yield running
 
@@ -108,7 +108,7 @@ def test_a_cache_that_is_too_small_holds_what_is_read_first(pressed, tmp_path, c
 
 
 def plan_presence(stack, source, *, seed):
-    """What of an epoch's samples is there, in its order; seen before the asking changes it."""
+    """Which of an epoch's samples are cached, in order. Looks first, as requests change it."""
     with stack.valkey.client() as client:
         found = set(client.keys("super:r1:*"))
     dataset = SuperDataset(source, Recipe.image(resize=LARGE, crop=LARGE))
@@ -146,7 +146,7 @@ def test_money_bounds_it(tmp_path, capsys):
         assert warm(stack, source, "--json", "--max-usd", "0.2") == 1
         report = told(capsys)
         assert report["ended"] == "max_usd"
-        assert 0.1 < report["usd"] <= 0.25  # the last requests are smaller, and so dearer, than the mean
+        assert 0.1 < report["usd"] <= 0.25  # the last requests are smaller and cost more per sample
         assert 0 < report["warm"] <= 500
         assert report["invocations"] * 0.001 == pytest.approx(report["usd"])
         assert warm(stack, source, "--json", "--max-usd", "0.00001") == 1
@@ -154,7 +154,7 @@ def test_money_bounds_it(tmp_path, capsys):
 
 
 def test_an_interrupt_ends_it_with_a_report(tmp_path, capsys, monkeypatch):
-    """While functions are suspended, so that it cannot end before."""
+    """Functions are suspended so that it cannot finish first."""
     update = Progress.update
 
     def interrupt(progress, task, **how):

@@ -1,4 +1,4 @@
-"""A source that is throttled or away for a while holds training up; it ends nothing, and is named."""
+"""A source that is throttled or down for a while delays training, is reported, and ends nothing."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ from tests.integration.delivery import assert_exactly_once, collect, reading
 
 @pytest.fixture
 def front(object_store, monkeypatch):
-    """S3, which answers each GET of an image as it is told."""
+    """An S3 front whose answer to each GET of an image the test controls."""
     bad = BadFront(object_store)
     bad.of, bad.one_in = ".jpg", 1
     monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", bad.url)
@@ -30,7 +30,7 @@ def stack(front):
 
 
 def photos(store, count):
-    """So many images in a bucket, and what they are."""
+    """Write this many images to a bucket. Return what is expected of them."""
     images = write_images(store.directory / "photos" / "train", count)
     return expected_pixels(images, resize=SIDE, crop=SIDE)
 
@@ -40,7 +40,7 @@ def job(stack, batch_size=2, **options):
 
 
 def later(after_s, front):
-    """End a fault of the front after so many seconds."""
+    """End a fault of the front after this many seconds."""
     over = threading.Timer(after_s, setattr, (front, "fault", ""))
     over.start()
 
@@ -78,12 +78,12 @@ def test_who_waits_no_longer_is_told_the_cause(object_store, front, stack):
 
 def test_what_is_not_throttled_keeps_flowing(object_store, front, stack):
     expected = photos(object_store, 200)
-    front.of, front.fault = f"/{CLASSES[-1]}/", "throttled"  # the last of the plan; look-ahead comes to it
+    front.of, front.fault = f"/{CLASSES[-1]}/", "throttled"  # last in the plan, reached by look-ahead
     delivered = []
     with job(stack, 10) as (_, loader):
         for number, batch in enumerate(loader, start=1):
             delivered += collect([batch])
-            if number == 15:  # all others are here
+            if number == 15:  # all others have arrived
                 front.fault = ""
     assert front.spoilt
     assert_exactly_once(delivered, expected)

@@ -1,4 +1,4 @@
-"""Samples on web servers, named by lists: whole epochs, versions, refusals, and servers that go unasked."""
+"""Samples on web servers, named by lists: whole epochs, versions, refusals, and servers never contacted."""
 
 import io
 import ssl
@@ -34,7 +34,7 @@ METADATA = "http://169.254.169.254/latest/meta-data/"
 
 @pytest.fixture
 def elsewhere():
-    """Another server."""
+    """A second server."""
     server = WebServer()
     server.files["1.jpg"] = b"one"
     yield server
@@ -74,7 +74,7 @@ def test_an_epoch_of_shards_as_webdataset_writes_them(web_server, shared_stack, 
     assert_exactly_once(found, expected_pixels(images, resize=SIDE, crop=SIDE))
     assert main(["index", names[0], f"{names[1]}.gone", "-o", key_list, "--force"]) == 1
     assert main(["index", names[0], f"{web_server.url}/x.tar", "-o", key_list, "--force"]) == 2
-    for name in ("", "train-{000000..000002}.tar"):  # in quotes
+    for name in ("", "train-{000000..000002}.tar"):  # braces quoted from the shell
         assert main(["index", f"{web_server.url}/shards/{name}", "-o", key_list, "--force"]) == 2
 
 
@@ -230,7 +230,7 @@ def test_functions_ask_the_servers_of_their_own_setting_alone(web_server, elsewh
 def test_a_server_shows_a_certificate_and_leads_to_no_plain_one(
     certificates, web_server, tmp_path, monkeypatch
 ):
-    """By Python's own server, which gives no spans."""
+    """Served by Python's own server, which does not support ranges."""
     (tmp_path / "1.jpg").write_bytes(b"one")
 
     class Handler(SimpleHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""DataLoader workers of every kind: the same samples, one connection, no grpc warning, nothing left."""
+"""DataLoader workers of every kind: the same samples, one connection, no grpc warning, no leftovers."""
 
 import os
 import threading
@@ -16,9 +16,9 @@ from tests.fixtures.stack import Stack
 from tests.fixtures.workers import until
 from tests.integration.delivery import RECIPE, assert_exactly_once, collect
 
-SHARED_MEMORY = Path("/dev/shm")  # looked at, not written
+SHARED_MEMORY = Path("/dev/shm")  # only inspected
 
-# Each value occurs: how many, how they start, and whether they last.
+# Cover each value: the number of workers, the start method, and persistence.
 CASES = [(0, None, False), (4, "fork", False), (1, "forkserver", True), (1, "spawn", True)]
 
 
@@ -29,14 +29,14 @@ def tcp_stack():
 
 
 def connected(port):
-    """How many connections to ``port`` this process has open."""
+    """Count this process's open connections to ``port``."""
     found = psutil.Process().net_connections("tcp")
     return sum(bool(c.raddr) and c.raddr.port == port and c.status == "ESTABLISHED" for c in found)
 
 
 @contextmanager
 def connections_to(port):
-    """Watch how many connections to ``port`` this process has open, all the while."""
+    """Continuously record how many connections to ``port`` this process has open."""
     seen, ended = [], threading.Event()
 
     def watch():
@@ -53,7 +53,7 @@ def connections_to(port):
 
 
 def leaked_segments(before):
-    """Shared memory that torch made since, whose maker (its name tells the pid) has ended."""
+    """Shared memory that torch created since, by a process (the name has its pid) that has ended."""
     made = {path for path in set(SHARED_MEMORY.iterdir()) - before if path.name.startswith("torch_")}
     return {path for path in made if not psutil.pid_exists(int(path.name.split("_")[1])) and path.exists()}
 
@@ -86,7 +86,7 @@ def test_three_epochs(tcp_stack, images, expected, capfd, workers, context, pers
         del loader
     for delivered in epochs:
         assert_exactly_once(delivered, expected)
-    assert epochs[0] != epochs[1] != epochs[2] != epochs[0], "each epoch has an order of its own"
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0], "two epochs have the same order"
     assert max(connections) == 1
     assert "fork" not in capfd.readouterr().err
     assert not leaked_segments(shared_before)
@@ -94,7 +94,7 @@ def test_three_epochs(tcp_stack, images, expected, capfd, workers, context, pers
 
 @pytest.mark.parametrize("training_by", ["workers", "threads"])
 def test_validation_starts_workers_in_the_middle_of_training(tcp_stack, images, capfd, training_by):
-    side = SIDE + len(training_by)  # not cached yet: threads read while the workers are forked
+    side = SIDE + len(training_by)  # uncached: threads read while the workers fork
     expected = expected_pixels(images, resize=side, crop=SIDE)
     recipe = Recipe.image(resize=side, crop=SIDE)
     training, validation = (SuperDataset(images.as_uri(), recipe) for _ in range(2))
@@ -114,7 +114,7 @@ def test_validation_starts_workers_in_the_middle_of_training(tcp_stack, images, 
                 assert_exactly_once(collect(validating), expected)
         del loader
     assert_exactly_once(delivered, expected)
-    assert max(connections) == 1, "one connection serves all samplers of a process"
+    assert max(connections) == 1, "the samplers of a process use several connections"
     assert "fork" not in capfd.readouterr().err
 
 
@@ -125,4 +125,4 @@ def test_nothing_is_left_when_all_is_closed(tcp_stack, images):
         collect(loader_of(dataset, sampler, 2, "fork", persistent=False))
     assert threading.active_count() <= threads_before  # one of an earlier test may have ended meanwhile
     assert set(psutil.Process().children()) <= children_before
-    until(lambda: not connected(tcp_stack.port))  # grpc closes them a moment later
+    until(lambda: not connected(tcp_stack.port))  # grpc closes them shortly after

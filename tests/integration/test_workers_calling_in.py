@@ -1,4 +1,4 @@
-"""Workers call in: an epoch is exact whatever becomes of them, and of the coordinator that they call."""
+"""Workers that connect to the coordinator: an epoch stays exact whatever happens to either side."""
 
 import signal
 import threading
@@ -40,7 +40,7 @@ def lines(stack, words):
 
 def test_a_worker_is_killed_and_then_the_coordinator(photos, expected, stack):
     with workers(stack.address, 2, slots=2) as (first, second):
-        stack.start()  # they have waited for it, and it for them
+        stack.start()  # workers and coordinator wait for each other
         with reading(photos, stack.address, read_timeout=60) as (_, loader):
             read = []
             for number, batch in enumerate(loader):
@@ -66,7 +66,7 @@ def test_a_stopped_worker_loses_its_requests_within_20_s(photos, expected, stack
             workers(stack.address, 1, slots=2),
         ):
             assert_exactly_once(collect(loader), expected)
-        assert time.monotonic() - began_s < 20 + 10  # and the epoch
+        assert time.monotonic() - began_s < 20 + 10  # 20 s, and 10 s for the epoch
         until(lambda: lines(stack, "has sent nothing for 15 s") == 1)
         stopped.send(signal.SIGCONT)
         stopped.send(signal.SIGTERM)
@@ -99,7 +99,7 @@ def test_one_out_of_memory_costs_a_request(photos, expected, stack, tmp_path):
 
 
 def test_the_end_of_a_run_ends_its_coordinator_and_workers_with_its_code(shared_stack):
-    """It is told by a trainer's launcher; a coordinator that is not one run's goes on."""
+    """A trainer's launcher calls this. A coordinator not tied to a run refuses."""
     with pytest.raises(CallFailedError, match="--ends-with-run"):
         connection_to(shared_stack.address).call("EndRun", pb.EndRunRequest(exit_code=7), 10.0)
     stack = Stack(arguments=("--executor", "workers", "--ends-with-run"))
@@ -116,7 +116,7 @@ def test_the_end_of_a_run_ends_its_coordinator_and_workers_with_its_code(shared_
 
 
 def goodbye_to_a_late_one(address):
-    """The exit code that a worker is told which calls in now."""
+    """The exit code sent to a worker that connects now."""
     hello = pb.WorkerHello(
         protocol_version=PROTOCOL_VERSION,
         version=installed_version(),
@@ -153,7 +153,7 @@ def test_a_worker_without_the_token_is_refused():
 
 @pytest.mark.slow
 def test_a_decoder_takes_the_place_of_another_once_no_job_needs_that(photos, expected):
-    """The cache has records of a third decoder, of which no worker comes."""
+    """The cache has records of a third decoder, for which no worker connects."""
     stack, key = Stack(arguments=("--executor", "workers")), "super:golden"
     stack.valkey.start()
     try:

@@ -1,4 +1,4 @@
-"""Starts ranks as users do, by torchrun, through the embedded default, and reads what they wrote."""
+"""Start ranks with torchrun as users do, through the embedded default, and read their records."""
 
 import json
 import os
@@ -18,7 +18,7 @@ END_TIMEOUT_S = 30.0
 
 
 def launch(ranks, temporary, images, out, **settings):
-    """Run ``ranks`` ranks to their end, as one run on this host; their stderr if it failed, else "".
+    """Run ``ranks`` ranks to completion as one run on this host. Return their stderr if it failed, else "".
 
     Ranks that hang are killed, and fail the test.
     """
@@ -28,15 +28,15 @@ def launch(ranks, temporary, images, out, **settings):
 
 
 def torchrun(ranks):
-    """The command that starts ``ranks`` ranks of the program that follows, on this host."""
+    """The command prefix that starts a program as ``ranks`` ranks on this host."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     return [*command, "--nproc-per-node", str(ranks), "--max-restarts", "0"]
 
 
 def run_to_its_end(command, temporary, **variables):
-    """Run a command that starts ranks, and tell its stderr if it failed, else "".
+    """Run a command that starts ranks. Return its stderr if it failed, else "".
 
-    What hangs is killed, and fails the test.
+    A command that hangs is killed, and fails the test.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
     environment |= {"TMPDIR": str(temporary), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -59,14 +59,14 @@ def run_to_its_end(command, temporary, **variables):
 
 
 def written(out, ranks):
-    """What each rank wrote."""
+    """Read the record of each rank."""
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 
 def in_order(of_ranks):
-    """What the ranks got in a pass, as (epoch, position, key) in the global order, without padding.
+    """The samples of a pass over all ranks as (epoch, position, key) in global order, without padding.
 
-    All ranks have got batches of the same places, of equal lengths.
+    Asserts that all ranks have batches of the same positions and equal lengths.
     """
     together = []
     for batches in zip(*of_ranks, strict=True):
@@ -80,7 +80,7 @@ def in_order(of_ranks):
 
 
 def planned(images, plan, epoch, start=0, stop=None):
-    """What a plan says that all ranks get, in order, from position ``start`` to before ``stop``."""
+    """The samples that a plan gives all ranks, in order, from position ``start`` to before ``stop``."""
     keys = sorted(str(path.relative_to(images)).encode() for path in images.glob("*/*.jpg"))
     stop = plan.batches_per_epoch if stop is None else stop
     indices = global_span(plan, epoch, start, stop)
@@ -89,7 +89,7 @@ def planned(images, plan, epoch, start=0, stop=None):
 
 
 def assert_none_is_left(temporary):
-    """The embedded default has gone with its ranks, and taken its sockets along; waits for that, bounded."""
+    """Wait, up to a bound, until the embedded default has ended and removed its sockets."""
     deadline = time.monotonic() + END_TIMEOUT_S
     while left := [path for path in temporary.rglob("*") if path.is_socket()]:
         assert time.monotonic() < deadline, left

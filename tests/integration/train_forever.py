@@ -1,4 +1,4 @@
-"""A trainer for tests, run as a program: endless epochs through the embedded default, a line per batch.
+"""A trainer to run as a program in tests: endless epochs through the embedded default, one line per batch.
 
 Arguments: directory of images, number of workers.
 """
@@ -13,11 +13,11 @@ from superdl.super_dataset import Recipe, SuperDataset
 
 
 def main(directory, workers):
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if started by a background shell
     dataset = SuperDataset(directory, Recipe.image(resize=32, crop=32))
     sampler = SuperSampler(dataset, batch_size=8, shuffle=True, seed=0)
-    # A worker of torch's whose parent is killed before it has looked who that is outlives it, with or without
-    # us: so that no test kills at such a moment, workers are forked once.
+    # A torch worker outlives a parent that is killed before the worker has looked up its pid, with or without
+    # SUPER. Fork workers once, so that no test kills at such a moment.
     loader = DataLoader(
         dataset, sampler=sampler, batch_size=None, num_workers=workers, persistent_workers=workers > 0
     )

@@ -1,4 +1,4 @@
-"""A model for Hugging Face's Trainer that remembers what it was trained on; and a program that is a rank.
+"""A model for Hugging Face's Trainer that records its training data, and a program that runs it as a rank.
 
 ``python trainer_training.py JSON`` with the arguments of :func:`main`.
 """
@@ -13,12 +13,12 @@ from superdl.experiments.models import declare_operators
 from tests.fixtures.images import SIDE
 from tests.integration.frameworks import EPOCHS, GLOBAL_BATCH, code_of, named, write_down
 
-declare_operators()  # Trainer imports torchvision where it is installed
+declare_operators()  # Trainer imports torchvision if installed
 from transformers import TrainerCallback, TrainingArguments  # noqa: E402  # after that
 
 
 class Model(torch.nn.Module):
-    """Linear; its loss leaves out the label -100, as those of transformers do."""
+    """A linear model whose loss ignores the label -100, like those of transformers."""
 
     def __init__(self):
         super().__init__()
@@ -34,7 +34,7 @@ class Model(torch.nn.Module):
 
 
 class StopAt(TrainerCallback):
-    """Saves and stops after a number of steps."""
+    """Save and stop after a number of steps."""
 
     def __init__(self, steps):
         self._steps = steps
@@ -63,7 +63,7 @@ def trainer_of(source, given, *, ranks=1):
 
 
 def main(source, out, ranks, stop_after=-1, checkpoint=None):
-    """Train and evaluate as the page does."""
+    """Train and evaluate as on the page."""
     trainer = trainer_of(source, arguments(Path(out), ranks=ranks), ranks=ranks)
     trainer.add_callback(StopAt(stop_after))
     trainer.train(resume_from_checkpoint=checkpoint)

@@ -1,4 +1,4 @@
-"""Images and infos for the tests of augmentation."""
+"""Images and batch infos for the augmentation tests."""
 
 import hashlib
 
@@ -9,7 +9,7 @@ from superdl.super_dataset import BatchInfo
 
 
 def ids_of(*numbers):
-    """Sample ids that depend on nothing but the numbers."""
+    """Sample ids derived from the numbers alone."""
     return b"".join(hashlib.blake2b(str(n).encode(), digest_size=16).digest() for n in numbers)
 
 
@@ -36,7 +36,7 @@ def info_of(*numbers, epoch=0):
 
 
 def picture(number, height=48, width=40, channels=3):
-    """An image with smooth and rough parts, uint8 of shape (channels, height, width), channels_last."""
+    """An image with smooth and detailed parts, uint8 of shape (channels, height, width), channels_last."""
     generator = np.random.default_rng(number)
     y, x = np.mgrid[0:height, 0:width]
     phases = generator.uniform(0, 6, size=channels)
@@ -47,6 +47,6 @@ def picture(number, height=48, width=40, channels=3):
 
 
 def batch(*numbers, height=48, width=40, channels=3):
-    """Images of the samples as the dataset delivers them: (samples, channels, height, width)."""
+    """Images of the samples as a dataset delivers them: (samples, channels, height, width)."""
     images = [picture(n, height, width, channels).movedim(0, -1) for n in numbers]
     return torch.stack(images).movedim(-1, 1)

@@ -1,4 +1,4 @@
-"""Makes what coordinator and functions make: records in a cache, and the ``BatchRef`` s that name them."""
+"""Stand in for coordinator and functions: write records to a cache, make ``BatchRef`` s that name them."""
 
 from dataclasses import replace
 
@@ -28,22 +28,22 @@ def images(count, side=8, *, seed=0):
 
 
 NO_ID = bytes(16)
-"""Of records that :func:`store` gives the id of the sample under whose key it puts them."""
+"""Placeholder id: :func:`store` replaces it with the id of the sample under whose key it puts a record."""
 
 
 def record(array, sample_id=NO_ID, *, fetch_us=0, decode_us=0):
-    """A whole record."""
+    """A complete record."""
     header, payload = pack_record(array, sample_id, fetch_us=fetch_us, decode_us=decode_us)
     return header + bytes(payload)
 
 
 def tombstone(key, sample_id=NO_ID, *, permanent=True):
-    """A whole tombstone record."""
+    """A complete tombstone record."""
     return pack_tombstone(Tombstone(key, "undecodable", "cannot identify image file", permanent), sample_id)
 
 
 def bound_to(sample_id, whole):
-    """The same record as one of ``sample_id``, if it is of no sample yet."""
+    """The record with the id of ``sample_id``, if it has no sample's id yet."""
     of_nobody = whole[:4] == MAGIC and whole[HEADER_BYTES - 8 : HEADER_BYTES] == NO_ID[:8]
     return whole[: HEADER_BYTES - 8] + sample_id[:8] + whole[HEADER_BYTES:] if of_nobody else whole
 
@@ -69,13 +69,13 @@ def ref_of(count, cache, *, position=0, epoch=0, named=True, padding=b""):
 
 
 def id_at(ref, offset):
-    """One sample's id."""
+    """The id of one sample."""
     return ref.sample_ids[16 * offset : 16 * offset + 16]
 
 
 def store(valkey, ref, values):
-    """SET the batch's records: arrays are packed, bytes are taken as they are but for the id that a record of
-    no sample gets, ``None`` is left missing.
+    """SET the batch's records: arrays are packed, bytes are stored as given, except that a record without an
+    id gets its sample's, and ``None`` is left missing.
     """
     with valkey.client() as client:
         for offset, value in enumerate(values):
@@ -92,7 +92,7 @@ def stored(valkey, values, **fields):
 
 
 def packed(store, ref, arrays, *, packs=2):
-    """The batch, with places: its records are dealt out to so many new packs."""
+    """The batch with places: its records are dealt out to this many new packs."""
     names, columns = [], np.zeros(len(ref), dtype="<u4,<u8,<u4")
     for number in range(min(packs, len(ref))):
         with store.begin_pack(PackMeta("0123456789abcdef", "s3://bucket", "{}", "f", "v")) as pack:
@@ -106,17 +106,17 @@ def packed(store, ref, arrays, *, packs=2):
 
 
 class SharedMemory:
-    """Memory that worker processes share with their trainer."""
+    """Memory that worker processes share with the trainer."""
 
     shared = True
 
     def take(self, size):
-        """Memory of torch's own."""
+        """Allocate torch's own shared memory."""
         return shared_bytes(size)
 
 
 def received(wholes, *, shared=False, uniform=True, to_hash=None):
-    """A buffer that has received these records."""
+    """A buffer filled with these records."""
     buffer = BatchBuffer(len(wholes), memory=SharedMemory() if shared else None, uniform=uniform)
     buffer.to_hash = buffer.to_hash if to_hash is None else to_hash
     for offset, whole in enumerate(wholes):
@@ -125,20 +125,20 @@ def received(wholes, *, shared=False, uniform=True, to_hash=None):
 
 
 def receive(buffer, offset, whole):
-    """Put a whole record where the network would put it."""
+    """Put a complete record where the network code would put it."""
     incoming = buffer.place(offset, whole[:HEADER_BYTES], len(whole) - HEADER_BYTES)
     incoming.payload[:] = whole[HEADER_BYTES:]
     buffer.note_record(incoming)
 
 
 def bound_dataset(**arguments):
-    """A dataset, bound as a sampler would bind it."""
+    """A dataset, bound as by a sampler."""
     dataset = SuperDataset("s3://bucket/train", Recipe.image(resize=8, crop=8), **arguments)
     dataset.bind(DatasetBinding(DATASET_ID, b"fingerprint", 1000, ("cat", "dog"), "int64", "redis://x"))
     return dataset
 
 
 def reports(valkey, job=JOB):
-    """All read reports left so far."""
+    """All read reports in the cache."""
     with valkey.client() as client:
         return [ReadReport.from_fields(fields) for _, fields in client.xrange(report_stream(job))]

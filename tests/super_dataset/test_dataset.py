@@ -1,4 +1,4 @@
-"""``SuperDataset`` as its users meet it in one process: items, arguments, and what misuse is told."""
+"""``SuperDataset`` as used in a single process: items, arguments, and errors on misuse."""
 
 import os
 import pickle
@@ -32,7 +32,7 @@ def test_a_list_that_is_out_of_reach_is_kept_here_and_written_nowhere_else(tmp_p
     message, number = pickle.dumps(kept), kept.__reduce__()[1][1]
     with (tmp_path / "another").open("wb") as another:
         kept.close()
-        os.dup2(another.fileno(), number)  # what the trainer may have opened since
+        os.dup2(another.fileno(), number)  # a file that the trainer opened since
         code = (
             "import pickle, sys\nfrom types import SimpleNamespace\n"
             "kept = pickle.load(sys.stdin.buffer)\n"
@@ -117,7 +117,7 @@ def test_a_url_keeps_all_but_one_slash_at_its_end():
     for text, url in {
         "s3://bucket/": "s3://bucket",
         "S3://bucket/a b/c/": "s3://bucket/a b/c",
-        "s3://bucket/a//": "s3://bucket/a//",  # another prefix
+        "s3://bucket/a//": "s3://bucket/a//",  # a different prefix
         "s3://bucket//": "s3://bucket//",
     }.items():
         assert normalise_url(text, name="source") == url

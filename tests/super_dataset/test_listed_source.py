@@ -1,4 +1,4 @@
-"""What a dataset knows of its source, before a sampler and after, here and in copies."""
+"""What a dataset knows of its source, before and after a sampler exists, here and in copies."""
 
 import pickle
 
@@ -19,7 +19,7 @@ ASK = (len, lambda d: d.classes, lambda d: d.class_to_idx, lambda d: d.samples, 
 
 
 class Asked:
-    """Answers for a coordinator, and counts."""
+    """Answer in place of a coordinator, and record the calls."""
 
     def __init__(self):
         self.calls = []
@@ -75,7 +75,7 @@ def test_newer_facts_of_a_sampler_replace_what_was_asked_for(asked):
 
 
 def in_another_process(dataset, monkeypatch):
-    """A copy as it is in a worker."""
+    """A copy of the dataset as in a worker process."""
     text = pickle.dumps(dataset)
     monkeypatch.setattr("superdl.super_dataset.listed_source.os.getpid", lambda: 1)
     return pickle.loads(text)

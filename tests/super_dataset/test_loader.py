@@ -1,4 +1,4 @@
-"""``SuperLoader`` does what a DataLoader does, by threads, over a real cache, and ends without a wait."""
+"""``SuperLoader`` does with threads what a DataLoader does, over a real cache, and stops at once."""
 
 import gc
 import os
@@ -49,7 +49,7 @@ def join(threads):
 
 @pytest.fixture(autouse=True)
 def _no_thread_stays(valkey):
-    """Seen before the cache is emptied: a batch under way would wait for its samples until its timeout."""
+    """Checked before the cache is emptied: a pending batch would wait for its samples until its timeout."""
     yield
     gc.collect()
     join(threads_of_loaders())
@@ -70,7 +70,7 @@ def test_every_batch_arrives_whole_and_in_order_epoch_after_epoch(refs, threads,
 
 
 class Counting:
-    """A dataset that says how far ahead it was read."""
+    """A dataset that counts how far ahead it was read."""
 
     def __init__(self, dataset):
         self.dataset = dataset
@@ -87,7 +87,7 @@ class Counting:
 def test_prefetch_bounds_what_is_read_ahead(refs):
     dataset = Counting(bound_dataset())
     batches = iter(SuperLoader(dataset, refs, None, 3, threads=1))
-    assert dataset.begun == 0  # nothing happens before the first batch is asked for
+    assert dataset.begun == 0  # nothing starts before the first next()
     next(batches)
     for _ in range(4):
         assert dataset.arrived.acquire(timeout=60)
@@ -137,7 +137,7 @@ def failing_after(refs, error):
 
 
 class Once:
-    """A sampler whose pass breaks."""
+    """A sampler whose iteration fails."""
 
     def __init__(self, refs, error):
         self.refs, self.error = refs, error
@@ -157,7 +157,7 @@ def test_what_a_sampler_raises_comes_after_the_batches_it_gave(refs, threads):
     check(*next(batches), 1)
     with pytest.raises(RuntimeError, match="no more plan") as caught:
         next(batches)
-    assert isinstance(caught.value.__cause__, OSError), "as the sampler raised it"
+    assert isinstance(caught.value.__cause__, OSError), "the sampler's cause is lost"
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_an_error_keeps_nothing_alive(refs):
             with pytest.raises(ValueError, match="tensor"):
                 next(batches)
         assert list(batches) == []
-        assert set(gone) >= {0, 1}  # without the help of a garbage collection
+        assert set(gone) >= {0, 1}  # without garbage collection
     finally:
         gc.enable()
 

@@ -1,4 +1,4 @@
-"""``SuperLoader`` without a sampler, called as a DataLoader is; and what it says beside one."""
+"""``SuperLoader`` without a sampler, called like a DataLoader, and the arguments it takes besides one."""
 
 import copy
 import gc
@@ -31,7 +31,7 @@ def threads_of_loaders():
 
 
 class Planned(list):
-    """Refs of a sampler that was made, with what it was made of."""
+    """A sampler's refs, and the arguments it was created with."""
 
     closed = closed_soon = 0
     epoch = None
@@ -53,14 +53,14 @@ class Planned(list):
 
 @pytest.fixture
 def planned(refs, monkeypatch):
-    """The sampler that a loader makes."""
+    """Replace the sampler that a loader creates."""
     monkeypatch.setattr(sampler, "SuperSampler", partial(Planned, refs))
 
 
 @pytest.mark.usefixtures("planned")
 def test_without_a_sampler_it_makes_one_and_closes_it():
     dataset, before = bound_dataset(), threads_of_loaders()
-    # A DataLoader's call by another name:
+    # A DataLoader's call, with only the name changed:
     with SuperLoader(
         dataset, batch_size=SIZE, sampler=None, shuffle=True, num_workers=16, pin_memory=True, seed=3
     ) as loader:
@@ -68,13 +68,13 @@ def test_without_a_sampler_it_makes_one_and_closes_it():
         sampler = loader.sampler
         assert (sampler.dataset, sampler.shuffle, sampler.more) == (dataset, True, {"seed": 3})
         assert (loader.batch_size, loader.drop_last, loader.num_workers) == (SIZE, False, 16)
-        assert len(threads_of_loaders() - before) == 3, "no more than batches are read at once"
+        assert len(threads_of_loaders() - before) == 3, "more threads than concurrent reads"
         assert len(loader.dataset) == 1000
         assert loader.dataset.source in repr(loader)
         loader.set_epoch(4)
         assert (sampler.epoch, sampler.closed) == (4, 0)
     assert sampler.closed == 1
-    assert SuperLoader(dataset, batch_size=SIZE).sampler.shuffle is False, "as a DataLoader"
+    assert SuperLoader(dataset, batch_size=SIZE).sampler.shuffle is False, "a DataLoader's default"
 
 
 @pytest.mark.usefixtures("planned")
@@ -84,7 +84,7 @@ def test_one_that_is_dropped_has_its_sampler_closed():
     next(batches)
     del loader
     gc.collect()
-    assert sampler.closed_soon == 0, "a pass goes on"
+    assert sampler.closed_soon == 0, "closed during an iteration"
     del batches
     gc.collect()
     assert (sampler.closed_soon, sampler.closed) == (1, 0)
@@ -123,7 +123,7 @@ def say_which(number):
 
 
 class Saying:
-    """A dataset whose items say where they were read."""
+    """A dataset whose items tell which worker read them."""
 
     def __getitem__(self, number):
         worker = get_worker_info()
@@ -132,7 +132,7 @@ class Saying:
 
 def test_worker_init_fn_is_called_in_worker_processes():
     with SuperLoader(Saying(), range(10), worker_init_fn=say_which, num_workers=2) as loader:
-        for _ in range(2):  # the workers stay
+        for _ in range(2):  # workers persist
             items = list(loader)
             assert [number for number, *_ in items] == [*range(10)]
             assert all(said == worker for _, said, worker in items)

@@ -1,4 +1,4 @@
-"""The counts of a mix are exactly those of its proportions, however these are written."""
+"""A mix's counts match its proportions exactly, however they are written."""
 
 import math
 from fractions import Fraction

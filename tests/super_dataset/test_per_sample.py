@@ -1,4 +1,4 @@
-"""``PerSample``: a sample's draws are the same wherever it is read, and nobody else's generator moves."""
+"""``PerSample``: a sample's draws are the same wherever it is read, and no other generator advances."""
 
 import pickle
 import random
@@ -23,7 +23,7 @@ SIZE, BATCHES = 5, 4
 
 
 def drawn(image):
-    """The image's pixels, and three draws from each of the generators that transforms draw from."""
+    """The image's pixels, and three draws from each generator that transforms use."""
     draws = [random.random() for _ in range(3)], np.random.rand(3), torch.rand(3)  # noqa: NPY002
     return torch.cat([torch.from_numpy(np.array(image)).flatten().float(), *map(torch.as_tensor, draws)])
 
@@ -41,7 +41,7 @@ def drawn_by_rng(image, *, rng):
 
 
 def of_own_size(image):
-    """A result that is larger than what travels in messages, of another size each time."""
+    """A result too large to be sent inside a message, of a different size each time."""
     return torch.full((20_000 + np.array(image).sum(dtype=int) % 100,), random.random())
 
 
@@ -51,7 +51,7 @@ def gone_wrong(image):
 
 
 class Albumentation:
-    """Called as those of albumentations are, with generators that are set from outside."""
+    """Called like an albumentations transform, whose generators are set from outside."""
 
     def set_random_state(self, random_generator, py_random):
         self.numbers, self.python = random_generator, py_random
@@ -68,7 +68,7 @@ def global_states():
 
 
 class AlsoStates:
-    """A dataset whose items also tell whether the process's generators are as they were before the read."""
+    """A dataset whose items also tell whether the read left the process's generators unchanged."""
 
     def __init__(self, dataset):
         self.dataset = dataset
@@ -143,7 +143,7 @@ class StateOfWholeNumbers(Albumentation):
     ],
 )
 def test_the_draws_of_a_sample_are_those_of_every_version(transform, numbers):
-    """A run that goes on with a newer version draws what the older one would have."""
+    """A run resumed with a newer version draws what the older one would have drawn."""
     made, _ = PerSample(transform, seed=5)(batch(1), None, info_of(1, epoch=3))
     assert made.tolist() == [numbers]
 
@@ -208,7 +208,7 @@ def test_any_number_of_workers_gives_the_same(refs, transform):
     found = loaded(both, transform)
     assert len({one.numpy().tobytes() for one in found.values()}) == len(found) == 2 * BATCHES * SIZE
     for workers, method in [(1, "fork"), (2, "fork"), (1, "spawn")]:
-        random.seed(workers)  # the trainer's generators have no say
+        random.seed(workers)  # the trainer's generators have no influence
         torch.manual_seed(workers)
         assert same(loaded(list(reversed(both)), transform, workers=workers, method=method), found)
 
@@ -222,7 +222,7 @@ def test_threads_may_not_draw_from_what_is_shared(refs, transform):
 
 
 class ToTensor:
-    """Taken for torchvision's, whose arithmetic it has."""
+    """Passes for torchvision's, and computes the same."""
 
     __module__ = "torchvision.transforms.transforms"
 
@@ -246,7 +246,7 @@ def test_a_loader_moves_bytes_and_gives_what_the_pipeline_makes(refs):
             assert (made.dtype, made.shape, made.device.type) == (torch.float32, on_cpu[0].shape, "meta")
     for made in SuperLoader(Wrapped(dataset), refs, "meta", threads=1):
         assert made.shape == on_cpu[0].shape
-    # Who wraps a dataset sees finished batches.
+    # A dataset's wrapper sees finished batches.
     assert all(torch.equal(*pair) for pair in zip(seen, on_cpu, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Pipelines of torchvision: shortened ones give the same bits, and images behave as PIL's do."""
+"""torchvision pipelines: shortened ones give identical bits, and images behave like PIL's."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from tests.super_dataset.augmenting import batch, info_of, picture
 if torchvision_transforms() is None:
     pytest.skip("torchvision is not installed", allow_module_level=True)
 
-from torchvision import transforms as v1  # after its operators are declared
+from torchvision import transforms as v1  # after declaring its operators
 from torchvision.transforms import v2
 
 NUMBERS = (3, 1, 4, 15)
@@ -26,7 +26,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class ToNumpy:
-    """timm's, for its prefetcher."""
+    """timm's, made for its prefetcher."""
 
     __module__ = "timm.data.transforms"
 
@@ -82,7 +82,7 @@ def test_every_bit_is_that_of_the_pipeline(beginning, end, height, width, channe
 
 
 def assert_every_bit(pipeline, images):
-    """As the pipeline makes it of PIL images one by one, or its error."""
+    """Assert bit-identical results to the pipeline on single PIL images, or the same error."""
     info = info_of(1, 2, 3)
 
     def plainly(image):
@@ -129,7 +129,7 @@ def test_the_end_may_come_later_and_elsewhere(end, device):
     made = map_tensors(item, lambda one: one.to(device))[0]
     assert (made.dtype, made.shape, made.device.type) == (expected.dtype, expected.shape, device)
     assert device == "meta" or torch.equal(made, expected)
-    if expected.dtype == torch.float32:  # what other devices do, on this one
+    if expected.dtype == torch.float32:  # what other devices compute, run here
         assert torch.equal(in_fewer_steps(pipeline)[1].looked_up(unfinished), expected)
 
 
@@ -146,13 +146,13 @@ def test_batches_whose_end_cannot_wait_come_finished(sizes):
 
 
 class RandAugment:
-    """timm's, which draws from other generators than torchvision's of this name."""
+    """timm's, whose generators differ from those of torchvision's class of this name."""
 
     __module__ = "timm.data.auto_augment"
 
 
 class OwnCrop(v1.RandomResizedCrop):
-    """A user's, which may do anything."""
+    """A user's subclass, which may do anything."""
 
 
 def test_generators_are_known_by_exact_classes():
@@ -186,7 +186,7 @@ def test_albumentations_are_seeded_and_given_arrays():
     assert torch.equal(first.flip(0), again)
     other, _ = transform(batch(*NUMBERS), None, info_of(*NUMBERS, epoch=1))
     assert not any(torch.equal(*pair) for pair in zip(first, other, strict=True))
-    # Steps draw one after another from one generator: flips are not one another's copies.
+    # Steps draw in turn from one generator: two flips must not be copies of each other.
     ways = a.Compose([a.HorizontalFlip(), a.VerticalFlip()])
     numbers = tuple(range(64))
     made, _ = for_batches(ways)(batch(*numbers), None, info_of(*numbers))

@@ -1,4 +1,4 @@
-"""Replies of odd forms are skipped, kept or noticed; ``tests/hostile/fuzz_reading.py`` has all others."""
+"""Odd replies are skipped, kept or detected; ``tests/hostile/fuzz_reading.py`` covers the others."""
 
 import numpy as np
 import pytest
@@ -13,9 +13,9 @@ from tests.super_dataset.stored_batches import record, ref_of
 
 
 class Wire:
-    """A connection that gives a stream in pieces of the sizes in ``cuts``; the last one repeats.
+    """A connection that delivers a stream in pieces of the sizes in ``cuts``, repeating the last size.
 
-    The first ``owed`` replies in it are to what was asked before.
+    Its first ``owed`` replies belong to earlier requests.
     """
 
     def __init__(self, stream, cuts, owed=0):
@@ -41,7 +41,7 @@ class Wire:
 
 
 def receive(buffer, stream, cuts, asking=(), owed=0):
-    """Receive a whole stream, which must answer all requests; return the connection."""
+    """Receive a whole stream, which must answer every request. Return the connection."""
     wire = Wire(stream, cuts, owed)
     batch = Batch(ref_of(buffer.size, "unix:///c"), buffer, in_flight_bytes=2**40)
     receiver = Receiver(wire, batch, range(buffer.size), asking=asking)
@@ -78,7 +78,7 @@ def test_late_replies_are_skipped_before_the_batchs_own_and_their_errors_kept(la
 
 
 def test_an_error_in_answer_to_asking_shifts_nothing():
-    """The GET is answered all the same; were the error taken for its answer, others would get its record."""
+    """The GET is still answered. If the error counted as its answer, another sample would get its record."""
     buffer = BatchBuffer(3)
     refused = b"-LOADING not yet\r\n"
     stream = refused + REPLY + refused + b"-MOVED 1 h:1\r\n" + b"$-1\r\n"

@@ -1,4 +1,4 @@
-"""A pipeline in two parts gives the pixels of the whole: torchvision's v1 and v2, and timm's if installed."""
+"""A split pipeline gives the pixels of the whole: torchvision's v1 and v2, and timm's if installed."""
 
 import re
 
@@ -26,7 +26,7 @@ SIZES = [(40, 70), (70, 40), (21, 21), (9, 30)]
 
 
 class Own(v1.Resize):
-    """A user's own, which may do anything."""
+    """A user's subclass, which may do anything."""
 
 
 def steps_of(parts):
@@ -34,7 +34,7 @@ def steps_of(parts):
 
 
 def assert_equal_pixels(pipeline, parts):
-    """By way of a function and of an image that a worker makes of its array again."""
+    """Run the function's part, then the rest on an image made from its array, as in a worker."""
     program = Program(parts.recipe, bucket="b", epoch=0, limit_pixels=10**6, step_modules=frozenset())
     for height, width in SIZES:
         array = program.run(Image.fromarray(pixels(height, width)), "k")
@@ -136,7 +136,7 @@ def test_the_preset_of_pretrained_weights_is_cut_within():
     images, info = batch(1, 2, height=24, width=24), info_of(1, 2)
     assert in_fewer_steps(pipeline)[1] is None
     assert in_fewer_steps(parts.rest)[1] is not None
-    for size in (images, batch(1, height=30, width=24)):  # the latter is cropped, as the preset does
+    for size in (images, batch(1, height=30, width=24)):  # the taller one is cropped, as in the preset
         expected, _ = PerSample(lambda image: parts.rest(Image.fromarray(np.array(image))))(size, None, info)
         assert torch.equal(PerSample(parts.rest)(size, None, info)[0], expected)
 

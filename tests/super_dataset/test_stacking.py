@@ -1,4 +1,4 @@
-"""Whatever samples are made of, a batch of them has the structure that torch's ``default_collate`` gives."""
+"""Whatever samples consist of, a batch has the structure that torch's ``default_collate`` gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which transforms are taken for one image, which for a batch, and which are refused, by their signatures."""
+"""By their signatures, transforms are applied per image, applied per batch, or refused."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.super_dataset.test_per_sample import drawn, drawn_by_both
 
 
 class Open:
-    """Called with anything."""
+    """A transform that accepts any arguments."""
 
     def __call__(self, *args, **kwargs):
         return args
@@ -30,7 +30,7 @@ NOT_TOLD = [
     PerSample,
     Augment,
     print,
-    max,  # of which Python tells no arguments
+    max,  # Python cannot tell its parameters
     torch.nn.Bilinear(1, 1, 1),
 ]
 
@@ -67,7 +67,7 @@ def test_three_arguments_take_a_batch_and_one_required_an_image():
 def test_what_mixes_a_batch_is_refused(kind):
     if torchvision_transforms() is None:
         pytest.skip("torchvision is not installed")
-    from torchvision.transforms import v2  # after its operators are declared
+    from torchvision.transforms import v2  # after declaring its operators
 
     mix = getattr(v2, kind)(num_classes=4)
     for make in (
@@ -97,7 +97,7 @@ def test_wrong_arguments_are_named(arguments, name):
 def test_what_is_known_to_draw_is_refused_without_a_seed_however_rarely_it_does():
     if torchvision_transforms() is None:
         pytest.skip("torchvision is not installed")
-    from torchvision.transforms import v2  # after its operators are declared
+    from torchvision.transforms import v2  # after declaring its operators
 
     pipeline = v2.Compose([v2.RandomHorizontalFlip(p=1e-9), v2.ToImage()])
     with pytest.raises(ConfigError, match=r"Compose\(RandomHorizontalFlip.* seed=None"):

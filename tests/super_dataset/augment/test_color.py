@@ -17,7 +17,7 @@ ORDER = [0, 1, 2, 3]
 
 
 def changed(images, *, orders=None, **factors):
-    """Images after jitter with these factors, one for each image; others are off."""
+    """Apply jitter with these factors, one per image; other adjustments are off."""
     ranges = tuple(ANY if name in factors else None for name in JITTERS)
     table = [np.broadcast_to(factors.get(name, 1.0), len(images)) for name in JITTERS]
     drawn = JitterValues(np.array(table, dtype=np.float32), np.array(orders or [ORDER] * len(images)))
@@ -43,7 +43,7 @@ def test_like_pillow_but_for_rounding(name, enhancer, factor):
         expected = torch.from_numpy(np.array(pillow)).movedim(-1, 0)
         assert (
             result - expected.float()
-        ).abs().max() <= 1.5  # Pillow cuts off, and rounds the grey it mixes in
+        ).abs().max() <= 1.5  # Pillow truncates, and rounds the grey it blends with
 
 
 @pytest.mark.parametrize("factor", [-0.5, -0.1, 0.0, 0.3, 0.5])
@@ -82,4 +82,4 @@ def test_draws_are_uniform_in_their_ranges_and_orders_all_as_likely():
         assert np.abs(shares - (np.arange(20_000) + 0.5) / 20_000).max() < 1.95 / np.sqrt(20_000)
     orders, counts = np.unique(drawn.orders, axis=0, return_counts=True)
     assert sorted(map(tuple, orders)) == sorted(permutations(range(4)))
-    assert ((counts - 20_000 / 24) ** 2 / (20_000 / 24)).sum() < 49.7  # chi-squared, one in 1,000
+    assert ((counts - 20_000 / 24) ** 2 / (20_000 / 24)).sum() < 49.7  # chi-squared, p = 0.001

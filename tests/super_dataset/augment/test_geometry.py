@@ -1,4 +1,4 @@
-"""Random boxes as torchvision draws them, their pixels against Pillow's, and the numbers behind them."""
+"""Random boxes drawn as by torchvision, pixels compared with Pillow's, and the random numbers behind them."""
 
 import math
 
@@ -21,7 +21,7 @@ from superdl.super_dataset.augment.geometry import (
 from tests.super_dataset.augmenting import ids_of, picture
 
 SAMPLES = 20_000
-KS = 1.95 / math.sqrt(SAMPLES)  # distance of Kolmogorov and Smirnov that chance exceeds once in 1,000
+KS = 1.95 / math.sqrt(SAMPLES)  # Kolmogorov-Smirnov distance at p = 0.001
 
 
 def boxes_of(count, height, width, *, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), seed=0):
@@ -31,7 +31,7 @@ def boxes_of(count, height, width, *, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), s
 
 
 def distance(values, low, high):
-    """How far the values' distribution is from the uniform one."""
+    """The Kolmogorov-Smirnov distance of the values' distribution from the uniform one."""
     shares = (np.sort(values) - low) / (high - low)
     return np.abs(shares - (np.arange(len(values)) + 0.5) / len(values)).max()
 
@@ -58,7 +58,7 @@ def test_boxes_lie_in_the_image(height, width, low, high, ratio, seed):
 def test_area_aspect_and_place_are_uniform_where_every_try_fits():
     top, left, height, width = boxes_of(SAMPLES, 1000, 1000, scale=(0.1, 0.5))
     area = height * width / 1e6
-    assert distance(area, 0.1, 0.5) < KS + 0.003  # whole pixels
+    assert distance(area, 0.1, 0.5) < KS + 0.003  # sides are whole pixels
     aspect = np.log(width / height)
     assert distance(aspect, math.log(3 / 4), math.log(4 / 3)) < KS + 0.003
     for place, length in ((top, height), (left, width)):
@@ -77,7 +77,7 @@ def test_where_no_try_fits_the_largest_central_part_is_taken(height, width, expe
 
 
 def pillow(image, box, size):
-    """The box as Pillow resizes it: the part is cut out first, as torchvision does."""
+    """The box resized by Pillow, cropped first as in torchvision."""
     top, left, height, width = box
     part = Image.fromarray(image.movedim(0, -1).numpy()).crop((left, top, left + width, top + height))
     return np.asarray(part.resize(size[::-1], Image.Resampling.BILINEAR)).astype(int)
@@ -99,9 +99,9 @@ def test_both_ways_give_the_pixels_that_pillow_gives(data):
     image = picture(data.draw(st.integers(0, 5)), height, width)
     expected = pillow(image, box, size)
     one = crop_resize(image, box, size)[0].movedim(0, -1).numpy().astype(int)
-    assert np.abs(one - expected).max() <= 2  # torch rounds weights to 16 bits, and after each direction
+    assert np.abs(one - expected).max() <= 2  # torch rounds weights to 16 bits, and after each pass
     products = by_products(image, box, size)
-    # What lies in the middle between two numbers may be rounded the other way, in each direction.
+    # A value halfway between two integers may be rounded the other way in each pass.
     assert np.abs(products - expected).max() <= 2
     assert (np.abs(products - expected) > 1).mean() < 0.01
     assert np.abs(products - one).max() <= 3
@@ -109,7 +109,7 @@ def test_both_ways_give_the_pixels_that_pillow_gives(data):
 
 
 @pytest.mark.parametrize(
-    ("counter", "key", "expected"),  # the vectors that the authors publish with Random123
+    ("counter", "key", "expected"),  # test vectors published with Random123
     [
         ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
         ([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),

@@ -1,4 +1,4 @@
-"""Augmentation as users call it: repeatable, fresh by epoch, and clear about what it cannot take."""
+"""Augmentation as users call it: repeatable, fresh in each epoch, with clear errors for unsupported input."""
 
 import pytest
 import torch
@@ -75,7 +75,7 @@ def test_dtype_layout_and_normalisation(dtype, size, jitter):
         mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
         expected = (grey / 255 - mean) / std
     rounding = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.uint8: 0}[dtype]
-    jittered = 0.5 / 255 / min(STD) if normal and jitter else 0  # uint8 images are rounded, floats are not
+    jittered = 0.5 / 255 / min(STD) if normal and jitter else 0  # uint8 images are rounded, floats not
     assert (made.float() - expected).abs().max() <= rounding + jittered
 
 
@@ -89,12 +89,12 @@ def test_images_of_different_sizes_become_one_batch():
 
 
 def compare_with_device_way(augment, images, info, monkeypatch, device="cpu"):
-    """The results on the host, and by the way of devices."""
+    """Compare the results on the host with those of the code path for devices."""
     host = augment.images(images, info)
     with monkeypatch.context() as patched:
         if device == "cpu":
             patched.setattr(Augment, "_on_host", Augment._on_device)
-            patched.setattr(module, "_DEVICE_BYTES", 200_000)  # a few samples at once
+            patched.setattr(module, "_DEVICE_BYTES", 200_000)  # a few samples per step
         there = [i.to(device) for i in images] if isinstance(images, list) else images.to(device)
         made = augment.images(there, info)
         assert made.device.type == device
@@ -122,7 +122,7 @@ def test_the_way_of_devices_gives_the_same_but_for_rounding(size, device, monkey
     host, made = compare_with_device_way(augment, images, info, monkeypatch, device)
     levels = (host - made).abs() * min(STD) * 255
     assert levels.mean() < 0.05
-    assert levels.quantile(0.999) < 4  # a grey level before jitter is a few after it
+    assert levels.quantile(0.999) < 4  # jitter can scale one grey level to a few
 
 
 @pytest.mark.parametrize("device", DEVICES)

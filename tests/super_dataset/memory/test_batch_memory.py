@@ -1,4 +1,4 @@
-"""Memory is used again when the last holder of a batch is gone, and never before."""
+"""Memory is reused once the last holder of a batch is gone, and never earlier."""
 
 import gc
 import threading
@@ -12,7 +12,7 @@ from superdl.super_dataset.memory.batch_memory import RecycledMemory, memory_her
 
 SIZE = 4096
 
-# What a training loop may keep of a batch in place of the batch.
+# What a training loop may keep instead of the batch.
 HOLDERS = {
     "the tensor": lambda tensor: tensor,
     "a slice": lambda tensor: tensor[3:5],

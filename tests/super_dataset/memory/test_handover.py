@@ -1,4 +1,4 @@
-"""Batches go from real DataLoader workers to this process in memory that is used again; none is lost."""
+"""Real DataLoader workers hand batches to this process in reused memory; none is lost."""
 
 import gc
 import multiprocessing
@@ -23,18 +23,18 @@ from tests.super_dataset.stored_batches import bound_dataset, images, stored
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd_create and /proc are Linux's")
 
 SIZE = 16
-SIDE = 64  # 196,608 bytes a batch
+SIDE = 64  # 196,608 bytes per batch
 BLOCK_BYTES = 200_000
 
 
 def blocks_of_this_process():
-    """How many of SUPER's blocks this process has open."""
+    """How many of SUPER's memory blocks this process has open."""
     inodes = set()
     for entry in Path("/proc/self/fd").iterdir():
         try:
             if "super-batch" in str(entry.readlink()):
                 inodes.add(entry.stat().st_ino)
-        except FileNotFoundError:  # the one that lists
+        except FileNotFoundError:  # the descriptor of this listing
             continue
     return len(inodes)
 
@@ -44,7 +44,7 @@ def open_files():
 
 
 def with_blocks(batch, labels, info):
-    """A transform: how many blocks the worker has."""
+    """A transform that adds how many blocks the worker has."""
     return batch, labels, blocks_of_this_process()
 
 
@@ -95,12 +95,12 @@ def test_a_few_blocks_serve_all_batches(refs, method):
         assert labels.tolist() == list(range(100, 100 + SIZE))
         assert not labels.is_shared()
         most = max(most, blocks)
-    assert 1 <= most <= 6  # two asked ahead, one held here, one being filled, one or two on the way
+    assert 1 <= most <= 6  # two prefetched, one held here, one being filled, one or two in transit
 
 
 def test_all_batches_may_be_kept(refs):
     kept = list(loader_of(bound_dataset(), refs))
-    assert {lies_in_a_block(batch) for batch, _ in kept} == {True, False}  # blocks ran short
+    assert {lies_in_a_block(batch) for batch, _ in kept} == {True, False}  # there are too few blocks
     gc.collect()
     for n, (batch, _) in enumerate(kept):
         assert np.array_equal(pixels(batch), expected(n))
@@ -110,7 +110,7 @@ def test_all_batches_may_be_kept(refs):
 
 
 def several(batch, labels, info):
-    """A transform that gives out one batch in many ways."""
+    """A transform that returns one batch in several forms."""
     return {"whole": batch, "half": batch[: SIZE // 2], "float": batch.float() / 255, "labels": labels[::2]}
 
 
@@ -131,12 +131,12 @@ def test_ragged_batches_lie_in_one_block(valkey):
     for batch, _ in loader_of(bound_dataset(), [ref] * 4):
         assert all(np.array_equal(item.numpy(), array) for item, array in zip(batch, arrays, strict=True))
         assert all(lies_in_a_block(item) for item in batch[1:])
-        assert open_files() < before + 20  # the loader's own, and one for each batch
+        assert open_files() < before + 20  # the loader's own, and one per batch
         del batch
 
 
 class Giver(Dataset):
-    """Gives filled blocks without a cache."""
+    """A dataset that returns filled blocks without a cache."""
 
     def __getitem__(self, number):
         block = memory_here().take(BLOCK_BYTES)
@@ -177,7 +177,7 @@ def test_a_worker_that_is_gone_is_named():
     message = here.recv_bytes()
     held = pickle.loads(message)
     resume.send(True)
-    assert (here.recv(), here.recv()) == (1, 2)  # one block is held here, so another was made
+    assert (here.recv(), here.recv()) == (1, 2)  # one block is held here, so the worker made another
     worker.join()
     assert len(held) == BLOCK_BYTES
     del held
@@ -186,7 +186,7 @@ def test_a_worker_that_is_gone_is_named():
 
 
 def die_slowly(connection):
-    """Send a batch and be as a killed process for a moment: its files are closed, and it is not dead yet."""
+    """Send a batch, then act like a dying process for a moment: its files are closed, but it still runs."""
     memory = WorkerMemory()
     message = bytes(ForkingPickler.dumps(memory.take(BLOCK_BYTES)))
     for block in memory._blocks:
@@ -203,7 +203,7 @@ def test_a_worker_that_is_dying_is_dead_when_its_batch_is_given_up():
     worker.start()
     with pytest.raises(SuperError, match=f"worker {worker.pid} .*exited before"):
         pickle.loads(here.recv_bytes())
-    assert worker.exitcode == -signal.SIGALRM  # so torch, which looks now, tells of the dead worker
+    assert worker.exitcode == -signal.SIGALRM  # so torch's next check reports the dead worker
 
 
 def test_small_tensors_go_by_value_where_told():
@@ -217,7 +217,7 @@ def test_small_tensors_go_by_value_where_told():
 
 
 def looks_again(held, told, sent):
-    told.recv()  # meanwhile the trainer has dropped its own and read on
+    told.recv()  # by now the trainer has dropped its own and read on
     sent.send(bool((held.numpy() == 0).all()))  # numpy: torch's threads do not survive a fork
 
 
@@ -247,7 +247,7 @@ def test_a_batch_that_is_sent_on_is_copied_so_that_arrays_of_it_stay_right():
     array = held.numpy()
     context = torch.multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
-    queue.put(held)  # pickles at once
+    queue.put(held)  # pickled immediately
     del held
     assert [int(block[0]) for block in batches] == list(range(1, 30))
     assert bool((array == 0).all())
@@ -266,7 +266,7 @@ def refused(*_, **__):
 @pytest.mark.parametrize(
     ("module", "name", "make"),
     [
-        (os, "memfd_create", None),  # a Python built without it: a nameless file in /dev/shm
+        (os, "memfd_create", None),  # Python built without it: unnamed file in /dev/shm
         (os, "memfd_create", refused),
         (os, "posix_fallocate", refused),
         (handover, "files_can_be_opened", lambda: False),
@@ -284,7 +284,7 @@ def test_where_the_system_refuses_batches_come_all_the_same(refs, monkeypatch, m
 
 @pytest.fixture(autouse=True)
 def _torch_s_own_pickler():
-    """Undo what a worker does to the pickler of its process, where a test did so in this one."""
+    """Restore torch's pickler: a worker replaces it, and some tests run as one in this process."""
     yield
     from torch.multiprocessing.reductions import init_reductions
 

@@ -1,4 +1,4 @@
-"""Where payloads lie, which are hashed, and what a batch makes of odd answers; the fuzzers hold the rest."""
+"""Where payloads go, which are hashed, and how odd replies are handled; the fuzzers cover the rest."""
 
 import os
 
@@ -10,12 +10,12 @@ from superdl.super_wire.record import HEADER_BYTES
 from tests.super_dataset.stored_batches import bound_to, images, receive, received, record, ref_of, tombstone
 
 IDS = bytes(range(128)) * 5
-"""Of 40 samples; each record here is of the sample at its offset."""
+"""The ids of 40 samples; each record here belongs to the sample at its offset."""
 GOOD = record(images(1)[0])
 
 
 def read_by(seen, *records, epoch=0):
-    """Which records of a batch were hashed as they came, and which were found corrupt."""
+    """The offsets of records that were hashed on arrival, and of those found corrupt."""
     ids = IDS[: 16 * len(records)]
     wholes = [bound_to(ids[16 * offset : 16 * offset + 16], whole) for offset, whole in enumerate(records)]
     buffer = received(wholes, to_hash=seen.to_hash(ids, epoch))
@@ -63,7 +63,7 @@ def test_only_a_sound_data_record_decides_the_size():
     receive(buffer, 3, SIX)
     assert buffer.item_bytes == 6
     assert sorted(buffer.own) == [0, 1, 2]
-    receive(buffer, 1, SIX)  # good when it was requested again
+    receive(buffer, 1, SIX)  # the retry was good
     assert sorted(buffer.own) == [0, 2]
     assert bytes(buffer.payload(1)) == SIX[HEADER_BYTES:]
 
@@ -77,7 +77,7 @@ def test_a_large_first_record_does_not_reserve_its_size_for_every_sample():
 
 
 def sorted_batch(*errors):
-    """A batch of which the cache lacks the first sample, and answers for the others with these errors."""
+    """A batch whose first sample is missing from the cache, and whose others get these error replies."""
     batch = Batch(ref_of(3, "unix:///c"), BatchBuffer(3))
     batch.buffer.replies[0] = ReplyKind.NIL
     for offset, text in enumerate(errors, 1):
@@ -87,7 +87,7 @@ def sorted_batch(*errors):
 
 
 def test_only_what_the_cache_said_it_lacks_is_reported_as_missed():
-    batch = sorted_batch("LOADING the dataset in memory")  # and nothing came for the third
+    batch = sorted_batch("LOADING the dataset in memory")  # no reply for the third
     report = batch.report(done=False)
     assert batch.missing == [0, 1, 2]
     assert (report.missed, report.corrupt, report.hits) == ((0,), (), 0)
@@ -95,7 +95,7 @@ def test_only_what_the_cache_said_it_lacks_is_reported_as_missed():
 
 
 def test_an_error_that_no_get_has_is_doubt_in_the_connection():
-    """A bit of a command flipped on the way, or the answer to another command took this one's place."""
+    """A flipped bit in a command, or another command's reply in its place."""
     batch = sorted_batch("ERR unknown command 'GDT'", "LOADING the dataset in memory")
     assert batch.missing == [0, 1, 2]
     assert "GDT" in batch.astray

@@ -1,4 +1,4 @@
-"""One batch by every way to a single node: transports, protocols, credentials, Valkey and Redis."""
+"""Read one batch from a single node in every way: transports, protocols, credentials, Valkey and Redis."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tests.fixtures.tls_front import TlsFront
 from tests.fixtures.valkey import Valkey
 from tests.super_dataset.stored_batches import JOB, id_at, images, record, ref_of, store
 
-# What docs/reference.md tells operators to give a reader. Redis 6.2 has no %R~ and %W~.
+# The rights that docs/reference.md gives a reader. Redis 6.2 has no %R~ and %W~.
 LEAST = [
     "on",
     ">geheim",
@@ -51,7 +51,7 @@ def test_the_same_bytes_by_every_way(either, tls_url, transport, credentials, mo
     ref = ref_of(41, url)
     store(either, ref, [*arrays, None])
     with either.client() as client:
-        client.ping()  # so that it is in before anyone needs a password
+        client.ping()  # log in before a password is required
         let_in(either, credentials, monkeypatch)
         last = (cache_key(id_at(ref, 40)), record(arrays[0], id_at(ref, 40)))
         reader = BatchReader(ReadSettings(verify="all"), sleep=lambda _: client.set(*last))
@@ -60,7 +60,7 @@ def test_the_same_bytes_by_every_way(either, tls_url, transport, credentials, mo
             found = read.buffer.block.numpy().reshape(41, 8, 8, 3)
             assert np.array_equal(found, np.stack([*arrays, arrays[0]]))
             assert read.attempts == attempts
-        assert client.xlen(report_stream(JOB)) >= 3  # of all attempts but perhaps the last
+        assert client.xlen(report_stream(JOB)) >= 3  # one per attempt, maybe without the last
 
 
 def test_a_ping_reports_what_a_reader_may_not_do(valkey, monkeypatch):
@@ -73,7 +73,7 @@ def test_a_ping_reports_what_a_reader_may_not_do(valkey, monkeypatch):
 
 
 class OldServer(Valkey):
-    """It does not know CLUSTER."""
+    """A server without CLUSTER."""
 
     def __init__(self):
         super().__init__(arguments=("--rename-command", "CLUSTER", ""))

@@ -1,4 +1,4 @@
-"""Reading from a real cluster: slots that move, nodes that die, reports that find their node."""
+"""Read from a real cluster: slots that move, nodes that die, reports that reach their node."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ COUNT = 90
 
 
 def batch(cluster, arrays, url=None, **fields):
-    """A batch whose records lie where their slots are; ``None`` is left missing."""
+    """A batch with each record at its slot's node; ``None`` is left missing."""
     ref = ref_of(len(arrays), url or cluster.url, **fields)
     put(cluster, ref, arrays)
     return ref
@@ -41,7 +41,7 @@ def slots_of(ref):
 
 
 def at_node(cluster, ref, number):
-    """The samples of a batch that one node has."""
+    """The offsets of a batch's samples on one node."""
     return [offset for offset, slot in enumerate(slots_of(ref)) if cluster.owners[slot] == number]
 
 
@@ -54,7 +54,7 @@ def as_bytes(arrays):
 
 
 def counts(cluster, name):
-    """A counter of each node's INFO, such as how often it answered ``MOVED``."""
+    """An error counter from each node's INFO, such as the number of ``MOVED`` replies."""
     found = []
     for node in cluster.nodes:
         with node.client() as client:
@@ -117,7 +117,7 @@ def test_slots_under_way_are_asked_for_at_both_ends(shared_cluster):
     for _ in range(2):
         read = reader.read(ref)
         assert (read.attempts, read.hits, payloads(read)) == (1, COUNT, as_bytes(arrays))
-    assert counts(shared_cluster, "ASK")[1] - before[0][1] == 2 * len(gone)  # never taken for the map
+    assert counts(shared_cluster, "ASK")[1] - before[0][1] == 2 * len(gone)  # ASK must not change the map
     assert counts(shared_cluster, "MOVED") == before[1]
     for _, slot in moving:
         shared_cluster.move_keys(slot, 2)
@@ -138,7 +138,7 @@ def test_reports_find_the_stream_and_follow_it(shared_cluster):
     slot = key_slot(report_stream(JOB))
     home = shared_cluster.owners[slot]
     shared_cluster.move(slot, (home + 1) % MASTERS)
-    for _ in range(4):  # the first report is refused, the second read learns of it, the third heeds it
+    for _ in range(4):  # report 1 is refused, read 2 notices, report 3 arrives
         reader.read(batch(shared_cluster, images(COUNT), position=7))
     assert len(reports(shared_cluster)) == 3
     shared_cluster.move(slot, home)
@@ -165,7 +165,7 @@ def test_a_node_that_dies_takes_only_its_samples_along(shared_cluster):
         read = reader.read(ref)
         asked = client.info("commandstats")["cmdstat_get"]["calls"]
     assert asked == len(at_node(shared_cluster, ref, 0))  # its samples came at the first attempt
-    assert (read.attempts, read.hits) == (4, COUNT)  # no answered GET missed a sample
+    assert (read.attempts, read.hits) == (4, COUNT)  # no answered GET was a miss
     assert payloads(read) == as_bytes(arrays)
     assert lost
 
@@ -190,13 +190,13 @@ def test_the_node_that_takes_over_is_found_without_a_pause(valkey_cluster):
     ref = batch(valkey_cluster, arrays)
     reader = BatchReader(ReadSettings(verify="all"))
     reader.read(ref)
-    replica = valkey_cluster.add_replica(0)  # of the node whose address readers were given
+    replica = valkey_cluster.add_replica(0)  # of the node in the readers' address
     valkey_cluster.nodes[0].kill()
     with replica.client() as client:
         client.execute_command("CLUSTER FAILOVER TAKEOVER")
         while client.execute_command("ROLE")[0] != b"master":
             pass
-    with valkey_cluster.nodes[1].client() as client:  # who is asked knows it, too
+    with valkey_cluster.nodes[1].client() as client:  # this node is asked for the map, so it must know
         while f"127.0.0.1', {replica.port}" not in str(client.execute_command("CLUSTER SLOTS")):
             pass
     read = reader.read(ref)

@@ -1,4 +1,4 @@
-"""Raise, skip, replace: which samples are delivered, and that nobody can fail to notice."""
+"""Raise, skip, replace: which samples are delivered, and that bad ones cannot go unnoticed."""
 
 import pickle
 from dataclasses import fields, replace
@@ -79,7 +79,7 @@ def test_it_follows_the_delivered_samples(ref_and_read):
     assert info.repetitions.tolist() == [0, 1, 2, 2]
     chances = [info.draw_ids[at : at + 16] for at in range(0, 64, 16)]
     assert chances[0] == id_at(ref, 0)
-    assert len({*chances, id_at(ref, 1), id_at(ref, 3)}) == 5, "the last two are one sample, at one time"
+    assert len({*chances, id_at(ref, 1), id_at(ref, 3)}) == 5, "the last two are one repetition of one sample"
     assert info.bad == (("train/7-2.jpg", "undecodable: cannot identify image file"),)
     assert info.decode_s == pytest.approx(8.0)
     assert info.fetch_s == pytest.approx(0.004)
@@ -186,7 +186,7 @@ def test_labels_whose_lists_vary_come_as_lists_of_tensors_of_their_own():
         assert tensors["age"].tolist() == [[7, 8, 9][place] for place in places]
         assert [one.tolist() for one in tensors["boxes"]] == [boxes[place] for place in places]
         assert {(one.dtype, one.shape[1:]) for one in tensors["boxes"]} == {(torch.float64, (2,))}
-        tensors["boxes"][-2][:] = -1  # what changes one changes no other, nor what was received
+        tensors["boxes"][-2][:] = -1  # samples share no memory, nor with the input
         assert [one.tolist() for one in tensors["boxes"]][:2] == [boxes[place] for place in places][:2]
     tokens = label_tensor(unpack_labels(b"\2\0\0\0\1\0\0\0\0\0\0\0\5", "uint8[*]"), None)
     assert [one.tolist() for one in tokens] == [[5], []]

@@ -1,4 +1,4 @@
-"""Samples of several named arrays: what a cache or a pack holds comes as a dict of tensors, on every way."""
+"""Samples of several named arrays come as a dict of tensors, from cache or packs and with every loader."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ NAMES = ("boxes", "image", "mask")
 
 
 def samples(count, *, boxes=lambda at: at % 3):
-    """Images of 6x8, their masks, and as many boxes as ``boxes`` says."""
+    """Images of 6x8, their masks, and ``boxes(at)`` boxes."""
     rng = np.random.default_rng(count)
     return [
         {
@@ -37,7 +37,7 @@ def samples(count, *, boxes=lambda at: at % 3):
 
 
 def assert_delivered(batch, expected):
-    """Each field is stacked where its arrays agree, else a list; images have their channels first."""
+    """Assert that fields are stacked if arrays match, else listed; images have their channels first."""
     assert sorted(batch) == sorted(expected[0])
     for name, field in batch.items():
         arrays = [sample[name] for sample in expected]
@@ -67,7 +67,7 @@ def test_any_arrays_come_back_as_tensors(data, uniform, shared):
     batch = sample_tensors(buffer, order)
     assert_delivered(batch, [expected[offset] for offset in order])
     tensors = [one for field in batch.values() for one in ([field] if torch.is_tensor(field) else field)]
-    assert len({one.untyped_storage().data_ptr() for one in tensors}) == 1, "workers send one piece"
+    assert len({one.untyped_storage().data_ptr() for one in tensors}) == 1, "workers send one block"
 
 
 @pytest.mark.parametrize("way", ["cache", "packs", "threads", "workers"])

@@ -1,6 +1,6 @@
-"""Packs are kept open within a bound, by threads, in forks, and where few files may be open.
+"""Open packs are bounded in number, with threads, in forks, and where few files may be open.
 
-The whole read path over packs that are spoilt is in ``tests/hostile/fuzz_reading.py``.
+``tests/hostile/fuzz_reading.py`` covers the read path over corrupt packs.
 """
 
 import gc
@@ -30,7 +30,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def batches(store):
-    """Batches and their pixels, each in twelve packs."""
+    """Batches with the seeds of their pixels, each in twelve packs."""
     return [
         (packed(store, ref_of(SIZE, "redis://x", position=n), images(SIZE, seed=n), packs=PACKS), n)
         for n in range(6)
@@ -51,7 +51,7 @@ def open_files(store):
     for link in Path("/proc/self/fd").iterdir():
         try:
             found += str(link.readlink()).startswith(store.address)
-        except FileNotFoundError:  # the directory that is being listed
+        except FileNotFoundError:  # the descriptor of this listing
             continue
     return found
 
@@ -83,7 +83,7 @@ def test_removed_packs_are_let_go_within_a_minute(store, batches):
 
 
 def in_a_fork(work):
-    """The exit status of a fork that does some work."""
+    """Run a function in a fork, and return the exit status."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -105,7 +105,7 @@ def test_a_fork_holds_none_of_its_parents_packs_open(store, batches):
         assert open_files(store) == 0
         check(batches[0], OPEN_PACKS)
 
-    with OPEN_PACKS._lock:  # another thread may hold it
+    with OPEN_PACKS._lock:  # as if held by another thread
         assert in_a_fork(work) == 0
     check(batches[0], OPEN_PACKS)
     assert open_files(store) == PACKS

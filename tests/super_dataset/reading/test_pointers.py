@@ -1,4 +1,4 @@
-"""A reader follows pointers into packs of its own store; one that leads nowhere is a miss with a reason."""
+"""A reader follows pointers into packs of its store; one that leads nowhere is a miss with a reason."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def packs(tmp_path):
 
 
 def pointers_of(ref):
-    """Where the places of a batch lead."""
+    """Pointers to a batch's places."""
     names, places = ref.places.packs, ref.places
     pack_of = np.frombuffer(places.pack_of, dtype="<u4")
     begins, lengths = np.frombuffer(places.offsets, dtype="<u8"), np.frombuffer(places.lengths, dtype="<u4")
@@ -38,8 +38,8 @@ def pointers_of(ref):
 
 
 def pointed(valkey, packs, arrays, *, but=None, **fields):
-    """A batch without places whose records lie in packs, and of which the cache has pointers; ``but`` has
-    what the cache holds of some.
+    """A batch without places: its records are in packs, and the cache has pointers to them. ``but`` replaces
+    some of the cache's values, by offset.
     """
     placed = packed(packs, ref_of(len(arrays), valkey.unix_url, **fields), arrays)
     wholes = [pack_pointer(place, id_at(placed, n)) for n, place in enumerate(pointers_of(placed))]
@@ -82,7 +82,7 @@ def test_a_pointer_that_comes_after_a_miss_was_missed(valkey, packs):
 
 
 def test_waiting_for_what_no_pointer_leads_to_is_bounded_and_tells_nothing_of_sizes(valkey, packs):
-    """What a pointer takes, in place of a record, is no record's size: the next batch is one block."""
+    """A pointer's size is no record size: the next batch still gets a single block."""
     other, *alike = images(1, 6) + images(SIZE - 1)
     ref, placed = pointed(valkey, packs, [*alike[:2], other, *alike[2:]])
     packs.remove(placed.places.packs[1])

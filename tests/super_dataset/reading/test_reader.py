@@ -1,4 +1,4 @@
-"""The waiting loop: what is missing heals, what does not ends in time, and the coordinator is told."""
+"""The retry loop: missing samples heal or time out, and the coordinator gets a report."""
 
 import gc
 import multiprocessing
@@ -29,7 +29,7 @@ from tests.super_dataset.stored_batches import (
 
 
 class FakeTime:
-    """A clock that only sleeping moves. ``during`` is called within each sleep, in turn."""
+    """A clock moved only by sleeping. Each sleep calls the next function of ``during``."""
 
     def __init__(self, *during):
         self.now_s = 1000.0
@@ -81,7 +81,7 @@ def test_no_more_is_requested_at_once_than_allowed(valkey, monkeypatch):
     monkeypatch.setattr(CacheConnection, "send", counted)
     reader_at(FakeTime(), in_flight_bytes=10 * 256, record_bytes=256).read(ref)
     assert sum(sent) == 64
-    assert max(sent) <= 13  # 10 as predicted; 13 once the payload's own 192 bytes are known
+    assert max(sent) <= 13  # 10 as predicted; 13 once the 192 bytes of the payload are known
 
 
 def test_what_is_missing_or_spoilt_is_reported_asked_for_again_alone_and_heals(valkey):
@@ -134,7 +134,7 @@ def test_the_wait_is_bounded_by_time(valkey, read_timeout_s):
     fake = FakeTime()
     with pytest.raises(ReadTimeoutError) as caught:
         reader_at(fake, read_timeout_s=read_timeout_s).read(ref)
-    # The last attempt begins a little before the time is up, so that it can be answered.
+    # The last attempt starts slightly before the timeout, to leave time for the reply.
     waited_s = sum(fake.slept_s)
     assert waited_s == pytest.approx(read_timeout_s - min(0.25, read_timeout_s / 4))
     assert max(fake.slept_s) <= 1.0
@@ -174,12 +174,12 @@ def test_a_tombstone_ends_the_wait_at_once(valkey, permanent):
 
 
 def test_a_restart_in_the_middle_of_a_read_heals_and_keeps_what_came(valkey):
-    """The cache dies while the batch is under way and comes back empty; what is missed is produced again."""
+    """The cache dies during the read and comes back empty; the missing samples are produced again."""
     arrays = images(64, 64)
     ref = stored(valkey, arrays)
     looks = []
 
-    def clock():  # looked at after every receive
+    def clock():  # called after every receive
         looks.append(None)
         if len(looks) == 12:
             valkey.restart_empty()
@@ -190,7 +190,7 @@ def test_a_restart_in_the_middle_of_a_read_heals_and_keeps_what_came(valkey):
     def sleep(_seconds):
         for report in reports(valkey)[
             -1:
-        ]:  # none after the attempt that broke off: there was nobody to send it to
+        ]:  # none after the aborted attempt, which had no server to report to
             produced.append(report.missed)
             store(valkey, ref, [a if offset in report.missed else None for offset, a in enumerate(arrays)])
 
@@ -198,7 +198,7 @@ def test_a_restart_in_the_middle_of_a_read_heals_and_keeps_what_came(valkey):
     read = reader.read(ref)
     assert np.array_equal(read.buffer.block.numpy().reshape(64, 64, 64, 3), np.stack(arrays))
     (missed,) = produced
-    assert 0 < len(missed) < 64  # some had come before the crash and were not asked for again
+    assert 0 < len(missed) < 64  # those that came before the crash are not requested again
     assert read.hits == 64 - len(missed)
     assert reports(valkey)[-1].done == 1
 
@@ -247,14 +247,14 @@ def test_a_refusal_is_not_waited_out(valkey, monkeypatch):
 
 
 def test_an_interrupted_read_does_not_spoil_the_next(valkey):
-    """Ctrl-C between replies: the next batch must not be given what is left, though it looks right."""
+    """Ctrl-C between replies: the next batch must not get the remaining ones, though they look valid."""
     first, second = (
         np.full((40, 184), n, dtype=np.uint8) for n in (1, 2)
-    )  # 256 bytes a reply, 512 a receive
+    )  # 256 bytes per reply, 512 per receive
     one, two = stored(valkey, list(first), position=1), stored(valkey, list(second), position=2)
     looks = []
 
-    def clock():  # looked at three times before the first receive, and after every one
+    def clock():  # called three times before the first receive, and after every one
         looks.append(None)
         if len(looks) == 4:
             raise KeyboardInterrupt
@@ -279,7 +279,7 @@ def tell_own_ids(reader, cache, pipe):
 
 def clients(valkey):
     with valkey.client() as client:
-        return len(client.client_list()) - 1  # the one that asks
+        return len(client.client_list()) - 1  # except this one
 
 
 @pytest.fixture
