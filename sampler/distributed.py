@@ -107,7 +107,7 @@ def _number_from_environment(name: str, default: int) -> int:
 
 
 def run_id() -> str:
-    """Return torchelastic's run id, else ``MASTER_ADDR:MASTER_PORT``, else an id of this process."""
+    """Return torchelastic's run id, else ``MASTER_ADDR`` (or this host's name) and port, else an own id."""
     elastic = os.environ.get("TORCHELASTIC_RUN_ID", "")
     if elastic and elastic != _NO_RUN_ID:
         return f"elastic:{elastic}"

@@ -89,6 +89,7 @@ class Dataset:
     # When this run last asked about it, on the registry's clock, and the ids of the jobs that it opened.
     asked_at_s: float = 0.0
     jobs: set[str] = field(default_factory=set)
+    run_id: str = ""
     # Whether the state has recorded the catalog that this run reads.
     noted: bool = False
     # A message for the user if the store has these samples under another directory.

@@ -117,7 +117,7 @@ class DatasetRegistry:
         if known is not None and is_good and (not renew or self._is_fresh(known.listing, renew=True)):
             return known
         listing = self._listing((source, key_list, naming, classes), run_id, dataset_id, renew=renew)
-        dataset = Dataset(dataset_id, recipe, listing, asked_at_s=self._clock())
+        dataset = Dataset(dataset_id, recipe, listing, asked_at_s=self._clock(), run_id=run_id)
         self._datasets[dataset_id] = dataset
         self._forget_some()
         return dataset
@@ -185,9 +185,10 @@ class DatasetRegistry:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _has_ended(self, dataset: Dataset, is_open: Callable[[str], bool]) -> bool:
-        """Return whether a run has been silent about a dataset for long, and has no open job of it."""
+        """Return whether a run has been silent about a dataset for long, and has no open job."""
         is_silent = self._clock() - dataset.asked_at_s > self._max_age_s
-        return is_silent and not any(map(is_open, dataset.jobs))
+        of_run = [other for other in self._datasets.values() if other.run_id == dataset.run_id]
+        return is_silent and not any(is_open(job) for other in of_run for job in other.jobs)
 
     def _is_fresh(self, listing: Listing, *, renew: bool) -> bool:
         age_s = self._clock() - listing.ended_at_s

@@ -67,7 +67,9 @@ def _csv_rows(stream: BinaryIO) -> Iterator[Rows]:
 
     def row_of(cells: list[str]) -> dict[str, Any]:
         row: dict[str, Any] = {
-            name: _number(cell) if name in numeric else cell for name, cell in zip(header, cells, strict=True)
+            name: _number(cell) if name in numeric else cell
+            for name, cell in zip(header, cells, strict=True)
+            if name != LABELS[1]  # CSV has no lists
         }
         return row | {"label": {name.removeprefix(_FIELD): row[name] for name in fields}} if fields else row
 

@@ -203,7 +203,11 @@ class LocalExecutor(WorkersExecutor):
         # close() came before, and had nothing to stop.
         if self._closing.is_set():
             process.kill()
-        return await process.ended()
+        try:
+            return await process.ended()
+        except OSError:
+            process.kill()
+            raise
 
 
 class _NotedDecoder:

@@ -109,7 +109,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         naming = checked_naming(request.alias or None, request.versions or None)
         classes = checked_classes(tuple(request.classes)) if request.classes else ()
         registration = request.source, recipe, request.key_list, request.run_id
-        is_open = self._is_open if request.begins else None
+        is_open = self._is_living if request.begins else None
         dataset = self._datasets.register(
             *registration, naming, classes, renew=request.renew, is_open=is_open
         )
@@ -299,6 +299,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             answer.label_dtype = catalog.label_dtype
             answer.warnings.extend((*catalog.warnings, *self._eligibility.warnings(dataset)))
         return answer
+
+    def _is_living(self, name: str) -> bool:
+        job = self._core.job(name)
+        return job is not None and not job.lapsed
 
     def _is_open(self, name: str) -> bool:
         return self._core.job(name) is not None

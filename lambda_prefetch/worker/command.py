@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import platform
+import resource
 import signal
 import socket
 import sys
@@ -145,6 +146,8 @@ def standby() -> tuple[list[str], Template]:
     Sets the environment. Returns the arguments, and a template for the slots. Exits if the input ends
     before, because then the coordinator has ended.
     """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the coordinator raises its own later
     template = Template()
     _import_calling()
     line = sys.stdin.buffer.readline()

@@ -199,8 +199,16 @@ class _Slot:
 
     @classmethod
     async def _start(cls, template: Template, start_line: bytes) -> Self:
-        pid, connection = await template.fork()
-        slot = cls(pid, *await asyncio.open_connection(sock=connection, limit=MAX_LINE_BYTES))
+        try:
+            pid, connection = await template.fork()
+            with contextlib.ExitStack() as undo:  # a slot ends with its connection
+                undo.callback(connection.close)
+                from_child, to_child = await asyncio.open_connection(sock=connection, limit=MAX_LINE_BYTES)
+                undo.callback(to_child.transport.abort)
+                slot = cls(pid, from_child, to_child)
+                undo.pop_all()
+        except OSError as error:
+            raise SuperError(f"cannot start a process for a slot: {error}") from error
         slot._to_child.write(start_line)
         return slot
 
@@ -271,7 +279,8 @@ class _Slot:
     def kill(self) -> None:
         self._given_up = True
         if not self._ended.is_set():
-            os.kill(self._pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
 
     def _reap(self) -> None:
         asyncio.get_running_loop().remove_reader(self._descriptor)

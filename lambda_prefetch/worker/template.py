@@ -27,7 +27,7 @@ _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 class Template:
     """The process that slots are forked from, with the modules of ``function`` loaded.
 
-    Slots become children of this process, which adopts orphans until :meth:`close`.
+    Slots become children of this process, which adopts orphans while it forks.
     """
 
     def __init__(self, function: str = FUNCTION) -> None:
@@ -35,7 +35,6 @@ class Template:
         modules = [FUNCTION.partition(":")[0]] if function == FUNCTION else []
         self._command = (sys.executable, "-P", "-m", _MODULE, *modules)
         self._turn, self._is_closed = asyncio.Lock(), False
-        _adopt_orphans(yes=True)
         self._start()
 
     def _start(self) -> None:
@@ -61,9 +60,14 @@ class Template:
                     if self._process.poll() is not None:
                         self._channel.close()
                         self._start()
-                    socket.send_fds(self._channel, [b"\n"], [theirs.fileno()])
-                    async with asyncio.timeout(_TIMEOUT_S):
-                        return await self._answer(), ours
+                    # Only meanwhile: the orphans of a killed slot are not waited for.
+                    _adopt_orphans(yes=True)
+                    try:
+                        socket.send_fds(self._channel, [b"\n"], [theirs.fileno()])
+                        async with asyncio.timeout(_TIMEOUT_S):
+                            return await self._answer(), ours
+                    finally:
+                        _adopt_orphans(yes=False)
         except OSError as error:  # also TimeoutError
             ours.close()
             self._process.kill()  # the next fork starts another
@@ -83,7 +87,6 @@ class Template:
         self._is_closed = True
         self._process.kill()
         self._process.wait()
-        _adopt_orphans(yes=False)
         async with self._turn:
             self._channel.close()
 

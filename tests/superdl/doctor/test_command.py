@@ -50,7 +50,7 @@ def test_without_torch_as_beside_a_coordinator(images, valkey):
     assert found["listing"]["verdict"] == found["function"]["verdict"] == "ok"
     for check in ("cache", "sample"):
         assert found[check]["verdict"] == "skip"
-        assert "needs torch" in found[check]["reason"]
+        assert "torch is not installed here" in found[check]["reason"]
 
 
 def test_its_page_has_every_check_in_order_and_no_other_options():
