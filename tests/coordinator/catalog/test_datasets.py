@@ -107,9 +107,14 @@ def test_a_run_with_the_id_of_one_that_has_ended_lists_again(source):
 
         first = await listed(datasets, source)
         first.jobs = {"job"}
+        other = await listed(datasets, source, recipe=OTHER)
+        other.jobs = {"other"}
         (source / "cat" / "new.jpg").write_bytes(b"x")
         clock.now_s += 301.0
         assert await again() is first, "its job is still reading"
+        open_jobs.symmetric_difference_update({"job", "other"})
+        clock.now_s += 301.0
+        assert await again() is first, "the run is still reading its other dataset"
         open_jobs.clear()
         clock.now_s += 299.0
         assert await again() is first, "a slow rank may still open it"
