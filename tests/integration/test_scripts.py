@@ -250,7 +250,7 @@ def test_a_script_that_names_no_coordinator_and_closes_nothing(images, temporary
     known, shapes, which, *epochs_seen, again, produced = done.stdout.splitlines()
     assert known == "150 ('ant', 'bee', 'cat', 'dog') 0 150"
     assert shapes == "[torch.Size([32, 32, 3]), torch.Size([32, 32, 3])] 0"
-    assert "reads with worker processes: 2, since train_transform may draw" in which
+    assert "reads with worker processes: 2, since train_transform may use" in which
     assert epochs_seen == ["10 [16, 16] True"] * 2
     assert again == "True"
     assert produced == "149", "the sample that was read alone was produced again"
