@@ -121,8 +121,9 @@ def _take_standard_streams() -> socket.socket:
 
 def _read(requests_in: BinaryIO, requests: queue.SimpleQueue[bytes]) -> None:
     """Queue requests. End the process as soon as the input ends."""
-    for line in requests_in:
-        requests.put(line)
+    with contextlib.suppress(OSError):  # a worker that was killed with answers unread resets the connection
+        for line in requests_in:
+            requests.put(line)
     os._exit(0)  # not sys.exit: the function may run for long, and its answer is lost
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import signal
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import psutil
 import pytest
 
 from superdl.lambda_prefetch.worker.slots import RequestFailedError, Slots
+from superdl.lambda_prefetch.worker.template import Template
 from superdl.super_wire.errors import SuperError
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
 from tests.coordinator.executors.functions import MODULE
@@ -184,3 +186,19 @@ def test_a_slot_has_no_open_files_of_other_slots():
             assert ends[0] != ends[1]
 
     asyncio.run(main())
+
+
+def test_a_slot_whose_worker_is_killed_with_an_answer_unread_ends():
+    async def main():
+        template = Template()
+        try:
+            return await template.fork()
+        finally:
+            await template.close()
+
+    pid, connection = asyncio.run(main())
+    start = {"function": "json:loads", "nice": 0, "environment": {}}
+    connection.sendall(json.dumps(start).encode() + b"\n1 5 {}\n")
+    assert select.select([connection], [], [], 30)[0], "it has answered"
+    connection.close()
+    asyncio.run(until(lambda: os.waitpid(pid, os.WNOHANG)[0]))
