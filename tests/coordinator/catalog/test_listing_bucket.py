@@ -3,6 +3,8 @@
 import contextlib
 import http.client
 import threading
+from collections import Counter
+from urllib.parse import parse_qsl, urlsplit
 
 import boto3
 import pytest
@@ -236,3 +238,32 @@ def test_no_permission(store, monkeypatch):
             list_source("s3://pets/train")
     finally:
         store.check_permissions(after=10**9)
+
+
+def test_a_throttled_store_with_a_thousand_folders_of_one_image(monkeypatch):
+    """Each folder is a request of its own, and every tenth request is refused once."""
+    asked = Counter()
+
+    def answer(request):
+        query = dict(parse_qsl(urlsplit(request.path).query))
+        asked[request.path] += 1
+        if sum(asked.values()) % 10 == 0 and asked[request.path] == 1:
+            request.answer(503, {}, b"<Error><Code>SlowDown</Code></Error>")
+            return
+        prefix, content = query.get("prefix", ""), ""
+        if query.get("delimiter"):
+            names = (f"{prefix}{number:04}/" for number in range(1001))
+            content = "".join(f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>" for name in names)
+        elif "list-type" in query:
+            content = f"<Contents><Key>{prefix}1.jpg</Key><ETag>e</ETag><Size>1</Size></Contents>"
+        else:
+            request.answer(404, {}, b"")
+            return
+        request.answer(200, {}, f"<ListBucketResult>{content}</ListBucketResult>".encode())
+
+    with contextlib.closing(LoopbackServer(answer)) as server:
+        monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
+        catalog = list_source("s3://pets/train")
+        close_connections()
+    assert len(catalog.classes) == len(catalog.keys) == 1001
+    assert sum(asked.values()) > 1050

@@ -4,9 +4,11 @@ The key list fuzzers check that any catalog survives the round trip through its 
 """
 
 import asyncio
+import multiprocessing
 import os
 import resource
 import time
+from concurrent.futures import ProcessPoolExecutor
 from unittest import mock
 
 import numpy as np
@@ -74,6 +76,14 @@ def test_a_coordinator_that_starts_again_goes_on_with_the_runs_catalog(state, so
         assert (len(found[1]), listings) == (7, 1)
     assert registered(state.directory, source, max_age_s=1e-3) == (said, 0), "the run keeps its own listing"
     assert registered(state.directory, source, max_age_s=1e-3, renew=True)[1] == 1
+
+
+def test_two_coordinators_share_a_state(state, source):
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as processes:
+        both = [processes.submit(registered, state.directory, source) for _ in range(2)]
+        (said, _), (also, _) = (registering.result(60) for registering in both)
+    assert said == also
+    assert registered(state.directory, source) == (said, 0)
 
 
 def test_a_state_that_may_only_be_read_is_read(state, source, monkeypatch):
