@@ -22,12 +22,12 @@ class Telemetry:
     """The logger and metrics of this process."""
 
     def __init__(self, log_level: str) -> None:
-        # Lambda collects the output. Elsewhere SUPER_LOG_LEVEL and POWERTOOLS_METRICS_DISABLED turn it off.
+        # Workers turn both off, by SUPER_LOG_LEVEL and POWERTOOLS_METRICS_DISABLED.
         self._level, self._is_logging = log_level, log_level in {"DEBUG", "INFO"}
-        # The switch in Powertools stops flushing, but not the output after every hundred values.
+        # With this switch, Powertools does not flush, but still prints after every hundred values.
         self._is_metering = os.environ.get("POWERTOOLS_METRICS_DISABLED", "").lower() not in _TRUE
 
-    # Powertools takes a fifth of a function's imports, so it is loaded only to write something.
+    # Imported for the first output, because Powertools takes a fifth of a function's import time.
     @functools.cached_property
     def _logger(self) -> Logger:
         from aws_lambda_powertools import Logger
@@ -41,12 +41,12 @@ class Telemetry:
         return Metrics(namespace="SUPER", service=_SERVICE)
 
     def warmed(self, *, cold_start: bool, golden: str) -> None:
-        """Log an answered warm event."""
+        """Log a warm event."""
         if self._is_logging:
             self._logger.info("warmed", extra={"cold_start": cold_start, "golden": golden})
 
     def finished(self, result: PrefetchResult, context: Any) -> None:
-        """Log and count an answered prefetch request. ``context`` is that of the handler."""
+        """Log and count a prefetch request. ``context`` is the handler's."""
         counts = Counter(result.outcomes)
         if self._is_logging:
             extra = {

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from superdl.coordinator.executors import ExecutorError, executor_class
+from superdl.coordinator.executors.base import ExecutorError, executor_class
 from superdl.doctor.checking import Finding, bad, combined, doubtful, good, skipped
 from superdl.super_wire.executors import EXECUTORS, RunsOn
 from superdl.super_wire.protocol import installed_version
@@ -139,7 +139,7 @@ def _start(kind: ExecutorKind, settings: Settings, cache: str) -> int:
     context = executor_context(replace(settings, cache=cache or settings.cache))
 
     async def start() -> int:
-        executor = executor_type(replace(settings, **executor_type.first_look), context)
+        executor = executor_type(replace(settings, **executor_type.trial_settings), context)
         try:
             await executor.start()
             return executor.scaling.capacity

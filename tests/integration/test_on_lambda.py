@@ -189,7 +189,7 @@ def test_a_right_that_is_lost_while_training_is_told_in_the_first_batch_that_lac
 @pytest.mark.slow
 def test_a_function_of_another_version_is_refused_at_the_start(embedded):
     embedded.deploy(handler="tests.coordinator.executors.functions.of_another_version")
-    remedy = rf"SUPER 9\.9\.9, but the coordinator runs SUPER {installed_version()}: deploy version"
+    remedy = rf"SUPER 9\.9\.9, but the coordinator runs SUPER {installed_version()}. Deploy version"
     with pytest.raises(EmbeddedError, match=remedy), reading(SOURCE, None):
         pass
 

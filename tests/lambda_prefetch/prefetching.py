@@ -179,7 +179,7 @@ class _Pusher:
 
 
 def fetched(request_, source):
-    """What arrives of a request: content or failure by place; the ranges that were read."""
+    """What arrives of a request: content or failure by place; the number of requests."""
     invocation, found = Invocation(request_, FunctionSettings.from_environment(), time.monotonic() + 60), {}
     with Fetchers(invocation, source, _Pusher()) as fetchers:
         while (arrived := fetchers.next()) is not None:
@@ -192,7 +192,7 @@ def fetched(request_, source):
                 found[arrived.index] = failure
             fetchers.release(arrived)
         assert fetchers._budget.used_bytes == 0
-    return found, fetchers.ranges_read
+    return found, fetchers.requests
 
 
 def outcomes_of(found):

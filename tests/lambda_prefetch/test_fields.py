@@ -72,7 +72,7 @@ def test_rows_members_and_objects_are_joined(source, valkey, monkeypatch, thread
     assert 0 not in {result.source_bytes, result.fetch_us, result.decode_us}
 
 
-def test_parts_that_exceed_the_budget_together_come_all_the_same(tmp_path, valkey, monkeypatch):
+def test_parts_may_exceed_the_budget_together(tmp_path, valkey, monkeypatch):
     monkeypatch.setenv("SUPER_FETCH_BYTES", str(2**20))
     directory = tmp_path / "source"
     directory.mkdir()
@@ -85,7 +85,7 @@ def test_parts_that_exceed_the_budget_together_come_all_the_same(tmp_path, valke
     assert run(request_of(directory, rows, valkey.unix_url, recipe)).outcomes == ("cached",) * 4
 
 
-def test_the_first_part_that_fails_is_told_whichever_comes_first(source, valkey):
+def test_the_first_failed_part_is_reported_whatever_the_order(source, valkey):
     directory, rows = source
     Image.fromarray(pixels()).save(directory / "4.png")  # a depth of three channels
     whole = rows[5]
@@ -105,7 +105,7 @@ def test_the_first_part_that_fails_is_told_whichever_comes_first(source, valkey)
     assert "images.parquet::5: field 'mask', masks.tar::5.png: Pillow cannot" in result.messages["3"]
 
 
-def test_a_request_is_held_to_its_recipe(source, valkey):
+def test_a_request_must_match_its_recipe(source, valkey):
     request = request_of(*source, valkey.unix_url)
     with pytest.raises(ConfigError, match="has the fields"):
         run(replace(request, fields=("mask", "depth")))

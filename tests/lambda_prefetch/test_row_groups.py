@@ -80,7 +80,7 @@ def rows_of(path, column, version=None):
 
 
 @given(tables(), st.data())
-def test_rows_are_those_that_pyarrow_reads(drawn, data):
+def test_rows_equal_those_that_pyarrow_reads(drawn, data):
     table, contents, column, options = drawn
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "x.parquet"
@@ -106,7 +106,7 @@ def images_in(path, count=6, row_group_size=2):
     return rows_of(path, "image.bytes")
 
 
-def test_the_handler_decodes_rows_and_counts_what_it_asked_for(tmp_path, valkey, monkeypatch):
+def test_rows_are_decoded_and_requests_counted(tmp_path, valkey, monkeypatch):
     path = tmp_path / "x.parquet"
     request = member_request(f"file://{tmp_path.resolve()}", images_in(path), valkey.unix_url)
     for footers in (1, 0):  # it is kept
@@ -120,14 +120,14 @@ def test_the_handler_decodes_rows_and_counts_what_it_asked_for(tmp_path, valkey,
         assert np.array_equal(array_of(valkey, request, n), pixels(seed=n))
 
 
-def test_without_pyarrow_its_lock_is_named(tmp_path, monkeypatch):
+def test_missing_pyarrow_is_reported_with_its_requirements(tmp_path, monkeypatch):
     request = member_request(f"file://{tmp_path}", images_in(tmp_path / "x.parquet"), "redis://h:1")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ConfigError, match="infra/function/parquet-requirements"):
         run(request)
 
 
-def test_faults_are_told_of_object_and_row(tmp_path, valkey):
+def test_a_fault_names_object_and_row(tmp_path, valkey):
     rows = images_in(tmp_path / "good.parquet")
     body = (tmp_path / "good.parquet").read_bytes()
     chunk = parquet.read_metadata(tmp_path / "good.parquet").row_group(1).column(0)
@@ -165,7 +165,7 @@ def test_faults_are_told_of_object_and_row(tmp_path, valkey):
         assert words in result.messages[str(n)]
 
 
-def test_ranges_of_buckets_and_bounds(kept, tmp_path):
+def test_row_groups_are_read_by_range_within_the_limit(kept, tmp_path):
     source, put = kept
     path = tmp_path / "made.parquet"
     # More columns than the first read of a footer holds.
@@ -184,7 +184,7 @@ def test_ranges_of_buckets_and_bounds(kept, tmp_path):
     assert outcomes_of(fetched(changed, source)[0]) == ["changed"] * 4
 
 
-def test_a_value_that_many_rows_share_fails_none_for_good(kept, tmp_path):
+def test_a_value_shared_by_many_rows_fails_none_permanently(kept, tmp_path):
     source, put = kept
     path = tmp_path / "made.parquet"
     parquet.write_table(pa.table({"image": [b"x" * 5000] * 100}), path)

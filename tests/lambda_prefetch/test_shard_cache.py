@@ -74,7 +74,7 @@ def read(shards, places, **options):
     return requests
 
 
-def test_a_block_is_fetched_once_for_all_functions_after_few_members_were(shards):
+def test_a_block_is_fetched_once_for_all_functions_after_a_few_members(shards):
     places = [*members(shards), ("a.tar", BLOCK_BYTES - 50_000)]  # which lies in two blocks
     batches = [places[at : at + 8] for at in range(0, len(places), 8)]
     with ThreadPoolExecutor(4) as functions:
@@ -96,7 +96,7 @@ def take(cache, key, at):
     return None if data is None else tuple(fetched_by)
 
 
-def test_a_full_cache_takes_nothing_until_a_block_was_idle(shards, tmp_path):
+def test_a_full_cache_replaces_only_idle_blocks(shards, tmp_path):
     bound = str(tmp_path), 2 * BLOCK_BYTES + 1000
     cache, new = ShardCache(*bound), (BLOCK_BYTES, 1)
     assert [take(cache, "a.tar", at) for at in (0, BLOCK_BYTES)] == [new, new]
@@ -112,7 +112,7 @@ def test_a_full_cache_takes_nothing_until_a_block_was_idle(shards, tmp_path):
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= bound[1]
 
 
-def test_a_shard_that_was_written_again_is_another(shards):
+def test_a_rewritten_shard_is_a_different_shard(shards):
     places = [("a.tar", at) for at in range(0, 10 * MEMBER_BYTES, 2 * MEMBER_BYTES)]
     for place in places:
         read(shards, [place])
@@ -125,7 +125,7 @@ def test_a_shard_that_was_written_again_is_another(shards):
     assert read(shards, places[:1], version="f") == 1
 
 
-def test_functions_go_on_where_blocks_cannot_be_kept(shards, tmp_path):
+def test_functions_continue_without_the_cache_directory(shards, tmp_path):
     places = [("a.tar", at) for at in range(0, 20 * MEMBER_BYTES, 2 * MEMBER_BYTES)]
     for place in places[:5]:
         read(shards, [place])

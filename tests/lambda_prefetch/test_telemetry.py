@@ -37,7 +37,7 @@ def lines(**variables):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_a_line_and_a_set_of_metrics_per_invocation():
+def test_each_invocation_logs_a_line_and_metrics():
     log, metrics, second_log, second_metrics = lines()
     assert (log["level"], log["message"], log["request_id"]) == ("INFO", "prefetched", "r1")
     assert log["outcomes"] == {"cached": 1, "missing": 1}
@@ -59,6 +59,6 @@ def test_a_line_and_a_set_of_metrics_per_invocation():
     assert second_log["request_id"] == "r1"
 
 
-def test_silent_where_they_are_turned_down():
+def test_log_and_metrics_can_be_turned_off():
     """However long: Powertools prints a metric by itself when it has a hundred values."""
     assert lines(SUPER_LOG_LEVEL="WARNING", POWERTOOLS_METRICS_DISABLED="true", TIMES="120") == []

@@ -83,12 +83,12 @@ async def test_the_real_function_fills_a_real_cache(functions, tmp_path, valkey,
     assert_cached(valkey, request, pixels)
 
 
-async def test_slots_that_decode_differently_are_refused(functions, capfd):
+async def test_slots_with_another_decoder_are_refused(functions, capfd):
     said = []
 
     def is_said():
         said.append(capfd.readouterr().err)
-        return "restart the worker" in "".join(said)
+        return "Restart the worker" in "".join(said)
 
     async with started(f"{functions}:disagreeing", slots=2) as (executor, _):
         fingerprint = executor.fingerprint
@@ -111,7 +111,7 @@ asyncio.run(main())
 """
 
 
-def test_no_process_outlives_its_coordinator_even_in_the_middle_of_a_request(misbehaving, tmp_path):
+def test_no_process_outlives_its_coordinator(misbehaving, tmp_path):
     hangs = tmp_path / "hangs"
     command = [sys.executable, "-c", COORDINATOR, misbehaving, str(hangs), str(tmp_path)]
     with subprocess.Popen(command) as coordinator:
@@ -132,7 +132,7 @@ async def test_ctrl_c_does_not_reach_worker_and_slots(misbehaving):
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-async def test_a_worker_that_was_started_early_is_used_unless_it_has_ended(misbehaving, is_killed):
+async def test_an_early_worker_is_used_unless_it_has_ended(misbehaving, is_killed):
     early = WorkerProcess("")
     (pid,) = pids_of(WORKER)
     if is_killed:
@@ -157,7 +157,7 @@ sys.stdin.read()
 """
 
 
-def test_those_of_killed_processes_go_and_those_of_living_ones_stay(tmp_path):
+def test_scratch_directories_of_killed_processes_are_removed(tmp_path):
     parent = tmp_path / "not" / "there yet"
     command = [sys.executable, "-c", ANOTHER, str(parent)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as another:
@@ -174,13 +174,7 @@ def test_those_of_killed_processes_go_and_those_of_living_ones_stay(tmp_path):
     last.remove()
 
 
-def test_a_place_that_cannot_be_had_is_an_error(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="file"):
-        Scratch(tmp_path / "file")
-
-
-async def test_the_decoder_of_an_earlier_start_serves_until_the_worker_comes(tmp_path):
+async def test_a_saved_decoder_is_used_until_the_worker_connects(tmp_path):
     note, right = tmp_path / "decoder.json", ""
     for spoil in (False, False, True):
         if spoil:

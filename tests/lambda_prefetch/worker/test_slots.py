@@ -92,7 +92,7 @@ def test_a_failure_costs_its_request_alone(tmp_path, does, kind, words, is_repla
     asyncio.run(main())
 
 
-def test_one_that_is_stuck_is_ended_after_its_answer_and_what_is_printed_disturbs_none(capfd):
+def test_a_stuck_slot_is_replaced_and_prints_do_not_disturb(capfd):
     async def main():
         async with slots_of("misbehaving") as slots:
             ended = int((await run(slots, "end"))["messages"]["0"])
@@ -106,7 +106,7 @@ def test_one_that_is_stuck_is_ended_after_its_answer_and_what_is_printed_disturb
     assert "written to standard output" in captured.err
 
 
-def test_a_second_answer_is_not_the_next_requests(caplog):
+def test_a_duplicate_answer_is_not_used_for_the_next_request(caplog):
     async def main():
         async with slots_of("answering_twice") as slots:
             (before,) = pids_now()
@@ -118,18 +118,18 @@ def test_a_second_answer_is_not_the_next_requests(caplog):
     assert "answered call 2 more than once" in caplog.text
 
 
-def test_one_that_answers_what_was_not_asked_is_replaced():
+def test_a_slot_with_an_unexpected_answer_is_replaced():
     async def main():
         async with slots_of("answering_what_was_not_asked") as slots:
             await run(slots, "plain")
-            with pytest.raises(RequestFailedError, match="answered call 1000000, which was never made"):
+            with pytest.raises(RequestFailedError, match="unexpected reply b'result' to call 1000000"):
                 await run(slots, "plain")
             assert (await run(slots, "plain"))["outcomes"] == ["cached"]
 
     asyncio.run(main())
 
 
-def test_one_that_is_cancelled_is_ended(tmp_path):
+def test_cancelling_a_request_ends_its_slot(tmp_path):
     async def main():
         async with slots_of("misbehaving") as slots:
             (before,) = pids_now()
@@ -149,10 +149,10 @@ def test_one_that_is_cancelled_is_ended(tmp_path):
     [
         ("no_such_function", "AttributeError"),
         ("raises_when_warmed", "RuntimeError: no warm welcome"),
-        ("without_fingerprint", "is not that of SUPER's function"),
+        ("without_fingerprint", "is not from SUPER's function"),
     ],
 )
-def test_a_function_that_cannot_start_is_told_at_once(function, words):
+def test_a_function_that_cannot_start_is_reported(function, words):
     async def main():
         with pytest.raises(SuperError, match=words):
             await Slots(f"{MODULE}:{function}", 2).start()
@@ -161,7 +161,7 @@ def test_a_function_that_cannot_start_is_told_at_once(function, words):
     asyncio.run(main())
 
 
-def test_new_slots_come_after_the_process_that_forked_the_others_is_killed():
+def test_the_process_that_forks_slots_is_replaced():
     async def main():
         async with slots_of("misbehaving", 2) as slots:
             await until(lambda: len(pids_now()) == 2)
