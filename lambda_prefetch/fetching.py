@@ -235,7 +235,8 @@ class Fetchers:
 
     def _finish(self, read: _Read) -> None:
         """Read a piece that has not failed yet, and pass its samples to the decoders."""
-        requested_s, contents = time.perf_counter(), dict[int, _Content]()
+        requested_s = time.perf_counter()
+        contents: Mapping[int, _Content] = {}
         read.failure = read.failure or self._outage()
         try:
             if read.failure is None:

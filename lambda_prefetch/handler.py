@@ -16,7 +16,7 @@ from superdl.lambda_prefetch.members import need_pyarrow
 from superdl.lambda_prefetch.pipeline import produce
 from superdl.lambda_prefetch.push import cache_connections
 from superdl.lambda_prefetch.settings import FunctionSettings
-from superdl.lambda_prefetch.telemetry import telemetry
+from superdl.lambda_prefetch.telemetry import log_invocation
 from superdl.lambda_prefetch.transfers import restore, save
 from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.errors import ConfigError, SuperError
@@ -101,7 +101,6 @@ def _warm(event: dict[str, Any], settings: FunctionSettings, *, cold_start: bool
                 nodes.connect()
     golden = _own_fingerprint()
     gc.freeze()  # full collections skip everything loaded so far
-    telemetry(settings.log_level).warmed(cold_start=cold_start, golden=golden)
     return {
         "super_warm": WARM_VERSION,
         "function_version": installed_version(),
@@ -149,7 +148,7 @@ def _prefetch(
         duration_us=(time.perf_counter_ns() - begun_ns) // 1000,
         memory_mb=_memory_mb(context),
     )
-    telemetry(settings.log_level).finished(result, context)
+    log_invocation(result, context, settings.log_level)
     return result
 
 

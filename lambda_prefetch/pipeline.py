@@ -45,9 +45,6 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# Start the other decoders after a sample that takes this long. At 60 microseconds they do not help.
-_WORTH_A_THREAD_US = 500
-
 
 def produce(invocation: Invocation, program: Program, bucket: Bucket, meta: PackMeta | None = None) -> None:
     """Fetch, decode and push a request's samples, and write them to a pack unless ``meta`` is ``None``."""
@@ -90,9 +87,11 @@ class _Decoders:
         self._parts = _Parts(invocation.request) if invocation.request.fields else None
 
     def run(self, count: int, timeout_s: float) -> None:
-        """Decode with up to ``count`` threads, and abandon samples that take longer than ``timeout_s``."""
-        # Start with one thread, because small samples do not benefit from more.
-        self._start(1, others=count - 1)
+        """Decode with ``count`` threads, and abandon samples that take longer than ``timeout_s``."""
+        for number in range(count):
+            thread = threading.Thread(target=self._run, name=f"super-decode-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
         try:
             self._watch(timeout_s)
         except BaseException:
@@ -104,7 +103,7 @@ class _Decoders:
             raise self._errors[0]
 
     def _watch(self, timeout_s: float) -> None:
-        while living := [thread for thread in list(self._threads) if thread.is_alive()]:
+        while living := [thread for thread in self._threads if thread.is_alive()]:
             now = time.monotonic()
             since = [begun for begun, _ in list(self._running.values())]
             # Wait at most until the oldest running sample is overdue.
@@ -129,32 +128,21 @@ class _Decoders:
             self._invocation.stuck = True
             self._fetchers.stop()
 
-    def _start(self, count: int, *, others: int = 0) -> None:
-        for _ in range(count):
-            name = f"super-decode-{len(self._threads)}"
-            thread = threading.Thread(target=self._run, args=(others,), name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
-
-    def _run(self, others: int) -> None:
-        """Decode until no more samples arrive. After the first slow sample, start ``others`` threads."""
+    def _run(self) -> None:
         try:
             while (arrived := self._fetchers.next()) is not None:
                 try:
                     if arrived.failure is None and self._invocation.expired():
                         arrived.fail(Outcome.EXPIRED, "the request expired before this sample was decoded")
-                    took_us = self._finish(arrived)
+                    self._finish(arrived)
                 finally:
                     self._fetchers.release(arrived)
-                if others and took_us >= _WORTH_A_THREAD_US:
-                    self._start(others)
-                    others = 0
         except BaseException as error:  # noqa: BLE001  # raised in the caller's thread
             self._errors.append(error)
             self._fetchers.stop()
 
-    def _finish(self, arrived: Arrived) -> int:
-        """Decode and push a sample, or record its failure. Return the time taken in microseconds."""
+    def _finish(self, arrived: Arrived) -> None:
+        """Decode and push a sample, or record its failure."""
         index = arrived.index % self._request.count
         begun_ns = time.perf_counter_ns()
         with self._claiming:
@@ -162,18 +150,18 @@ class _Decoders:
             self._invocation.source_bytes[index] += arrived.read_bytes
             self._running[threading.current_thread()] = (time.monotonic(), index)
         result = _attempt(partial(self._make, arrived))
-        took_us = decode_us = (time.perf_counter_ns() - begun_ns) // 1000
+        decode_us = (time.perf_counter_ns() - begun_ns) // 1000
         if self._parts is not None:
             with self._claiming:
                 given_up = threading.current_thread() not in self._running
-                joined = None if given_up else self._parts.join(arrived.index, result, took_us)
+                joined = None if given_up else self._parts.join(arrived.index, result, decode_us)
                 if joined is None:
                     self._running.pop(threading.current_thread(), None)
-                    return took_us
+                    return
                 result, decode_us = joined
         if isinstance(result, SampleFailedError):
             self._fail(index, result)
-            return took_us
+            return
         packed = _attempt(partial(self._packed, result, index, decode_us))
         if isinstance(packed, SampleFailedError):
             self._fail(index, packed)
@@ -182,7 +170,6 @@ class _Decoders:
             self._invocation.outcomes[index] = Outcome.CACHED  # unless the cache refuses it
             if not self._saver.take(index, *packed):
                 self._put(index, *packed)
-        return took_us
 
     def _packed(self, result: Arrays, index: int, decode_us: int) -> tuple[bytes, memoryview]:
         sample_id, fetch_us = self._invocation.sample_id(index), self._invocation.fetch_us[index]

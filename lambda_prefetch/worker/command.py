@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _MAX_SLOTS = 1024
+_SETTINGS = {field.name for field in fields(WorkerSettings)}
 _REACH_S, _POLL_S, _REMIND_S = 5.0, 1.0, 30.0  # for Ray's head, its actors, and warnings about pending actors
 
 
@@ -42,9 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--name", help="name in the coordinator's log (default: host and process id)")
     add("--nice", type=int, default=0, help="niceness of the slots; 19 is the lowest priority (default: 0)")
     words = "exit if the coordinator does not respond for S seconds (default: 300)"
-    add("--linger", type=float, default=300.0, metavar="S", help=words)
+    add("--linger", dest="linger_s", type=float, default=300.0, metavar="S", help=words)
     words = "after SIGTERM, let running requests finish for up to S seconds (default: 30)"
-    add("--grace", type=float, default=30.0, metavar="S", help=words)
+    add("--grace", dest="grace_s", type=float, default=30.0, metavar="S", help=words)
     add("--function", default=FUNCTION, help=f"module:attribute that the slots run (default: {FUNCTION})")
     add("--store", default="", help="the coordinator's store, if accessible here (default: SUPER_STORE)")
     add("--store-only", action="store_true", help="only restore and save, for functions that run elsewhere")
@@ -70,19 +71,9 @@ def run(arguments: argparse.Namespace, template: Template | None = None) -> int:
     slots = str(arguments.slots or os.environ.get("SUPER_SLOTS") or cores)
     if not slots.isdecimal() or not 1 <= int(slots) <= _MAX_SLOTS:
         raise ConfigError(f"--slots (SUPER_SLOTS) must be from 1 to {_MAX_SLOTS}, not {slots[:20]!r}")
-    settings = WorkerSettings(
-        address,
-        arguments.name or f"{platform.node()}-{os.getpid()}",
-        arguments.function,
-        int(slots),
-        arguments.nice,
-        arguments.linger,
-        arguments.grace,
-        store=arguments.store,
-        store_only=arguments.store_only,
-        metrics_listen=arguments.metrics_listen,
-        health_listen=arguments.health_listen,
-    )
+    options = {name: value for name, value in vars(arguments).items() if name in _SETTINGS}
+    name = arguments.name or f"{platform.node()}-{os.getpid()}"
+    settings = WorkerSettings(**(options | {"coordinator": address, "name": name, "slots": int(slots)}))
     if arguments.ray is None:
         return _work(settings, template)
     if settings.metrics_listen or settings.health_listen:
@@ -190,8 +181,8 @@ def _run_on_ray(address: str, count: int, cpus: float, settings: WorkerSettings)
     try:
         # Ray restarts an actor elsewhere when its node dies, and runs its only call again.
         actor_type = ray.remote(max_restarts=-1, max_task_retries=-1, num_cpus=cpus)(RayWorker)
-        shared = {field.name: getattr(settings, field.name) for field in fields(settings)}
-        del shared["credentials"]  # each actor reads its own
+        # Each actor reads its own credentials.
+        shared = {name: getattr(settings, name) for name in _SETTINGS - {"credentials"}}
         actors = [actor_type.remote() for _ in range(count)]
         placing = {actor.host.remote() for actor in actors}
         working = {actor.work.remote(shared) for actor in actors}

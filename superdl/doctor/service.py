@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from superdl.coordinator.executors.base import ExecutorError, executor_class
+from superdl.coordinator.executors import ExecutorError, executor_class
 from superdl.doctor.checking import Finding, bad, combined, doubtful, good, skipped
 from superdl.super_wire.executors import EXECUTORS, RunsOn
 from superdl.super_wire.protocol import installed_version

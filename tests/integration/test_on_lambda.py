@@ -79,7 +79,7 @@ def test_an_epoch_on_lambda_that_throttles_and_fails(stack, images, lambda_servi
     assert lambda_service.most_at_once <= CONCURRENCY
     assert lambda_service.refused >= 4
     log = stack.log.read_text()
-    assert "is throttled (ConcurrentInvocationLimitExceeded): lower lambda_concurrency" in log
+    assert "is throttled (ConcurrentInvocationLimitExceeded). Lower lambda_concurrency" in log
     assert "crashed (Runtime.ExitError" in log
     assert stats.retries > 0
     assert stats.samples_produced >= 140  # samples from the crashed one may be read without its answer

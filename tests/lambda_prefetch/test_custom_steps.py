@@ -1,4 +1,4 @@
-"""Custom steps run only if the function's settings allow their module, in the version that is named."""
+"""Custom steps run only if the settings allow their module, and in the requested version."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What can be decoded becomes upright RGB, as independently decoded; the rest fails for good."""
+"""Images become upright RGB, as decoded by other means. Invalid images fail permanently."""
 
 import io
 import math
@@ -43,7 +43,7 @@ def failure_of(data, limit_pixels=LIMIT):
 
 
 def png(size, bits, colour, lines):
-    """A PNG of a kind that Pillow cannot write, of packed ``lines``."""
+    """Encode packed ``lines`` as a PNG of a kind that Pillow cannot write."""
     header, data = struct.pack(">IIBBBBB", *size, bits, colour, 0, 0, 0), b"".join(b"\0" + x for x in lines)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(data)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(
@@ -53,7 +53,7 @@ def png(size, bits, colour, lines):
 
 
 def encoded_forms():
-    """Name -> an image in a form that others decode to the same RGB, and how far it may be off ours."""
+    """Return images in many forms, by name, and their allowed mean difference from ``pixels()``."""
     image = Image.fromarray(pixels())
     alpha = np.random.default_rng(0).integers(0, 256, (37, 53, 1), dtype=np.uint8)
     palette = bytes([0, 128, 255, 255, 255, 255, 255, 7])
@@ -89,7 +89,7 @@ def test_every_form_decodes_as_pillow_decodes_it(data, off):
 
 @st.composite
 def plain_jpegs(draw):
-    """A JPEG of noise as encoders write them, and the same with a few bytes changed, cut off or added."""
+    """Draw a JPEG of noise, and the same with a few bytes changed, cut off or added."""
     width, height, seed = draw(st.integers(1, 70)), draw(st.integers(1, 70)), draw(st.integers(0, 99))
     noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     how = {
@@ -162,7 +162,7 @@ def test_broken_exif_is_ignored():
 
 
 def progressive(scans, side=64):
-    """A JPEG with so many scans: the last one, which refines one bit, is repeated."""
+    """Return a JPEG with this many scans. The last one, which refines one bit, is repeated."""
     data = encode(Image.fromarray(pixels(side, side)), "JPEG", progressive=True)
     begins = [at for at in range(len(data)) if data[at : at + 2] == b"\xff\xda"]
     return data[:-2] + data[begins[-1] : -2] * (scans - len(begins)) + data[-2:]
@@ -208,7 +208,7 @@ def test_reduced_decoding_uses_the_smallest_scale_with_enough_pixels(size, enoug
 
 
 def grey_png(bits, rows):
-    """A greyscale PNG of so many bits a pixel."""
+    """Encode rows as a greyscale PNG with this many bits per pixel."""
     height, width = rows.shape
     packed = np.unpackbits(rows.astype(np.uint8)[..., None], axis=2)[..., 8 - bits :].reshape(height, -1)
     return png((width, height), bits, 0, [np.packbits(line).tobytes() for line in packed])

@@ -1,4 +1,4 @@
-"""Samples of several parts in the function, joined whatever they are made of; the first failure is told."""
+"""Samples with several fields: parts of all kinds are joined, and the first failure is reported."""
 
 import json
 import tarfile
@@ -23,7 +23,7 @@ DEPTHS = [np.full((8, 6), 300 + number, dtype=np.uint16) for number in range(COU
 
 
 def request_of(directory, rows, cache, recipe=RECIPE, **options):
-    """A request for all samples of a key list of these rows, as the coordinator makes it."""
+    """Return the coordinator's request for all samples of a key list with these rows."""
     (directory.parent / "list.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     catalog = list_source(str(directory), str(directory.parent / "list.jsonl"))
     return replace(
@@ -36,7 +36,7 @@ def request_of(directory, rows, cache, recipe=RECIPE, **options):
 
 @pytest.fixture
 def source(tmp_path):
-    """Images as rows of a Parquet file, masks as members of a tar, depths as objects; rows of a key list."""
+    """Images in a Parquet file, masks in a tar file, depths as files. Return rows of a key list."""
     directory, rows = tmp_path / "source", []
     directory.mkdir()
     images = [encode(pixels(seed=number), "PNG") for number in range(COUNT)]

@@ -1,4 +1,4 @@
-"""Shipped steps on audio, text and video give what the libraries give, and refuse bombs and broken bytes."""
+"""Built-in steps for audio, text and video equal the libraries, and reject bombs and invalid files."""
 
 import io
 from fractions import Fraction
@@ -16,7 +16,7 @@ tokenizers, av = pytest.importorskip("tokenizers"), pytest.importorskip("av")
 
 NOISE = np.random.default_rng(0).uniform(-0.9, 0.9, (22050, 2))
 TEXTS = ["", "one", "seven seven two unknown", "three " * 1000, "zwei \u00fcber drei"]
-# When frames are shown, in milliseconds: not at one pace, and the first one late. Each shows its place.
+# Display times of frames in milliseconds: irregular, and starting late. Each frame shows its index.
 STAMPS = [200, 300, 400, 450, 700, 1200, 1250, 1300, 1700, 2000]
 GREY = 20
 
@@ -116,7 +116,7 @@ def test_audio_bombs_and_broken_files_become_tombstones():
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    """A tokenizer that has learnt its parts; it would cut off and pad by itself."""
+    """A trained tokenizer that is set to truncate and pad."""
     made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="?"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=60, special_tokens=["?"], show_progress=False)

@@ -1,4 +1,4 @@
-"""Members are read where they lie: the right bytes, few GETs, each fault told of the member that it hits."""
+"""Members are read in place: exact bytes, few GETs, and faults of single members."""
 
 import io
 import random
@@ -33,7 +33,7 @@ MIB = 2**20
 
 @st.composite
 def requests(draw):
-    """A request for members of a few objects, in any order, some far from the others."""
+    """Draw a request for members of two objects, in any order, with gaps of all sizes."""
     rows = []
     for key in ("a", "b"):
         at = 0
@@ -60,14 +60,14 @@ def test_neighbours_share_a_read_of_limited_size(request_, most_bytes):
         assert len({request_.keys[index] for index in indices}) == 1
         assert span.size_bytes <= most_bytes or len(indices) == 1
         spans.append((request_.keys[indices[0]], *span, ends[0]))
-    # Two that follow one another are apart, or would be too large with but one more member.
+    # Two consecutive ranges are far apart, or would be too large with one more member.
     for (key, begin, end, _), (next_key, next_begin, _, first_end) in pairwise(sorted(spans)):
         apart = key != next_key or next_begin - end > MAX_GAP_BYTES
         assert apart or first_end - begin > most_bytes
 
 
 def drawn_objects(chance, count=3):
-    """Objects of random bytes, and rows for their members: key -> bytes, rows without versions."""
+    """Return random objects by key, and rows for their members, without versions."""
     objects, rows = {}, []
     for number in range(count):
         body, key = bytearray(), f"shard-{number}.tar"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from superdl.lambda_prefetch import fetching, pipeline
+from superdl.lambda_prefetch import fetching
 from superdl.lambda_prefetch.sources import read_object
 from superdl.super_wire.objects.s3 import S3Bucket
 from superdl.super_wire.recipe import Recipe
@@ -40,7 +40,6 @@ MIB = 2**20
 @pytest.mark.parametrize("decoders", ["1", "5", "64"])
 def test_every_sample_has_its_own_outcome(tmp_path, valkey, monkeypatch, decoders):
     monkeypatch.setenv("SUPER_DECODERS", decoders)
-    monkeypatch.setattr(pipeline, "_WORTH_A_THREAD_US", 0)
     expected, keys = [], []
     for n in range(60):
         key = f"{n}.png"
@@ -86,7 +85,7 @@ def hang(array):
 
 @pytest.mark.parametrize("decoders", ["1", "3"])
 def test_a_sample_that_takes_too_long_is_abandoned(tmp_path, valkey, monkeypatch, decoders):
-    """The others have their outcomes, and what the stuck one makes of it in the end is written nowhere."""
+    """The other samples have their outcomes, and the stuck sample's late result is dropped."""
     name = f"hanging_{decoders}_of_pipeline_test"
     (tmp_path / f"{name}.py").write_text(HANGING)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -96,7 +95,6 @@ def test_a_sample_that_takes_too_long_is_abandoned(tmp_path, valkey, monkeypatch
         "SUPER_DECODE_TIMEOUT_S": "1",
     }.items():
         monkeypatch.setenv(variable, value)
-    monkeypatch.setattr(pipeline, "_WORTH_A_THREAD_US", 0)
     keys = [f"{n}.png" for n in range(8)]
     for n, key in enumerate(keys):
         (tmp_path / key).write_bytes(encode(pixels(20, 77 if n == 4 else 30, seed=n)))
@@ -124,7 +122,7 @@ def test_a_sample_that_takes_too_long_is_abandoned(tmp_path, valkey, monkeypatch
 
 
 class EndingContext(Context):
-    """That of an executor which can end the function's process."""
+    """A context whose executor can end the function's process."""
 
     ends = False
 
@@ -134,7 +132,7 @@ class EndingContext(Context):
 
 @pytest.fixture
 def together_server(s3_server):
-    """Starts a server that answers GETs with one body, but nobody before enough have asked; its bucket."""
+    """Start a server that answers only after several requests have arrived. Return its bucket."""
     with contextlib.ExitStack() as ending:
 
         def start(together, body):
@@ -152,7 +150,6 @@ def together_server(s3_server):
 
 
 def test_a_thread_has_several_requests_in_flight(together_server):
-    """The server answers nobody before eight have asked."""
     body = encode(pixels())
     bucket = together_server(together=8, body=body)
     begun = [bucket.begin(f"{n}.png", "0" * 32) for n in range(8)]
@@ -182,7 +179,6 @@ def test_a_bug_in_a_fetching_thread_is_raised(s3_server, valkey, monkeypatch, de
             """Nothing was opened."""
 
     monkeypatch.setenv("SUPER_DECODERS", decoders)
-    monkeypatch.setattr("superdl.lambda_prefetch.pipeline._WORTH_A_THREAD_US", 0)
     monkeypatch.setattr(S3Bucket, "begin", lambda *_: Strange())
     s3_server(lambda _: None)
     request = request_for("s3://data", {f"{n}.png": "0" * 32 for n in range(9)}, valkey.unix_url)

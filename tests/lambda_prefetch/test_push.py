@@ -1,7 +1,7 @@
-"""The pusher acknowledges what the cache acknowledged, mends one broken connection, and then fails fast.
+"""The pusher reports which records the cache acknowledged, and fails fast if the cache is gone.
 
-The cache's password may come from Secrets Manager (moto's server): it follows a rotation, and what is wrong
-with the secret is said without a word of it.
+The password may come from Secrets Manager (moto's server). Rotation costs no record. Errors do not show the
+secret.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def test_the_pusher_reports_that_the_cache_is_broken(tmp_path):
 
 @pytest.fixture
 def manager(moto_url, identity, monkeypatch):
-    """A client of Secrets Manager; the function's own boto3 leads to the same."""
+    """A client of the function's Secrets Manager."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_SECRETS_MANAGER", moto_url)
     client = boto3.session.Session().client("secretsmanager")
     yield client
@@ -78,7 +78,7 @@ def read_secret(name):
 
 
 def let_in(valkey, *passwords):
-    """Make the ACL user have these passwords and no others."""
+    """Give the ACL user exactly these passwords."""
     with valkey.client() as client:
         rules = ["on", "resetpass", "resetkeys", "-@all", "%W~super:r1:*", "+set", "+ping", "+cluster|slots"]
         client.execute_command("ACL", "SETUSER", USER, *rules, *(f">{password}" for password in passwords))

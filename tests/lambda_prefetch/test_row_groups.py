@@ -1,4 +1,4 @@
-"""Rows of Parquet files: what pyarrow's own reading gives, by one GET for a column of a row group."""
+"""Rows of Parquet files equal those that pyarrow reads, with one GET for a column of a row group."""
 
 import sys
 import tempfile
@@ -34,7 +34,7 @@ CONTENTS = st.none() | st.sampled_from([b"", b"a", b"same" * 300]) | st.binary(m
 
 @st.composite
 def tables(draw):
-    """A table with a column of images between others; the path of its bytes; how it is to be written."""
+    """Draw a table with a column of images, its contents, the column's path and options for writing."""
     contents = draw(st.lists(CONTENTS, min_size=1, max_size=120))
     kind = draw(st.sampled_from([*BINARY, "dictionary", "struct", "nested"]))
     if kind == "text":
@@ -69,7 +69,7 @@ def tables(draw):
 
 
 def rows_of(path, column, version=None):
-    """The rows of a key list for all rows of a file, as ``superdl index`` writes them."""
+    """Return key list rows for all rows of a file, as ``superdl index`` writes them."""
     footer, rows = parquet.read_metadata(path), []
     for group in range(footer.num_row_groups):
         rows += [
@@ -99,7 +99,7 @@ def test_rows_equal_those_that_pyarrow_reads(drawn, data):
 
 
 def images_in(path, count=6, row_group_size=2):
-    """Images in Hugging Face's layout; the rows of their key list."""
+    """Write images in Hugging Face's layout. Return their key list rows."""
     rows = [{"bytes": encode(pixels(seed=n)), "path": f"{n}.png"} for n in range(count)]
     table = pa.table({"image": rows, "label": list(range(count))})
     parquet.write_table(table, path, row_group_size=row_group_size, write_page_checksum=True)

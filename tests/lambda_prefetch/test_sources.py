@@ -1,4 +1,4 @@
-"""Objects and files are read in exactly the listed version, and files never from outside their directory."""
+"""Objects are read in the listed version only, and files only within their directory."""
 
 import contextlib
 import hashlib
@@ -83,7 +83,7 @@ def test_no_key_leaves_the_directory(root, key):
 
 @pytest.fixture
 def disguised(root):
-    """A directory outside with another file under the name, and in the version, of the listed one."""
+    """A directory outside the source, whose file has the listed name and version."""
     outside = root.parent / "outside"
     outside.mkdir()
     (outside / "one.jpg").write_bytes(b"SEC")
@@ -139,7 +139,7 @@ def test_links_are_followed_within_the_roots(root):
 
 
 def descriptors_below(root):
-    """How many of this process's open files and directories lie there."""
+    """Count this process's open files and directories below a directory."""
     places = []
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the one that lists them
@@ -193,7 +193,7 @@ def test_directories_and_pipes_are_not_read(root, make):
 
 
 def test_a_file_without_permission_is_refused(root):
-    """Root may read everything, so it is nobody for a moment."""
+    """Root may read everything, so become nobody for a moment."""
     (root / "cats/one.jpg").chmod(0)
     is_root = os.geteuid() == 0
     try:

@@ -1,4 +1,4 @@
-"""A pack holds what the cache acknowledged, byte for byte; what spoils a store spoils no sample."""
+"""A pack contains the acknowledged records, byte for byte. Store faults cost no sample."""
 
 import itertools
 import json
@@ -35,7 +35,7 @@ LARGE = [n for n, key in enumerate(ALL) if key in ("1.png", "3.png")]  # worth a
 
 @pytest.fixture
 def root(tmp_path):
-    """Good images below and above the size whose payloads begin on pages, and a bad one."""
+    """Valid images below and above the size from which payloads are page-aligned, and an invalid one."""
     return images_in(tmp_path / "images")
 
 
@@ -56,7 +56,7 @@ pointing = partial(saving, kind=RequestKind.DECODE_TO_POINTERS)
 
 
 def records_of(valkey, request):
-    """The pixels that the cache holds, and how many bytes."""
+    """Return the cached pixels, and the record lengths."""
     records = [raw_record(valkey, request, n) for n in range(len(request.keys))]
     return [record and unpack(record)[1].tobytes() for record in records], tuple(map(len, records))
 
@@ -66,7 +66,7 @@ def files_of(folder):
 
 
 def assert_whole(store, name):
-    """Every entry of a pack is a good record."""
+    """Check every record of a pack, and return its index."""
     index = store.read_index(name, store.packs()[name])
     for entry in index.entries:
         check_record(store.read(name, int(entry["offset"]), int(entry["bytes"])), bytes(entry["id"]))
@@ -213,18 +213,6 @@ def test_a_late_pack_is_dropped(root, valkey, directory_store):
     assert len(directory_store.packs()) == 1
 
 
-class Clock:
-    """Tells times that are so far apart, in turn."""
-
-    def __init__(self, *steps):
-        self.steps = itertools.cycle(steps)
-        self.now = 0.0
-
-    def __call__(self):
-        self.now += next(self.steps)
-        return self.now
-
-
 @pytest.mark.parametrize(
     ("waiting", "between", "packs"),
     [
@@ -237,7 +225,7 @@ class Clock:
 def test_packs_are_dropped_if_the_disk_is_slower_than_the_function(
     root, valkey, directory_store, waiting, between, packs
 ):
-    """Time is given, the store is real: five records to a pack, and packs are there that were fast enough."""
+    """The store is real, but the clock reports a wait for each write, and a time between writes."""
     request = saving(root, valkey, directory_store, GOOD)
     run(request)
     record, pace, troubles = raw_record(valkey, request, 0), Pace(), []
@@ -245,7 +233,7 @@ def test_packs_are_dropped_if_the_disk_is_slower_than_the_function(
     for _ in range(40):
         invocation = Invocation(request, FunctionSettings.from_environment(), expires_at_s=1e12)
         invocation.outcomes[:] = [Outcome.CACHED] * len(GOOD)
-        clock = Clock(waiting, between)  # after a write, and before the next
+        clock = itertools.accumulate(itertools.cycle((waiting, between))).__next__
         with PackSaver(invocation, meta, pace=pace, clock=clock) as saver:
             for n in range(len(GOOD)):
                 saver.add(n, record[:64], memoryview(record)[64:])
@@ -347,7 +335,7 @@ def test_a_full_disk_costs_the_pack_and_no_sample(root, valkey, directory_store,
     [(503, "SlowDown", 2), (403, "AccessDenied", 1), (404, "NoSuchBucket", 1), (0, "", 2)],
 )
 def test_an_s3_error_costs_the_pack_and_no_sample(root, valkey, s3_store, spoil_s3, status, code, puts):
-    """It is tried twice at most, whatever is answered, or if nothing is."""
+    """There are at most two attempts."""
     request, asked = saving(root, valkey, s3_store, GOOD), spoil_s3(status, code)
     assert_delivered_with_trouble(run(request), code or f"{s3_store.address}/packs/", valkey, request)
     assert [command for command, _ in asked] == ["GET", *["PUT"] * puts]

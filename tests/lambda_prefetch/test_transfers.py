@@ -1,6 +1,6 @@
-"""A restore puts into the cache what a function put there before, a save into a pack what the cache holds.
+"""Restores copy records from packs to the cache, and saves from the cache to packs.
 
-Byte for byte, checked, and each says what is not there.
+Each record is checked and copied byte for byte, and missing records are reported.
 """
 
 import random
@@ -52,7 +52,7 @@ def empty(valkey):
 
 @pytest.fixture
 def written(tmp_path, valkey, store):
-    """Two packs of the same samples; request, results and the records as they were in the cache."""
+    """Write two packs of the same samples. Return the request, the results and the cached records."""
     return write(tmp_path, valkey, store)
 
 
@@ -85,7 +85,7 @@ def restore(written, pack_of=(0,) * COUNT, **changes):
 
 
 def assert_restored(valkey, written, result, pack_of=(0,) * COUNT, lost=()):
-    """All but ``lost`` are in the cache, byte for byte; of these nothing is."""
+    """Check that the cache contains all records except ``lost``, byte for byte."""
     request, _, records = written
     for n, place in enumerate(pack_of):
         if n in lost:
@@ -139,7 +139,7 @@ BAD_PLACES = [(0, 64), (10**6, 5000), (2**62, 64), (2**63 - 1, 2**63 - 1), (64, 
 
 
 def test_wrong_locations_restore_nothing(valkey, store, written):
-    """No more is read than a record can have, wherever a request points."""
+    """Reads are limited to the longest possible record."""
     request, results, _ = written
     good = restore_of(request, [results[0].pack], [0] * COUNT, [results[0]])
     places = [(good.offsets[0] + 64, good.lengths[0]), (good.offsets[1], good.lengths[0]), *BAD_PLACES]
@@ -190,7 +190,7 @@ def test_an_s3_error_restores_nothing(valkey, s3_store, tmp_path, spoil_s3, stat
 
 
 def test_a_pack_that_s3_refuses_counts_as_missing(valkey, s3_store, tmp_path, spoil_s3):
-    """S3 answers so to who may read and not list."""
+    """This is S3's response to a missing object if listing is not permitted."""
     written = write(tmp_path, valkey, s3_store)
     spoil_s3(403, "AccessDenied")
     assert_restored(valkey, written, restore(written), lost=set(range(COUNT)))
@@ -205,7 +205,7 @@ def test_a_late_restore_or_one_without_a_cache_fails(valkey, directory_store, in
 
 
 def test_records_may_exceed_the_budget(valkey, directory_store, tmp_path, monkeypatch):
-    """Records that are each larger than the room, and many small ones between them, in both directions."""
+    """Some records are larger than the budget, others are small."""
     monkeypatch.setenv("SUPER_FETCH_BYTES", str(2**20))
     monkeypatch.setenv("SUPER_PUSH_BYTES", str(2**20))
     written = write(tmp_path, valkey, directory_store, (1000, 20, 700, 30, 1200, 40, 800))
@@ -214,7 +214,7 @@ def test_records_may_exceed_the_budget(valkey, directory_store, tmp_path, monkey
 
 @pytest.fixture
 def cached(tmp_path, valkey):
-    """A request for samples that are in the cache, and their records."""
+    """Return a request for cached samples, and their records."""
     request = images_request(tmp_path, valkey)
     assert run(request).outcomes == ("cached",) * COUNT
     return request, records_of(valkey, request)
@@ -225,7 +225,7 @@ def save_of(request, store):
 
 
 def assert_saved(store, result, records, lost=()):
-    """All but ``lost`` are in the result's pack, byte for byte; of these nothing is."""
+    """Check that the pack contains all records except ``lost``, byte for byte."""
     assert result.store_trouble == ""
     assert len(assert_whole(store, result.pack).entries) == COUNT - len(lost)
     for n, record in enumerate(records):

@@ -1,4 +1,4 @@
-"""Steps give torchvision's own pixels on PIL images, chance by its law, and refuse what cannot be."""
+"""Steps produce torchvision's pixels and random distributions, and reject impossible results."""
 
 import io
 import warnings
@@ -25,7 +25,7 @@ SIDES = st.integers(1, 70)
 
 @st.composite
 def drawn_recipes(draw):
-    """Up to three steps of a recipe, and the names and arguments of torchvision's transforms."""
+    """Draw up to three steps, with the names and arguments of torchvision's transforms."""
     side, filters = st.integers(1, 60), st.sampled_from(INTERPOLATIONS)
     drawn = []
     for kind in draw(st.lists(st.sampled_from("rpcgf"), min_size=1, max_size=3)):

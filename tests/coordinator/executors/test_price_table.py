@@ -1,4 +1,4 @@
-"""Price tables: the built-in one names its sources, and a user's overrides the prices that it names."""
+"""The shipped price table is complete, and a user's table overrides single prices."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Metrics and health of a worker follow its life, and metrics need a token and TLS elsewhere."""
+"""A worker serves health and metrics. Beyond loopback, metrics need a token and TLS."""
 
 import contextlib
 import http.client
@@ -20,7 +20,7 @@ TOKEN = "a-token-of-more-than-16"
 
 
 def got(port, path, token="", tls=None):
-    """Status and body; status 0 while nobody listens."""
+    """Return status and body, or status 0 if nothing listens."""
     kinds = {"context": tls} if tls else {}
     kind = http.client.HTTPSConnection if tls else http.client.HTTPConnection
     with contextlib.closing(kind("127.0.0.1", port, timeout=20, **kinds)) as connection:

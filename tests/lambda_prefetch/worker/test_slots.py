@@ -1,4 +1,4 @@
-"""Slots run functions and survive whatever these do: it costs the request that it befell."""
+"""Slots run functions. A failure of any kind costs only its request."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from superdl.lambda_prefetch.worker.template import Template
 from superdl.super_wire.errors import SuperError
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
 from tests.coordinator.executors.functions import MODULE
-from tests.coordinator.executors.processes import alive, until
+from tests.coordinator.executors.processes import alive, children_running, until
 
 SLOT = "superdl.lambda_prefetch.worker.slot"
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(autouse=True)
 def _functions_are_found(monkeypatch):
-    """By processes whose current directory is not searched."""
+    """Make the functions importable for processes that do not search the current directory."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
@@ -35,30 +35,19 @@ async def slots_of(function, count=1):
     try:
         yield slots
     finally:
-        pids = pids_of_module()
+        pids = children_running(SLOT)
         await slots.close()
         await until(lambda: not any(map(alive, pids)))
 
 
 def pids_now():
-    """Of slots: other tests may have processes too."""
-    return [pid for pid in pids_of_module() if os.getpgid(pid) != pid]
-
-
-def pids_of_module():
-    """Of slots and of the process that they are forked from, which leads their group."""
-    return [child.pid for child in psutil.Process().children() if SLOT in words_of(child)]
+    """Return the pids of slots, without the process that they are forked from."""
+    return [pid for pid in children_running(SLOT) if os.getpgid(pid) != pid]
 
 
 def sockets_of(pid):
     links = [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()]
     return {link for link in links if link.startswith("socket:")}
-
-
-def words_of(process):
-    with contextlib.suppress(psutil.Error):
-        return process.cmdline()
-    return []
 
 
 async def run(slots, what, timeout_s=TIMEOUT_S):
@@ -156,7 +145,7 @@ def test_a_function_that_cannot_start_is_reported(function, words):
     async def main():
         with pytest.raises(SuperError, match=words):
             await Slots(f"{MODULE}:{function}", 2).start()
-        await until(lambda: not pids_of_module())
+        await until(lambda: not children_running(SLOT))
 
     asyncio.run(main())
 
@@ -166,7 +155,7 @@ def test_the_process_that_forks_slots_is_replaced():
         async with slots_of("misbehaving", 2) as slots:
             await until(lambda: len(pids_now()) == 2)
             living = pids_now()
-            (template,) = set(pids_of_module()) - set(living)
+            (template,) = set(children_running(SLOT)) - set(living)
             os.kill(template, signal.SIGKILL)
             for pid in living:
                 os.kill(pid, signal.SIGKILL)
