@@ -114,12 +114,12 @@ def decode(
 
 
 def _decode(data: bytes | bytearray, limit_pixels: int, min_side: int, *, is_mask: bool) -> Image.Image:
-    image = _open(data)
-    # Only the header has been read, so decompression bombs cost nothing.
-    check_pixels(*image.size, limit_pixels)
-    if image.format in _JPEGS:
-        _check_scans(data)
     try:
+        image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
+        # Only the header has been read, so decompression bombs cost nothing.
+        check_pixels(*image.size, limit_pixels)
+        if image.format in _JPEGS:
+            _check_scans(data)
         if image.format == "TIFF":  # libtiff unpacks whole tiles, which may be huge
             width, height = (image.getexif().get(tag, 0) for tag in _TILE_SIDE_TAGS)
             check_pixels(width, height, limit_pixels)
@@ -139,30 +139,17 @@ def _decode(data: bytes | bytearray, limit_pixels: int, min_side: int, *, is_mas
         return image if image.mode == "RGB" else image.convert("RGB")
     except (MemoryError, SampleFailedError):
         raise
-    except Exception as error:  # Pillow may raise anything for broken bytes; the tombstone names it
-        raise _undecodable(error) from error
-
-
-def _open(data: bytes | bytearray) -> Image.Image:
-    try:  # only the header is read
-        return Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError as error:
         raise fatal("too_large", str(error)) from error
     except UnidentifiedImageError as error:
-        known = ", ".join(FORMATS)
         message = (
             f"Pillow cannot open the {len(data)} bytes, which begin with {bytes(data[:8])!r}, as any of "
-            f"these formats: {known}"
+            f"these formats: {', '.join(FORMATS)}"
         )
         raise fatal("not_an_image", message) from error
-    except MemoryError:
-        raise
-    except Exception as error:  # as in _decode()
-        raise _undecodable(error) from error
-
-
-def _undecodable(error: Exception) -> SampleFailedError:
-    return fatal("undecodable", f"Pillow cannot decode the image: {type(error).__name__}: {error}")
+    except Exception as error:  # Pillow may raise anything for broken bytes; the tombstone names it
+        message = f"Pillow cannot decode the image: {type(error).__name__}: {error}"
+        raise fatal("undecodable", message) from error
 
 
 def _scale_of(tiles: Sequence[tuple[Any, ...]]) -> int:

@@ -52,10 +52,6 @@ class Arrived:
     read_bytes: int = 0  # its share of the bytes read for its piece
     room: _Room | None = None
 
-    def fail(self, outcome: Outcome, message: str) -> None:
-        """Record a failure that is not the fault of the object's bytes."""
-        self.failure = SampleFailedError(outcome, message)
-
 
 @dataclass(slots=True)
 class _Read:

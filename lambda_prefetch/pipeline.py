@@ -133,7 +133,8 @@ class _Decoders:
             while (arrived := self._fetchers.next()) is not None:
                 try:
                     if arrived.failure is None and self._invocation.expired():
-                        arrived.fail(Outcome.EXPIRED, "the request expired before this sample was decoded")
+                        message = "the request expired before this sample was decoded"
+                        arrived.failure = SampleFailedError(Outcome.EXPIRED, message)
                     self._finish(arrived)
                 finally:
                     self._fetchers.release(arrived)

@@ -7,7 +7,7 @@ import os
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import boto3
 from botocore import exceptions
@@ -17,9 +17,6 @@ from superdl.coordinator.core import FailureKind
 from superdl.coordinator.executors.base import MAX_KIND, MAX_WORDS, ExecutorError
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.redaction import clean_text, text_without_credentials
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _CONNECT_TIMEOUT_S = 5
 _NAME = re.compile(
@@ -52,6 +49,7 @@ _OUT_OF_MEMORY = _Failure(
     "Runtime.OutOfMemory", "{target} crashed ({words}). Its memory may be too small", FailureKind.CRASHED
 )
 _RAISED = _Failure("", "{target} raised {words}", FailureKind.RAISED)
+_UNKNOWN = _Failure("", "cannot invoke {target} ({words})")
 _OF_CALLS = (
     # Reported by the Invoke API.
     _Failure(
@@ -235,22 +233,17 @@ def _session_and_region(target: Target) -> tuple[Any, str]:
 
 def from_botocore(error: Exception, target: Target, took_s: float = 0.0) -> ExecutorError:
     """Convert a botocore error into an :class:`ExecutorError`. The call took ``took_s`` seconds."""
-    if not isinstance(error, exceptions.ClientError):
-        words = text_without_credentials(str(error))[:MAX_WORDS]
-        otherwise = f"cannot invoke {target}: {type(error).__name__}: {words}"
-        return _error((cls.__name__ for cls in type(error).__mro__), words, target, took_s, otherwise)
-    answer: dict[str, Any] = dict(error.response)
-    details, status = answer.get("Error", {}), answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    code = str(details.get("Code", ""))[:MAX_KIND]
-    words = str(answer.get("Reason", ""))[:MAX_KIND]  # of throttling
-    words = words or f"{code}: {str(details.get('Message', '') or error)[:MAX_WORDS]}"
-    return _error((code, str(status)), words, target, took_s, f"cannot invoke {target} ({words})")
-
-
-def _error(codes: Iterable[str], words: str, target: Target, took_s: float, otherwise: str) -> ExecutorError:
-    failure = next((_BY_CODE[code] for code in codes if code in _BY_CODE), None)
-    if failure is None:
-        return ExecutorError(otherwise)
+    if isinstance(error, exceptions.ClientError):
+        answer: dict[str, Any] = dict(error.response)
+        details, status = answer.get("Error", {}), answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        code = str(details.get("Code", ""))[:MAX_KIND]
+        codes, message = [code, str(status)], str(details.get("Message", "") or error)
+        throttling = str(answer.get("Reason", ""))[:MAX_KIND]
+        words = throttling or f"{code}: {message[:MAX_WORDS]}"
+    else:
+        codes = [cls.__name__ for cls in type(error).__mro__]
+        words = f"{type(error).__name__}: {text_without_credentials(str(error))[:MAX_WORDS]}"
+    failure = next((_BY_CODE[code] for code in codes if code in _BY_CODE), _UNKNOWN)
     return ExecutorError(
         failure.message.format(target=target, words=words),
         failure.kind,
