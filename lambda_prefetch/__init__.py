@@ -13,7 +13,7 @@ __all__ = ["custom_step"]
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'superdl.lambda_prefetch' has no attribute {name!r}")
-    # On first use, so that a worker, which only starts slots, does not import numpy.
+    # Imported on first use, because a worker, which only starts slots, does not need numpy.
     from superdl.lambda_prefetch.custom_steps import custom_step
 
     return custom_step

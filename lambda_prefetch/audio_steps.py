@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_CHANNELS = 32
-_MAX_BYTES = 2**29  # of decoded samples: 50 minutes of stereo at 22.05 kHz
+_MAX_BYTES = 2**29  # decoded samples: 50 minutes of stereo at 22.05 kHz
 _BLOCK_FRAMES = 2**16
 _RIFF_HEAD = 8  # bytes of a RIFF file that its length does not count
 _UNKNOWN_LENGTHS = (0, 2**32 - 1)  # written by recorders that cannot seek back
@@ -46,11 +46,11 @@ def waveform(
     data = array.tobytes()
     if not data:
         raise fatal("empty", "the object is empty")
-    frames, had_rate = _read(data, max_seconds)
+    frames, source_rate = _read(data, max_seconds)
     if mono:
         frames = frames.mean(axis=1, keepdims=True)
-    if had_rate != rate:
-        frames = soxr.resample(frames, had_rate, rate, quality="HQ")
+    if source_rate != rate:
+        frames = soxr.resample(frames, source_rate, rate, quality="HQ")
     if samples:
         frames = np.pad(frames[:samples], ((0, max(0, samples - len(frames))), (0, 0)))
     channels = np.ascontiguousarray(frames.T, dtype=np.float32)
@@ -58,11 +58,11 @@ def waveform(
 
 
 def _read(data: bytes, max_seconds: float) -> tuple[NDArray[Any], int]:
-    """Return all samples, of shape (samples, channels), and their rate."""
+    """Return the samples, of shape (samples, channels), and their rate."""
     whole = int.from_bytes(data[4:8], "little")
     if data.startswith(b"RIFF") and whole not in _UNKNOWN_LENGTHS and len(data) < whole + _RIFF_HEAD:
         raise fatal("undecodable", f"the WAV file is truncated: {len(data)} of {whole + _RIFF_HEAD} bytes")
-    # A header may lie about the length, so check the declared length first, then the actual one.
+    # The declared length may be wrong, so also check the actual length.
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             if file.channels > MAX_CHANNELS:

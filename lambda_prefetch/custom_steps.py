@@ -1,7 +1,7 @@
 """Custom steps: user functions, named ``module:function@version`` and deployed with the function.
 
-A request contains only the name of a step. The step's module is imported if ``SUPER_STEP_MODULES``
-lists it, or if it is part of SUPER. The module marks each step with a version::
+A request contains only a step's name. Its module is imported if ``SUPER_STEP_MODULES`` lists it, or if it is
+part of SUPER. The module marks each step with a version::
 
     from superdl.lambda_prefetch import custom_step
 
@@ -13,8 +13,8 @@ A step is called as ``function(array, **params)``. A random step also gets ``see
 on the sample and the epoch. The array is the image as uint8 of shape (height, width, 3), or the result of the
 previous custom step. For a first step with ``"input": "bytes"``, it is the raw object as uint8 of shape
 (bytes,). A step must not write to the array, must return an array that a record can store, and may run in
-several threads at once. It may also return a dict of named arrays, such as an image and a mask. Only custom
-steps can follow such a step.
+several threads at once. It may also return a dict of named arrays, such as an image and a mask, which only
+custom steps can follow.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# A processed sample: one array, or several named ones.
+# A processed sample: an array, or several named arrays.
 Arrays: TypeAlias = "NDArray[Any] | dict[str, NDArray[Any]]"
 
-# Steps that need no listing in SUPER_STEP_MODULES; each module needs an extra of the package.
+# Modules that SUPER_STEP_MODULES need not list. Each needs an extra of the package.
 SHIPPED = frozenset(f"superdl.lambda_prefetch.{kind}_steps" for kind in ("audio", "text", "video"))
 
 _MARK = "__step_version__"
 _CHECK = "__step_check__"
 
-# Recipes hash module names, so old names stay valid after a move: old name -> current name.
+# Old name -> current name. Old names stay valid after a move, because recipes hash them.
 _MOVED_MODULES = {"experiments.augmentations.heavy": "superdl.experiments.augmentations.heavy"}
 _Step = TypeVar("_Step", bound="Callable[..., Any]")
 
@@ -62,7 +62,7 @@ def custom_step(version: str, *, check: Callable[..., object] | None = None) -> 
         TypeError: ``version`` is not a string, for example because the decorator has no arguments.
     """
     if not isinstance(version, str):
-        raise TypeError('custom_step needs a version as a string: write @custom_step("1")')
+        raise TypeError('custom_step needs a version: write @custom_step("1")')
 
     def mark(function: _Step) -> _Step:
         setattr(function, _MARK, version)
@@ -73,7 +73,7 @@ def custom_step(version: str, *, check: Callable[..., object] | None = None) -> 
 
 
 class CustomStep:
-    """An imported custom step. Raises ConfigError if it is not allowed or its version does not match."""
+    """An imported custom step. Raises ``ConfigError`` if it is not allowed or not deployed."""
 
     def __init__(
         self, name: str, params: Mapping[str, Any], *, random: bool, allowed: frozenset[str]
@@ -89,12 +89,12 @@ class CustomStep:
                 ) from error
 
     def run(self, array: Arrays, seed: int) -> Arrays:
-        """Run the step on one or more arrays. If it fails, the outcome is ``step_error``."""
+        """Run the step. If it fails, the outcome is ``step_error``."""
         drawn = {"seed": seed} if self._random else {}
         try:
             result = self._function(array, **self._params, **drawn)
         except (SampleFailedError, MemoryError):
-            raise  # shipped steps report bad bytes; running out of memory is no fault of theirs
+            raise  # a built-in step reports bad bytes, or too little memory
         except Exception as error:  # the user's code may raise anything; other samples continue
             raise SampleFailedError(
                 Outcome.STEP_ERROR, f"the custom step {self._name} raised {type(error).__name__}: {error}"
@@ -116,7 +116,7 @@ class CustomStep:
     def _wrong_result(self, shown: str) -> SampleFailedError:
         return SampleFailedError(
             Outcome.STEP_ERROR,
-            f"the custom step {self._name} returned {shown}; it must return a numpy array of up to "
+            f"the custom step {self._name} returned {shown}, but must return a numpy array of up to "
             f"{MAX_NDIM} dimensions of {', '.join(DTYPE_CODES)}, or a dict of 1 to {MAX_ARRAYS} such arrays "
             "by name",
         )
@@ -134,15 +134,14 @@ def _find(name: str, allowed: frozenset[str]) -> Callable[..., Any]:
         module = importlib.import_module(module_name)  # noqa: TID251  # in SUPER_STEP_MODULES
     except Exception as error:
         raise ConfigError(
-            f"the custom step {name} cannot be imported: {type(error).__name__}: {error}; "
-            "deploy it with the function"
+            f"cannot import the custom step {name}: {type(error).__name__}: {error}. Deploy it with the "
+            "function"
         ) from error
     function: Any = getattr(module, function_name, None)
     home, declared = getattr(function, "__module__", None), getattr(function, _MARK, None)
     if not callable(function):
         message = f"{module_name} has no function {function_name}"
-    # An imported function is not a step: `from pickle import loads` would execute code in
-    # an image's bytes.
+    # An imported function is not a step: `from pickle import loads` would execute code in an image.
     elif home != module_name:
         message = (
             f"{module_name} imports {function_name} from {home}, but a step must be defined in the module "
@@ -150,11 +149,11 @@ def _find(name: str, allowed: frozenset[str]) -> Callable[..., Any]:
         )
     elif declared is None:
         message = (
-            f"{function_name} is not marked as a step; decorate it with "
+            f"{function_name} is not marked as a step. Decorate it with "
             f'@custom_step("{version}") from superdl.lambda_prefetch'
         )
     elif declared != version:
-        message = f"version {declared} is deployed; deploy {version}, or use {declared} in the recipe"
+        message = f"version {declared} is deployed. Deploy {version}, or use {declared} in the recipe"
     else:
         step: Callable[..., Any] = function
         return step

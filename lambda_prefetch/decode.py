@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _OPTIONAL = {"AVIF": "avif", "JPEG2000": "jpg_2000"}
-# ImageFolder's formats; GIF, which some datasets contain with a wrong extension; AVIF and JPEG 2000 if Pillow
-# supports them. Pillow has many more, some of which run other programs.
+# ImageFolder's formats, GIF, which some datasets contain with a wrong extension, and AVIF and JPEG 2000 if
+# Pillow supports them. Some of Pillow's other formats run external programs.
 FORMATS = (
     *("JPEG", "PNG", "BMP", "PPM", "GIF", "TIFF", "WEBP"),
     *(kind for kind, feature in _OPTIONAL.items() if features.check(feature)),
@@ -37,20 +37,20 @@ class _FillsHere:
         return _FILLS.get() or bool(self._elsewhere)
 
 
-# Pillow has one switch per process, which would affect other threads.
+# Pillow's own switch would affect the other threads of the process.
 ImageFile.LOAD_TRUNCATED_IMAGES = _FillsHere(ImageFile.LOAD_TRUNCATED_IMAGES)  # type: ignore[assignment]
 
-MAX_SCANS = 100  # of a JPEG. Encoders write about ten; each takes a pass over all pixels
+MAX_SCANS = 100  # of a JPEG; encoders write about ten, and each takes a pass over all pixels
 
 _MASKS = frozenset({"1", "L", "P", "I;16", "I;16L", "I;16B", "I", "F"})
-_SCALES = {"L;2": 85, "L;4": 17}  # Pillow's multipliers for grey levels of few bits, so that white is 255
+_SCALES = {"L;2": 85, "L;4": 17}  # Pillow's multipliers for grey levels of 2 and 4 bits
 _WHOLE = (255, 65535)
 
 _JPEGS = frozenset({"JPEG", "MPO"})
 _SCAN = b"\xff\xda"
 _FEW_BYTES = 2**12
 _BLOCK = 2**20  # bytes searched at a time, to bound memory
-# A marker is 0xff and another byte. Within a scan, 0xff is followed by 0 or by a restart marker.
+# A marker is 0xff and another byte. Within a scan, 0 or a restart marker follows 0xff.
 _MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")
 _START_OF_IMAGE = b"\xff\xd8"
 _SEGMENT = struct.Struct(">HH")  # marker, and length without the marker
@@ -58,7 +58,7 @@ _FRAME = struct.Struct(">BHHB")  # bits, height, width, components
 _BASELINE, _FIRST_SCAN = 0xFFC0, 0xFFDA
 _APP0, _JFIF_BYTES = 0xFFE0, 16
 _BITS, _COMPONENTS = 8, 3
-_PIXELS_PER_BYTE = 256  # exceeded only by images of a single colour
+_PIXELS_PER_BYTE = 256  # only images of a single colour exceed it
 # The baseline frame, the decoder's tables, JFIF's header, and comments.
 _PLAIN_SEGMENTS = frozenset({_BASELINE, 0xFFC4, 0xFFDB, 0xFFDD, 0xFFE0, 0xFFFE})
 _END_OF_IMAGE, _ALONE = b"\xd9", frozenset({b"\x01", b"\xd8"})  # no length follows them
@@ -92,12 +92,14 @@ def decode(
     Args:
         data: the encoded image.
         limit_pixels: maximum width times height, before any reduction.
-        min_side: if not 0, decode a JPEG at the smallest of the scales 1, 1/2, 1/4 and 1/8
-            at which the shorter side has at least this many pixels, if it has that many.
+        min_side: if not 0, decode a JPEG at the smallest of the scales 1, 1/2, 1/4 and 1/8 that leaves
+            at least this many pixels on the shorter side, if it has that many.
         is_mask: return the numbers of a single channel instead of RGB.
         fills: fill the missing part of a truncated image instead of failing.
 
-    A SampleFailedError is permanent. After a MemoryError, the image may still be valid.
+    Raises:
+        SampleFailedError: the image is invalid or too large. This is permanent.
+        MemoryError: the image may still be valid.
     """
     if not data:
         raise fatal("empty", "the object is empty")
@@ -112,12 +114,12 @@ def decode(
 
 
 def _decode(data: bytes | bytearray, limit_pixels: int, min_side: int, *, is_mask: bool) -> Image.Image:
-    image = _open(data)
-    # Only the header has been read, so a decompression bomb costs nothing.
-    check_pixels(*image.size, limit_pixels)
-    if image.format in _JPEGS:
-        _check_scans(data)
     try:
+        image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
+        # Only the header has been read, so decompression bombs cost nothing.
+        check_pixels(*image.size, limit_pixels)
+        if image.format in _JPEGS:
+            _check_scans(data)
         if image.format == "TIFF":  # libtiff unpacks whole tiles, which may be huge
             width, height = (image.getexif().get(tag, 0) for tag in _TILE_SIDE_TAGS)
             check_pixels(width, height, limit_pixels)
@@ -137,41 +139,28 @@ def _decode(data: bytes | bytearray, limit_pixels: int, min_side: int, *, is_mas
         return image if image.mode == "RGB" else image.convert("RGB")
     except (MemoryError, SampleFailedError):
         raise
-    except Exception as error:  # Pillow may raise anything for broken bytes; the tombstone names it
-        raise _undecodable(error) from error
-
-
-def _open(data: bytes | bytearray) -> Image.Image:
-    try:  # only the header is read
-        return Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError as error:
         raise fatal("too_large", str(error)) from error
     except UnidentifiedImageError as error:
-        known = ", ".join(FORMATS)
         message = (
             f"Pillow cannot open the {len(data)} bytes, which begin with {bytes(data[:8])!r}, as any of "
-            f"these formats: {known}"
+            f"these formats: {', '.join(FORMATS)}"
         )
         raise fatal("not_an_image", message) from error
-    except MemoryError:
-        raise
-    except Exception as error:  # as in _decode()
-        raise _undecodable(error) from error
-
-
-def _undecodable(error: Exception) -> SampleFailedError:
-    return fatal("undecodable", f"Pillow cannot decode the image: {type(error).__name__}: {error}")
+    except Exception as error:  # Pillow may raise anything for broken bytes; the tombstone names it
+        message = f"Pillow cannot decode the image: {type(error).__name__}: {error}"
+        raise fatal("undecodable", message) from error
 
 
 def _scale_of(tiles: Sequence[tuple[Any, ...]]) -> int:
-    """Return Pillow's multiplier for grey levels, based on the tiles to decode."""
+    """Return Pillow's multiplier for grey levels, given the tiles to decode."""
     if not tiles:
         return 1
     codec, *_, arguments = tiles[0]
     words = arguments if isinstance(arguments, tuple) else (arguments,)
     # Pillow rescales other maximum values to 255, which loses the numbers.
     if str(codec).startswith("ppm") and words[-1] not in _WHOLE:
-        message = f"the mask is a PGM with values up to {words[-1]}, which Pillow rescales to 255; use PNG"
+        message = f"the mask is a PGM with values up to {words[-1]}, which Pillow rescales to 255. Use PNG"
         raise fatal("undecodable", message)
     return _SCALES.get(str(words[0]), 1) if words else 1
 
@@ -181,8 +170,8 @@ def _numbers_of(image: Image.Image, scale: int) -> Image.Image:
     if image.mode not in _MASKS:
         raise fatal(
             "undecodable",
-            f"a mask must have one number per pixel, but this {image.format or 'image'} is {image.mode}: "
-            "save class indexes as a greyscale or palette PNG",
+            f"a mask must have one number per pixel, but this {image.format or 'image'} is {image.mode}. "
+            "Save class indices as a greyscale or palette PNG",
         )
     if image.mode == "L" and scale == 1:
         return image
@@ -194,8 +183,8 @@ def _numbers_of(image: Image.Image, scale: int) -> Image.Image:
 
 
 def configure_pillow(text_bytes: int = PngImagePlugin.MAX_TEXT_CHUNK) -> None:
-    """Limit the size of unpacked PNG texts in this process, and disable Pillow's pixel limit."""
-    # Pillow's limit would also apply to crops; decode() limits pixels instead.
+    """Limit unpacked PNG texts in this process, and disable Pillow's pixel limit."""
+    # Pillow's limit would also apply to crops, so decode() limits pixels instead.
     Image.MAX_IMAGE_PIXELS = None
     PngImagePlugin.MAX_TEXT_CHUNK = text_bytes
     PngImagePlugin.MAX_TEXT_MEMORY = max(text_bytes, 64 * 2**20)
@@ -212,12 +201,12 @@ def _plain_jpeg(data: bytes | bytearray, limit_pixels: int) -> Image.Image | Non
     size = _plain_size(data)
     if size is None:
         return None
-    # Baseline JPEGs have at most one scan per component. Memory is allocated for all declared pixels.
+    # Baseline JPEGs have at most one scan per component. Pillow allocates memory for all declared pixels.
     pixels = size[0] * size[1]
     if not 0 < pixels <= min(limit_pixels, _PIXELS_PER_BYTE * len(data)) or _scan_markers(data) > _COMPONENTS:
         return None
     try:
-        # This uses the decoder of the general path. Opening a file would add 50% for 64x64 pixels.
+        # The decoder is that of the general path. Opening a file would add 50% for 64x64 pixels.
         return Image.frombytes("RGB", size, data, "jpeg", "RGB", "")
     except (ValueError, OSError):
         return None
@@ -246,7 +235,7 @@ def _plain_size(data: bytes | bytearray) -> tuple[int, int] | None:
 
 
 def _check_scans(data: bytes | bytearray) -> None:
-    """Refuse a JPEG with too many scans, which would take minutes to decode."""
+    """Reject a JPEG with too many scans, which would take minutes to decode."""
     if _scan_markers(data) <= MAX_SCANS:
         return
     # Markers in a thumbnail or after the image do not begin a scan, so walk the segments.
@@ -262,7 +251,6 @@ def _check_scans(data: bytes | bytearray) -> None:
 
 
 def _scan_markers(data: bytes | bytearray) -> int:
-    """Count the scan markers."""
     # For a few bytes, numpy would release the GIL and then wait for it.
     if len(data) <= _FEW_BYTES:
         return data.count(_SCAN)
@@ -275,7 +263,7 @@ def _scan_markers(data: bytes | bytearray) -> int:
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation from 1 (upright) to 8, or 1 if there is none."""
+    """Return the EXIF orientation, from 1 (upright) to 8. The default is 1."""
     try:
         orientation = image.getexif().get(_ORIENTATION_TAG, 1)
     except (SyntaxError, ValueError, TypeError, KeyError, IndexError, OSError, struct.error):

@@ -1,4 +1,4 @@
-"""The decoder's fingerprint (``golden`` on the wire), which shows that functions decode identically."""
+"""The decoder's fingerprint (``golden`` on the wire), which is equal if functions decode identically."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.ids import digest128
 from superdl.super_wire.recipe import Recipe
 
-# Encoded once by Pillow 13. Never encode them again, because new bytes would change the fingerprint.
-# All show the same 29 x 23 gradients and are hashed in this order.
+# Encoded by Pillow 13, from the same 29 x 23 gradients, and hashed in this order. Never encode them again,
+# because other bytes would change the fingerprint.
 _FOLDER = Path(__file__).with_name("reference_images")
 _NAMES = ("colour_420.jpg", "greyscale.jpg", "cmyk.jpg", "palette.png")
 REFERENCE_IMAGES = {name: (_FOLDER / name).read_bytes() for name in _NAMES}
@@ -26,11 +26,11 @@ _RECIPES: tuple[list[dict[str, Any]], ...] = (
     [{"op": "random_resized_crop", "size": 13}, {"op": "horizontal_flip", "p": 0.5}],
 )
 
-# Sizes of noise images (width, height), which are resized too, because smooth images hide whether a resampler
-# processes columns or rows first. Pillow 13 starts with the cheaper axis, earlier versions with columns.
+# Sizes of noise images (width, height). Smooth images do not show whether a resampler processes columns or
+# rows first. Pillow 13 starts with the cheaper axis, earlier versions with columns.
 _NOISE_SIZES = ((23, 61), (61, 23), (31, 33))
 
-# Filters that were added later. If they produce these pixels, the fingerprint does not change, so that
+# Filters that were added later. If they produce Pillow 13's pixels, the fingerprint does not change, and
 # older stores remain usable.
 _FILTERS: tuple[list[dict[str, Any]], ...] = tuple(
     [{"op": "resize", "size": size, "interpolation": name}]
@@ -41,9 +41,8 @@ _PILLOW_13 = "bf565ab92b121519bfc3b6744c36fcb5"
 
 
 def decoder_fingerprint() -> str:
-    """Return the hash of the reference images after each recipe, as 32 hex digits. Takes milliseconds."""
-    # A different libjpeg, Pillow or processor may produce different bytes for the same sample
-    # ids. Executors refuse such a function.
+    """Return a hash of the reference images after several recipes, as 32 hex digits. Takes milliseconds."""
+    # Another libjpeg, Pillow or processor may produce other bytes for the same sample ids.
     fingerprint = _digest_of(_RECIPES, REFERENCE_IMAGES)
     filters = _digest_of(_FILTERS, {})
     return fingerprint if filters == _PILLOW_13 else digest128(f"{fingerprint} {filters}".encode()).hex()

@@ -8,63 +8,64 @@ import select
 import sys
 import threading
 import time
-from dataclasses import dataclass
-from itertools import repeat
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self, TypeAlias
 
-from superdl.lambda_prefetch.members import MAX_RANGE_BYTES, ranges_of, read_rows
+from superdl.lambda_prefetch.members import MAX_RANGE_BYTES, pieces_of, read_rows
 from superdl.lambda_prefetch.push import BudgetClosedError, ByteBudget
 from superdl.lambda_prefetch.sources import SampleFailedError, open_shard_cache, read_object
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
 
     from superdl.lambda_prefetch.invocation import Invocation
-    from superdl.lambda_prefetch.members import MemberRange, Rows
+    from superdl.lambda_prefetch.members import Piece
     from superdl.lambda_prefetch.push import Pusher
     from superdl.super_wire.objects import Bucket, Pending, Span
+
+_Content: TypeAlias = "bytes | bytearray | memoryview | SampleFailedError"
 
 _ENOUGH_ARRIVED, _FEW_ARRIVED = 16, 4  # fetchers pause at this many arrived samples, and resume at this many
 _MAX_SILENCE_S = 20  # maximum time without a reply to any request of a thread
 _OUTAGE_S = 1.0  # stop reading from a source that has been unavailable for this long
 _BLOCK_S = 20.0  # if less time is left, read only the members, not whole blocks of shards
-_RANGES_IN_BUDGET = 4  # so that some are received while others are being decoded
+_PIECES_IN_BUDGET = 4  # receive some pieces while others are decoded
 
 
 @dataclass(slots=True)
-class _Reservation:
-    """Reserved bytes shared by ``samples`` members of a range. The last member to finish releases them."""
+class _Room:
+    """Reserved bytes, shared by the samples of a piece. The last one to finish releases them."""
 
-    reserved_bytes: int
+    size_bytes: int
     samples: int
 
 
 @dataclass(slots=True)
 class Arrived:
-    """A fetched or failed sample, or before that a range of members, with the ``index`` of the first."""
+    """A fetched or failed sample."""
 
     index: int
-    data: bytes | bytearray | memoryview = b""  # for a member, a slice of its range
+    data: bytes | bytearray | memoryview = b""  # for a member, a slice of its piece
     failure: SampleFailedError | None = None
     fetch_us: int = 0
-    reserved_bytes: int | None = None
-    begun_ns: int = 0
-    read_bytes: int = 0  # for a member, its share of the bytes read for the range
+    read_bytes: int = 0  # its share of the bytes read for its piece
+    room: _Room | None = None
+
+
+@dataclass(slots=True)
+class _Read:
+    """The read of a piece, from its request to its bytes."""
+
+    piece: Piece
+    begun_ns: int = field(default_factory=time.perf_counter_ns)
+    pending: Pending | None = None
     by_blocks: bool = False
-    requests: int = 1  # of a range; may be 0 if it is read by_blocks
-    range: MemberRange | None = None
-    rows: Rows | None = None
-    room: _Reservation | None = None
-
-    @property
-    def span(self) -> Span | None:
-        """The requested span of the object, for a range of members."""
-        return None if self.range is None else self.range.span
-
-    def fail(self, outcome: Outcome, message: str) -> None:
-        """Record a failure that is not the fault of the object's bytes."""
-        self.failure = SampleFailedError(outcome, message)
+    failure: SampleFailedError | None = None
+    reserved_bytes: int | None = None
+    fetch_us: int = 0
+    read_bytes: int = 0
+    requests: int = 0
 
 
 class Fetchers:
@@ -75,24 +76,15 @@ class Fetchers:
         self._invocation, self._request, self._bucket, self._pusher = invocation, request, bucket, pusher
         self._budget = ByteBudget(settings.fetch_bytes)
         self._shards = open_shard_cache(settings.shard_cache, settings.shard_cache_bytes)
-        self._trouble, self._down_since_s = "", math.inf
+        self._last_error, self._down_since_s = "", math.inf
         self._arrived: queue.SimpleQueue[Arrived | None] = queue.SimpleQueue()  # bounded by the request
-        self._untaken = count = len(request.keys)
-        self._enough_arrived = _ENOUGH_ARRIVED
-        pieces: Iterable[tuple[int, MemberRange | None]] = zip(range(count), repeat(None))
-        if request.members:
-            share = settings.fetch_bytes // _RANGES_IN_BUDGET
-            ranges = ranges_of(request, min(MAX_RANGE_BYTES, share, request.limits.object_bytes))
-            pieces = [(member_range.indices[0], member_range) for member_range in ranges]
-            # Parts that are whole objects rather than members.
-            pieces += [(index, None) for index, member in enumerate(request.members) if not member]
-            count = len(pieces)
-            self._enough_arrived = sys.maxsize  # ranges are limited by the budget instead
-        if request.fields:  # keep a sample's parts together, because decoded parts wait for the others
-            pieces = sorted(pieces, key=lambda piece: piece[0] % request.count)
+        self._untaken = len(request.keys)
+        # The budget limits pieces of members instead.
+        self._enough_arrived = sys.maxsize if request.members else _ENOUGH_ARRIVED
+        share = settings.fetch_bytes // _PIECES_IN_BUDGET
+        pieces = pieces_of(request, min(MAX_RANGE_BYTES, share, request.limits.object_bytes))
         self._pieces = iter(pieces)
-        # Ranges and Parquet footers, and with fields also whole objects.
-        self.ranges_read = 0
+        self.requests = 0  # successful GETs
         self._lock = threading.Lock()
         self._few = threading.Condition(self._lock)
         self._resting = 0
@@ -100,7 +92,7 @@ class Fetchers:
         self._error: Exception | None = None
         self._threads = [
             threading.Thread(target=self._run, name=f"super-fetch-{n}", daemon=True)
-            for n in range(min(settings.fetch_threads or bucket.threads, count))
+            for n in range(min(settings.fetch_threads or bucket.threads, len(pieces)))
         ]
 
     def __enter__(self) -> Self:
@@ -143,44 +135,41 @@ class Fetchers:
         self._arrived.put(None)
 
     def release(self, arrived: Arrived) -> None:
-        """Release the bytes reserved for a decoded sample."""
+        """Drop a decoded sample's bytes, and release their room after the last sample of a piece."""
         arrived.data = b""
-        if arrived.reserved_bytes is not None:
-            self._budget.release(arrived.reserved_bytes)
-        elif arrived.room is not None:
+        if arrived.room is not None:
             with self._lock:
                 arrived.room.samples -= 1
                 is_last = not arrived.room.samples
             if is_last:
-                self._budget.release(arrived.room.reserved_bytes)
+                self._budget.release(arrived.room.size_bytes)
 
     def _run(self) -> None:
-        begun: dict[int, tuple[Arrived, Pending]] = {}  # by descriptor
+        reads: dict[int, _Read] = {}  # by descriptor
         try:
-            self._fetch(begun)
+            self._fetch(reads)
         except BudgetClosedError:
             return
         except Exception as error:  # noqa: BLE001  # otherwise the decoders would wait forever
             self._error = error
             self._arrived.put(None)
         finally:
-            # These are requests whose replies will not be read.
-            for _, pending in begun.values():
-                pending.close()
+            for read in reads.values():
+                if read.pending is not None:
+                    read.pending.close()
 
-    def _fetch(self, begun: dict[int, tuple[Arrived, Pending]]) -> None:
+    def _fetch(self, reads: dict[int, _Read]) -> None:
         replies = select.poll()
         while True:
-            while len(begun) < self._bucket.in_flight and (piece := self._next_piece()) is not None:
-                index, member_range = piece
-                arrived = Arrived(index, begun_ns=time.perf_counter_ns(), range=member_range)
-                pending = self._begin(arrived)
-                if pending is None:
-                    self._finish(arrived, None)
+            while len(reads) < self._bucket.in_flight and (piece := self._next_piece()) is not None:
+                read = _Read(piece)
+                self._begin(read)
+                if read.pending is None:
+                    self._finish(read)
                 else:
-                    begun[pending.fileno()] = arrived, pending
-                    replies.register(pending, select.POLLIN)
-            if not begun:
+                    reads[read.pending.fileno()] = read
+                    replies.register(read.pending, select.POLLIN)
+            if not reads:
                 return
             if self._arrived.qsize() >= self._enough_arrived:
                 # Let replies accumulate while the decoders are busy, and read many at once. Two small objects
@@ -190,152 +179,150 @@ class Fetchers:
                     self._few.wait_for(lambda: self._stopping or self._arrived.qsize() <= _FEW_ARRIVED)
                     self._resting -= 1
             ready = [descriptor for descriptor, _ in replies.poll(1000 * _MAX_SILENCE_S)]
-            # No reply arrived in time, so abandon all requests.
-            for descriptor in ready or list(begun):
-                arrived, pending = begun.pop(descriptor)
+            # If no reply arrived in time, abandon all requests.
+            for descriptor in ready or list(reads):
+                read = reads.pop(descriptor)
                 replies.unregister(descriptor)
                 if not ready:
-                    pending.close()
-                    arrived.fail(Outcome.UNAVAILABLE, f"no reply arrived within {_MAX_SILENCE_S} s")
-                self._finish(arrived, pending)
+                    message = f"no reply arrived within {_MAX_SILENCE_S} s"
+                    read.failure = SampleFailedError(Outcome.UNAVAILABLE, message)
+                self._finish(read)
 
-    def _source_is_down(self) -> bool:
-        return time.perf_counter() - self._down_since_s > _OUTAGE_S
-
-    def _next_piece(self) -> tuple[int, MemberRange | None] | None:
+    def _next_piece(self) -> Piece | None:
         with self._lock:
             return None if self._stopping else next(self._pieces, None)
 
-    def _begin(self, arrived: Arrived) -> Pending | None:
-        """Send the request for an object. Return ``None`` if that failed or is not needed."""
-        if self._invocation.expired():
-            arrived.fail(Outcome.EXPIRED, "the request expired before this sample was read")
-            return None
-        if self._pusher.broken:
-            arrived.fail(
-                Outcome.CACHE_ERROR, f"skipped because the cache accepts no records: {self._pusher.broken}"
-            )
-            return None
-        if self._source_is_down():
-            arrived.fail(Outcome.UNAVAILABLE, self._trouble)
-            return None
-        key, version = self._request.keys[arrived.index], self._request.versions[arrived.index]
-        span, limit_bytes = arrived.span, self._request.limits.object_bytes
-        if self._shards is not None and span is not None and span.size_bytes <= limit_bytes:
-            is_in_time = not self._invocation.expired(_BLOCK_S)
-            arrived.by_blocks = is_in_time and self._shards.count_read(self._bucket, key, version, span)
-        # The location of a row group is only known from the file's footer.
-        if arrived.by_blocks or (arrived.range is not None and arrived.span is None):
-            return None
-        try:
-            return self._bucket.begin(key, version.strip('"'), arrived.span)
-        except Exception:  # noqa: BLE001  # reading fails too, and reports the error
-            return None
+    def _place_of(self, piece: Piece) -> tuple[str, str]:
+        """Return the key and version of a piece's object."""
+        index = piece.indices[0]
+        return self._request.keys[index], self._request.versions[index]
 
-    def _finish(self, arrived: Arrived, pending: Pending | None) -> None:
-        """Read a sample that has not failed yet, and pass it to the decoders."""
-        requested_s = time.perf_counter()
+    def _reason_to_skip(self) -> SampleFailedError | None:
+        if self._invocation.expired():
+            message = "the request expired before this sample was read"
+            return SampleFailedError(Outcome.EXPIRED, message)
+        if self._pusher.broken:
+            message = f"skipped because the cache accepts no records: {self._pusher.broken}"
+            return SampleFailedError(Outcome.CACHE_ERROR, message)
+        return self._outage()
+
+    def _outage(self) -> SampleFailedError | None:
+        """Return an error if the source has been unavailable for too long."""
+        is_down = time.perf_counter() - self._down_since_s > _OUTAGE_S
+        return SampleFailedError(Outcome.UNAVAILABLE, self._last_error) if is_down else None
+
+    def _begin(self, read: _Read) -> None:
+        """Send the request for a piece, unless it fails or is not needed."""
+        read.failure = self._reason_to_skip()
+        if read.failure is not None:
+            return
+        piece, limit_bytes = read.piece, self._request.limits.object_bytes
+        key, version = self._place_of(piece)
+        if self._shards is not None and piece.span is not None and piece.span.size_bytes <= limit_bytes:
+            is_in_time = not self._invocation.expired(_BLOCK_S)
+            read.by_blocks = is_in_time and self._shards.count_read(self._bucket, key, version, piece.span)
+        # The location of a row group is only known from the file's footer.
+        if read.by_blocks or piece.has_rows:
+            return
         try:
-            if arrived.failure is None and self._source_is_down():
-                if pending is not None:
-                    pending.close()
-                arrived.fail(Outcome.UNAVAILABLE, self._trouble)
-            elif arrived.failure is None:
-                self._read(arrived, pending)
+            read.pending = self._bucket.begin(key, version.strip('"'), piece.span)
+        except Exception:  # noqa: BLE001  # reading fails too, and reports the error
+            return
+
+    def _finish(self, read: _Read) -> None:
+        """Read a piece that has not failed yet, and pass its samples to the decoders."""
+        requested_s = time.perf_counter()
+        contents: Mapping[int, _Content] = {}
+        read.failure = read.failure or self._outage()
+        try:
+            if read.failure is None:
+                contents = self._contents(read)
                 self._down_since_s = math.inf
+            elif read.pending is not None:
+                read.pending.close()
         except SampleFailedError as failure:
-            # The frames of the traceback would keep the received bytes alive beyond their budget.
-            failure.__cause__ = failure.__context__ = None
-            arrived.failure = failure.with_traceback(None)
+            read.failure = failure.without_traceback()
             is_down = failure.outcome is Outcome.UNAVAILABLE
-            if arrived.reserved_bytes is not None:  # it answered, and the thread may have waited for room
+            if read.reserved_bytes is not None:  # it answered, and the thread may have waited for room
                 requested_s = time.perf_counter()
             # An outage begins with the first of several failures in a row.
             since_s = min(self._down_since_s, requested_s)
-            self._trouble, self._down_since_s = failure.message, since_s if is_down else math.inf
+            self._last_error, self._down_since_s = failure.message, since_s if is_down else math.inf
         except BudgetClosedError:
             raise
         except Exception as error:  # noqa: BLE001  # otherwise the invocation would hang
-            arrived.fail(Outcome.SOURCE_ERROR, f"could not be read: {type(error).__name__}: {error}")
-        if arrived.range is None:
-            if self._request.fields and arrived.failure is None:
-                with self._lock:
-                    self.ranges_read += 1
-            self._arrived.put(arrived)
-        else:
-            self._part(arrived, arrived.range)
+            message = f"could not be read: {type(error).__name__}: {error}"
+            read.failure = SampleFailedError(Outcome.SOURCE_ERROR, message)
+        self._pass_on(read, contents)
 
-    def _part(self, arrived: Arrived, member_range: MemberRange) -> None:
-        count, failure = len(member_range.indices), arrived.failure
-        room = None if arrived.reserved_bytes is None else _Reservation(arrived.reserved_bytes, count)
-        share, remainder = divmod(arrived.read_bytes, count)
-        members = [
-            # Add the remainder to the first members, so that the sum is exact.
-            Arrived(index, begun_ns=arrived.begun_ns, room=room, read_bytes=share + (position < remainder))
-            for position, index in enumerate(member_range.indices)
-        ]
-        if failure is not None:
-            for member in members:  # a separate error for each, because several threads raise them
-                member.failure = SampleFailedError(failure.outcome, failure.message, reason=failure.reason)
-        elif arrived.rows is not None:
-            for member in members:
-                content = arrived.rows.contents[member.index]
-                if isinstance(content, SampleFailedError):
-                    member.failure = content
-                else:
-                    member.data = content
-        elif member_range.span is not None:
-            self._cut(arrived.data, member_range.span, members)
+    def _pass_on(self, read: _Read, contents: Mapping[int, _Content]) -> None:
+        indices, failure = read.piece.indices, read.failure
+        count = len(indices)
+        room = None if read.reserved_bytes is None else _Room(read.reserved_bytes, count)
         if failure is None:
             with self._lock:
-                self.ranges_read += arrived.requests
-        for member in members:
-            member.fetch_us = arrived.fetch_us // count
-            self._arrived.put(member)
+                self.requests += read.requests
+        share, remainder = divmod(read.read_bytes, count)
+        for position, index in enumerate(indices):
+            # The first samples count the remainder, which makes the sum exact.
+            read_bytes = share + (position < remainder)
+            arrived = Arrived(index, fetch_us=read.fetch_us // count, read_bytes=read_bytes, room=room)
+            content = contents.get(index, b"")
+            if failure is not None:  # a separate error for each, because several threads raise them
+                arrived.failure = SampleFailedError(failure.outcome, failure.message, reason=failure.reason)
+            elif isinstance(content, SampleFailedError):
+                arrived.failure = content
+            else:
+                arrived.data = content
+            self._arrived.put(arrived)
 
-    def _cut(self, data: bytes | bytearray | memoryview, span: Span, members: list[Arrived]) -> None:
-        view = memoryview(data)
-        for member in members:
-            begin = self._request.member_offsets[member.index]
-            end = begin + self._request.member_lengths[member.index]
-            member.data = view[begin - span.begin : end - span.begin]
-            if len(member.data) < end - begin:
-                member.fail(
+    def _contents(self, read: _Read) -> Mapping[int, _Content]:
+        """Read a piece. Return the bytes or failure of each sample, by index."""
+
+        def reserve(size_bytes: int) -> None:
+            if read.reserved_bytes is None:  # else already reserved for a block that could not be cached
+                began_ns = time.perf_counter_ns()
+                self._budget.acquire(size_bytes)
+                read.reserved_bytes = size_bytes
+                read.begun_ns += time.perf_counter_ns() - began_ns  # waiting for room is not fetching
+
+        piece = read.piece
+        key, version = self._place_of(piece)
+        contents: Mapping[int, _Content]
+        if piece.has_rows:
+            rows = read_rows(self._request, piece.indices, self._bucket, reserve)
+            contents, read.read_bytes, read.requests = rows.contents, rows.read_bytes, rows.requests
+        else:
+            data: bytes | bytearray | None = None
+            if self._shards is not None and piece.span is not None and read.by_blocks:
+                blocks = self._shards.read(self._bucket, key, version, piece.span, reserve)
+                data, read.read_bytes, read.requests = blocks
+            if data is None:
+                data = read_object(
+                    self._bucket,
+                    key,
+                    version,
+                    limit_bytes=self._request.limits.object_bytes,
+                    reserve=reserve,
+                    begun=read.pending,
+                    span=piece.span,
+                )
+                read.read_bytes += len(data)
+                read.requests += 1
+            contents = {piece.indices[0]: data} if piece.span is None else self._cut(data, piece, piece.span)
+        read.fetch_us = (time.perf_counter_ns() - read.begun_ns) // 1000
+        return contents
+
+    def _cut(self, data: bytes | bytearray, piece: Piece, span: Span) -> dict[int, _Content]:
+        contents, view = dict[int, _Content](), memoryview(data)
+        for index in piece.indices:
+            begin = self._request.member_offsets[index]
+            end = begin + self._request.member_lengths[index]
+            contents[index] = view[begin - span.begin : end - span.begin]
+            if span.begin + len(view) < end:
+                contents[index] = SampleFailedError(
                     Outcome.CHANGED,
                     f"the object ends at {span.begin + len(view)}, but this member is at {begin} to {end}: "
                     "the object was truncated, or the key list is for another object. List its members again",
                 )
-
-    def _read(self, arrived: Arrived, pending: Pending | None) -> None:
-        waited_ns = 0
-
-        def reserve(size_bytes: int) -> None:
-            nonlocal waited_ns
-            if arrived.reserved_bytes is not None:  # already reserved for a block that could not be cached
-                return
-            began_ns = time.perf_counter_ns()
-            self._budget.acquire(size_bytes)
-            arrived.reserved_bytes = size_bytes
-            waited_ns += time.perf_counter_ns() - began_ns
-
-        key, version = self._request.keys[arrived.index], self._request.versions[arrived.index]
-        data: bytes | bytearray | None = None
-        if arrived.range is not None and arrived.span is None:
-            rows = read_rows(self._request, arrived.range.indices, self._bucket, reserve)
-            arrived.rows, arrived.read_bytes, arrived.requests = rows, rows.read_bytes, rows.requests
-            data = b""
-        elif self._shards is not None and arrived.span is not None and arrived.by_blocks:
-            blocks = self._shards.read(self._bucket, key, version, arrived.span, reserve)
-            data, arrived.read_bytes, arrived.requests = blocks
-        if data is None:
-            arrived.requests += arrived.by_blocks
-            data = read_object(
-                *(self._bucket, key, version),
-                limit_bytes=self._request.limits.object_bytes,
-                reserve=reserve,
-                begun=pending,
-                span=arrived.span,
-            )
-            arrived.read_bytes += len(data)
-        arrived.data = data
-        arrived.fetch_us = (time.perf_counter_ns() - arrived.begun_ns - waited_ns) // 1000
+        return contents

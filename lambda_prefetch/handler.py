@@ -16,7 +16,7 @@ from superdl.lambda_prefetch.members import need_pyarrow
 from superdl.lambda_prefetch.pipeline import produce
 from superdl.lambda_prefetch.push import cache_connections
 from superdl.lambda_prefetch.settings import FunctionSettings
-from superdl.lambda_prefetch.telemetry import telemetry
+from superdl.lambda_prefetch.telemetry import log_invocation
 from superdl.lambda_prefetch.transfers import restore, save
 from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.errors import ConfigError, SuperError
@@ -38,26 +38,26 @@ _ANSWER_MARGIN_S = 2.0  # before the function's time limit, to finish running wo
 _MAX_MESSAGE = 2000
 
 _own_fingerprint = functools.cache(decoder_fingerprint)
-_seen_processes: set[int] = set()  # processes that have answered; a forked process starts cold again
+_warm_processes: set[int] = set()  # a forked process starts cold again
 
 
 def handler(event: object, context: Any) -> dict[str, Any]:
-    """Handle an event, which is a prefetch request or a warm event.
+    """Handle a prefetch request or a warm event.
 
     Args:
         event: a :class:`superdl.super_wire.request.PrefetchRequest` as JSON values, or
-            ``{"super_warm": 1, "cache": address or ""}`` to open clients.
+            ``{"super_warm": 1, "cache": address or ""}`` to connect to the cache in advance.
         context: Lambda's context, or an object with the same ``function_name``, ``aws_request_id`` and
-            ``get_remaining_time_in_millis()``. It also needs ``memory_limit_in_mb`` where memory is billed,
-            and ``end_when_answered()`` if this process can be ended when a decoder hangs.
+            ``get_remaining_time_in_millis()``. It also needs ``memory_limit_in_mb`` if memory is billed,
+            and ``end_when_answered()`` if this process may be ended when a decoder hangs.
 
     Returns:
         A :class:`superdl.super_wire.request.PrefetchResult` as JSON values, or for a warm event
             ``super_warm``, ``function_version``, ``golden`` and ``cold_start``.
 
     Raises:
-        ConfigError: the request as a whole is invalid, or the function's settings forbid it.
-        CacheError: the cache in a warm event refuses the connection.
+        ConfigError: the request is invalid, or the function's settings forbid it.
+        CacheError: the warm event's cache refuses the connection.
     """
     try:
         return _answer(event, context)
@@ -73,12 +73,12 @@ def _answer(event: object, context: Any) -> dict[str, Any]:
     begun_ns = time.perf_counter_ns()
     if not isinstance(event, dict):
         raise ConfigError(
-            f"an event must be a JSON object for a prefetch request or warm event, not {reprlib.repr(event)}"
+            f"an event must be a prefetch request or warm event as a JSON object, not {reprlib.repr(event)}"
         )
     settings = FunctionSettings.from_environment()
-    cold_start = os.getpid() not in _seen_processes
+    cold_start = os.getpid() not in _warm_processes
     if cold_start:
-        _seen_processes.add(os.getpid())
+        _warm_processes.add(os.getpid())
         configure_pillow(settings.text_bytes)
         keep_secrets_out_of_logs()
     if "super_warm" in event:
@@ -89,8 +89,8 @@ def _answer(event: object, context: Any) -> dict[str, Any]:
 def _warm(event: dict[str, Any], settings: FunctionSettings, *, cold_start: bool) -> dict[str, Any]:
     if event["super_warm"] != WARM_VERSION:
         raise ConfigError(
-            f"this function supports warm event version {WARM_VERSION}, not {event['super_warm']!r}: "
-            "deploy the same version of SUPER everywhere"
+            f"this function supports warm event version {WARM_VERSION}, not {event['super_warm']!r}. "
+            "Deploy the same version of SUPER everywhere"
         )
     cache = event.get("cache", "")
     if not isinstance(cache, str):
@@ -100,8 +100,7 @@ def _warm(event: dict[str, Any], settings: FunctionSettings, *, cold_start: bool
             if not nodes.opened:
                 nodes.connect()
     golden = _own_fingerprint()
-    gc.freeze()  # full collections then skip everything loaded so far
-    telemetry(settings.log_level).warmed(cold_start=cold_start, golden=golden)
+    gc.freeze()  # full collections skip everything loaded so far
     return {
         "super_warm": WARM_VERSION,
         "function_version": installed_version(),
@@ -149,13 +148,13 @@ def _prefetch(
         duration_us=(time.perf_counter_ns() - begun_ns) // 1000,
         memory_mb=_memory_mb(context),
     )
-    telemetry(settings.log_level).finished(result, context)
+    log_invocation(result, context, settings.log_level)
     return result
 
 
 def _pack_meta(request: PrefetchRequest, recipe: Recipe, settings: FunctionSettings) -> PackMeta | None:
-    """Return the fields that all records of the pack share, or ``None`` if no pack is written."""
-    # The samples of a random recipe are useless in any other epoch.
+    """Return the fields that a pack's records share, or ``None`` to write no pack."""
+    # A random recipe's samples are useless in any other epoch.
     if not request.kind.writes_pack or recipe.random or settings.store_read_only:
         return None
     collection = collection_of(request.id_bucket, recipe.digest)
@@ -164,7 +163,7 @@ def _pack_meta(request: PrefetchRequest, recipe: Recipe, settings: FunctionSetti
 
 
 def open_source(bucket: str, settings: FunctionSettings) -> Bucket:
-    """Open a source such as ``s3://name``. Raises ConfigError if the settings do not allow it."""
+    """Open a source such as ``s3://name``. Raises ``ConfigError`` if the settings do not allow it."""
     try:
         return open_bucket(bucket, settings.http_hosts, settings.file_roots)
     except ObjectError as error:
@@ -172,7 +171,7 @@ def open_source(bucket: str, settings: FunctionSettings) -> Bucket:
 
 
 def _memory_mb(context: Any) -> int:
-    # Lambda passes it as text.
+    # Lambda's limit is text.
     limit_mb = getattr(context, "memory_limit_in_mb", None)
     return int(limit_mb) if limit_mb is not None and str(limit_mb).isdecimal() else 0
 
@@ -181,21 +180,21 @@ def _check_deployed(request: PrefetchRequest) -> None:
     expected, own = request.function_version[:80], installed_version()
     if expected and expected != own:
         raise ConfigError(
-            f"this function has SUPER {own}, but the coordinator has SUPER {expected}: deploy version "
+            f"this function has SUPER {own}, but the coordinator has SUPER {expected}. Deploy version "
             f"{expected} of the function, or start version {own} of the coordinator"
         )
     if request.golden and request.kind.decodes and request.golden != _own_fingerprint():
         raise ConfigError(
-            f"this function decodes the reference images to {_own_fingerprint()}, but the request expects "
-            f"{request.golden[:80]}: the function was redeployed while a coordinator was running. Deploy the "
-            "previous function, or restart the coordinator with an empty cache"
+            f"this function's decoder has the fingerprint {_own_fingerprint()}, but the request expects "
+            f"{request.golden[:80]}: the function was redeployed while the coordinator was running. Deploy "
+            "the previous function, or restart the coordinator with an empty cache"
         )
 
 
 def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
     if request.fields != recipe.beside:
         raise ConfigError(
-            f"the request has the fields {request.fields}, but its recipe has {recipe.beside}: deploy the "
+            f"the request has the fields {request.fields}, but its recipe has {recipe.beside}. Deploy the "
             "same version of SUPER everywhere"
         )
     count, parts = request.count, []
@@ -211,12 +210,12 @@ def _check_ids(request: PrefetchRequest, recipe: Recipe) -> None:
     derived = sample_ids(
         request.id_bucket, own_keys, own_versions, recipe.digest, randomness, own_members, fields
     )
-    # Compare all ids at once, which is much faster than one by one.
+    # Comparing all ids at once is much faster than comparing each.
     if derived != request.ids:
         derived_ids = split_ids(derived)
         at = next(at for at in range(count) if request.sample_id(at) != derived_ids[at])
         raise ConfigError(
             f"{request.bucket}/{request.name_of(at)} has the id {request.sample_id(at).hex()} in the "
-            f"request, but {derived_ids[at].hex()} in this function: deploy the same version of SUPER "
+            f"request, but {derived_ids[at].hex()} in this function. Deploy the same version of SUPER "
             "everywhere"
         )

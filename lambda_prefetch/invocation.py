@@ -1,4 +1,4 @@
-"""An invocation: its request, its deadline, and the result of every sample."""
+"""An invocation: a request, its deadline, and the outcome of every sample."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ _IN_CACHE = frozenset({Outcome.CACHED, Outcome.TOMBSTONE})
 
 _COLUMNS = ("outcomes", "record_bytes", "offsets", "lengths")
 _TOTALS = ("fetch_us", "decode_us", "push_us", "source_bytes")
-_VALUES = ("messages", "pack", "store_trouble", "store_requests", "store_bytes")
+_VALUES = ("messages", "source_requests", "pack", "store_trouble", "store_requests", "store_bytes")
 
 
 class Invocation:
-    """A request in progress, with its results in columns.
+    """A request in progress, with its outcomes in columns.
 
-    ``expires_at_s`` is a time on the monotonic clock. No work is started after it.
+    No work starts after ``expires_at_s``, a time on the monotonic clock.
     """
 
     def __init__(self, request: PrefetchRequest, settings: FunctionSettings, expires_at_s: float) -> None:
         count = request.count
         self.request, self.settings, self.expires_at_s = request, settings, expires_at_s
-        # A thread of this process is still decoding an abandoned sample.
-        self.stuck = False
+        self.stuck = False  # a thread of this process is still decoding an abandoned sample
         self.outcomes = [Outcome.EXPIRED] * count
         self.fetch_us = [0] * count
         self.decode_us = [0] * count
@@ -42,7 +41,7 @@ class Invocation:
         self.source_bytes = [0] * count
         self.record_bytes = [0] * count
         self.messages: dict[str, str] = {}
-        self.source_requests = 0  # GETs for ranges of members; 0 means one GET per sample
+        self.source_requests = 0
         self.pack = ""
         self.offsets: list[int] = []
         self.lengths: list[int] = []
@@ -58,7 +57,7 @@ class Invocation:
         return time.monotonic() >= self.expires_at_s - margin_s
 
     def fail(self, index: int, outcome: Outcome, reason: str) -> str:
-        """Record the outcome of a sample that is not cached, and return its message."""
+        """Record the outcome of a sample that was not cached, and return its message."""
         self.outcomes[index] = outcome
         if outcome is Outcome.CHANGED:
             reason = f"{CHANGED_SINCE}: {reason}"
@@ -88,9 +87,8 @@ class Invocation:
                 self.record_bytes[pushed.index] = pushed.record_bytes
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of a ``PrefetchResult`` that this invocation has collected."""
+        """Return the collected fields of a ``PrefetchResult``."""
         columns = {name: tuple(getattr(self, name)) for name in _COLUMNS}
         values = {name: getattr(self, name) for name in _VALUES}
         values |= {name: sum(getattr(self, name)) for name in _TOTALS}
-        requests = self.source_requests or sum(size > 0 for size in self.source_bytes)
-        return columns | values | {"source_requests": requests}
+        return columns | values

@@ -1,4 +1,4 @@
-"""Members of objects: group them into reads, and unpack their bytes."""
+"""Group a request's samples into reads, and unpack members of objects."""
 
 from __future__ import annotations
 
@@ -37,24 +37,30 @@ _LIST_AGAIN = "the object was truncated, or the key list is for another object. 
 
 
 @dataclass(frozen=True, slots=True)
-class MemberRange:
-    """Members that are read together, by their indices in the request, ordered by offset."""
+class Piece:
+    """A whole object, neighbouring members, or rows of a row group and column, to be read at once."""
 
-    indices: list[int]
-    span: Span | None  # span of the object; None for rows of a row group and column
+    indices: list[int]  # in the request; members are ordered by offset
+    span: Span | None = None  # of the members
+    has_rows: bool = False
 
 
-def ranges_of(request: PrefetchRequest, most_bytes: int) -> list[MemberRange]:
-    """Group all members into ranges of at most ``most_bytes``, ordered by each range's first sample."""
-    offsets, lengths = request.member_offsets, request.member_lengths
+def pieces_of(request: PrefetchRequest, most_bytes: int) -> list[Piece]:
+    """Group a request into pieces, ordered by first sample. Members share at most ``most_bytes``."""
+    count, offsets, lengths = request.count, request.member_offsets, request.member_lengths
     objects = list(zip(request.keys, request.versions, strict=True))
-    own = (index for index in range(len(objects)) if request.members[index])
-    ranges: list[MemberRange] = []
-    groups: dict[tuple[object, ...], MemberRange] = {}
-    for index in sorted(own, key=lambda index: (objects[index], offsets[index])):
+    if not request.members:
+        pieces = [Piece([index]) for index in range(len(objects))]
+        # Keep a sample's parts together, because decoded parts wait for the others.
+        return sorted(pieces, key=lambda piece: piece.indices[0] % count) if request.fields else pieces
+    pieces = [Piece([index]) for index, member in enumerate(request.members) if not member]
+    members = (index for index, member in enumerate(request.members) if member)
+    ranges: list[Piece] = []
+    groups: dict[tuple[object, ...], Piece] = {}
+    for index in sorted(members, key=lambda index: (objects[index], offsets[index])):
         if request.encodings and is_row(request.encodings[index]):
             group_key = objects[index], offsets[index], request.encodings[index]
-            groups.setdefault(group_key, MemberRange([], None)).indices.append(index)
+            groups.setdefault(group_key, Piece([], has_rows=True)).indices.append(index)
             continue
         begin, end = offsets[index], offsets[index] + lengths[index]
         # Members are sorted by offset, so a member can only extend the last range.
@@ -63,14 +69,12 @@ def ranges_of(request: PrefetchRequest, most_bytes: int) -> list[MemberRange]:
             span = Span(last.span.begin, max(last.span.end, end))
             if begin - last.span.end <= MAX_GAP_BYTES and span.size_bytes <= most_bytes:
                 last.indices.append(index)
-                ranges[-1] = MemberRange(last.indices, span)
+                ranges[-1] = Piece(last.indices, span)
                 continue
         # A single member may be larger than most_bytes.
-        ranges.append(MemberRange([index], Span(begin, end)))
-    count = request.count
-    return sorted(
-        [*ranges, *groups.values()], key=lambda members: min(index % count for index in members.indices)
-    )
+        ranges.append(Piece([index], Span(begin, end)))
+    pieces += [*ranges, *groups.values()]
+    return sorted(pieces, key=lambda piece: min(index % count for index in piece.indices))
 
 
 def content_of(request: PrefetchRequest, index: int, data: bytes | bytearray | memoryview) -> bytes:
@@ -144,7 +148,9 @@ def read_rows(
     except PagesError as error:
         raise fatal("too_large" if error.is_large else "undecodable", str(error)) from error
     rows = sorted((request.member_lengths[index], index) for index in indices)
-    contents = _contents(_Piece(data, span), footer, group, column, rows_at_a_time, [row for row, _ in rows])
+    contents = _contents(
+        _ColumnFile(data, span), footer, group, column, rows_at_a_time, [row for row, _ in rows]
+    )
     kept_bytes = 0
     for (_, index), content in zip(rows, contents, strict=False):
         kept_bytes += len(content) if isinstance(content, bytes) else 0
@@ -160,7 +166,7 @@ def read_rows(
 
 
 def _contents(
-    piece: _Piece, footer: Any, group: int, column: str, rows_at_a_time: int, rows: Sequence[int]
+    column_file: _ColumnFile, footer: Any, group: int, column: str, rows_at_a_time: int, rows: Sequence[int]
 ) -> Iterator[bytes | SampleFailedError]:
     """Yield the bytes or failure of each row. ``rows`` must be in ascending order."""
     import pyarrow as pa
@@ -171,7 +177,7 @@ def _contents(
         # Without read_dictionary, values that many rows share would be copied for each row. With pre_buffer,
         # pyarrow's threads could still hold the file when Python exits, and abort it with SIGABRT.
         file = parquet.ParquetFile(
-            piece,
+            column_file,
             metadata=footer,
             read_dictionary=[column],
             pre_buffer=False,
@@ -202,40 +208,26 @@ def _leaf(array: Any, row: int) -> bytes | SampleFailedError:
     return value
 
 
-class _Piece(io.RawIOBase):
-    """A seekable file for pyarrow, of which only one span has been read."""
+class _ColumnFile(io.BytesIO):
+    """A file for pyarrow that contains one span only, at its own offset."""
 
     def __init__(self, data: bytes | bytearray, span: Span) -> None:
-        super().__init__()
-        self._data, self._span, self._at = memoryview(data), span, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
+        super().__init__(data)
+        self._begin = span.begin
 
     def tell(self) -> int:
-        return self._at
+        return super().tell() + self._begin
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + (0, self._at, self._span.end)[whence]  # the file ends with the span
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        begin = self._at - self._span.begin
-        if begin < 0:
-            raise OSError("a column is not at the location in the footer")
-        chunk = bytes(self._data[begin : None if size < 0 else begin + size])
-        self._at += len(chunk)
-        return chunk
+        # A negative position raises ValueError: a column is not at the location in the footer.
+        return super().seek(offset - self._begin if whence == io.SEEK_SET else offset, whence) + self._begin
 
 
 # Parsed footers and their lengths, by bucket, key and version, most recently used last.
 _footers: OrderedDict[tuple[str, str, str], tuple[int, Any]] = OrderedDict()
 _footers_lock = threading.Lock()
-# A lock per footer that is being read, so that other threads wait instead of reading
-# it too. Weak values drop a lock together with the last thread that uses it.
+# A lock for each footer that is being read, for which other threads wait. Weak values drop a lock with the
+# last thread that uses it.
 _reading: WeakValueDictionary[tuple[str, str, str], threading.Lock] = WeakValueDictionary()
 
 

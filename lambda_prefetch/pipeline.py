@@ -5,10 +5,10 @@ Besides the memory of the interpreter, custom steps and sockets, it uses at most
     max(fetch_bytes, largest object) + max(push_bytes, largest record)
         + decoders x (largest object + 16 bytes x pixels)
 
-where ``pixels`` is the size of the largest image. A decoder may need four copies of the image
-at 4 bytes per pixel. Rows of Parquet files count as row groups, compressed and uncompressed.
-A pack for a store in S3 takes another 32 MiB, and a pack with pointers in the cache takes at
-most ``push_bytes``. The decoded parts of a sample with fields wait for its other parts.
+where ``pixels`` is the size of the largest image. A decoder may need four copies of the image at 4 bytes
+per pixel. Rows of Parquet files count as row groups, compressed and uncompressed. A pack for a store in S3
+takes another 32 MiB, and a pack with pointers in the cache at most ``push_bytes``. The decoded parts of a
+sample with fields wait for its other parts.
 """
 
 from __future__ import annotations
@@ -45,12 +45,9 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# Start the other decoders after a sample that takes this long to decode. At 60 microseconds they do not help.
-_WORTH_A_THREAD_US = 500
-
 
 def produce(invocation: Invocation, program: Program, bucket: Bucket, meta: PackMeta | None = None) -> None:
-    """Fetch, decode and push a request's samples. If ``meta`` is set, also write them to a pack."""
+    """Fetch, decode and push a request's samples, and write them to a pack unless ``meta`` is ``None``."""
     request, settings = invocation.request, invocation.settings
     count = min(decoding_threads(settings.decoders), request.count)
     with PackSaver(invocation, meta) as saver:
@@ -59,7 +56,7 @@ def produce(invocation: Invocation, program: Program, bucket: Bucket, meta: Pack
             Fetchers(invocation, bucket, pusher) as fetchers,
         ):
             _Decoders(invocation, program, fetchers, pusher, saver).run(count, settings.decode_timeout_s)
-            invocation.source_requests = fetchers.ranges_read
+            invocation.source_requests = fetchers.requests
         results = pusher.results
         # Push pointers only after their pack is in the store.
         if (records := saver.commit()) and not pusher.broken:
@@ -90,9 +87,11 @@ class _Decoders:
         self._parts = _Parts(invocation.request) if invocation.request.fields else None
 
     def run(self, count: int, timeout_s: float) -> None:
-        """Decode with up to ``count`` threads, and abandon samples that take longer than ``timeout_s``."""
-        # Start with one thread, because small samples do not benefit from more.
-        self._start(1, others=count - 1)
+        """Decode with ``count`` threads, and abandon samples that take longer than ``timeout_s``."""
+        for number in range(count):
+            thread = threading.Thread(target=self._run, name=f"super-decode-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
         try:
             self._watch(timeout_s)
         except BaseException:
@@ -104,7 +103,7 @@ class _Decoders:
             raise self._errors[0]
 
     def _watch(self, timeout_s: float) -> None:
-        while living := [thread for thread in list(self._threads) if thread.is_alive()]:
+        while living := [thread for thread in self._threads if thread.is_alive()]:
             now = time.monotonic()
             since = [begun for begun, _ in list(self._running.values())]
             # Wait at most until the oldest running sample is overdue.
@@ -125,36 +124,26 @@ class _Decoders:
                 f"decoding took longer than {timeout_s:g} s and was abandoned. If the machine is slow, "
                 "raise SUPER_DECODE_TIMEOUT_S for the functions; otherwise replace or remove the object",
             )
-            # That thread ends only with its process.
+            # The thread ends only with its process.
             self._invocation.stuck = True
             self._fetchers.stop()
 
-    def _start(self, count: int, *, others: int = 0) -> None:
-        for _ in range(count):
-            name = f"super-decode-{len(self._threads)}"
-            thread = threading.Thread(target=self._run, args=(others,), name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
-
-    def _run(self, others: int) -> None:
-        """Decode until no more samples arrive. After a slow sample, start ``others`` more threads."""
+    def _run(self) -> None:
         try:
             while (arrived := self._fetchers.next()) is not None:
                 try:
                     if arrived.failure is None and self._invocation.expired():
-                        arrived.fail(Outcome.EXPIRED, "the request expired before this sample was decoded")
-                    took_us = self._finish(arrived)
+                        message = "the request expired before this sample was decoded"
+                        arrived.failure = SampleFailedError(Outcome.EXPIRED, message)
+                    self._finish(arrived)
                 finally:
                     self._fetchers.release(arrived)
-                if others and took_us >= _WORTH_A_THREAD_US:
-                    self._start(others)
-                    others = 0
         except BaseException as error:  # noqa: BLE001  # raised in the caller's thread
             self._errors.append(error)
             self._fetchers.stop()
 
-    def _finish(self, arrived: Arrived) -> int:
-        """Decode and push a sample, or record its failure. Return the time taken in microseconds."""
+    def _finish(self, arrived: Arrived) -> None:
+        """Decode and push a sample, or record its failure."""
         index = arrived.index % self._request.count
         begun_ns = time.perf_counter_ns()
         with self._claiming:
@@ -162,18 +151,18 @@ class _Decoders:
             self._invocation.source_bytes[index] += arrived.read_bytes
             self._running[threading.current_thread()] = (time.monotonic(), index)
         result = _attempt(partial(self._make, arrived))
-        took_us = decode_us = (time.perf_counter_ns() - begun_ns) // 1000
+        decode_us = (time.perf_counter_ns() - begun_ns) // 1000
         if self._parts is not None:
             with self._claiming:
                 given_up = threading.current_thread() not in self._running
-                joined = None if given_up else self._parts.join(arrived.index, result, took_us)
+                joined = None if given_up else self._parts.join(arrived.index, result, decode_us)
                 if joined is None:
                     self._running.pop(threading.current_thread(), None)
-                    return took_us
+                    return
                 result, decode_us = joined
         if isinstance(result, SampleFailedError):
             self._fail(index, result)
-            return took_us
+            return
         packed = _attempt(partial(self._packed, result, index, decode_us))
         if isinstance(packed, SampleFailedError):
             self._fail(index, packed)
@@ -182,7 +171,6 @@ class _Decoders:
             self._invocation.outcomes[index] = Outcome.CACHED  # unless the cache refuses it
             if not self._saver.take(index, *packed):
                 self._put(index, *packed)
-        return took_us
 
     def _packed(self, result: Arrays, index: int, decode_us: int) -> tuple[bytes, memoryview]:
         sample_id, fetch_us = self._invocation.sample_id(index), self._invocation.fetch_us[index]
@@ -202,7 +190,7 @@ class _Decoders:
             self._put(index, pack_tombstone(tombstone, self._invocation.sample_id(index)), memoryview(b""))
 
     def _claim(self) -> bool:
-        """Claim the right to report this thread's sample. Return ``False`` if it was abandoned."""
+        """Stop this thread's timeout. Return ``False`` if its sample was already abandoned."""
         with self._claiming:
             return self._running.pop(threading.current_thread(), None) is not None
 
@@ -224,27 +212,24 @@ def _attempt(make: Callable[[], _T]) -> _T | SampleFailedError:
     try:
         return make()
     except SampleFailedError as failure:
-        failure.__cause__ = failure.__context__ = None  # they would keep the received bytes alive
-        return failure.with_traceback(None)
+        return failure.without_traceback()
     except MemoryError:
-        # The bytes are not at fault, because a function with more memory may decode them.
-        return SampleFailedError(
-            Outcome.SOURCE_ERROR, "the function does not have enough memory to decode it"
-        )
+        # A function with more memory may decode the bytes.
+        return SampleFailedError(Outcome.SOURCE_ERROR, "the function has too little memory to decode it")
     except Exception as error:  # noqa: BLE001  # reported; other samples continue
         message = f"could not be produced: {type(error).__name__}: {error}"
         return SampleFailedError(Outcome.STEP_ERROR, message)
 
 
 class _Parts:
-    """Decoded or failed parts of samples, kept until the last part of each sample arrives."""
+    """Decoded or failed parts of samples, kept until a sample's last part arrives."""
 
     def __init__(self, request: PrefetchRequest) -> None:
         self._request = request
         self._names = (MAIN_FIELD, *request.fields)
         self._waiting: dict[int, dict[int, Arrays | SampleFailedError]] = {}
         self._decode_us: Counter[int] = Counter()
-        # For each sample, the image sizes on which crops of its parts must agree; see Program.
+        # For each sample, the image sizes that crops of its parts must share; see Program.
         self.sizes: list[dict[str, tuple[int, int]]] = [{} for _ in range(request.count)]
 
     def join(

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from superdl.lambda_prefetch.settings import FunctionSettings
     from superdl.super_wire.cache import Credentials, Reply
 
-# Approximate overhead of Python for each queued piece.
+# Approximate overhead of each queued piece in Python.
 MIN_PIECE_BYTES = 4096
 
-_TIMEOUT_S = 15.0  # for an exchange, and again for its second attempt after a broken connection
+_TIMEOUT_S = 15.0  # for an exchange, and for its second attempt after a broken connection
 _MAX_RECORDS_PER_EXCHANGE = 64
 _BUNDLE_RECORDS = 16
-_BUNDLE_BYTES = 256 * 1024  # below the smallest budget that the settings allow
+_BUNDLE_BYTES = 256 * 1024  # below the smallest allowed budget
 
 _MAX_IDLE = 4
 _ARN_PARTS = 7  # arn:aws:secretsmanager:region:account:secret:name
@@ -44,13 +44,13 @@ _DENIED = (
     "with your own key"
 )
 _NO_ROUTE = (
-    "a function in a VPC needs an interface endpoint for secretsmanager there (or a NAT), and a security "
-    "group that allows outbound and inbound traffic to it on port 443"
+    "a function in a VPC needs NAT or an interface endpoint for secretsmanager, and a security group that "
+    "allows outbound and inbound traffic to it on port 443"
 )
-# Secrets Manager's codes, and boto3's exceptions.
+# By Secrets Manager's code, or boto3's exception.
 _REMEDIES = {
     "AccessDeniedException": _DENIED,
-    "403": _DENIED,  # not from Secrets Manager, but for example from a proxy
+    "403": _DENIED,  # for example from a proxy
     "DecryptionFailure": "grant the function's role kms:Decrypt on the key that encrypts it",
     "InvalidRequestException": "restore the secret if it is scheduled for deletion",
     "ResourceNotFoundException": "set SUPER_CACHE_SECRET to its ARN, or to its name in this region",
@@ -65,11 +65,10 @@ _idle: dict[tuple[int, str], NodeConnections] = {}
 
 @contextmanager
 def cache_connections(cache: str, settings: FunctionSettings) -> Iterator[NodeConnections]:
-    """Yield this process's connections to a cache, for exclusive use, and keep them for the next call."""
+    """Lend this process's connections to a cache, for exclusive use. They stay open for the next call."""
     pool_key = os.getpid(), cache
     if nodes := _idle.pop(pool_key, None):
-        # The cache may have restarted since a warm connection was opened, so allow one
-        # reconnection per invocation.
+        # Allow one reconnection per invocation, because the cache may have restarted.
         nodes.renew()
     else:
         nodes = _new_connections(CacheAddress.parse(cache), settings)
@@ -104,8 +103,8 @@ def _new_connections(address: CacheAddress, settings: FunctionSettings) -> NodeC
         _read_secret.cache_clear()  # the secret may have changed
         if (current := credentials()) == refused:
             raise WrongPasswordError(
-                f"{error}. Set SUPER_CACHE_SECRET to the secret that holds the cache password; local "
-                "functions use the coordinator's settings"
+                f"{error}. Set SUPER_CACHE_SECRET to the secret with the cache's password. Local functions "
+                "use the coordinator's settings"
             ) from error
         return current
 
@@ -114,12 +113,12 @@ def _new_connections(address: CacheAddress, settings: FunctionSettings) -> NodeC
 
 @functools.lru_cache(maxsize=_MAX_IDLE)
 def _read_secret(name: str) -> tuple[str, str]:
-    """Read the user name and password from a secret, given its ARN or its name in this region."""
+    """Return the user name and password in a secret, given its ARN or its name in this region."""
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
 
-    # A secret given by its ARN may be in another region than the function.
+    # A secret with an ARN may be in another region than the function.
     parts = name.split(":")
     region = parts[3] if len(parts) >= _ARN_PARTS and parts[0] == "arn" else None
     retries: Any = {"mode": "standard", "total_max_attempts": 2}
@@ -150,13 +149,13 @@ def _read_secret(name: str) -> tuple[str, str]:
 
 
 class BudgetClosedError(Exception):
-    """The invocation is ending, so nothing may wait for room."""
+    """The budget was closed because the invocation is ending."""
 
 
 class ByteBudget:
     """A limit on the bytes that wait between two stages of the pipeline.
 
-    A piece larger than the capacity is admitted alone. Pieces are admitted in order of arrival.
+    Pieces are admitted in order of arrival. A piece larger than the capacity is admitted alone.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -167,8 +166,8 @@ class ByteBudget:
         self._changed = threading.Condition()
 
     def acquire(self, size_bytes: int) -> None:
-        """Wait for room. Raises :class:`BudgetClosedError` once :meth:`close` has been called."""
-        # A minimum per piece also limits the number of tiny pieces.
+        """Wait for room. Raises :class:`BudgetClosedError` after :meth:`close`."""
+        # The minimum also limits the number of tiny pieces.
         counted_bytes = max(size_bytes, MIN_PIECE_BYTES)
         with self._turn, self._changed:
             self._changed.wait_for(
@@ -183,14 +182,14 @@ class ByteBudget:
             self.used_bytes += counted_bytes
 
     def release(self, *sizes_bytes: int) -> None:
-        """Release the room taken by pieces of these sizes."""
+        """Release the room of pieces with these sizes."""
         counted_bytes = sum([max(size_bytes, MIN_PIECE_BYTES) for size_bytes in sizes_bytes])
         with self._changed:
             self.used_bytes -= counted_bytes
             self._changed.notify()
 
     def close(self) -> None:
-        """Refuse all current and future waiters."""
+        """Make all current and future calls of :meth:`acquire` fail."""
         with self._changed:
             self._closed = True
             self._changed.notify()  # at most one thread waits here; _turn holds back the others
@@ -198,7 +197,7 @@ class ByteBudget:
 
 @dataclass(slots=True)
 class Pushed:
-    """The result of pushing a record. ``refusal`` is empty if the cache acknowledged the record."""
+    """The result of pushing a record. ``refusal`` is empty if the cache acknowledged it."""
 
     index: int
     record_bytes: int
@@ -224,9 +223,9 @@ class Pusher:
     """A thread that stores records in the cache. Any thread can queue records for it.
 
     At most ``settings.push_bytes`` are queued. Leaving the context normally waits until every record is
-    acknowledged or refused; :attr:`results` then has an entry for each. Leaving it with an exception
-    drops the queued records. ``stored`` is called on the pushing thread for each acknowledged record,
-    with the sample's index in the request, the header and the payload. It must not raise.
+    acknowledged or refused, and has an entry in :attr:`results`. Leaving it with an exception drops the
+    queued records. ``stored`` is called on the pushing thread for each acknowledged record, with the
+    sample's index in the request, the header and the payload. It must not raise.
     """
 
     def __init__(
@@ -236,7 +235,7 @@ class Pusher:
         stored: Callable[[int, bytes, memoryview], None] | None = None,
     ) -> None:
         self.results: list[Pushed] = []
-        # Why the cache accepts no more records in this invocation, or empty while it does.
+        # The reason the cache accepts no more records in this invocation, or empty while it does.
         self.broken = ""
         self._stored = stored
         self._url = cache
@@ -272,7 +271,7 @@ class Pusher:
             self._budget.acquire(size_bytes)
             self._bundle.append(record)
             self._bundle_bytes += size_bytes
-            # Waking the thread takes as long as a small image, so small records are bundled.
+            # Bundle small records, because waking the thread takes as long as decoding a small image.
             if len(self._bundle) == _BUNDLE_RECORDS or self._bundle_bytes > _BUNDLE_BYTES:
                 self._hand_over()
 
@@ -292,7 +291,7 @@ class Pusher:
 
     def _next_batch(self) -> tuple[list[_Record], bool]:
         """Wait for queued records. Return them, and whether more may follow."""
-        # Batches grow when the cache slows down. A fast cache receives each bundle immediately.
+        # A fast cache receives each bundle immediately. If it slows down, batches grow.
         records: list[_Record] = []
         bundle = self._waiting.get()
         while bundle:
@@ -314,7 +313,7 @@ class Pusher:
                 commands = [record.command() for record in records]
                 refusals = list(map(_refusal, exchange(self._cache, commands, timeout_s=_TIMEOUT_S)))
                 self.broken = self._cache.all_broken
-            except Exception as error:  # noqa: BLE001  # reported; otherwise the invocation would hang
+            except Exception as error:  # noqa: BLE001  # otherwise the invocation would hang
                 self.broken = str(error) or type(error).__name__
                 refusals = [self.broken] * len(records)
         push_us = (time.perf_counter_ns() - begun_ns) // (1000 * len(records))

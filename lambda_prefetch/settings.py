@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from superdl.super_wire.cache import Credentials
 from superdl.super_wire.errors import ConfigError
@@ -15,13 +15,23 @@ from superdl.super_wire.store import parse_store
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Memory at which Lambda provides one full core, according to its documentation.
-LAMBDA_MB_PER_CORE = 1769
-
+_LAMBDA_MB_PER_CORE = 1769  # memory at which Lambda provides one full core, according to its documentation
 _MIB = 2**20
 _LOG_LEVELS = ("INFO", "DEBUG", "WARNING", "ERROR", "CRITICAL")
 _SWITCH = ("0", "false", "no", "1", "true", "yes")
 _NO_STORE = frozenset({"", "none", "auto"})  # the coordinator resolves auto
+
+# Whole numbers: setting -> its variable and bounds.
+_NUMBERS = {
+    "shard_cache_bytes": ("SUPER_SHARDS_BYTES", 0, 2**60),
+    "decoders": ("SUPER_DECODERS", 0, 64),
+    "decode_timeout_s": ("SUPER_DECODE_TIMEOUT_S", 1, 3600),
+    "max_pixels": ("SUPER_MAX_PIXELS", 0, 2**40),
+    "text_bytes": ("SUPER_MAX_TEXT_BYTES", 1, 2**40),
+    "fetch_threads": ("SUPER_FETCH_THREADS", 0, 64),
+    "fetch_bytes": ("SUPER_FETCH_BYTES", _MIB, 2**40),
+    "push_bytes": ("SUPER_PUSH_BYTES", _MIB, 2**40),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +45,12 @@ class FunctionSettings:
     http_hosts: tuple[str, ...] | None = None  # allowed web servers; None: see objects.web
     store: str = ""  # address of the store in normal form
     store_read_only: bool = False  # write no packs
-    shard_cache: str = ""  # a directory for blocks of shards
+    shard_cache: str = ""  # directory for blocks of shards
     shard_cache_bytes: int = 0
     decoders: int = 0  # 0 means one per core on Lambda, and one elsewhere
-    decode_timeout_s: int = 20  # after which a sample is abandoned and may be retried
+    decode_timeout_s: int = 20  # a sample that takes longer is abandoned, and may be retried
     max_pixels: int = 0  # 0 means the request's limit
-    text_bytes: int = _MIB  # of each unpacked text in a PNG
+    text_bytes: int = _MIB  # limit for each unpacked text in a PNG
     fetch_threads: int = 0  # 0 means the best number for the source
     # Limits for encoded objects and finished records between stages. A single one may be larger.
     fetch_bytes: int = 64 * _MIB
@@ -54,6 +64,11 @@ class FunctionSettings:
         modules = (name.strip() for name in variables.get("SUPER_STEP_MODULES", "").split(","))
         roots = variables.get("SUPER_FILE_ROOTS", "").split(os.pathsep)
         secret = variables.get("SUPER_CACHE_SECRET", "")
+        numbers: dict[str, Any] = {
+            setting: _whole(variable, text, low, high)
+            for setting, (variable, low, high) in _NUMBERS.items()
+            if (text := variables.get(variable))
+        }
         for name in ("SUPER_CACHE_PASSWORD", "SUPER_CACHE_USERNAME"):
             if secret and variables.get(name):
                 raise ConfigError(
@@ -69,15 +84,8 @@ class FunctionSettings:
             store=store_in(variables),
             store_read_only=_one_of(variables, "SUPER_STORE_READ_ONLY", _SWITCH) in _SWITCH[3:],
             shard_cache=variables.get("SUPER_SHARDS", ""),
-            shard_cache_bytes=_whole(variables, "SUPER_SHARDS_BYTES", 0, 2**60, 0),
-            decoders=_whole(variables, "SUPER_DECODERS", 0, 64, 0),
-            decode_timeout_s=_whole(variables, "SUPER_DECODE_TIMEOUT_S", 1, 3600, 20),
-            max_pixels=_whole(variables, "SUPER_MAX_PIXELS", 0, 2**40, 0),
-            text_bytes=_whole(variables, "SUPER_MAX_TEXT_BYTES", 1, 2**40, _MIB),
-            fetch_threads=_whole(variables, "SUPER_FETCH_THREADS", 0, 64, 0),
-            fetch_bytes=_whole(variables, "SUPER_FETCH_BYTES", _MIB, 2**40, 64 * _MIB),
-            push_bytes=_whole(variables, "SUPER_PUSH_BYTES", _MIB, 2**40, 64 * _MIB),
             log_level=_one_of(variables, "SUPER_LOG_LEVEL", _LOG_LEVELS),
+            **numbers,
         )
 
 
@@ -90,10 +98,7 @@ def store_in(variables: Mapping[str, str]) -> str:
         raise ConfigError(f"SUPER_STORE: {error}") from error
 
 
-def _whole(variables: Mapping[str, str], name: str, low: int, high: int, default: int) -> int:
-    text = variables.get(name, "")
-    if not text:
-        return default
+def _whole(name: str, text: str, low: int, high: int) -> int:
     if not text.isdecimal() or not low <= int(text) <= high:
         raise ConfigError(f"{name} must be a whole number from {low} to {high}, not {text!r}")
     return int(text)
@@ -108,14 +113,10 @@ def _one_of(variables: Mapping[str, str], name: str, known: tuple[str, ...]) -> 
     return chosen
 
 
-def decoding_threads(setting: int, environment: Mapping[str, str] | None = None) -> int:
+def decoding_threads(setting: int) -> int:
     """Return the number of decoding threads: ``setting``, or the number of cores if it is 0."""
-    if setting:
-        return setting
-    variables = os.environ if environment is None else environment
-    memory_mb = variables.get("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "")
-    if not memory_mb.isdecimal():
-        # Executors run one function per core.
-        return 1
-    # Lambda's CPU time grows with memory: more than one core above 1,769 MB.
-    return max(1, min(len(os.sched_getaffinity(0)), math.ceil(int(memory_mb) / LAMBDA_MB_PER_CORE)))
+    memory_mb = os.environ.get("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "")
+    if setting or not memory_mb.isdecimal():
+        return setting or 1  # other executors run one function per core
+    # Lambda's CPU time grows with memory.
+    return max(1, min(len(os.sched_getaffinity(0)), math.ceil(int(memory_mb) / _LAMBDA_MB_PER_CORE)))

@@ -9,7 +9,7 @@ import hashlib
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from superdl.super_wire.objects import ObjectError, Span
 from superdl.super_wire.request import Outcome
@@ -23,13 +23,18 @@ if TYPE_CHECKING:
 class SampleFailedError(Exception):
     """A sample cannot be produced now, or ever. The pipeline prefixes ``message`` with the sample's name.
 
-    ``reason`` is the code in the tombstone, or empty if the object's bytes are not at fault.
+    ``reason`` is the code in the tombstone. If it is empty, the object's bytes are not at fault: nothing is
+    written to the cache, and the sample is retried.
     """
 
     def __init__(self, outcome: Outcome, message: str, *, reason: str = "") -> None:
         super().__init__(message)
-        # If there is no reason, nothing is written to the cache and the sample is retried.
         self.outcome, self.message, self.reason = outcome, message, reason
+
+    def without_traceback(self) -> Self:
+        """Return the error without its traceback and cause, which would keep the received bytes alive."""
+        self.__cause__ = self.__context__ = None
+        return self.with_traceback(None)
 
 
 def fatal(reason: str, message: str) -> SampleFailedError:
@@ -74,7 +79,6 @@ _READ_ALONE = 2  # number of separate reads from a block before the whole block 
 _IDLE_S = 600.0  # a block that was not read for this long may be replaced
 _FETCHED_AT_ONCE = 16  # by all processes, each into memory; more would overload a slow link
 _FULL_S = 5.0  # interval between checks for room in a full cache
-_SLOW_S, _ALONE_S = 5.0, 60.0  # after a block that took longer, read members separately
 _ABANDONED_S = 120.0  # a process that fetches a block for longer has died
 _READS, _PARTIAL, _LOCK = ".reads", ".partial", "lock"
 
@@ -84,7 +88,7 @@ class ShardCache:
 
     def __init__(self, directory: str, max_bytes: int) -> None:
         self._directory, self._max_bytes = Path(directory), max_bytes
-        self._alone_until_s = 0.0
+        self._full_until_s = 0.0
 
     def count_read(self, bucket: Bucket, key: str, version: str, span: Span) -> bool:
         """Count a read of a span of a shard. Return whether to use :meth:`read` for it."""
@@ -92,7 +96,7 @@ class ShardCache:
         if not version or span.size_bytes > BLOCK_BYTES or bucket.name.startswith("file://"):
             return False
         missing = [path for path, _ in self._blocks((bucket.name, key, version), span) if not path.exists()]
-        if missing and time.monotonic() < self._alone_until_s:
+        if missing and time.monotonic() < self._full_until_s:
             return False
         # The "ski rental" rule: the total cost is never much higher than that of the better choice.
         return all(_count(path) > _READ_ALONE for path in missing)
@@ -133,7 +137,7 @@ class ShardCache:
 
         Return ``None`` if another process is fetching it, too many are being fetched, or there is no room.
         """
-        partial, began_s = path.with_name(path.name + _PARTIAL), time.monotonic()
+        partial = path.with_name(path.name + _PARTIAL)
         with contextlib.ExitStack() as stack:
             try:
                 lock = stack.enter_context(Path(f"{path}{_READS}").open("ab"))
@@ -147,13 +151,11 @@ class ShardCache:
             data = read_object(
                 bucket, key, version, limit_bytes=BLOCK_BYTES, reserve=lambda _: None, span=block
             )
-            if time.monotonic() - began_s > _SLOW_S:
-                self._alone_until_s = time.monotonic() + _ALONE_S
             try:
                 partial.write_bytes(data)
                 partial.rename(path)
             except OSError:
-                self._alone_until_s = time.monotonic() + _FULL_S
+                self._full_until_s = time.monotonic() + _FULL_S
             return data
 
     def _claim(self, partial: Path) -> bool:
@@ -179,17 +181,17 @@ class ShardCache:
                 with contextlib.suppress(OSError):  # restart the count of its reads
                     os.truncate(f"{path}{_READS}", 0)
             if used_bytes > self._max_bytes:
-                self._alone_until_s = time.monotonic() + _FULL_S
+                self._full_until_s = time.monotonic() + _FULL_S
                 return False
             with partial.open("wb") as claimed:
-                claimed.truncate(BLOCK_BYTES)  # so that other processes include it in their totals
+                claimed.truncate(BLOCK_BYTES)  # other processes count its length
             return True
 
 
 def _count(path: Path) -> int:
     """Count a read of a missing block. Return the number of reads by all processes."""
     with contextlib.suppress(OSError), Path(f"{path}{_READS}").open("ab", buffering=0) as counter:
-        counter.write(b".")  # append, so that counts of other processes are not lost
+        counter.write(b".")  # appending loses no counts of other processes
         return counter.tell()
     return 0
 

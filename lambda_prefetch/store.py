@@ -28,12 +28,12 @@ _MIN_WAIT_S, _REMEMBERED_S = 0.5, 30.0
 
 
 def request_store(invocation: Invocation, *, writing: bool) -> Store:
-    """Return the request's store. Raises :class:`StoreError` if it fails or differs from the settings."""
+    """Open the request's store. Raises :class:`StoreError` if it fails or differs from the settings."""
     address, own = invocation.request.store, invocation.settings.store
     if address != own:
         raise StoreRefusedError(
             f"the request's store is {address[:200]}, but the function's SUPER_STORE "
-            f"{f'is {own}' if own else 'is not set'}: use the same store for the coordinator and "
+            f"{f'is {own}' if own else 'is not set'}. Use the same store for the coordinator and "
             "its functions"
         )
     if is_bucket(address):
@@ -55,37 +55,35 @@ def _open_bucket_store(address: str, _process: int, _settings: frozenset[tuple[s
 
 
 class Pace:
-    """The share of time that a process waits for the store's disk, measured over the latest packs."""
+    """The share of time that a process waits for the store's disk, over its latest packs."""
 
     def __init__(self) -> None:
         self._waited_s = self._passed_s = 0.0
 
-    def check(self, waited_s: float, passed_s: float) -> None:
-        """Raise :class:`StoreBusyError` if the disk keeps delaying packs."""
-        waited_s, passed_s = self._waited_s + waited_s, self._passed_s + passed_s
+    def add(self, waited_s: float, passed_s: float) -> None:
+        """Count some of the time spent on a pack."""
+        # Older packs have exponentially decreasing weight.
+        weight = 0.5 if self._passed_s > _REMEMBERED_S else 1.0
+        self._waited_s = weight * self._waited_s + waited_s
+        self._passed_s = weight * self._passed_s + passed_s
+
+    def check(self) -> None:
+        """Raise :class:`StoreBusyError` if the disk is too slow."""
+        waited_s, passed_s = self._waited_s, self._passed_s
         if waited_s > max(_MIN_WAIT_S, passed_s / 2):
             self._waited_s = self._passed_s = 0.0  # a later attempt starts a new measurement
             # Further writes would delay every function, and with it the readers.
             raise StoreBusyError(
                 f"writing packs took {waited_s:.1f} of {passed_s:.1f} s: the store's disk is slower than the "
-                "functions, so use a faster one, or no store"
+                "functions. Use a faster disk, or no store"
             )
-
-    def add(self, waited_s: float, passed_s: float) -> None:
-        """Count a written pack."""
-        self._waited_s += waited_s
-        self._passed_s += passed_s
-        # Older packs have exponentially decreasing weight.
-        if self._passed_s > _REMEMBERED_S:
-            self._waited_s /= 2
-            self._passed_s /= 2
 
 
 _pace = Pace()
 
 
 def error_text(error: Exception) -> str:
-    """Return a store's error as text for the result."""
+    """Format a store's error for the result."""
     words = str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
     return clean_text(words)[:_MAX_TROUBLE]
 
@@ -94,7 +92,8 @@ class PackSaver:
     """A writer that adds a request's acknowledged records to a pack, and their locations to the result.
 
     Leaving the context normally commits the pack; an exception discards it. ``meta`` contains the fields
-    that all records share, or is ``None`` to write nothing. If ``pace`` is ``None``, disks may be slow.
+    that all records share, or is ``None`` to write nothing. With a ``pace``, the pack is dropped if the
+    disk is too slow.
     """
 
     def __init__(
@@ -117,10 +116,10 @@ class PackSaver:
         # S3 delays no records, because the pack is uploaded after all of them are in the cache.
         self._pace = None if is_bucket(self._request.store) else pace
         self._clock = clock
-        self._begun_s = self._waited_s = 0.0
+        self._counted_s = 0.0
 
     def __enter__(self) -> Self:
-        self._begun_s = self._clock()
+        self._counted_s = self._clock()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -161,11 +160,9 @@ class PackSaver:
                     raise StoreBusyError(f"{self._request.store}: {words}")
                 before_s = self._clock()
                 self._invocation.pack = self._pack.commit()
-                self._waited_s += self._clock() - before_s
+                self._count(before_s)
                 self._invocation.offsets, self._invocation.lengths = self._offsets, self._lengths
                 self._invocation.store_bytes, self._pack = self._pack.size, None
-                if self._pace is not None:
-                    self._pace.add(self._waited_s, self._clock() - self._begun_s)
         pack, records, self._pending = self._invocation.pack, self._pending, {}
         if not pack:
             # There is no pack, so push the records themselves.
@@ -188,11 +185,17 @@ class PackSaver:
             before_s = self._clock()
             self._offsets[index] = self._pack.add(self._invocation.sample_id(index), header, payload)
             self._lengths[index] = HEADER_BYTES + payload.nbytes
-            self._waited_s += self._clock() - before_s
+            self._count(before_s)
             if self._pace is not None:
-                self._pace.check(self._waited_s, self._clock() - self._begun_s)
+                self._pace.check()
             return True
         return False
+
+    def _count(self, before_s: float) -> None:
+        """Count the wait since ``before_s``, and the time since the last count."""
+        counted_s, self._counted_s = self._counted_s, self._clock()
+        if self._pace is not None:
+            self._pace.add(self._counted_s - before_s, self._counted_s - counted_s)
 
     @contextlib.contextmanager
     def _reporting(self) -> Iterator[None]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_TEXT_BYTES = 16 * 2**20
 
 _MAX_FILE_BYTES = 128 * 2**20
-_FILES = 4  # number of tokenizers that a function keeps
+_MAX_TOKENIZERS = 4  # in memory
 
 
 def _check(*, file: str, sha256: str, **_: object) -> None:
@@ -60,7 +60,7 @@ def tokenize(
     return padded.reshape(rows, length) if packed else padded
 
 
-@functools.lru_cache(maxsize=_FILES)
+@functools.lru_cache(maxsize=_MAX_TOKENIZERS)
 def _tokenizer(file: str, sha256: str) -> Tokenizer:
     if not Path(file).is_file():
         raise FileNotFoundError(f"the tokenizer {file} is not a regular file on this machine")
@@ -71,10 +71,10 @@ def _tokenizer(file: str, sha256: str) -> Tokenizer:
     digest = hashlib.sha256(data).hexdigest()
     # A different tokenizer would produce different samples with the same ids.
     if digest != sha256:
-        raise ValueError(f"the tokenizer {file} does not have the SHA-256 in the recipe, {sha256}")
+        raise ValueError(f"the tokenizer {file} does not have the recipe's SHA-256, {sha256}")
     tokenizer: Tokenizer = Tokenizer.from_str(data.decode())
     if getattr(tokenizer.model, "dropout", None):
-        raise ValueError(f"the tokenizer {file} uses dropout, so a text would get different tokens each time")
+        raise ValueError(f"the tokenizer {file} uses dropout, so it would return different tokens each time")
     # The step's `length` controls truncation and padding.
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -1,4 +1,4 @@
-"""Transfer records between store and cache: *restore* and *save*. Each record is checked."""
+"""Transfer records between store and cache (*restore* and *save*), and check each of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from superdl.super_wire.request import PrefetchRequest
     from superdl.super_wire.store import PackMeta, Store
 
-_RESTORED_BYTES = 16 * 2**20  # limit for each piece
+_RESTORED_BYTES = 16 * 2**20  # limit for each read
 _DIRECTORY_THREADS = 2  # a disk reads ahead; a shared filesystem answers in 1 ms
 _S3_THREADS = 16
 
@@ -60,8 +60,8 @@ def restore(invocation: Invocation) -> None:
 
 def _pieces(request: PrefetchRequest) -> Iterator[tuple[str, list[int]]]:
     """Yield each pack with the samples to read from it together."""
+    # Sorted by offset, a disk reads ahead and neighbours share a request to S3.
     order = sorted(range(request.count), key=lambda index: (request.pack_of[index], request.offsets[index]))
-    # Sort by offset, so that a disk reads ahead and neighbours share a request to S3.
     piece: list[int] = []
     last, size_bytes = "", 0
     for index in order:
@@ -75,16 +75,16 @@ def _pieces(request: PrefetchRequest) -> Iterator[tuple[str, list[int]]]:
 
 
 class _Reader:
-    """A reader of pieces, for use in threads. At most ``fetch_bytes``, or one piece, wait to be pushed."""
+    """A thread-safe reader of pieces. At most ``fetch_bytes``, or one piece, wait to be pushed."""
 
     def __init__(self, invocation: Invocation, store: Store, pusher: Pusher) -> None:
         self._invocation, self._request = invocation, invocation.request
         self._store, self._pusher = store, pusher
         self._budget = ByteBudget(invocation.settings.fetch_bytes)
-        self._trouble = ""
+        self._store_error = ""
 
     def restore(self, pack: str, indices: list[int]) -> int:
-        """Restore some samples of a pack; return the number of bytes read."""
+        """Restore some samples of a pack. Return the number of bytes read."""
         indices = [index for index in indices if self._has_valid_location(index)]
         size_bytes = sum(self._request.lengths[index] for index in indices)
         if not indices or not self._can_begin(indices):
@@ -96,19 +96,18 @@ class _Reader:
             self._budget.release(size_bytes)
 
     def _has_valid_location(self, index: int) -> bool:
-        """Return whether a sample's offset and length are plausible for a record; fail the sample if not."""
         offset, length = self._request.offsets[index], self._request.lengths[index]
-        good = HEADER_BYTES <= length <= MAX_BULK_BYTES and offset < 2**62
-        if not good:
+        is_valid = HEADER_BYTES <= length <= MAX_BULK_BYTES and offset < 2**62
+        if not is_valid:
             self._invocation.fail(
                 index, Outcome.NOT_STORED, f"a record cannot be {length} bytes long at offset {offset}"
             )
-        return good
+        return is_valid
 
     def _can_begin(self, indices: list[int]) -> bool:
         fail_all = self._invocation.fail_all
-        if self._trouble:
-            fail_all(indices, Outcome.STORE_ERROR, f"skipped because the store failed: {self._trouble}")
+        if self._store_error:
+            fail_all(indices, Outcome.STORE_ERROR, f"skipped because the store failed: {self._store_error}")
         elif self._pusher.broken:
             message = f"skipped because the cache accepts no records: {self._pusher.broken}"
             fail_all(indices, Outcome.CACHE_ERROR, message)
@@ -119,7 +118,7 @@ class _Reader:
         return False
 
     def _read(self, pack: str, indices: list[int]) -> int:
-        begun_ns = time.perf_counter_ns()
+        began_ns = time.perf_counter_ns()
         spans = [(self._request.offsets[index], self._request.lengths[index]) for index in indices]
         try:
             records = self._store.read_many(pack, spans)
@@ -128,11 +127,11 @@ class _Reader:
             self._invocation.fail_all(indices, Outcome.NOT_STORED, error_text(error))
             return 0
         except Exception as error:  # noqa: BLE001  # reported; the coordinator decodes meanwhile
-            # Do not use a store that does not answer again in this invocation.
-            self._trouble = self._invocation.store_trouble = error_text(error)
-            self._invocation.fail_all(indices, Outcome.STORE_ERROR, self._trouble)
+            # Skip a store that does not answer for the rest of this invocation.
+            self._store_error = self._invocation.store_trouble = error_text(error)
+            self._invocation.fail_all(indices, Outcome.STORE_ERROR, self._store_error)
             return 0
-        read_us = (time.perf_counter_ns() - begun_ns) // (1000 * len(indices))
+        read_us = (time.perf_counter_ns() - began_ns) // (1000 * len(indices))
         for index, record in zip(indices, records, strict=True):
             self._invocation.fetch_us[index] = read_us
             self._push(index, pack, record)
@@ -152,7 +151,7 @@ class _Reader:
 
 
 def save(invocation: Invocation, meta: PackMeta | None) -> None:
-    """Write a request's cached records to a pack. If ``meta`` is ``None``, write nothing."""
+    """Write a request's cached records to a pack, or nothing if ``meta`` is ``None``."""
     request = invocation.request
     if meta is None:
         invocation.store_trouble = (
@@ -161,25 +160,24 @@ def save(invocation: Invocation, meta: PackMeta | None) -> None:
         return
     with (
         cache_connections(request.cache, invocation.settings) as nodes,
-        # A save needs no pace: a slow disk delays no reader.
-        PackSaver(invocation, meta, pace=None) as saver,
+        PackSaver(invocation, meta, pace=None) as saver,  # a slow disk delays no reader
     ):
         at, count = 0, _FIRST_RECORDS
         while at < request.count and not invocation.store_trouble and not invocation.expired():
             indices = range(at, min(at + count, request.count))
             longest = _save_some(indices, invocation, nodes, saver)
-            # Read as many as fit if all are as long as the longest record so far.
+            # Assume that the next records are as long as the longest of these.
             at, count = indices.stop, max(1, min(_MOST_RECORDS, _SAVED_BYTES // max(longest, 1)))
 
 
 def _save_some(indices: range, invocation: Invocation, nodes: NodeConnections, saver: PackSaver) -> int:
     """Read some records and write the valid ones. Return the length of the longest."""
     ids = [invocation.sample_id(index) for index in indices]
-    begun_ns, longest = time.perf_counter_ns(), 0
+    began_ns, longest = time.perf_counter_ns(), 0
     replies = exchange(nodes, [_slice(sample_id, 0) for sample_id in ids], timeout_s=_TIMEOUT_S)
     for index, sample_id, reply in zip(indices, ids, replies, strict=True):
         try:
-            record = _whole(reply, sample_id, nodes)
+            record = _complete(_bytes_of(reply), sample_id, nodes)
             check_record(record, sample_id)
         except CacheError as error:
             invocation.fail(index, Outcome.CACHE_ERROR, f"the cache did not return the record: {error}")
@@ -189,7 +187,7 @@ def _save_some(indices: range, invocation: Invocation, nodes: NodeConnections, s
             longest = max(longest, len(record))
             invocation.outcomes[index], invocation.record_bytes[index] = Outcome.CACHED, len(record)
             saver.add(index, record[:HEADER_BYTES], memoryview(record)[HEADER_BYTES:])
-    invocation.push_us[indices.start] = (time.perf_counter_ns() - begun_ns) // 1000
+    invocation.push_us[indices.start] = (time.perf_counter_ns() - began_ns) // 1000
     return longest
 
 
@@ -198,22 +196,20 @@ def _slice(sample_id: bytes, start: int) -> Command:
     return Command.of(key, b"GETRANGE", key, b"%d" % start, b"%d" % (start + _SLICE_BYTES - 1))
 
 
-def _whole(answer: object, sample_id: bytes, nodes: NodeConnections) -> bytes:
-    """Return a whole record, whose length is in its header. ``answer`` is its first slice."""
-    record = _bytes(answer)
-    # Read in slices, so that memory stays bounded.
-    parts, size = [record], len(record)
-    total_bytes = HEADER_BYTES + parse_header(record, sample_id=sample_id).payload_bytes
+def _complete(first: bytes, sample_id: bytes, nodes: NodeConnections) -> bytes:
+    """Return a whole record, given its first slice. Reading in slices bounds the memory."""
+    parts, size = [first], len(first)
+    total_bytes = HEADER_BYTES + parse_header(first, sample_id=sample_id).payload_bytes
     while len(parts[-1]) == _SLICE_BYTES and size < total_bytes:
-        (answer,) = exchange(nodes, [_slice(sample_id, size)], timeout_s=_TIMEOUT_S)
-        parts.append(_bytes(answer))
+        (reply,) = exchange(nodes, [_slice(sample_id, size)], timeout_s=_TIMEOUT_S)
+        parts.append(_bytes_of(reply))
         size += len(parts[-1])
     return b"".join(parts)
 
 
-def _bytes(answer: object) -> bytes:
-    if isinstance(answer, CacheError):
-        raise answer
-    if isinstance(answer, ErrorReply) and not answer.text.startswith("WRONGTYPE"):
-        raise CacheError(answer.text)
-    return answer if isinstance(answer, bytes) else b""
+def _bytes_of(reply: object) -> bytes:
+    if isinstance(reply, CacheError):
+        raise reply
+    if isinstance(reply, ErrorReply) and not reply.text.startswith("WRONGTYPE"):
+        raise CacheError(reply.text)
+    return reply if isinstance(reply, bytes) else b""

@@ -1,4 +1,4 @@
-"""A recipe's steps on PIL images. The pixels are identical to those of torchvision 0.17 and later."""
+"""A recipe's steps on PIL images. Pixels are identical to those of torchvision 0.17 and later."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ _NUMBERS = frozenset({"|u1", "<u2", "<i4", "<f4"})  # mask dtypes that Pillow ca
 
 
 class SampleRandom:
-    """Random numbers for a random step on a sample: equal on every machine, and different in every epoch.
+    """A random step's numbers for a sample: equal on every machine, and different in every epoch.
 
-    Steps whose draws are shared by several fields also have a ``kind``, and ``step`` counts the
-    steps of that kind.
+    If several fields share a step's draws, it also has a ``kind``, and ``step`` counts steps of that kind.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class SampleRandom:
         return self._bits() >> 1
 
     def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
-        """Return the next draw between ``low`` and ``high`` (exclusive, except for rounding)."""
+        """Return the next draw from ``low`` to ``high`` (exclusive, except for rounding)."""
         return low + (high - low) * ((self._bits() >> (64 - _DOUBLE_BITS)) * 2.0**-_DOUBLE_BITS)
 
     def below(self, bound: int) -> int:
@@ -76,15 +75,15 @@ class SampleRandom:
     def _bits(self) -> int:
         counter = self._count.to_bytes(8, "little")
         self._count += 1
-        # Derived from BLAKE2b directly, so that pixels do not depend on a library's generator.
+        # Pixels must not depend on a library's generator.
         return int.from_bytes(hashlib.blake2b(counter, digest_size=8, key=self._seed).digest(), "little")
 
 
 class Program:
-    """A recipe that is ready to run on the samples of a request.
+    """A recipe that is ready to run on a request's samples.
 
-    Random steps are seeded with ``bucket``, ``epoch`` and keys without ``prefix``. ``limit_pixels``
-    limits the images that steps return, and ``step_modules`` lists the modules allowed for custom steps.
+    Random steps are seeded with ``bucket``, ``epoch`` and keys without ``prefix``. ``limit_pixels`` limits
+    the images that steps return, and ``step_modules`` lists the modules allowed for custom steps.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class Program:
     ) -> None:
         settings: Any = {"bucket": bucket, "epoch": epoch, "prefix": prefix}
         settings |= {"limit_pixels": limit_pixels, "step_modules": step_modules}
-        # A recipe without fields is the only part.
+        # A recipe without fields has itself as its only part.
         self._parts = [
             Program(part, **settings, whole_digest=recipe.digest) for part in recipe.parts.values()
         ] or [self]
@@ -129,11 +128,10 @@ class Program:
         part: int = 0,
         sizes: dict[str, tuple[int, int]] | None = None,
     ) -> Arrays:
-        """Decode an object's bytes, unless the first step needs the bytes, and :meth:`run` the steps.
+        """Decode an object, unless the first step needs its bytes, and :meth:`run` the steps.
 
-        ``part`` is the index of the object's field in the recipe. ``key`` is the key of the sample,
-        and ``sizes`` a dict that all parts of a sample share, because parts with a common crop must
-        have equal sizes.
+        ``part`` is the index of the object's field in the recipe, and ``key`` the sample's key. All parts
+        of a sample share ``sizes``, because parts with a common crop must have equal sizes.
         """
         if self._parts[part] is not self:
             return self._parts[part].make(data, key, sizes=sizes)
@@ -143,7 +141,7 @@ class Program:
         return self.run(decode(data, **self._options), key, sizes)
 
     def run(self, image: Picture, key: str, sizes: dict[str, tuple[int, int]] | None = None) -> Arrays:
-        """Return the sample's array, or the result of its last custom step.
+        """Run the steps. Return the sample's array, or the result of its last custom step.
 
         The array is uint8 of shape (height, width, 3), (height, width, 1) if grey, or (height, width)
         for a mask. ``image`` is the decoded image, or the object as uint8 of shape (bytes,).
@@ -163,7 +161,6 @@ class Program:
         return self._array_of(picture)
 
     def _array_of(self, picture: Picture) -> Arrays:
-        """Return an image as uint8 of shape (height, width, channels)."""
         if not isinstance(picture, Image.Image):
             return picture
         if self._is_mask:
@@ -190,20 +187,20 @@ class Program:
             raise fatal(
                 "unequal",
                 f"step {number} ({kind}) would crop {size[0]} x {size[1]} pixels differently from "
-                f"another field's {other[0]} x {other[1]}: resize both to the same [height, width] first",
+                f"another field's {other[0]} x {other[1]}. Resize both to the same [height, width] first",
             )
 
 
 class _Context(NamedTuple):
-    draws: Callable[[], SampleRandom]  # creates a step's random numbers
-    limit_pixels: int  # limit for the result
+    draws: Callable[[], SampleRandom]  # creates the step's random numbers
+    limit_pixels: int  # of the result
 
 
 def _resize(image: Image.Image, step: Mapping[str, Any], ctx: _Context) -> Image.Image:
     if not isinstance(step["size"], int):
         height, width = step["size"]
         return _resized(image, (width, height), step, ctx.limit_pixels)
-    # The longer side is rounded down. Both sides shrink if the longer one would exceed max_size.
+    # The longer side is rounded down. If it would exceed max_size, both sides shrink.
     shorter, longest = step["size"], step.get("max_size")
     longer = int(shorter * max(image.size) / min(image.size))
     if longest is not None and longer > longest:
@@ -266,7 +263,7 @@ def _random_crop(image: Image.Image, step: Mapping[str, Any], ctx: _Context) -> 
     height, width = sides_of(step["size"])
     if image.width < width or image.height < height:
         message = (
-            f"{image.width} x {image.height} pixels cannot be cropped to {width} x {height}: add a pad first"
+            f"{image.width} x {image.height} pixels cannot be cropped to {width} x {height}. Add a pad first"
         )
         raise fatal("too_small", message)
     draws = ctx.draws()
@@ -300,7 +297,7 @@ def random_crop_box(
     """Return a random part of the image as (left, top, right, bottom)."""
     log_low, log_high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_CROP_TRIES):
-        # The area is uniform in scale, and the logarithm of the aspect ratio is uniform in that of ratio.
+        # The area is uniform within scale, and the logarithm of the aspect ratio within that of ratio.
         area = width * height * draws.uniform(*scale)
         aspect = math.exp(draws.uniform(log_low, log_high))
         w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))

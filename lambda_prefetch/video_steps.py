@@ -18,13 +18,13 @@ except ImportError as error:
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Only self-contained formats. For others, such as playlists, FFmpeg would open the files that they name.
+# Only self-contained formats: FFmpeg would open the files that a playlist names.
 _FORMATS = "mov,mp4,matroska,webm,avi,mpegts,ogg,flv"
 _MAX_FRAME_PIXELS = 2**26
-_MAX_CLIP_PIXELS = 2**36  # of all decoded frames, ten minutes of 1080p
+_MAX_CLIP_PIXELS = 2**36  # in all decoded frames: ten minutes of 1080p
 _OPTIONS = {"format_whitelist": _FORMATS}
 _QUARTER_TURN = 90
-_ROUNDING_S = 1e-6  # so that 7 / 10 s selects the frame shown at 0.7 s
+_ROUNDING_S = 1e-6  # 7 / 10 s must select the frame shown at 0.7 s
 
 
 @custom_step("1")
@@ -46,21 +46,21 @@ def clip(
         raise fatal("empty", "the object is empty")
     try:
         # Read only packet headers. Nothing is decoded yet.
-        ticks, times, length = _shown(data)
+        ticks, times, length = _timeline(data)
         at = start + (
             np.arange(frames) / fps if fps else (np.arange(frames) + 0.5) * (length - start) / frames
         )
         numbers = np.clip(np.searchsorted(times, at + _ROUNDING_S, side="right") - 1, 0, None)
         decoded = _frames(data, ticks, set(numbers.tolist()), size)
     except MemoryError:
-        raise  # also raised for absurd sizes, but a valid video must not become a tombstone
+        raise  # not fatal(), because the video may be valid
     except (av.error.FFmpegError, RuntimeError, ValueError) as error:
         raise fatal("undecodable", f"FFmpeg cannot read the file: {error}") from error
     return np.stack([decoded[number] for number in numbers.tolist()])
 
 
-def _shown(data: bytes) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], float]:
-    """Return the frame times in ticks (``None`` unless all are known) and in seconds, and the end."""
+def _timeline(data: bytes) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], float]:
+    """Return frame times in ticks (``None`` unless all are known) and in seconds, and the end in seconds."""
     with av.open(io.BytesIO(data), "r", options=_OPTIONS) as file:
         if not file.streams.video or file.streams.video[0].codec_context is None:
             raise fatal("undecodable", "the file contains no video that FFmpeg can decode")
@@ -91,7 +91,7 @@ def _frames(
     data: bytes, ticks: NDArray[np.int64] | None, indices: set[int], size: int
 ) -> dict[int, NDArray[Any]]:
     """Return the frames at ``indices`` in display order, by index."""
-    taken = {}
+    squares = {}
     with av.open(io.BytesIO(data), "r", options=_OPTIONS) as file:
         stream = file.streams.video[0]
         stream.codec_context.thread_count = 1  # other samples use the other cores
@@ -104,10 +104,10 @@ def _frames(
             # FFmpeg skips frames before the first key frame, so counting frames would be wrong.
             index = number if ticks is None or frame.pts is None else int(np.searchsorted(ticks, frame.pts))
             if index in indices:
-                taken[index] = _square(frame, size)
-                if len(taken) == len(indices):
-                    return taken
-    raise fatal("undecodable", f"only {len(taken)} of {len(indices)} frames can be decoded")
+                squares[index] = _square(frame, size)
+                if len(squares) == len(indices):
+                    return squares
+    raise fatal("undecodable", f"only {len(squares)} of {len(indices)} frames can be decoded")
 
 
 def _square(frame: av.VideoFrame, size: int) -> NDArray[Any]:

@@ -34,7 +34,7 @@ _WARM_VERSION = 1
 _WARM_TIMEOUT_S = 60.0
 _WARM_ATTEMPTS = 30
 _THROTTLED_PAUSE_S = 1.0
-_READ_MARGIN_S = 30.0  # the engine gives up on an answer before its connection does
+_READ_MARGIN_S = 30.0  # the engine times out before the connection does
 
 
 @dataclass(frozen=True)
@@ -56,38 +56,38 @@ class LambdaExecutor(Executor):
     name = "lambda"
     remote = True
     uses_aws = True
-    told = ("lambda_function", "lambda_region", "lambda_concurrency")
-    first_look: ClassVar = {"lambda_warm": 1}
+    public_settings = ("lambda_function", "lambda_region", "lambda_concurrency")
+    trial_settings: ClassVar = {"lambda_warm": 1}
 
     def __init__(self, settings: LambdaSettings, context: ExecutorContext) -> None:
         # boto3 is slow to import, and reading settings does not need it.
         from superdl.coordinator.executors.lambda_client import LambdaClient, Target
 
-        self._calls = at_once = settings.lambda_concurrency
-        self.scaling = ExecutorResized(at_once, burst=min(_BURST, at_once), per_s=_PER_S, backlog=0)
+        self._limit = limit = settings.lambda_concurrency
+        self.scaling = ExecutorResized(limit, burst=min(_BURST, limit), per_s=_PER_S, backlog=0)
         self._warm_event = json.dumps({"super_warm": _WARM_VERSION, "cache": context.cache}).encode()
-        self._warm = min(max(1, settings.lambda_warm), self._calls)
+        self._warm = min(max(1, settings.lambda_warm), limit)
         self.fingerprint = ""
         self._was_throttled = False
         self._client = LambdaClient(
             Target(settings.lambda_function, settings.lambda_region, settings.lambda_endpoint_url),
-            connections=self._calls,
+            connections=limit,
             read_timeout_s=context.request_timeout_s + _READ_MARGIN_S,
         )
         self.target = self._client.target
         self.region = self.target.region
-        self._threads = CallingThreads(self._calls, "super-lambda")
+        self._threads = CallingThreads(limit, "super-lambda")
 
     async def start(self) -> None:
-        """Start environments, each with its connection to the cache, and check that they match.
+        """Start environments, with their connections to the cache, and check that they match.
 
-        Raises ``ConfigError`` if there is no such function or there are no credentials, if the
-        function runs another version of SUPER, or if its environments decode differently.
+        Raises ``ConfigError`` if the function or credentials do not exist, if the function runs another
+        version of SUPER, or if its environments decode differently.
         """
-        answers = await asyncio.gather(*(self._warm_one() for _ in range(self._warm)), return_exceptions=True)
-        failures = [answer for answer in answers if isinstance(answer, BaseException)]
-        warmed = [answer for answer in answers if not isinstance(answer, BaseException)]
-        # Once an environment is warm, ExecutorErrors of others are no reason to give up.
+        results = await asyncio.gather(*(self._warm_one() for _ in range(self._warm)), return_exceptions=True)
+        failures = [result for result in results if isinstance(result, BaseException)]
+        warmed = [result for result in results if not isinstance(result, BaseException)]
+        # If any environment is warm, ExecutorErrors of others are not fatal.
         fatal = [failure for failure in failures if not warmed or not isinstance(failure, ExecutorError)]
         if fatal:
             # Prefer an error that says more than throttling.
@@ -98,8 +98,8 @@ class LambdaExecutor(Executor):
         digests = sorted(set(warmed))
         if len(digests) > 1:
             raise ConfigError(
-                f"the environments of {self.target} decode images differently ({', '.join(digests)}): "
-                "redeploy it from a single package for a single architecture"
+                f"the environments of {self.target} decode images differently ({', '.join(digests)}). "
+                "Redeploy it from a single package for a single architecture"
             )
         self.fingerprint = digests[0]
         if failures:
@@ -108,13 +108,13 @@ class LambdaExecutor(Executor):
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
         """Run one request; see :class:`superdl.coordinator.executors.base.Executor`."""
-        # Only for the warmed functions: others refuse it.
+        # Functions that were deployed later refuse the request.
         request = replace(request, golden=self.fingerprint, function_version=installed_version())
         read = partial(read_reply, target=self.target, request=request)
         return await self._call(encoder(request), timeout_s, read)
 
     async def close(self) -> None:
-        """Close without waiting for threads. AWS ends the invocations in progress."""
+        """Close without waiting for threads. Invocations in progress end on AWS."""
         self._threads.close(ExecutorError("the executor is closed"))
         self._client.close()
 
@@ -128,7 +128,7 @@ class LambdaExecutor(Executor):
                 if not _is_throttled(error) or attempts == _WARM_ATTEMPTS:
                     raise
                 if not self._was_throttled:
-                    _log.warning("waiting to warm up functions: %s", error)
+                    _log.warning("waiting for functions to start: %s", error)
                 self._was_throttled = True
             attempts += 1
             await asyncio.sleep(_THROTTLED_PAUSE_S)
@@ -147,15 +147,14 @@ class LambdaExecutor(Executor):
             async with asyncio.timeout(timeout_s):
                 return await self._threads.run(call)
         except TimeoutError:
-            # The call never got a thread, so nothing was sent.
-            if not began_s:
-                msg = f"none of the {self._calls} threads was free within {timeout_s} s"
-                raise ExecutorError(msg, FailureKind.THROTTLED) from None
+            if not began_s:  # nothing was sent
+                words = f"none of the {self._limit} threads was free within {timeout_s} s"
+                raise ExecutorError(words, FailureKind.THROTTLED) from None
             words = f"{self.target} did not answer within {timeout_s:.1f} s"
             ran_s = time.monotonic() - began_s
             raise ExecutorError(words, FailureKind.TIMED_OUT, ran_s=ran_s) from None
-        except RuntimeError as error:  # no thread is available
-            words = f"{error}: raise the limit on processes, or lower lambda_concurrency"
+        except RuntimeError as error:  # no thread can be started
+            words = f"{error}. Raise the limit on processes, or lower lambda_concurrency"
             raise ExecutorError(words, FailureKind.THROTTLED) from error
 
 
@@ -169,39 +168,30 @@ def read_warmed(reply: Reply, target: Target) -> str:
     Raises ``ExecutorError`` if it is not from SUPER's function, and ``ConfigError`` if it is
     from another version of SUPER.
     """
-    answer = read_object(reply.payload, str(target))
+    answer, own_version = read_object(reply.payload, str(target)), installed_version()
     version, digest = map(answer.get, ("function_version", "golden"))
     if not isinstance(version, str) or not isinstance(digest, str) or not DIGEST.fullmatch(digest):
         shown = shown_start(json.dumps(answer))
-        raise ExecutorError(f"{target} answered a warm event with {shown}: deploy SUPER's function there")
-    if words := _mismatch(version, target):
-        raise ConfigError(words)
+        raise ExecutorError(f"{target} answered a warm event with {shown}. Deploy SUPER's function there")
+    if version != own_version:
+        raise ConfigError(
+            f"{target} runs SUPER {version[:80]}, but the coordinator runs SUPER {own_version}. Deploy "
+            f"version {own_version} of the function, or start a coordinator of version {version[:80]}"
+        )
     return digest
 
 
 def read_reply(reply: Reply, target: Target, request: PrefetchRequest) -> PrefetchResult:
-    """Read the answer to a prefetch request, and add the billed time.
+    """Read the result of a prefetch request, and add the billed time.
 
-    Raises ``ExecutorError`` if it is not a result of the request, or comes from another version of SUPER.
+    Raises ``ExecutorError`` if the reply is not a result of the request.
     """
     try:
         result = read_result(reply.payload, request, str(target))
     except ExecutorError as error:
         error.ran_s = reply.ran_s  # billed all the same
         raise
-    if words := _mismatch(result.function_version, target):
-        raise ExecutorError(words, FailureKind.RAISED, ran_s=reply.ran_s)
-    # AWS bills whole milliseconds, and an environment's start, too, which no answer
-    # reports: a cold start counts as long as the call took, an upper bound.
+    # AWS bills whole milliseconds. It also bills an environment's start, which no result reports, so for a
+    # cold start use the duration of the call, an upper bound.
     took_us = reply.ran_s * 1e6 if result.cold_start else result.duration_us
     return replace(result, billed_us=math.ceil(took_us / 1000) * 1000)
-
-
-def _mismatch(version: str, target: Target) -> str:
-    """Return why the function does not match this coordinator, or an empty string if it does."""
-    if version == installed_version():
-        return ""
-    return (
-        f"{target} runs SUPER {version[:80]}, but the coordinator runs SUPER {installed_version()}: deploy "
-        f"version {installed_version()} of the function, or start a coordinator of version {version[:80]}"
-    )

@@ -1,7 +1,7 @@
-"""The interface of executors, their settings, and the errors of invocations.
+"""The executor interface, executors' settings, and the error of a failed invocation.
 
-After a failed invocation, some samples may nevertheless be in the cache. Failures of
-individual samples are reported in the result.
+After a failed invocation, some samples may nevertheless be in the cache. Failures of individual samples
+are reported in the result.
 """
 
 from __future__ import annotations
@@ -19,30 +19,28 @@ from superdl.super_wire.executors import EXECUTORS, RunsOn
 from superdl.super_wire.redaction import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from superdl.coordinator.core import ExecutorResized
     from superdl.super_wire import coordinator_pb2 as pb
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
     from superdl.super_wire.worker_process import WorkerProcess
 
-# Maximum characters shown of a failure's kind and of its message, whatever its source.
-MAX_KIND, MAX_WORDS = 80, 600
+MAX_KIND, MAX_WORDS = 80, 600  # characters shown of a failure's kind and message
 _SCAN = 4
-# The fingerprint of a decoder.
-DIGEST = re.compile(r"[0-9a-f]{32}")
+DIGEST = re.compile(r"[0-9a-f]{32}")  # a decoder's fingerprint
 SHIPPED_PRICES = Path(__file__).with_name("prices.toml")
 
 
 class ExecutorError(SuperError):
-    """A request could not be carried out, or functions could not be started.
+    """A request failed, or functions could not be started.
 
     Args:
-        kind: how it failed. After ``CRASHED``, the request may or may not have been carried
-            out. ``RAISED`` means that the message contains the function's error, or that the
-            request or its answer is too large; ``THROTTLED``, that no function was free in time.
-        ran_s: billed seconds that a function ran for the request: an upper bound if a
-            connection broke, and 0 if none ran or the time is unknown.
+        kind: After ``CRASHED``, the request may or may not have been carried out. ``RAISED`` means that
+            the message contains the function's error, or that the request or its result is too large;
+            ``THROTTLED``, that no function was free in time.
+        ran_s: billed run time in seconds: an upper bound if a connection broke, and 0 if no function ran
+            or the time is unknown.
         refused: no function was invoked, so the invocation is not billed either.
         wrong_settings: only a change of settings can help.
     """
@@ -63,23 +61,22 @@ class ExecutorError(SuperError):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorContext:
-    """What the coordinator passes to each executor, besides the executor's own settings."""
+    """An executor's environment, besides its own settings."""
 
     cache: str
-    # An import path, module:attribute.
-    function: str = "superdl.lambda_prefetch.handler:handler"
+    function: str = "superdl.lambda_prefetch.handler:handler"  # import path, module:attribute
     request_timeout_s: float = 60.0
-    # Variables for functions on this machine, with the coordinator's permissions.
+    # Environment variables of functions on this machine.
     environment: Mapping[str, str] = field(default_factory=dict)
-    # For files of functions on this machine; created when needed.
+    # Directory for files of functions on this machine; created when needed.
     scratch: Path | None = None
-    # Where a local executor notes its decoder's fingerprint, to start with it without waiting for a worker.
+    # File where a local executor saves its decoder's fingerprint, to start without waiting for a worker.
     decoder_file: Path | None = None
-    # Reports at once that an executor accepts another number of requests; else that shows within a second.
+    # Reports a changed capacity at once, which otherwise takes up to a second.
     changed: Callable[[], None] = lambda: None
-    # A local executor's worker that is loading its modules already (worker_process.WorkerProcess).
+    # A worker process that is already loading its modules, for a local executor.
     worker: WorkerProcess | None = None
-    # Those that call in (called_in.Workers): that decode, or for the store alone, that restore and save.
+    # The workers that call in (called_in.Workers).
     workers: Any = None
     # Directory of the coordinator's unix socket; empty if it listens on a port.
     sockets: str = ""
@@ -88,64 +85,64 @@ class ExecutorContext:
 class Executor(Protocol):
     """A way to run functions, for one event loop. Raises ``ConfigError`` if a setting is invalid."""
 
-    # Its row in the registry: ``local``, ``workers``, ``lambda``.
+    # Name in the registry: ``local``, ``workers``, ``lambda``.
     name: ClassVar[str]
 
-    # Its functions run on other machines, which cannot see this machine's files.
+    # Functions run on other machines, which cannot see this machine's files.
     remote: bool
 
-    # The AWS region of its functions; empty if irrelevant.
+    # AWS region of the functions; empty if irrelevant.
     region: str
 
-    # Number of requests that it accepts at once, now. The manager adds the executor's number.
+    # Number of requests accepted at once. It may change; the manager adds the executor's number.
     scaling: ExecutorResized
 
-    # Digest of some images as all its functions decode them; empty before start().
+    # Fingerprint of the functions' decoder; empty before start().
     fingerprint: str
 
-    # Reason that it takes no requests now; empty while it runs.
+    # Reason the executor accepts no requests; empty while it does.
     absence: str = ""
 
-    # It started with a decoder that its functions do not have, so the coordinator must restart.
+    # The executor started with a decoder that its functions do not have, so the coordinator must restart.
     is_outdated: bool = False
 
-    # If false, it serves the store alone.
+    # If false, the executor only restores and saves.
     decodes: bool = True
 
-    # Settings that clients may see; fields of the protocol's message ``Coordinating``.
-    told: ClassVar[tuple[str, ...]] = ()
+    # Settings shown to clients, as fields of the protocol's message ``Coordinating``.
+    public_settings: ClassVar[tuple[str, ...]] = ()
 
-    # Settings that limit it to one function, for a trial.
-    first_look: ClassVar[Mapping[str, Any]] = {}
+    # Settings that limit the executor to one function, for a trial.
+    trial_settings: ClassVar[Mapping[str, Any]] = {}
 
-    # Its calls are signed for AWS, which needs credentials and a correct clock.
+    # Calls are signed for AWS, which needs credentials and a correct clock.
     uses_aws: ClassVar[bool] = False
 
-    # The connected workers, if it has any.
+    # Statistics of connected workers.
     connected: Sequence[pb.WorkerStats] = ()
 
     # Number of crashes, timeouts and restarts of slots.
     slot_failures: Mapping[str, int] = {}
 
-    # Its functions keep shards in the context's scratch; set once it has started.
+    # Functions cache shards in the context's scratch directory; set by start().
     keeps_shards: bool = False
 
-    # Advice for functions that cannot see a directory.
+    # Advice if functions cannot see a directory.
     files_remedy: ClassVar[str] = "put the images into a bucket and use s3://bucket/prefix as the source"
 
     def __init__(self, settings: Any, context: ExecutorContext) -> None: ...
 
     async def start(self) -> None:
-        """Prepare for requests within a bounded time; ``ExecutorError`` if no function can be started."""
+        """Start functions within a bounded time, or raise :class:`ExecutorError` if none can be started."""
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
-        """Carry out one request, or raise an :class:`ExecutorError`.
+        """Run a request, or raise :class:`ExecutorError`.
 
-        ``timeout_s`` is the function's time limit, and also the longest wait for a free one.
+        ``timeout_s`` is the function's time limit, and also the longest wait for a free function.
         """
 
     async def close(self) -> None:
-        """Stop everything that was started, within a bounded time. Requests in progress fail."""
+        """Stop all functions within a bounded time. Requests in progress fail."""
 
 
 def check_present(executor: Executor) -> None:
@@ -155,29 +152,24 @@ def check_present(executor: Executor) -> None:
 
 
 def executor_class(name: str) -> type[Executor]:
-    """Return the class of the executor called ``name`` in the settings."""
+    """Return the class of the executor with this name in the registry."""
     path, _, attribute = EXECUTORS[name].implementation.partition(":")
     module = importlib.import_module(path)  # noqa: TID251  # of the registry
     implementation: type[Executor] = getattr(module, attribute)
     return implementation
 
 
-def executor_classes(names: Iterable[str]) -> list[type[Executor]]:
-    """Return the classes of several executors, in their order."""
-    return [executor_class(name) for name in names]
-
-
 def sees_store(executor: str, address: str) -> bool:
-    """Return whether an executor's functions can reach the store at ``address``.
+    """Return whether an executor's functions can access the store at ``address``.
 
-    They all reach a bucket, but only functions on this host reach a directory.
+    All can access a bucket, but only those on this host a directory.
     """
     return EXECUTORS[executor].runs_on is RunsOn.THIS_HOST or address.startswith("s3://")
 
 
 def shipped_prices_of(executor: str) -> Prices:
-    """Return the shipped prices of an executor, all zero if it is unknown."""
-    # Without pydantic, whose import is a sixth of a coordinator's start.
+    """Return an executor's shipped prices, all zero if it is unknown."""
+    # Unlike price_table, this does not import pydantic, which takes a sixth of a coordinator's start.
     table = tomllib.loads(SHIPPED_PRICES.read_text(encoding="utf-8"))
     return Prices(**table.get(executor, {}))
 
@@ -197,7 +189,7 @@ def setting(
 
 
 def check_settings(settings: Any) -> None:
-    """Raise :class:`ConfigError` unless each field made by :func:`setting` has an allowed value."""
+    """Raise :class:`ConfigError` if a field defined by :func:`setting` has an invalid value."""
     for option in fields(settings):
         value, choices = getattr(settings, option.name), option.metadata.get("choices", ())
         low, high = option.metadata.get("low", 0), option.metadata.get("high", 0)
@@ -208,6 +200,6 @@ def check_settings(settings: Any) -> None:
 
 
 def one_line(text: str, most: int = MAX_WORDS) -> str:
-    """Return untrusted text as one printable line of at most ``most`` characters."""
-    # Joining words shortens the text, so look at more than fits.
+    """Format untrusted text as one printable line of at most ``most`` characters."""
+    # Joining words shortens the text, so start with more than fits.
     return shown(" ".join(text[: _SCAN * most].split()), most)

@@ -1,7 +1,6 @@
-"""Find out which executors can produce a dataset, before a job waits for it.
+"""Preflight checks: find out which executors can produce a dataset before a job waits for it.
 
-Each executor whose functions run on other machines tries three samples, which are charged
-to no job.
+Each executor whose functions run on other machines tries three samples, which are charged to no job.
 """
 
 from __future__ import annotations
@@ -69,8 +68,8 @@ _UNTRIED = _Trial()
 class Eligibility:
     """The trials of all executors, and the resulting eligibility.
 
-    With ``audit``, a dataset that has records in the cache is never refused.
-    ``region_of`` returns the region of a bucket, or an empty string; it may block.
+    If ``audit`` finds records of a dataset in the cache, it is never refused. ``region_of`` returns a
+    bucket's region, or an empty string. It may block.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class Eligibility:
         self._cache = cache
         self._audit = audit
         self._region_of = region_of
-        # One of asyncio's own threads would delay the end until it has its answer.
+        # asyncio's own threads would delay the end of the process until they have a reply.
         self._threads = CallingThreads(_REGION_THREADS, "super-region")
         self._trials: OrderedDict[tuple[bytes, int], _Trial] = OrderedDict()
         self._reported: dict[bytes, frozenset[int]] = {}
@@ -94,7 +93,7 @@ class Eligibility:
 
     @property
     def _decoding(self) -> list[Executor]:
-        # With the same numbers. A restart makes another executor.
+        # Not cached, because a restart replaces an executor.
         return [executor for executor in self.executors if executor.decodes]
 
     def check_source(self, source: str) -> None:
@@ -104,18 +103,18 @@ class Eligibility:
             raise ConfigError(
                 f"{source} is a directory on the coordinator's machine, but the functions of the executor "
                 f"{first.name} run on other machines, which cannot see it: {first.files_remedy}, or use the "
-                "local executor. (A key_list may be a file, since the coordinator reads it.)"
+                "local executor. (A key_list may be a file, because the coordinator reads it.)"
             )
 
     def is_known(self, dataset: Dataset) -> bool:
-        """Return whether it is known which of the available executors can produce a listed dataset."""
-        # Once a job reads it, an executor that comes later does not change this.
+        """Return whether the trials of all available executors with a listed dataset have ended."""
+        # Executors that start after the first job do not change this.
         return dataset.content in self._reported or not any(
             self._is_open(dataset, number) for number in self._able(dataset)
         )
 
     def ineligible(self, dataset: Dataset) -> frozenset[int]:
-        """Return the numbers of executors that cannot produce a dataset, or may be unable to; never all."""
+        """Return the numbers of executors that cannot or may not be able to produce a dataset, never all."""
         able = self._able(dataset)
         out = {
             number
@@ -123,27 +122,27 @@ class Eligibility:
             if self._trial(dataset, number).failure or self._is_open(dataset, number)
         }
         unable = set(range(len(self._decoding))) - set(able)
-        # If all available executors are out, none is: one of them has to accept the requests.
+        # If no available executor is eligible, all of them are: one has to accept the requests.
         return frozenset(unable if out.issuperset(self._present(dataset)) else unable | out)
 
     def opened(self, dataset: Dataset) -> frozenset[int]:
-        """Return an opened dataset's ineligible executors; :meth:`tell_changes` reports later changes."""
+        """Return an opened dataset's ineligible executors. :meth:`report_changes` reports later changes."""
         ineligible = self._reported[dataset.content] = self.ineligible(dataset)
         return ineligible
 
     def warnings(self, dataset: Dataset) -> tuple[str, ...]:
-        """Return the warnings for the user about a listed dataset."""
+        """Return warnings for the users of a listed dataset."""
         lines: dict[str, None] = {}
         able = self._able(dataset)
         for number, executor in enumerate(self._decoding):
             trial = self._trial(dataset, number)
             if number not in able:
                 reason = (
-                    f"left out, since its functions cannot see {dataset.listing.source}, a directory on the "
+                    f"skipped, because its functions cannot see {dataset.listing.source}, a directory on the "
                     f"coordinator's machine: {executor.files_remedy}"
                 )
             elif trial.failure:
-                reason = f"left out: {trial.failure}"
+                reason = f"skipped: {trial.failure}"
             elif executor.absence:
                 reason = f"unavailable: {executor.absence}"
             else:
@@ -153,7 +152,7 @@ class Eligibility:
         return tuple(lines)
 
     async def check(self, dataset: Dataset, wait_s: float) -> None:
-        """Try a listed dataset on all available executors, waiting at most ``wait_s``.
+        """Try a listed dataset on all available executors. Wait for at most ``wait_s`` seconds.
 
         Raises:
             SourceForbiddenError: functions are not allowed to read the source.
@@ -167,17 +166,17 @@ class Eligibility:
             for task in ended:
                 task.result()  # raises only bugs
         failures = [failure for number in present if (failure := self._trial(dataset, number).failure)]
-        # Samples in the cache prove that a function could make them: a temporary
-        # failure must not end a job that a restarted coordinator resumes.
+        # Samples in the cache prove that functions can produce them. A temporary failure must not end a job
+        # that a restarted coordinator resumes.
         if failures and len(failures) == len(present) and not await self._was_produced(dataset):
-            # Drop all results, so that the next caller gets new trials.
+            # The next caller gets new trials.
             for number in self._able(dataset):
                 self._trials.pop((dataset.content, number), None)
             raise failures[0]
 
-    def tell_changes(self, datasets: Iterable[Dataset], post_event: Callable[[Event], None]) -> None:
-        """Try new executors and post changed eligibility. Call it before the core learns their capacity."""
-        if len(self._decoding) == 1:  # it is never ineligible
+    def report_changes(self, datasets: Iterable[Dataset], post_event: Callable[[Event], None]) -> None:
+        """Try new executors, and report changed eligibility to the core. Call it before capacities change."""
+        if len(self._decoding) == 1:  # a single executor is never ineligible
             return
         ineligible: dict[bytes, frozenset[int]] = {}
         for dataset in datasets:
@@ -195,7 +194,7 @@ class Eligibility:
         await cancel_and_wait(*(trial.task for trial in self._trials.values() if trial.task is not None))
 
     def _able(self, dataset: Dataset) -> list[int]:
-        """Return the numbers of the executors whose functions can see the source."""
+        """Return the numbers of executors whose functions can see the source."""
         is_file = dataset.catalog.bucket.startswith("file://")
         return [number for number, executor in enumerate(self._decoding) if not (is_file and executor.remote)]
 
@@ -206,12 +205,12 @@ class Eligibility:
         return self._trials.get((dataset.content, number), _UNTRIED)
 
     def _is_open(self, dataset: Dataset, number: int) -> bool:
-        """Return whether it is unknown if an available executor can produce a dataset."""
+        """Return whether an available executor's trial has not ended."""
         trial, executor = self._trial(dataset, number), self._decoding[number]
         return executor.remote and not (executor.absence or trial.passed or trial.failure)
 
     def _attempt(self, dataset: Dataset, number: int) -> asyncio.Task[None] | None:
-        """Return the current attempt or a new one, or ``None`` if none is needed now."""
+        """Return the current or a new attempt, or ``None`` if none is needed yet."""
         if not self._decoding[number].remote:
             return None
         trial = self._trials.setdefault((dataset.content, number), _Trial())
@@ -228,16 +227,15 @@ class Eligibility:
         try:
             try:
                 lines.append(await _try_once(executor, dataset, self._cache))
-            except (CacheError, ConfigError, SourceError) as error:  # it may have been temporary
-                _log.info("a preflight failed and will be retried: %s", error)
+            except (CacheError, ConfigError, SourceError) as error:  # possibly temporary
+                _log.info("retrying a failed preflight check: %s", error)
                 await asyncio.sleep(_PAUSE_S)
                 lines.append(await _try_once(executor, dataset, self._cache))
             trial.again_at_s = math.inf
-        # No function looked at the dataset: throttling or a silent store may pass.
-        except ExecutorError as error:
-            lines.append(f"it was not tried because no function accepted the request ({error})")
+        except ExecutorError as error:  # no function has tried, for example because of throttling
+            lines.append(f"it was not checked because no function accepted the request ({error})")
         except SuperError as error:
-            _log.warning("the executor %s is left out for %s: %s", executor.name, source, error)
+            _log.warning("skipping the executor %s for %s: %s", executor.name, source, error)
             trial.failure, trial.passed = error, False
             return
         finally:
@@ -248,7 +246,7 @@ class Eligibility:
             _log.warning("%s", warning)
 
     async def _other_region(self, dataset: Dataset, here: str) -> str:
-        """Return a warning if the bucket is in another region, which the functions must be able to reach."""
+        """Return a warning if the bucket is in another region than the functions, or an empty string."""
         bucket = dataset.catalog.bucket
         if not here or not bucket.startswith("s3://"):
             return ""
@@ -262,14 +260,13 @@ class Eligibility:
         if region in ("", here):
             return ""
         return (
-            f"it is in the region {region}, but the functions run in {here}. Every byte that they fetch is "
-            "billed as transfer between regions (about $0.02 per GB), every object takes tens of "
-            "milliseconds longer, and a VPC's gateway endpoint for S3 does not reach that region at all. "
-            f"Deploy the function in {region}"
+            f"it is in the region {region}, but the functions run in {here}. AWS bills transfer between "
+            "regions (about $0.02 per GB), every object takes tens of milliseconds longer, and a VPC's "
+            f"gateway endpoint for S3 does not reach that region. Deploy the function in {region}"
         )
 
     async def _was_produced(self, dataset: Dataset) -> bool:
-        """Return whether the cache holds any of a few samples, of the first epoch if they are random."""
+        """Return whether the cache holds any of a few samples (of the first epoch if they are random)."""
         if self._audit is None:
             return False
         try:
@@ -281,7 +278,10 @@ class Eligibility:
 
 
 async def _try_once(executor: Executor, dataset: Dataset, cache: str) -> str:
-    """Try to produce a few samples. Return a warning, if any; raise ``ExecutorError`` if no function ran."""
+    """Try to produce a few samples. Return a warning, or an empty string.
+
+    Raises ``ExecutorError`` if no function ran.
+    """
     source, samples = dataset.listing.source, _spread(dataset, _SAMPLES)
     request = request_for(
         dataset,
@@ -300,8 +300,8 @@ async def _try_once(executor: Executor, dataset: Dataset, cache: str) -> str:
         if error.kind is not FailureKind.TIMED_OUT:
             raise
         return (
-            f"functions did not answer in a trial of {counted(samples.size, 'sample')}: {error}; a function "
-            "in a VPC reaches S3 through NAT, or, in its own region, through a gateway endpoint"
+            f"functions did not respond to a trial of {counted(samples.size, 'sample')}: {error}. A function "
+            "in a VPC needs NAT to reach S3, or in its own region a gateway endpoint"
         )
     return _judged(result, source, cache)
 
@@ -311,25 +311,20 @@ def _judged(result: PrefetchResult, source: str, cache: str) -> str:
     reason = next(iter(result.messages.values()), "")
     if outcomes == {Outcome.REFUSED}:
         raise SourceForbiddenError(f"functions are not allowed to read {source}: {reason}")
-    if outcomes == {Outcome.CACHE_ERROR}:
-        _check_rights(reason, cache)
-    # A tombstone is a success, too: the sample is bad, not the function.
+    if outcomes == {Outcome.CACHE_ERROR} and any(word in reason for word in _NO_RIGHTS):
+        raise CacheError(
+            f"functions are not allowed to write to the cache at {cache} ({reason}). Check the rights of "
+            "their user (docs/reference.md) and their SUPER_CACHE_USERNAME and SUPER_CACHE_PASSWORD"
+        )
+    # After a tombstone, the sample is bad, not the function.
     if outcomes & {Outcome.CACHED, Outcome.TOMBSTONE}:
         return ""
     if outcomes == {Outcome.EXPIRED}:
         reason += (
-            f"; a preflight expires after {_EXPIRES_S:.0f} s: it waited longer for a free function, or the "
-            "function's own time limit is too short"
+            f". A preflight check expires after {_EXPIRES_S:.0f} s: no function was free, or the function's "
+            "own time limit is too short"
         )
     return f"functions produced nothing in a trial of {counted(len(result.outcomes), 'sample')}: {reason}"
-
-
-def _check_rights(reason: str, cache: str) -> None:
-    if any(word in reason for word in _NO_RIGHTS):
-        raise CacheError(
-            f"functions are not allowed to write to the cache at {cache} ({reason}): check the "
-            "rights of their user (docs/reference.md) and their SUPER_CACHE_USERNAME and SUPER_CACHE_PASSWORD"
-        )
 
 
 def _spread(dataset: Dataset, count: int) -> NDArray[np.int64]:

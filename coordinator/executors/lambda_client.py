@@ -7,7 +7,7 @@ import os
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import boto3
 from botocore import exceptions
@@ -17,9 +17,6 @@ from superdl.coordinator.core import FailureKind
 from superdl.coordinator.executors.base import MAX_KIND, MAX_WORDS, ExecutorError
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.redaction import clean_text, text_without_credentials
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _CONNECT_TIMEOUT_S = 5
 _NAME = re.compile(
@@ -31,83 +28,78 @@ _KILLED = re.compile(r"signal: \w+|Runtime exited")
 
 
 class _Failure(NamedTuple):
-    # Error codes and status codes of the Invoke API, types of functions' errors, classes of botocore.
-    codes: str
-    says: str
+    codes: str  # error and status codes of the Invoke API, types of functions' errors, botocore's classes
+    message: str
     kind: FailureKind = FailureKind.UNAVAILABLE
     refused: bool = False
     wrong_settings: bool = False
-    # The function may have run as long as the call took.
+    # The function may have run until the call failed.
     may_have_run: bool = False
 
 
 _TIMED_OUT = _Failure(
     "Sandbox.Timedout",
-    "{target} exceeded its own time limit ({words}): raise its timeout, or lower request_samples",
+    "{target} exceeded its own time limit ({words}). Raise its timeout, or lower request_samples",
     FailureKind.TIMED_OUT,
 )
 _CRASH = _Failure(
     "Extension.Crash Runtime.ExitError Sandbox.Failure", "{target} crashed ({words})", FailureKind.CRASHED
 )
 _OUT_OF_MEMORY = _Failure(
-    "Runtime.OutOfMemory", "{target} crashed ({words}); its memory may be too small", FailureKind.CRASHED
+    "Runtime.OutOfMemory", "{target} crashed ({words}). Its memory may be too small", FailureKind.CRASHED
 )
 _RAISED = _Failure("", "{target} raised {words}", FailureKind.RAISED)
+_UNKNOWN = _Failure("", "cannot invoke {target} ({words})")
 _OF_CALLS = (
     # Reported by the Invoke API.
     _Failure(
         "429 TooManyRequestsException EC2ThrottledException RequestLimitExceeded Throttling "
         "ThrottlingException",
-        "{target} is throttled ({words}): lower lambda_concurrency, raise the function's reserved "
-        "concurrency if it has one, or ask AWS for a higher quota in this region",
+        "{target} is throttled ({words}). Lower lambda_concurrency, raise the function's reserved "
+        "concurrency if it has one, or request a higher quota from AWS for this region",
         FailureKind.THROTTLED,
     ),
     _Failure(
-        "413 RequestTooLargeException SerializedRequestEntityTooLargeException",
-        "{target} does not accept requests this large ({words}): lower request_samples",
-        FailureKind.RAISED,
-        refused=True,
-    ),
-    _Failure(
+        "413 RequestTooLargeException SerializedRequestEntityTooLargeException "
         "InvalidRequestContentException UnsupportedMediaTypeException",
-        "{target} refused the request ({words})",
+        "{target} refused the request ({words}). If it is too large, lower request_samples",
         FailureKind.RAISED,
         refused=True,
     ),
     _Failure(
         "ResourceNotFoundException",
-        "{target} does not exist ({words}): deploy it, or correct lambda_function and lambda_region "
+        "{target} does not exist ({words}). Deploy it, or correct lambda_function and lambda_region "
         "(SUPER_LAMBDA_FUNCTION, SUPER_LAMBDA_REGION)",
         wrong_settings=True,
     ),
     _Failure(
         "AccessDenied AccessDeniedException",
-        "the coordinator is not allowed to invoke {target} ({words}): grant its credentials "
+        "the coordinator is not allowed to invoke {target} ({words}). Grant its credentials "
         "lambda:InvokeFunction on this function",
     ),
     _Failure(
         "ExpiredToken ExpiredTokenException IncompleteSignature IncompleteSignatureException "
         "InvalidClientTokenId InvalidSignatureException MissingAuthenticationToken "
         "MissingAuthenticationTokenException SignatureDoesNotMatch UnrecognizedClientException",
-        "{target} cannot be invoked because AWS does not accept the coordinator's credentials ({words}): "
-        "renew them, and check that lambda_region is the function's and that this machine's clock is right",
+        "cannot invoke {target}: AWS does not accept the coordinator's credentials ({words}). Renew them, "
+        "and check lambda_region and this machine's clock",
     ),
     # Raised by boto3.
     _Failure(
         "NoCredentialsError PartialCredentialsError CredentialRetrievalError ProfileNotFound "
         "TokenRetrievalError SSOError",
-        "{target} cannot be invoked because the coordinator has no usable AWS credentials ({words}): set "
-        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE where it runs, or give its machine a "
-        "role",
+        "cannot invoke {target}: the coordinator has no usable AWS credentials ({words}). Set "
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, where it runs, or assign a role to "
+        "its machine",
         wrong_settings=True,
     ),
     _Failure(
         "ConnectTimeoutError EndpointConnectionError ProxyConnectionError SSLError",
-        "{target} cannot be reached ({words}): check lambda_region, lambda_endpoint_url and the network; a "
-        "VPC without NAT needs an interface endpoint for Lambda",
+        "cannot reach {target} ({words}). Check lambda_region, lambda_endpoint_url and the network. A VPC "
+        "without NAT needs an interface endpoint for Lambda",
     ),
     _Failure("ReadTimeoutError", "{target} did not answer in time", FailureKind.TIMED_OUT, may_have_run=True),
-    # The request may have arrived: unlike the errors above, these say nothing about it.
+    # Base classes of botocore's other errors: the request may have arrived.
     _Failure(
         "ConnectionError HTTPClientError",
         "the connection to {target} broke before it answered: {words}",
@@ -120,19 +112,19 @@ _OF_FUNCTIONS = (
     _OUT_OF_MEMORY,
     _Failure(
         "Runtime.ImportModuleError Runtime.HandlerNotFound Runtime.UserCodeSyntaxError",
-        "{target} does not start ({words}): build its package for its architecture and Python version "
+        "{target} does not start ({words}). Build its package for its architecture and Python version "
         "(make lambda-zip), and set its handler to superdl.lambda_prefetch.handler.handler",
         FailureKind.RAISED,
     ),
     _Failure(
         "Function.ResponseSizeTooLarge",
-        "the answer of {target} exceeds Lambda's limit ({words}): lower request_samples",
+        "the result of {target} exceeds Lambda's limit ({words}). Lower request_samples",
         FailureKind.RAISED,
     ),
     _Failure(
         "CacheError CacheUnreachableError WrongPasswordError",
-        "{target} cannot use the cache ({words}): check its own SUPER_CACHE_* settings, that it is in the "
-        "cache's VPC, and that the security groups let it in",
+        "{target} cannot use the cache ({words}). Check that its own SUPER_CACHE_* settings are right, that "
+        "it is in the cache's VPC, and that the security groups allow it",
         FailureKind.RAISED,
     ),
 )
@@ -142,7 +134,7 @@ _BY_TYPE = {code: failure for failure in _OF_FUNCTIONS for code in failure.codes
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The function's address. As a string, it reads ``the function super-prefetch (us-east-1)``."""
+    """A function's address. As text, it is ``the function super-prefetch (us-east-1)``."""
 
     function: str
     region: str = ""
@@ -154,7 +146,7 @@ class Target:
 
 
 class Reply(NamedTuple):
-    """A function's answer, and the seconds that the call took."""
+    """A function's response, and the duration of the call in seconds."""
 
     payload: bytes
     ran_s: float
@@ -163,8 +155,8 @@ class Reply(NamedTuple):
 class LambdaClient:
     """A Lambda client for up to ``connections`` threads.
 
-    ``read_timeout_s`` must exceed the function's timeout. Raises ``ConfigError`` if no region is set (in
-    ``target``, its ARN or AWS's own settings), or if a name, region or endpoint is invalid.
+    ``read_timeout_s`` must exceed the function's timeout. Raises ``ConfigError`` if a name, region or
+    endpoint is invalid, or if neither ``target``, its ARN nor AWS's settings contain a region.
     """
 
     def __init__(self, target: Target, *, connections: int, read_timeout_s: float) -> None:
@@ -176,7 +168,7 @@ class LambdaClient:
             retries={"mode": "standard", "total_max_attempts": 1},
             max_pool_connections=connections,
             tcp_keepalive=True,
-            parameter_validation=False,  # requests are made only here, checks take time
+            parameter_validation=False,  # takes time, and only invoke() makes requests
             disable_request_compression=True,
         )
         self.target = Target(target.function, region, target.endpoint_url)
@@ -186,7 +178,7 @@ class LambdaClient:
             )
         except (ValueError, exceptions.InvalidRegionError) as error:
             raise ConfigError(
-                f"{self.target} has no valid address: {text_without_credentials(str(error))}; set "
+                f"{self.target} has no valid address: {text_without_credentials(str(error))}. Set "
                 "lambda_endpoint_url to a URL such as http://127.0.0.1:9001, or lambda_region to a region "
                 "such as us-east-1"
             ) from error
@@ -194,7 +186,7 @@ class LambdaClient:
             raise from_botocore(error, self.target) from error
 
     def invoke(self, payload: bytes) -> Reply:
-        """Invoke the function and wait for its answer. Raise :class:`ExecutorError` if it failed."""
+        """Invoke the function and return its response. Raises :class:`ExecutorError` if it failed."""
         began_s = time.monotonic()
         try:
             answer = self._client.invoke(FunctionName=self.target.function, Payload=payload)
@@ -208,7 +200,7 @@ class LambdaClient:
         return Reply(body, ran_s)
 
     def close(self) -> None:
-        """Close the idle connections."""
+        """Close idle connections."""
         self._client.close()
 
 
@@ -216,7 +208,7 @@ def _session_and_region(target: Target) -> tuple[Any, str]:
     named = _NAME.fullmatch(target.function)
     if named is None:
         raise ConfigError(
-            f"lambda_function must be a function's name, ARN or name:alias, not {target.function[:200]!r}"
+            f"lambda_function must be a name, an ARN or name:alias, not {target.function[:200]!r}"
         )
     try:
         # A session of its own: boto3's default session is not thread-safe.
@@ -227,13 +219,13 @@ def _session_and_region(target: Target) -> tuple[Any, str]:
     in_arn = named["region"] or ""
     if in_arn and target.region and in_arn != target.region:
         raise ConfigError(
-            f"lambda_function is in the region {in_arn}, but lambda_region is {target.region}: correct one "
+            f"lambda_function is in the region {in_arn}, but lambda_region is {target.region}. Correct one "
             "of them"
         )
     region = target.region or in_arn or own or os.environ.get("AWS_REGION", "")  # Fargate sets only this
     if not region:
         raise ConfigError(
-            f"{target} has no region: set lambda_region (SUPER_LAMBDA_REGION) or AWS_REGION, or set "
+            f"{target} has no region. Set lambda_region (SUPER_LAMBDA_REGION) or AWS_REGION, or set "
             "lambda_function to an ARN"
         )
     return session, region
@@ -241,24 +233,19 @@ def _session_and_region(target: Target) -> tuple[Any, str]:
 
 def from_botocore(error: Exception, target: Target, took_s: float = 0.0) -> ExecutorError:
     """Convert a botocore error into an :class:`ExecutorError`. The call took ``took_s`` seconds."""
-    if not isinstance(error, exceptions.ClientError):
-        words = text_without_credentials(str(error))[:MAX_WORDS]
-        otherwise = f"{target} could not be invoked: {type(error).__name__}: {words}"
-        return _error((cls.__name__ for cls in type(error).__mro__), words, target, took_s, otherwise)
-    answer: dict[str, Any] = dict(error.response)
-    details, status = answer.get("Error", {}), answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    code = str(details.get("Code", ""))[:MAX_KIND]
-    words = str(answer.get("Reason", ""))[:MAX_KIND]  # of throttling
-    words = words or f"{code}: {str(details.get('Message', '') or error)[:MAX_WORDS]}"
-    return _error((code, str(status)), words, target, took_s, f"{target} could not be invoked ({words})")
-
-
-def _error(codes: Iterable[str], words: str, target: Target, took_s: float, otherwise: str) -> ExecutorError:
-    failure = next((_BY_CODE[code] for code in codes if code in _BY_CODE), None)
-    if failure is None:
-        return ExecutorError(otherwise)
+    if isinstance(error, exceptions.ClientError):
+        answer: dict[str, Any] = dict(error.response)
+        details, status = answer.get("Error", {}), answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        code = str(details.get("Code", ""))[:MAX_KIND]
+        codes, message = [code, str(status)], str(details.get("Message", "") or error)
+        throttling = str(answer.get("Reason", ""))[:MAX_KIND]
+        words = throttling or f"{code}: {message[:MAX_WORDS]}"
+    else:
+        codes = [cls.__name__ for cls in type(error).__mro__]
+        words = f"{type(error).__name__}: {text_without_credentials(str(error))[:MAX_WORDS]}"
+    failure = next((_BY_CODE[code] for code in codes if code in _BY_CODE), _UNKNOWN)
     return ExecutorError(
-        failure.says.format(target=target, words=words),
+        failure.message.format(target=target, words=words),
         failure.kind,
         ran_s=took_s if failure.may_have_run else 0.0,
         refused=failure.refused,
@@ -267,7 +254,7 @@ def _error(codes: Iterable[str], words: str, target: Target, took_s: float, othe
 
 
 def from_function(payload: bytes, target: Target, ran_s: float) -> ExecutorError:
-    """Convert an answer with ``X-Amz-Function-Error`` into an error. A failed call is billed, too."""
+    """Convert a response with ``X-Amz-Function-Error`` into an error. A failed call is billed, too."""
     kind, message = _type_and_message(payload)
     failure = _BY_TYPE.get(kind, _RAISED)
     if _OUT_OF_TIME.search(message):
@@ -276,12 +263,11 @@ def from_function(payload: bytes, target: Target, ran_s: float) -> ExecutorError
         failure = _CRASH
     if failure is _CRASH and "killed" in message:
         failure = _OUT_OF_MEMORY
-    words = failure.says.format(target=target, words=f"{kind}: {message}" if kind else message)
+    words = failure.message.format(target=target, words=f"{kind}: {message}" if kind else message)
     return ExecutorError(words, failure.kind, ran_s=ran_s)
 
 
 def _type_and_message(payload: bytes) -> tuple[str, str]:
-    """Return the type and message of a function's error, however malformed the answer is."""
     try:
         error: Any = json.loads(payload)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The ``local`` executor: the coordinator's own worker, connected over a private unix socket."""
+"""The ``local`` executor: the coordinator's own worker, connected through a private unix socket."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ _MAX_DIRECTORY_BYTES = 80  # a socket path may be at most 107 bytes long
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """Settings of the local executor: slots, their priority, start timeout and disk space."""
+    """Settings of the local executor."""
 
     slots: int = setting(
-        1, "requests that the local executor runs at once, each in its own process (1)", low=1, high=1024
+        1, "concurrent requests of the local executor, each in its own process (1)", low=1, high=1024
     )
-    worker_nice: int = setting(0, "niceness of the slots; 19 yields to everything else (0)", low=0, high=19)
-    start_timeout_s: int = setting(300, "seconds that slots may take to start (300)", low=1, high=86400)
+    worker_nice: int = setting(0, "niceness of the slots; 19 is the lowest priority (0)", low=0, high=19)
+    start_timeout_s: int = setting(300, "time limit for starting slots in seconds (300)", low=1, high=86400)
     shard_cache_bytes: int = setting(
         0,
         "disk space for shards while the coordinator runs (a tenth of the free space, at most 64 GiB)",
@@ -63,7 +63,7 @@ class LocalSettings:
 
 
 class LocalExecutor(WorkersExecutor):
-    """An executor that runs functions in a worker of its own."""
+    """An executor that runs functions in its own worker."""
 
     name = "local"
     remote = False
@@ -74,7 +74,7 @@ class LocalExecutor(WorkersExecutor):
         if not module or not attribute:
             raise ConfigError(f"a function must be given as module:attribute, not {context.function!r}")
         self._workers = Workers(absence="the worker is starting")
-        self._noted = _NotedDecoder(context.decoder_file, context.function)
+        self._saved_decoder = _SavedDecoder(context.decoder_file, context.function)
         self._settings, self._context = settings, context
         self._environment = dict(context.environment)
         self._scratch: Scratch | None = None
@@ -87,18 +87,18 @@ class LocalExecutor(WorkersExecutor):
         self._confirming: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the worker and wait for its first slot. Raise ``ExecutorError`` if none is ready in time."""
+        """Start the worker and wait for a slot. Raises ``ExecutorError`` if none is ready in time."""
         await asyncio.to_thread(self._make_scratch)
         self._directory = _private_directory(self._context.sockets)
         await self._listen()
-        if expected := await asyncio.to_thread(self._noted.read):
+        if expected := await asyncio.to_thread(self._saved_decoder.read):
             self._workers.use(expected)
         self._keeper = asyncio.create_task(self._keep(), name="local worker")
         if expected:
-            # Stored samples can be read while the worker starts, which takes half a second.
+            # The worker takes half a second to start. Meanwhile, stored samples can be read.
             self._confirming = asyncio.create_task(self._confirm(), name="first slot")
         elif await self._has_first_slot():
-            await asyncio.to_thread(self._noted.write, self.fingerprint)
+            await asyncio.to_thread(self._saved_decoder.write, self.fingerprint)
         else:
             timeout_s = self._settings.start_timeout_s
             reason = self._failure or f"no slot was ready after {timeout_s} s (SUPER_START_TIMEOUT_S)"
@@ -106,7 +106,7 @@ class LocalExecutor(WorkersExecutor):
             raise ExecutorError(reason)
 
     async def _has_first_slot(self) -> bool:
-        """Wait for the worker's first slot. Return whether it was ready in time, before the worker exited."""
+        """Wait for a slot of the worker. Return ``False`` if the worker exits or the time is up."""
         waiting = [asyncio.create_task(until) for until in (self._workers.first(), self._ended.wait())]
         try:
             timeout_s = self._settings.start_timeout_s
@@ -118,15 +118,15 @@ class LocalExecutor(WorkersExecutor):
             await asyncio.gather(*waiting, return_exceptions=True)
 
     async def _confirm(self) -> None:
-        """Wait for a worker with the decoder of the earlier start. Set ``is_outdated`` if none connects."""
+        """Wait for a worker with the saved decoder. Set ``is_outdated`` if none connects."""
         if not await self._has_first_slot():
-            # The next start waits for its worker, and reports why there is none.
-            await asyncio.to_thread(self._noted.write, "")
+            # The next start waits for its worker, and reports the error if there is none.
+            await asyncio.to_thread(self._saved_decoder.write, "")
             self.is_outdated = True
         self._context.changed()
 
     async def close(self) -> None:
-        """Stop the worker and its slots, by force if it takes too long."""
+        """Stop the worker and its slots, by force if they take too long."""
         self._closing.set()
         if self._confirming is not None:
             await cancel_and_wait(self._confirming)
@@ -146,13 +146,12 @@ class LocalExecutor(WorkersExecutor):
 
     def _make_scratch(self) -> None:
         if self._context.scratch is None:
-            # Without the directory, each function reads what it needs.
             return
         try:
             self._scratch = Scratch(self._context.scratch)
             max_bytes = self._settings.shard_cache_bytes or self._scratch.max_bytes
         except OSError as error:
-            _log.info("cannot keep shards in %s: %s", self._context.scratch, error)
+            _log.info("cannot cache shards in %s: %s", self._context.scratch, error)
             return
         self.keeps_shards = max_bytes >= _LEAST_SHARD_BYTES
         self._environment |= {"SUPER_SHARDS": self._scratch.path, "SUPER_SHARDS_BYTES": str(max_bytes)}
@@ -160,7 +159,7 @@ class LocalExecutor(WorkersExecutor):
     async def _listen(self) -> None:
         options = [(f"grpc.max_{way}_message_length", _MAX_MESSAGE_BYTES) for way in ("receive", "send")]
         self._server = grpc.aio.server(options=options)
-        # Insecure: only this user can reach the socket's directory.
+        # Insecure, because only this user can reach the socket's directory.
         pb_grpc.add_CoordinatorServicer_to_server(WorkServicer({True: self._workers}), self._server)
         self._server.add_insecure_port(self._address)
         await self._server.start()
@@ -175,15 +174,15 @@ class LocalExecutor(WorkersExecutor):
             began_s = time.monotonic()
             try:
                 code = await self._run_worker()
-                ending = f"its worker ended with {'signal' if code < 0 else 'exit code'} {abs(code)}"
+                failure = f"its worker ended with {'signal' if code < 0 else 'exit code'} {abs(code)}"
             except OSError as error:
-                ending = f"no worker process could be started: {error}"
+                failure = f"cannot start a worker process: {error}"
             if self._closing.is_set():
                 return
-            self._failure = self._workers.refusal or ending
+            self._failure = self._workers.refusal or failure
             _log.warning("replacing the local worker: %s", self._failure)
             self._ended.set()
-            # A worker that ran for a while is restarted without a long pause.
+            # Restart a worker that ran for a while without a long pause.
             has_lasted = time.monotonic() - began_s > _LASTED_S
             pause_s = _FIRST_PAUSE_S if has_lasted else min(2 * pause_s, _LONGEST_PAUSE_S)
             with contextlib.suppress(TimeoutError):
@@ -194,14 +193,13 @@ class LocalExecutor(WorkersExecutor):
         settings, early = self._settings, self._context.worker
         arguments = ["--coordinator", self._address, "--name", "local"]
         arguments += ["--slots", str(settings.slots), "--nice", str(settings.worker_nice)]
-        # It ends when its stream breaks: none outlives its coordinator.
+        # Without lingering, no worker outlives its coordinator.
         arguments += ["--linger", "0", "--grace", "0", "--function", self._context.function]
         process = early if early is not None and early.is_waiting else WorkerProcess(self._directory)
         self._process = process
-        # In a thread, because a pipe holds less than the largest environment.
+        # In a thread, because a large environment may fill the pipe.
         await asyncio.to_thread(process.begin, arguments, self._environment)
-        # close() came before, and had nothing to stop.
-        if self._closing.is_set():
+        if self._closing.is_set():  # close() found no process to stop
             process.kill()
         try:
             return await process.ended()
@@ -210,40 +208,41 @@ class LocalExecutor(WorkersExecutor):
             raise
 
 
-class _NotedDecoder:
-    """The decoder's fingerprint in a file, for the next start with the same host, versions and function."""
+class _SavedDecoder:
+    """A decoder's fingerprint in a file, valid for the same host, versions and function."""
 
     def __init__(self, file: Path | None, function: str) -> None:
         self._file = file
-        self._made_by = [installed_version(), platform.node(), platform.machine(), function]
+        self._origin = [installed_version(), platform.node(), platform.machine(), function]
         with contextlib.suppress(PackageNotFoundError):
-            self._made_by.append(version("pillow"))
+            self._origin.append(version("pillow"))
 
     def read(self) -> str:
-        """Return the fingerprint, or an empty string if there is none."""
-        # A note that cannot be replaced could be wrong at every start.
+        """Return the fingerprint, or an empty string if there is no valid one."""
+        # A file that cannot be replaced could be wrong at every start.
         if self._file is None or not os.access(self._file.parent, os.W_OK):
             return ""
-        with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError):
-            noted = json.loads(self._file.read_bytes())
-            is_ours = noted.get("made_by") == self._made_by
-            return str(noted["decoder"]) if is_ours and DIGEST.fullmatch(str(noted.get("decoder"))) else ""
-        return ""
+        try:
+            saved = json.loads(self._file.read_bytes())
+            decoder = str(saved["decoder"])
+            return decoder if saved["made_by"] == self._origin and DIGEST.fullmatch(decoder) else ""
+        except (OSError, ValueError, RecursionError, LookupError, TypeError):
+            return ""
 
     def write(self, decoder: str) -> None:
-        """Save a fingerprint if the file can be written. If empty, the next start waits for its worker."""
+        """Save a fingerprint if the file is writable, or an empty string to make the next start wait."""
         if self._file is not None:
             unfinished = self._file.with_suffix(f".{os.getpid()}.unfinished")
             with contextlib.suppress(OSError):
                 self._file.parent.mkdir(exist_ok=True)
-                text = json.dumps({"made_by": self._made_by, "decoder": decoder})
+                text = json.dumps({"made_by": self._origin, "decoder": decoder})
                 unfinished.write_text(text, encoding="utf-8")
                 unfinished.replace(self._file)
 
 
 def _private_directory(beside: str) -> str:
-    # Next to the coordinator's, which it disappears with.
-    parents = (beside, temporary_directory(), "/tmp")  # noqa: S108  # what is made there is private
+    # Preferably in the coordinator's directory, because it is removed with it.
+    parents = (beside, temporary_directory(), "/tmp")  # noqa: S108  # mkdtemp's directories are private
     fitting = [parent for parent in parents if 0 < len(os.fsencode(parent)) <= _MAX_DIRECTORY_BYTES]
     return tempfile.mkdtemp(prefix="worker-", dir=fitting[0])
 
@@ -256,8 +255,8 @@ class Scratch:
 
     def __init__(self, parent: Path) -> None:
         parent.mkdir(parents=True, exist_ok=True)
-        with _locked(parent, wait=True):  # else it seems abandoned before it is locked
-            host = f"{platform.node()}-"  # another host's locks may be invisible here
+        with _locked(parent, wait=True):  # otherwise, an unlocked new directory would seem abandoned
+            host = f"{platform.node()}-"  # locks of other hosts may be invisible here
             # Remove the directories of killed coordinators on this host.
             for other in parent.glob(f"{glob.escape(host)}*"):
                 with contextlib.suppress(OSError), _locked(other):
@@ -268,20 +267,20 @@ class Scratch:
 
     @property
     def max_bytes(self) -> int:
-        """Return a tenth of the free space in bytes, up to a limit."""
+        """A tenth of the free space in bytes, up to a limit."""
         # A network file system may report no limit.
         return min(shutil.disk_usage(self.path).free // 10, _MOST_SHARD_BYTES)
 
     def remove(self) -> None:
         """Remove the directory and its contents."""
-        # The lock is held to the end, so that no other start removes the directory.
+        # Hold the lock until the end, or another start would remove the directory, too.
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
 
 
 @contextlib.contextmanager
 def _locked(directory: str | Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold a directory's lock. If another process holds it, ``wait`` or raise ``OSError``."""
+    """Hold a directory's lock. If it is taken, ``wait`` or raise ``OSError``."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

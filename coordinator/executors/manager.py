@@ -1,4 +1,4 @@
-"""Start executors together, report to the core as they come and go, and restart missing ones."""
+"""Start executors together, report their capacity to the core, and retry those that fail."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _NONE = ExecutorResized(0)
 
 
 class ExecutorManager:
-    """All executors, cheapest first, followed by those that only serve the store.
+    """All executors, cheapest first, followed by those that only restore and save.
 
     Raises ``ConfigError`` if a setting is invalid.
 
     Attributes:
-        executors: the latest one from each maker; a restart replaces the entry.
-        fingerprint: fingerprint of the decoder that all running executors share.
+        executors: the latest executor from each maker. A restart replaces the entry.
+        fingerprint: the decoder fingerprint that all running executors share.
     """
 
     def __init__(
@@ -45,18 +45,18 @@ class ExecutorManager:
         self.executors = [self._make(number, "it has not been started") for number in numbers]
         self.fingerprint = ""
         self._closed: set[Executor] = set()
-        self._told: dict[int, ExecutorResized] = {}
+        self._reported: dict[int, ExecutorResized] = {}
         self._starting: list[asyncio.Task[None]] = []
         self._keeping: list[asyncio.Task[None]] = []
 
     @property
     def decoding(self) -> Sequence[Executor]:
-        """Return the executors that decode, which have the same numbers as among all executors."""
+        """The executors that decode. They have the same numbers as in :attr:`executors`."""
         return self.executors[: self._decoding]
 
     @property
     def remote(self) -> bool:
-        """Return whether functions of any executor run on other machines."""
+        """Whether functions of any executor run on other machines."""
         return any(executor.remote for executor in self.executors)
 
     async def start(self) -> None:
@@ -65,10 +65,10 @@ class ExecutorManager:
         Raises ``SuperError`` if all of them failed.
         """
         self._starting = [asyncio.create_task(self._start(number)) for number in range(len(self.executors))]
-        # A start never waits for those that serve the store alone.
+        # Do not wait for executors that only restore and save.
         starting = self._starting[: self._decoding]
         pending = set(starting)
-        # Wait until one has started, or all have failed.
+        # Wait until one executor has started, or all have failed.
         while pending and all(task.exception() for task in set(starting) - pending):
             _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         # The others get a little more time.
@@ -77,9 +77,9 @@ class ExecutorManager:
             raise self._none_left(*(task.exception() for task in starting))
 
     async def agree(self, agree: Callable[[str], Awaitable[object]]) -> None:
-        """Admit started executors whose decoder ``agree`` accepts; keep retrying the others.
+        """Admit started executors whose decoder ``agree`` accepts, and keep retrying the others.
 
-        ``agree`` raises ``ConfigError`` to reject an executor. Raises ``SuperError`` if none is left.
+        ``agree`` raises ``ConfigError`` to reject a decoder. Raises ``SuperError`` if all are rejected.
         """
         failures = []
         for number, starting in enumerate(self._starting):
@@ -94,19 +94,19 @@ class ExecutorManager:
                 except SuperError as error:
                     failures += [error] if number < self._decoding else []
                     name = self.executors[number].name
-                    _log.warning("the executor %s is left out for now: %s", name, error)
-            # The failure of a single executor ends the coordinator, so there is nothing to retry.
+                    _log.warning("skipping the executor %s for now: %s", name, error)
+            # If the only executor fails, the coordinator ends.
             if len(self.executors) > 1:
                 self._keeping.append(asyncio.create_task(self._keep(number, agree, again)))
         if not self.fingerprint:
             raise self._none_left(*failures)
 
-    def tell_changes(self, post_event: Callable[[Event], None]) -> None:
-        """Report to the core which executors now accept a different number of requests."""
+    def report_changes(self, post_event: Callable[[Event], None]) -> None:
+        """Report changed capacities to the core."""
         for number, executor in enumerate(self.executors):
             resized = replace(_NONE if executor.absence else executor.scaling, executor=number)
-            if resized != self._told.get(number):
-                self._told[number] = resized
+            if resized != self._reported.get(number):
+                self._reported[number] = resized
                 post_event(resized)
 
     async def close(self) -> None:
@@ -128,7 +128,7 @@ class ExecutorManager:
         return executor
 
     async def _start(self, number: int) -> None:
-        """Start an executor, or raise :class:`SuperError`; it accepts requests once it is admitted."""
+        """Start an executor, or raise :class:`SuperError`. It accepts no requests before :meth:`_admit`."""
         executor = self.executors[number]
         try:
             if executor in self._closed:
@@ -140,13 +140,13 @@ class ExecutorManager:
             await self._close(executor, str(error))
             raise
         except Exception as error:
-            words = f"its start failed unexpectedly ({type(error).__name__}: {error})"
+            words = f"it failed to start because of a bug ({type(error).__name__}: {error})"
             _log.exception("the executor %s: %s", executor.name, words)
             await self._close(executor, words)
             raise ExecutorError(words) from error
 
     async def _close(self, executor: Executor, reason: str) -> None:
-        """Close an executor, once and within a bounded time. The next start creates another one."""
+        """Close an executor once, within a bounded time. The next start creates another executor."""
         executor.absence = reason
         if executor in self._closed:
             return
@@ -157,7 +157,7 @@ class ExecutorManager:
         except TimeoutError:
             words = "the executor %s did not shut down within %g s and was abandoned"
             _log.error(words, executor.name, _CLOSE_S)
-        except Exception:  # noqa: BLE001  # logged: the others must end too
+        except Exception:  # noqa: BLE001  # the others must close too
             _log.exception("the executor %s did not shut down cleanly", executor.name)
 
     async def _admit(self, number: int, agree: Callable[[str], Awaitable[object]]) -> None:
@@ -174,7 +174,7 @@ class ExecutorManager:
     async def _keep(
         self, number: int, agree: Callable[[str], Awaitable[object]], starting: asyncio.Task[None] | None
     ) -> None:
-        """Retry a missing executor's start until it runs. ``starting`` is an attempt in progress, if any."""
+        """Start an executor until it is admitted. ``starting`` is the attempt in progress, if any."""
         pause_s, name = _FIRST_PAUSE_S, self.executors[number].name
         while self.executors[number].absence:
             if starting is None:
@@ -183,7 +183,7 @@ class ExecutorManager:
             try:
                 await (starting or self._start(number))
                 await self._admit(number, agree)
-            except Exception as error:  # noqa: BLE001  # a bug is no reason to give it up forever
+            except Exception as error:  # noqa: BLE001  # retry after bugs, too
                 is_bug = not isinstance(error, SuperError)
                 words = "the executor %s is unavailable and will be retried: %s"
                 _log.warning(words, name, error, exc_info=is_bug)

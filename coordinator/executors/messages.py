@@ -1,4 +1,4 @@
-"""Requests to functions, and checks of their answers, which come over a network."""
+"""Create requests to functions, and check their results, which come over a network."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHOWN = 120
 
 
 class RecordPlaces(NamedTuple):
-    """Places of records in the store. ``pack_of`` is an index into ``packs`` plus one, or 0 if unknown.
+    """Locations of records in the store. ``pack_of`` is an index into ``packs`` plus one, or 0 if unknown.
 
     Packs are in the order of their first records.
     """
@@ -51,8 +51,8 @@ def request_for(
 ) -> PrefetchRequest:
     """Create a request for samples of a dataset, given by their indices in its catalog.
 
-    A restore needs ``places``, all of them known. ``golden`` is the fingerprint of the
-    decoder whose records are saved.
+    A restore needs ``places``, all of them known. ``golden`` is the fingerprint of the decoder of the
+    records to save.
     """
     catalog = dataset.catalog
     return PrefetchRequest(
@@ -79,21 +79,21 @@ def request_for(
 
 
 def encoder(request: PrefetchRequest) -> Callable[..., bytes]:
-    """Return a function that encodes a request, changed by its keyword arguments, with the time that is left.
+    """Return a function that encodes a request, with the remaining time and changes from keyword arguments.
 
-    Call it when a function is free, which may take seconds of the request's time.
+    Waiting for a free slot may take seconds of the request's time, so call it when a slot is free.
     """
     expires_at_s = time.monotonic() + request.expires_in_s
 
     def encode(**changes: Any) -> bytes:
-        left_s = max(0.0, expires_at_s - time.monotonic())
-        return replace(request, expires_in_s=left_s, **changes).to_json().encode()
+        remaining_s = max(0.0, expires_at_s - time.monotonic())
+        return replace(request, expires_in_s=remaining_s, **changes).to_json().encode()
 
     return encode
 
 
 def read_object(text: str | bytes, who: str) -> dict[str, Any]:
-    """Parse the JSON object that ``who`` answered; raise ``ExecutorError`` if it is not one."""
+    """Parse a reply from ``who``, or raise ``ExecutorError`` if it is not a JSON object."""
     try:
         answer = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -104,7 +104,7 @@ def read_object(text: str | bytes, who: str) -> dict[str, Any]:
 
 
 def read_result(text: str | bytes, request: PrefetchRequest, who: str) -> PrefetchResult:
-    """Read the answer to a prefetch request; raise ``ExecutorError`` for anything else.
+    """Read the result of a prefetch request, or raise ``ExecutorError`` for any other reply.
 
     Messages in the result are single printable lines.
     """
@@ -127,6 +127,6 @@ def _unreadable(words: str) -> ExecutorError:
 
 
 def shown_start(text: str | bytes) -> str:
-    """Return the start of an answer, for messages."""
+    """Return the start of a reply, for messages."""
     start = text[:_SHOWN]
     return repr(start if isinstance(start, str) else start.decode(errors="replace"))

@@ -1,4 +1,4 @@
-"""Price tables: ``prices.toml`` beside this file, and a user's file that overrides its entries."""
+"""Price tables: ``prices.toml`` in this folder, and a user's file that overrides its entries."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from superdl.coordinator.executors.base import SHIPPED_PRICES
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.user_text import load_toml
 
-# Sections whose units prices.toml explains; a user's file may not add others.
+# Sections with fixed units, which prices.toml explains.
 _PIECES = ("fargate", "endpoint", "nat_gateway", "address", "transfer", "storage")
-# Sections with a subsection per name.
+# Sections with a subsection for each name -> field of the table.
 _KINDS = {"machine": "machines", "cache_node": "cache_nodes"}
 
 _CONFIG = ConfigDict(extra="forbid")
@@ -35,15 +35,14 @@ class Machine:
     gpus: Annotated[int, Field(ge=0)] = 0
     gpu: str = ""
     arm: bool = False
-    # Its included disk.
-    nvme_gb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    # Those of its price, if they differ from the table's.
+    nvme_gb: _Usd = 0.0  # included disk
+    # Source and date of the price, if they differ from the table's.
     source: str = ""
     date: str = ""
 
     def __post_init__(self) -> None:
         if bool(self.gpus) != bool(self.gpu):
-            raise ConfigError("gpus (their number) and gpu (their name) must be given together")
+            raise ConfigError("gpus (the number) and gpu (the name) must be given together")
 
 
 @dataclass(frozen=True, slots=True, config=_CONFIG)
@@ -62,7 +61,7 @@ class PriceTable:
     region: str
     date: str
     source: str
-    # Looked-up prices as section.unit; all others are from memory.
+    # Prices that were looked up, as section.unit. All others are from memory.
     verified: tuple[str, ...]
     by_executor: dict[str, Prices]
     machines: dict[str, Machine]
@@ -75,15 +74,15 @@ class PriceTable:
     storage: dict[str, _Usd]
 
     def of(self, executor: str) -> Prices:
-        """Return the prices of an executor, all zero if the table does not list it."""
+        """Return an executor's prices, all zero if the table does not list it."""
         return self.by_executor.get(executor, Prices())
 
     def machine(self, name: str) -> Machine:
-        """Return a machine by name; raise ``ConfigError`` if the table does not list it."""
+        """Return a machine by name, or raise ``ConfigError`` if the table does not list it."""
         return _named("machine", self.machines, name)
 
     def cache_node(self, name: str) -> CacheNode:
-        """Return a cache node by name; raise ``ConfigError`` if the table does not list it."""
+        """Return a cache node by name, or raise ``ConfigError`` if the table does not list it."""
         return _named("cache_node", self.cache_nodes, name)
 
 
@@ -95,11 +94,11 @@ def load_prices(file: str | None = None) -> PriceTable:
     table, path = _read(SHIPPED_PRICES), Path(file) if file else SHIPPED_PRICES
     for section, entries in _read(path).items() if file else ():
         known = table.setdefault(section, {})
-        if "hour" in entries:  # the coordinator's share is known only to a file with both
+        if "hour" in entries:  # the shipped share of the coordinator does not fit another price
             known.pop("coordinator_hour", None)
         if section in _PIECES and (unknown := entries.keys() - known.keys()):
             units = ", ".join(known)
-            raise ConfigError(f"{path}: {section} has no unit {min(unknown)}; its units are {units}")
+            raise ConfigError(f"{path}: {section} has no unit {min(unknown)}, only {units}")
         # A user's file may replace single fields of a machine or cache node.
         for name, value in entries.items():
             known[name] = known.get(name, {}) | value if isinstance(value, dict) else value
@@ -118,8 +117,8 @@ def load_prices(file: str | None = None) -> PriceTable:
 def _named(kind: str, things: dict[str, _Thing], name: str) -> _Thing:
     if name not in things:
         raise ConfigError(
-            f"the price table has no {kind} {name!r}, only {', '.join(sorted(things))}. To add it, use a "
-            f'price table of your own (SUPER_PRICES) with a section [{kind}."{name}"]'
+            f"the price table has no {kind} {name!r}, only {', '.join(sorted(things))}. To add it, use your "
+            f'own price table (SUPER_PRICES) with a section [{kind}."{name}"]'
         )
     return things[name]
 
@@ -128,7 +127,7 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the price table {path} cannot be read: {error}") from error
+        raise ConfigError(f"cannot read the price table {path}: {error}") from error
     table = load_toml(text, f"the price table {path}")
     for section, entries in table.items():
         if not isinstance(entries, dict):

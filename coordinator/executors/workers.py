@@ -1,4 +1,4 @@
-"""The ``workers`` executor: processes that connect (``superdl worker``), as in tf.data service."""
+"""The ``workers`` executor: ``superdl worker`` processes that call in, as in tf.data service."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _log = logging.getLogger(__name__)
 _MAX_SLOTS = 1024
 _STUCK_S, _SILENCE_S = 1.0, 15.0
 _NO_DECODERS = (
-    "this coordinator does not use workers: add workers to its executors (SUPER_EXECUTOR=workers), or start "
+    "this coordinator does not use workers. Add workers to its executors (SUPER_EXECUTOR=workers), or start "
     "this worker with --store-only"
 )
 _NO_SAVERS = (
-    "this coordinator has no work for a worker that only restores and saves: either its functions see its "
-    "store, or it has no store (SUPER_STORE)"
+    "this coordinator needs no workers with --store-only: either its functions see its store, or it has no "
+    "store (SUPER_STORE)"
 )
 
 
@@ -56,7 +56,7 @@ class WorkersSettings:
 
 
 class WorkersExecutor(Executor):
-    """An executor that runs functions in the connected workers."""
+    """An executor that runs functions in connected workers."""
 
     name = "workers"
     region = ""
@@ -73,26 +73,26 @@ class WorkersExecutor(Executor):
 
     @property
     def scaling(self) -> ExecutorResized:  # type: ignore[override]  # it changes
-        """Return one request per slot of all workers, plus one that waits for each slot."""
+        """One running and one waiting request for each slot."""
         return ExecutorResized(self._workers.slots)
 
     @property
     def connected(self) -> list[pb.WorkerStats]:  # type: ignore[override]  # they come and go
-        """Return the statistics of the connected workers."""
+        """Statistics of the connected workers."""
         return self._workers.stats
 
     @property
     def slot_failures(self) -> Mapping[str, int]:  # type: ignore[override]  # they grow
-        """Return the failures of the workers' slots, by kind."""
+        """Number of slot failures, by kind."""
         return self._workers.failures
 
     @property
     def fingerprint(self) -> str:  # type: ignore[override]  # it is the first worker's
-        """Return the workers' decoder fingerprint."""
+        """The workers' decoder fingerprint."""
         return self._workers.fingerprint
 
     async def start(self) -> None:
-        """Wait for the first worker, unless workers only restore and save, since there may be none."""
+        """Wait for the first worker, unless workers only restore and save."""
         if not self._workers.decodes:
             return
         _log.info("waiting for the first worker to connect")
@@ -102,23 +102,22 @@ class WorkersExecutor(Executor):
         """Run one request in a free slot; see :class:`.base.Executor`."""
         of_store, encode = not request.kind.decodes, encoder(request)
 
-        def made(sees_store: bool) -> bytes:  # noqa: FBT001  # as it is called
+        def encode_for(sees_store: bool) -> bytes:  # noqa: FBT001  # the only argument
             # Without the store, a worker can only decode.
             return encode() if sees_store or of_store else encode(kind=RequestKind.DECODE, store="")
 
-        answer = await self._workers.run(made, timeout_s, of_store=of_store)
+        answer = await self._workers.run(encode_for, timeout_s, of_store=of_store)
         return read_result(answer, request, "a worker")
 
     async def close(self) -> None:
-        """End the workers' streams. They wait for the next coordinator, or exit."""
+        """End the workers' streams. Workers wait for the next coordinator, or exit."""
         self._workers.close()
 
 
 class WorkServicer(pb_grpc.CoordinatorServicer):
-    """A servicer for workers only. The RPC ``Work`` is one worker's stream while both sides live.
+    """A servicer for workers only. Each call of ``Work`` is a worker's stream.
 
-    ``workers`` maps ``True`` to the workers that decode, and ``False`` to those that only
-    restore and save.
+    ``workers`` maps ``True`` to workers that decode, and ``False`` to workers that only restore and save.
     """
 
     def __init__(self, workers: Mapping[bool, Workers]) -> None:
@@ -131,17 +130,17 @@ class WorkServicer(pb_grpc.CoordinatorServicer):
         hello = asyncio.ensure_future(anext(incoming, pb.FromWorker()))
         silence_s = min((group.silence_s for group in self.workers.values()), default=_SILENCE_S)
         await asyncio.wait([hello], timeout=silence_s)
-        if not hello.done():  # the call's end ends the read, with this error
+        if not hello.done():  # aborting the call ends the read
             hello.add_done_callback(asyncio.Future.exception)
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the worker's hello did not arrive")
             return
         try:
-            home = _home(hello.result(), self.workers)
-            worker = home.admit(hello.result().hello)
+            group = _group_for(hello.result(), self.workers)
+            worker = group.admit(hello.result().hello)
         except SuperError as error:
-            # All executors show the reason: a refused worker belongs to none.
-            for each in self.workers.values():
-                each.refusal = str(error)
+            # A refused worker belongs to no executor, so all of them show the reason.
+            for group in self.workers.values():
+                group.refusal = str(error)
             _log.warning("refused a worker: %s", error)
             metadata = ((ERROR_METADATA_KEY, type(error).__name__),)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), metadata)
@@ -151,26 +150,26 @@ class WorkServicer(pb_grpc.CoordinatorServicer):
                 grpc.StatusCode.INVALID_ARGUMENT, f"the worker's hello is malformed: {error!r}"
             )
             return
-        # Never cancelled: gRPC would write to what the read leaves behind. It ends with the stream.
-        home.tasks.start(_hear(home, worker, incoming, context))
+        # Never cancel this task, since gRPC would write to freed memory. It ends with the stream.
+        group.tasks.start(_read_messages(group, worker, incoming, context))
         try:
-            worker.say(welcome=pb.Welcome())
+            worker.send(welcome=pb.Welcome())
             while (message := await worker.outgoing.get()) is not None:
                 yield message
         finally:
             worker.has_ended.set()
-            home.leave(worker)
+            group.drop(worker)
 
 
-def _home(message: pb.FromWorker, workers: Mapping[bool, Workers]) -> Workers:
-    """Return the worker group for a hello message; raise ``SuperError`` if the worker is refused."""
+def _group_for(message: pb.FromWorker, workers: Mapping[bool, Workers]) -> Workers:
+    """Return the group that a hello's sender belongs to, or refuse it with a ``SuperError``."""
     if not message.HasField("hello"):
         raise ConfigError("a worker's first message must be its hello")
     hello = message.hello
     if (hello.protocol_version, hello.version) != (PROTOCOL_VERSION, installed_version()):
         raise ProtocolMismatchError(
             f"this coordinator is SUPER {installed_version()} (protocol version {PROTOCOL_VERSION}), but the "
-            f"worker is {one_line(hello.version, MAX_KIND)} ({hello.protocol_version}): install the same "
+            f"worker is {one_line(hello.version, MAX_KIND)} ({hello.protocol_version}). Install the same "
             "version on both sides"
         )
     if hello.trouble:
@@ -179,49 +178,49 @@ def _home(message: pb.FromWorker, workers: Mapping[bool, Workers]) -> Workers:
         raise ConfigError(f"a worker must have 1 to {_MAX_SLOTS} slots, not {hello.slots}")
     if not DIGEST.fullmatch(hello.fingerprint):
         raise ConfigError("a worker's hello needs a decoder fingerprint of 32 hex digits")
-    home = workers.get(not hello.store_only)
-    if home is None:
+    group = workers.get(not hello.store_only)
+    if group is None:
         raise ConfigError(_NO_SAVERS if hello.store_only else _NO_DECODERS)
-    return home
+    return group
 
 
-async def _hear(
-    home: Workers,
+async def _read_messages(
+    group: Workers,
     worker: ConnectedWorker,
     incoming: AsyncIterator[pb.FromWorker],
     context: grpc.aio.ServicerContext[Any, Any],
 ) -> None:
-    """Read messages until the stream ends; end it if the worker falls silent."""
+    """Process messages until the stream ends. End it if the worker falls silent."""
 
     def give_up() -> None:
         words = "dropping the worker %s, which has sent nothing for %g s"
-        _log.warning(words, worker.name, home.silence_s)
-        home.leave(worker)
-        home.tasks.start(_end(worker, context))
+        _log.warning(words, worker.name, group.silence_s)
+        group.drop(worker)
+        group.tasks.start(_abort_stuck(worker, context))
 
     loop = asyncio.get_running_loop()
-    watch = loop.call_later(home.silence_s, give_up)
+    watchdog = loop.call_later(group.silence_s, give_up)
     try:
         async for message in incoming:
-            watch.cancel()
-            watch = loop.call_later(home.silence_s, give_up)
+            watchdog.cancel()
+            watchdog = loop.call_later(group.silence_s, give_up)
             if message.HasField("answer"):
-                home.answered(worker, message.answer)
+                group.accept_answer(worker, message.answer)
             elif message.HasField("heartbeat"):
-                home.heard(worker, message.heartbeat)
+                group.record_heartbeat(worker, message.heartbeat)
                 # The reply shows the worker that the coordinator is alive.
-                worker.say(heartbeat=pb.Heartbeat())
+                worker.send(heartbeat=pb.Heartbeat())
             elif message.HasField("draining"):
                 worker.is_draining = True
     except Exception as error:  # noqa: BLE001  # gRPC raises several types for an ended stream
         _log.debug("the stream of the worker %s ended: %r", worker.name, error)
     finally:
-        watch.cancel()
-        home.leave(worker)
+        watchdog.cancel()
+        group.drop(worker)
 
 
-async def _end(worker: ConnectedWorker, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    """End a stream with a message in flight, which nothing else would end."""
+async def _abort_stuck(worker: ConnectedWorker, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Abort a stream that has not ended because a message is still in flight."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_STUCK_S):
             await worker.has_ended.wait()

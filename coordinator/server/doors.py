@@ -62,7 +62,7 @@ class Reception(WorkServicer):
             reason = "this coordinator does not end with a run (--ends-with-run), or the exit code is invalid"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
         for workers in self.workers.values():
-            workers.say_goodbye(request.exit_code)
+            workers.send_goodbye(request.exit_code)
         self._run_ended(request.exit_code)
         return pb.EndRunReply()
 

@@ -18,7 +18,7 @@ from superdl.coordinator.cache.streams import ReportReader
 from superdl.coordinator.catalog.datasets import DatasetRegistry
 from superdl.coordinator.catalog.state import CatalogState, open_state
 from superdl.coordinator.core import CoreSettings, ExecutorFacts, TeamsChanged
-from superdl.coordinator.executors.base import executor_classes, sees_store, shipped_prices_of
+from superdl.coordinator.executors.base import executor_class, sees_store, shipped_prices_of
 from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.local import LocalExecutor
 from superdl.coordinator.executors.manager import ExecutorManager
@@ -151,7 +151,7 @@ async def _start(
     cache = Cache(settings.cache, owner=settings.owner, insecure=settings.insecure)
     stack.push_async_callback(cache.close)
     stack.push_async_callback(_last_call, cache.release_lock, "the lock was not released and will expire")
-    executors = executor_classes(settings.executors)
+    executors = [executor_class(name) for name in settings.executors]
     state = open_state(settings.state, settings.store_choice.address, os.environ)
     scratch = state.directory / _SHARDS if state.directory is not None else None
     # Only an embedded coordinator with a private cache may find out late that its decoder
@@ -189,7 +189,7 @@ async def _start(
     )
     stack.push_async_callback(engine.close)
     keeper.begin(manager.fingerprint, engine.post)
-    manager.tell_changes(engine.post)
+    manager.report_changes(engine.post)
     reports = ReportReader(cache.streams, engine.post_all)
     eligibility = Eligibility(manager.executors, settings.cache, audit=cache.audit)
     stack.push_async_callback(eligibility.close)
@@ -273,8 +273,8 @@ async def _follow(
     known = engine.core.state.datasets
     opened = [dataset for content, dataset in engine.datasets.opened.items() if content in known]
     # Report eligibility first, because the core must know it before the executors accept requests.
-    eligibility.tell_changes(opened, engine.post)
-    manager.tell_changes(engine.post)
+    eligibility.report_changes(opened, engine.post)
+    manager.report_changes(engine.post)
     if tokens is not None and (teams := tokens.teams_now()) != engine.core.state.teams.given:
         engine.post(TeamsChanged(teams))
     engine.keeper.step()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from superdl.coordinator.core import SampleState
-from superdl.coordinator.executors.base import executor_classes
+from superdl.coordinator.executors.base import executor_class
 from superdl.coordinator.server.repeated_lines import warned_of
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.ids import ID_BYTES
@@ -95,8 +95,8 @@ def coordinating(settings: Settings) -> pb.Coordinating:
         request_timeout_s=settings.request_timeout_s,
         lookahead_batches=settings.lookahead_batches,
     )
-    for executor in executor_classes(settings.executors):
-        for name in executor.told:
+    for executor in map(executor_class, settings.executors):
+        for name in executor.public_settings:
             setattr(message, name, getattr(settings, name))
     return message
 

@@ -1,7 +1,7 @@
 """Run functions for a coordinator, like superdl worker, but without importing the other commands.
 
-``python -P -m superdl.lambda_prefetch.worker --standby PLACE`` loads its modules, and reads a line with
-its arguments when the coordinator has them; PLACE is only displayed by tools that list processes.
+``python -P -m superdl.lambda_prefetch.worker --standby PLACE`` imports its modules, then reads its arguments
+from a line of standard input. PLACE is only shown by tools that list processes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m superdl.lambda_prefetch.worker", description=__doc__)
     add_arguments(parser)
     try:
-        given, template = standby() if sys.argv[1:2] == ["--standby"] else (sys.argv[1:], None)
-        sys.exit(run(parser.parse_args(given), template))
+        arguments, template = standby() if sys.argv[1:2] == ["--standby"] else (sys.argv[1:], None)
+        sys.exit(run(parser.parse_args(arguments), template))
     except SuperError as error:
         sys.stderr.write(shown_lines(f"superdl worker: {error}\n"))
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""A worker's call to its coordinator: one stream, reopened whenever it breaks."""
+"""A worker's stream to its coordinator, which is reopened whenever it breaks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import grpc
 
 from superdl.lambda_prefetch.worker.slots import RequestFailedError
 from superdl.super_wire import coordinator_pb2 as pb
-from superdl.super_wire import errors
 from superdl.super_wire.cancelling import CallingThreads
 from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub
 from superdl.super_wire.errors import (
@@ -22,6 +21,7 @@ from superdl.super_wire.errors import (
     CoordinatorTrustError,
     StoreError,
     SuperError,
+    error_from_name,
 )
 from superdl.super_wire.protocol import (
     ERROR_METADATA_KEY,
@@ -42,8 +42,8 @@ _HEARTBEAT_S, _SILENCE_S = 5.0, 15.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _MAX_MESSAGE_BYTES = 8 * 2**20
 _MAX_ANSWER_BYTES = 3 * 2**20  # below the coordinator's limit
-_MAX_WORDS = 2000
-_STORE_S = 5.0  # shorter than a coordinator waits for a hello
+_MAX_MESSAGE = 2000
+_STORE_S = 5.0  # a coordinator waits longer for a hello
 _OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
@@ -69,31 +69,29 @@ async def serve(
     settings: WorkerSettings,
     slots: Slots,
     stop: asyncio.Event,
-    trouble: str,
+    start_error: str,
     connected: asyncio.Event,
 ) -> int:
-    """Serve requests until ``stop`` is set or the coordinator says goodbye.
+    """Serve requests until ``stop`` is set or the coordinator sends a goodbye.
 
-    Return the exit code from the goodbye, or 0. ``trouble`` is the reason no slot started, reported to
-    the coordinator. ``connected`` is set while the stream is up. Raises CoordinatorError if the
-    coordinator refuses this worker, or is unreachable for ``linger_s`` seconds.
+    Return the goodbye's exit code, or 0. ``start_error`` is the reason no slot started, to report to the
+    coordinator. ``connected`` is set while the stream is up. Raises CoordinatorError if the coordinator
+    refuses this worker, or is unreachable for ``linger_s`` seconds.
     """
     loop = asyncio.get_running_loop()
-    answered_s, pause_s, is_logged, is_first = loop.time(), _FIRST_PAUSE_S, False, True
+    last_message_s, pause_s, is_logged, is_first = loop.time(), _FIRST_PAUSE_S, False, True
     while not stop.is_set():
-        call = _Call(settings, slots, stop, trouble, connected)
+        call = _Call(settings, slots, stop, start_error, connected)
         try:
             await call.run(is_first=is_first)
         except _BrokenError as error:
-            if call.heard_s is not None:
-                # It had answered: restart the backoff, and log this loss.
-                answered_s, pause_s, is_logged = call.heard_s, _FIRST_PAUSE_S, False
-            away_s = loop.time() - answered_s
-            if away_s > settings.linger_s:
-                why = (
-                    f"the coordinator at {settings.coordinator} has not answered for {away_s:.0f} s: {error}"
-                )
-                raise CoordinatorError(why) from None
+            if call.last_message_s is not None:
+                # The stream had been up, so restart the backoff, and log this loss.
+                last_message_s, pause_s, is_logged = call.last_message_s, _FIRST_PAUSE_S, False
+            silent_s = loop.time() - last_message_s
+            if silent_s > settings.linger_s:
+                silence = f"the coordinator at {settings.coordinator} has not responded for {silent_s:.0f} s"
+                raise CoordinatorError(f"{silence}: {error}") from None
             if not is_logged:
                 _log.warning("waiting for the coordinator at %s: %s", settings.coordinator, error)
                 is_logged = True
@@ -114,29 +112,28 @@ class _Call:
     settings: WorkerSettings
     slots: Slots
     stop: asyncio.Event
-    trouble: str
+    start_error: str
     connected: asyncio.Event
     outgoing: asyncio.Queue[pb.FromWorker | None] = field(default_factory=asyncio.Queue)
     running: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     is_silent: bool = False
     exit_code: int | None = None  # in the coordinator's goodbye
-    heard_s: float | None = None  # loop time of the last message
+    last_message_s: float | None = None  # loop time
 
     async def run(self, *, is_first: bool) -> None:
-        """Serve until this worker is stopped and has answered its running requests."""
+        """Serve until this worker is stopped and its running requests have finished."""
         credentials = self.settings.credentials
         try:
             token, channel = credentials.current_token(), _channel(self.settings)
         except ConfigError as error:
             if is_first:
                 raise
-            raise _BrokenError(str(error)) from error  # its file may be half written
+            raise _BrokenError(str(error)) from error  # a file may be incomplete
         async with channel:
             metadata = ((TOKEN_METADATA_KEY, f"Bearer {token}"),) if token else ()
             stream = CoordinatorStub(channel).Work(metadata=metadata)
-            background = [
-                asyncio.create_task(work) for work in (self._write(stream), self._beat(stream), self._drain())
-            ]
+            jobs = self._write(stream), self._send_heartbeats(stream), self._drain()
+            background = [asyncio.create_task(job) for job in jobs]
             try:
                 await self._read(stream)
             except grpc.aio.AioRpcError as error:
@@ -147,7 +144,7 @@ class _Call:
                 raise
             finally:
                 self.connected.clear()
-                # Running requests are finished, since their records serve the next request for them.
+                # Let running requests finish, because their records also serve a repeated request.
                 stream.cancel()
                 for task in background:
                     task.cancel()
@@ -155,13 +152,13 @@ class _Call:
 
     async def _read(self, stream: Any) -> None:
         async for message in stream:
-            if self.heard_s is None:
+            if self.last_message_s is None:
                 self.connected.set()
                 _log.info("connected to %s with %d slots", self.settings.coordinator, self.slots.count)
-            self.heard_s = asyncio.get_running_loop().time()
+            self.last_message_s = asyncio.get_running_loop().time()
             if message.HasField("request"):
                 call = message.request.call
-                self.running[call] = task = asyncio.create_task(self._answer(message.request))
+                self.running[call] = task = asyncio.create_task(self._run_request(message.request))
                 task.add_done_callback(partial(self.running.pop, call))
             elif message.HasField("cancel") and message.cancel in self.running:
                 self.running[message.cancel].cancel()
@@ -180,22 +177,22 @@ class _Call:
             name=settings.name,
             fingerprint=self.slots.fingerprint,
             slots=self.slots.count,
-            trouble=self.trouble[:_MAX_WORDS],
+            trouble=self.start_error[:_MAX_MESSAGE],
             store_only=settings.store_only,
             store=settings.store,
             store_id=await _store_id(settings.store),
         )
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader gets it too
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # reading fails, too
             await stream.write(pb.FromWorker(hello=hello))
             while (message := await self.outgoing.get()) is not None:
                 await stream.write(message)
             await stream.done_writing()
 
-    async def _beat(self, stream: Any) -> None:
-        """Send heartbeats. End the stream once messages stop arriving."""
+    async def _send_heartbeats(self, stream: Any) -> None:
+        """Send heartbeats. End the stream if no messages arrive."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        while loop.time() - (self.heard_s or began_s) < _SILENCE_S:
+        while loop.time() - (self.last_message_s or began_s) < _SILENCE_S:
             await asyncio.sleep(_HEARTBEAT_S)
             slots = self.slots
             heartbeat = pb.Heartbeat(
@@ -216,33 +213,33 @@ class _Call:
             await asyncio.wait(self.running.values(), timeout=self.settings.grace_s)
         self.outgoing.put_nowait(None)
 
-    async def _answer(self, request: pb.WorkerRequest) -> None:
+    async def _run_request(self, request: pb.WorkerRequest) -> None:
         answer = pb.WorkerAnswer(call=request.call)
         try:
             answer.result = await self.slots.run(request.request, request.timeout_s)
         except RequestFailedError as error:
             answer.failure.CopyFrom(
-                pb.WorkerFailure(kind=error.kind, message=str(error)[:_MAX_WORDS], ran_s=error.ran_s)
+                pb.WorkerFailure(kind=error.kind, message=str(error)[:_MAX_MESSAGE], ran_s=error.ran_s)
             )
         if answer.ByteSize() > _MAX_ANSWER_BYTES:
-            why = f"the answer of {answer.ByteSize():,} bytes is too large"
-            answer.failure.CopyFrom(pb.WorkerFailure(kind="too_large", message=why))
+            message = f"the result of {answer.ByteSize():,} bytes is too large"
+            answer.failure.CopyFrom(pb.WorkerFailure(kind="too_large", message=message))
         self.outgoing.put_nowait(pb.FromWorker(answer=answer))
 
 
 async def _store_id(address: str) -> str:
-    """Return the id of a store in a directory, or an empty string if it is a bucket or not visible."""
+    """Return the id of a store in a directory, or an empty string for a bucket or an inaccessible store."""
     if not address or is_bucket(address):
         return ""
-    threads, why = CallingThreads(1, "super-store"), f"no answer within {_STORE_S:g} s"
+    threads, reason = CallingThreads(1, "super-store"), f"no reply within {_STORE_S:g} s"
     try:
         async with asyncio.timeout(_STORE_S):  # a dead network mount may hang forever
             return (await threads.run(partial(open_store, address, create=False, read_only=True))).id
     except StoreError as error:
-        why = str(error)
+        reason = str(error)
     except TimeoutError:
         pass
-    _log.warning("cannot access the store %s: %s", address, why)
+    _log.warning("cannot access the store %s: %s", address, reason)
     return ""
 
 
@@ -262,11 +259,8 @@ def _refusal(error: grpc.aio.AioRpcError) -> SuperError | None:
     """Return the coordinator's error, or ``None`` if another attempt may succeed."""
     if error.code() not in _FATAL:
         return None
-    trailing: Any = error.trailing_metadata() or ()  # pairs, unlike in the stubs
-    named = dict(trailing).get(ERROR_METADATA_KEY, "")
-    # The name comes from the network, so only types of our own errors count.
-    kind = getattr(errors, str(named), CoordinatorError)
+    message = f"the coordinator refused this worker: {error.details()}"
     if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-        kind = CoordinatorTrustError
-    is_ours = isinstance(kind, type) and issubclass(kind, SuperError)
-    return (kind if is_ours else ConfigError)(f"the coordinator refused this worker: {error.details()}")
+        return CoordinatorTrustError(message)
+    trailing: Any = error.trailing_metadata() or ()  # pairs, unlike in the stubs
+    return error_from_name(str(dict(trailing).get(ERROR_METADATA_KEY, "")), message)

@@ -1,11 +1,11 @@
 """A worker's slots: processes that run one request at a time, without asyncio and gRPC.
 
 ``python -m superdl.lambda_prefetch.worker.slot [MODULE ...]`` imports the modules. Standard input is a Unix
-socket. For each descriptor that arrives there, the process forks a slot, and writes its process id in a line.
+socket. For each descriptor received there, the process forks a slot, and writes its process id in a line.
 
 The descriptor is the slot's socket. A slot reads a line of JSON with its ``function`` (module:attribute),
 niceness ``nice`` and ``environment``, then one request per line, ``NUMBER TIMEOUT_S JSON``. It writes one
-answer per line, ``NUMBER KIND JSON``. The kind is ``result`` or ``raised``, followed by ``!`` if the process
+reply per line, ``NUMBER KIND JSON``. The kind is ``result`` or ``raised``, followed by ``!`` if the process
 must be ended.
 """
 
@@ -30,20 +30,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MAX_LINE_BYTES = 64 * 2**20
-# Kinds of answer, and a mark if the process must end. The worker passes the JSON on without parsing it.
+# Kinds of reply, and a mark if the process must be ended. The worker does not parse the JSON.
 RESULT, RAISED, ENDS = b"result", b"raised", b"!"
 
-_OVERTIME_S = 5.0  # after which a process over its time ends itself, if its worker has not
+_OVERTIME_S = 5.0  # time for the worker to end an overdue process, before the process exits itself
 _STDERR = 2
 
 
 class InvocationContext:
-    """The invocation's context, with the names that AWS Lambda uses."""
+    """An invocation's context, with the names that AWS Lambda uses."""
 
-    memory_limit_in_mb = 0  # only billing needs it
     function_name = "super-prefetch-worker"
-    function_version = "worker"
-    invoked_function_arn = "arn:aws:lambda:worker:000000000000:function:super-prefetch-worker"
 
     def __init__(self, request_id: str, timeout_s: float) -> None:
         self.aws_request_id = request_id
@@ -51,7 +48,7 @@ class InvocationContext:
         self._deadline_s = time.monotonic() + timeout_s
 
     def end_when_answered(self) -> None:
-        """End this process after the answer."""
+        """End this process after the reply."""
         # There is no other way to end a thread that hangs.
         self.ends = True
 
@@ -64,12 +61,12 @@ def main(modules: list[str]) -> int:
     """Fork slots until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker handles Ctrl-C and SIGTERM
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else no child could be waited for
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # waitpid() needs it
     worker = _take_standard_streams()
     for module in modules:
-        with contextlib.suppress(Exception):  # slots report it
+        with contextlib.suppress(Exception):  # slots report the error
             importlib.import_module(module)  # noqa: TID251  # SUPER's function
-    gc.freeze()  # so that collections in slots do not copy shared memory
+    gc.freeze()  # otherwise, collections in slots would copy shared memory
     while True:
         _, descriptors, _, _ = socket.recv_fds(worker, 1, 1, socket.MSG_CMSG_CLOEXEC)
         if not descriptors:
@@ -83,48 +80,47 @@ def main(modules: list[str]) -> int:
                     return _serve(requests)
                 worker.sendall(b"%d" % slot)
                 os._exit(0)
-            # The slot is now an orphan, and so a child of the worker.
+            # The worker adopts the slot, which is now an orphan.
             os.waitpid(parent, 0)
         worker.sendall(b"\n")
 
 
 def _serve(connection: socket.socket) -> int:
-    """Run requests until the connection ends."""
-    requests_in, answers_out = connection.makefile("rb"), connection.makefile("wb")
-    start = requests_in.readline()
-    if not start:
+    requests_in, replies_out = connection.makefile("rb"), connection.makefile("wb")
+    line = requests_in.readline()
+    if not line:
         return 0
-    given = json.loads(start)
+    start = json.loads(line)
     os.environ.clear()
-    os.environ.update(given["environment"])
-    name, niceness = given["function"], given["nice"]
+    os.environ.update(start["environment"])
+    name, niceness = start["function"], start["nice"]
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(requests_in, requests), name="super-requests", daemon=True).start()
     while True:
         number, timeout_s, event = requests.get().split(b" ", 2)
-        kind, answer = _invoke(name, event, f"worker-{os.getpid()}-{int(number)}", float(timeout_s))
-        os.nice(niceness)  # not earlier: on a busy host it would hardly start
+        kind, reply = _invoke(name, event, f"worker-{os.getpid()}-{int(number)}", float(timeout_s))
+        os.nice(niceness)  # after the first request, because on a busy host the slot would hardly start
         niceness = 0
-        answers_out.write(b" ".join((number, kind, answer)) + b"\n")
-        answers_out.flush()
+        replies_out.write(b" ".join((number, kind, reply)) + b"\n")
+        replies_out.flush()
 
 
 def _take_standard_streams() -> socket.socket:
-    """Return the socket that is standard input, and replace it. Redirect prints to standard error."""
+    """Take the socket from standard input, and redirect standard output to standard error."""
     worker = socket.socket(fileno=os.dup(0))
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
     os.dup2(_STDERR, 1)
     return worker
 
 
 def _read(requests_in: BinaryIO, requests: queue.SimpleQueue[bytes]) -> None:
     """Queue requests. End the process as soon as the input ends."""
-    with contextlib.suppress(OSError):  # a worker that was killed with answers unread resets the connection
+    with contextlib.suppress(OSError):  # a worker that was killed with unread replies resets the connection
         for line in requests_in:
             requests.put(line)
-    os._exit(0)  # not sys.exit: the function may run for long, and its answer is lost
+    os._exit(0)  # unlike sys.exit, does not wait for the function, whose result is lost
 
 
 @functools.cache
@@ -136,17 +132,17 @@ def _load(name: str) -> Callable[[dict[str, Any], Any], dict[str, Any]]:
 
 
 def _invoke(name: str, event: bytes, request_id: str, timeout_s: float) -> tuple[bytes, bytes]:
-    """Return the kind of answer, and the function's result or error as JSON."""
+    """Return the kind of reply, and the function's result or error as JSON."""
     context = InvocationContext(request_id, timeout_s)
-    # This watchdog is a native thread: it also ends a process that hangs in native code.
+    # This watchdog is a native thread, so it also ends a process that hangs in native code.
     faulthandler.dump_traceback_later(timeout_s + _OVERTIME_S, exit=True, file=_STDERR)
     try:
-        kind, answer = RESULT, json.dumps(_load(name)(json.loads(event), context), separators=(",", ":"))
-    except Exception as error:  # noqa: BLE001  # an error of the function is its answer
-        kind, answer = RAISED, json.dumps({"error": type(error).__name__, "message": str(error)})
+        kind, reply = RESULT, json.dumps(_load(name)(json.loads(event), context), separators=(",", ":"))
+    except Exception as error:  # noqa: BLE001  # reported to the worker
+        kind, reply = RAISED, json.dumps({"error": type(error).__name__, "message": str(error)})
     finally:
         faulthandler.cancel_dump_traceback_later()
-    return kind + ENDS * context.ends, answer.encode()
+    return kind + ENDS * context.ends, reply.encode()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A worker's settings and slots: child processes that run functions and are replaced when they end."""
+"""A worker's settings, and its slots: child processes that run functions and are replaced when they end."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _WARM_EVENT = b'{"super_warm":1,"cache":""}'
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _EXIT_TIMEOUT_S = 5.0
 _SHOWN = 120
-_FREE_WAIT_S = 8.0  # shorter than the coordinator waits beyond a request's own time
+_FREE_WAIT_S = 8.0  # the coordinator waits longer for a result
 _WARM_TIMEOUT_S = 300.0  # on a busy host
-# A line and metrics per invocation would be noise here.
+# Functions need not log a line and metrics for each invocation here.
 _QUIET = {"SUPER_LOG_LEVEL": "WARNING", "POWERTOOLS_METRICS_DISABLED": "true"}
 
 
@@ -38,14 +38,14 @@ class WorkerSettings:
     name: str  # in the coordinator's log
     function: str = FUNCTION  # module:attribute that the slots run
     slots: int = 1  # concurrent requests, each in its own process
-    nice: int = 0  # of these processes
-    linger_s: float = 300.0  # to wait for an unreachable coordinator
-    grace_s: float = 30.0  # time for running requests after SIGTERM
+    nice: int = 0  # niceness of the slots
+    linger_s: float = 300.0  # how long to wait for an unreachable coordinator
+    grace_s: float = 30.0  # how long running requests may take after SIGTERM
     credentials: CoordinatorCredentials = field(default_factory=CoordinatorCredentials)
-    store: str = ""  # address of the store that it can access; empty for SUPER_STORE
+    store: str = ""  # address of an accessible store; empty for SUPER_STORE
     store_only: bool = False  # only restore and save, for functions without access to the store
-    metrics_listen: str = ""  # host:port where Prometheus can read metrics; empty for none
-    health_listen: str = ""  # the same for health probes
+    metrics_listen: str = ""  # host:port that serves metrics to Prometheus; empty for none
+    health_listen: str = ""  # host:port that answers health probes; empty for none
 
 
 class RequestFailedError(SuperError):
@@ -57,9 +57,9 @@ class RequestFailedError(SuperError):
 
 
 class Slots:
-    """A pool of ``count`` slots that run ``function`` at niceness ``nice``. Use it from one event loop.
+    """A pool of ``count`` slots that run ``function`` at niceness ``nice``. For one event loop.
 
-    It uses the given ``template``, or starts one.
+    If ``template`` is ``None``, :meth:`start` starts one.
     """
 
     def __init__(self, function: str, count: int, *, nice: int = 0, template: Template | None = None) -> None:
@@ -72,18 +72,17 @@ class Slots:
         self._tasks: list[asyncio.Task[None]] = []
         self._warm = asyncio.Event()
         self._failures, self._last_failure = 0, ""
-        self.busy = self.restarts = 0  # running requests; restarts of slots that ended
-        self.ended: Counter[str] = Counter()  # requests so far: answered, or by the kind of failure
+        self.busy = self.restarts = 0  # running requests; restarts of slots
+        self.ended: Counter[str] = Counter()  # completed requests: answered, or by kind of failure
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds of this process and its slots, including ended ones."""
-        # It counts children that have ended.
-        own, template = os.times(), self._template
+        """CPU time of this process and all slots so far, in seconds."""
+        own, template = os.times(), self._template  # includes children that have ended
         return sum(own[:4]) + sum(slot.cpu_s for slot in self._living) + (template.cpu_s if template else 0.0)
 
     async def start(self) -> None:
-        """Start all slots and wait for a warm one. Raises SuperError after ``count`` failures."""
+        """Start all slots, and wait until one is warm. Raises ``SuperError`` after ``count`` failures."""
         try:
             template = self._template = self._template or Template(self.function)
         except OSError as error:
@@ -92,16 +91,16 @@ class Slots:
         await self._warm.wait()
         if not self.fingerprint:
             await self.close()
-            raise SuperError(f"the function {self.function} could not be started: {self._last_failure}")
+            raise SuperError(f"cannot start the function {self.function}: {self._last_failure}")
 
     async def run(self, request: bytes, timeout_s: float) -> bytes:
-        """Run a request and return its result, each a line of JSON, or raise :class:`RequestFailedError`."""
+        """Run a request, a line of JSON. Return its result as JSON, or raise :class:`RequestFailedError`."""
         outcome = "cancelled"
         self.busy += 1
         try:
             slot = await self._next_free()
             try:
-                answer = await slot.call(request, timeout_s)
+                result = await slot.call(request, timeout_s)
             finally:
                 if slot.is_alive:
                     self._free.put_nowait(slot)
@@ -112,7 +111,7 @@ class Slots:
         finally:
             self.busy -= 1
             self.ended[outcome] += 1
-        return answer
+        return result
 
     async def close(self) -> None:
         """End all slots, even during requests."""
@@ -121,12 +120,12 @@ class Slots:
         if self._template is not None:
             await self._template.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for slot in self._living:  # slots whose task was about to wait for them
+        for slot in self._living:  # slots whose task was cancelled before it waited for them
             await slot.close()
 
     async def _next_free(self) -> _Slot:
         try:
-            # The coordinator counts a slot as free while it restarts after its request.
+            # For the coordinator, a slot that is restarting is free.
             async with asyncio.timeout(_FREE_WAIT_S):
                 while not (slot := await self._free.get()).is_alive:
                     pass
@@ -136,7 +135,7 @@ class Slots:
             raise RequestFailedError("busy", f"no slot was free for {_FREE_WAIT_S:g} s{last}") from None
 
     async def _maintain(self, template: Template) -> None:
-        """Keep one slot running, with longer and longer pauses after failures."""
+        """Keep a slot running. Pauses after failures grow."""
         pause_s = _FIRST_PAUSE_S
         while True:
             slot = None
@@ -148,10 +147,10 @@ class Slots:
                 await slot.ended()
                 pause_s = _FIRST_PAUSE_S
             except SuperError as error:
-                _log.warning("a slot failed and will be replaced: %s", error)
+                _log.warning("replacing a failed slot: %s", error)
                 self._failures, self._last_failure = self._failures + 1, str(error)
                 if self._failures >= self.count:
-                    self._warm.set()  # start() fails then if no slot became warm
+                    self._warm.set()  # start() then fails, unless a slot is warm
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             finally:
                 if slot is not None:
@@ -161,23 +160,23 @@ class Slots:
             self.restarts += 1
 
     def _admit(self, warmed: object) -> None:
-        """Use the first slot's decoder as the worker's, and refuse slots with a different one."""
+        """Use the first slot's decoder as the worker's, and refuse slots with another decoder."""
         fingerprint = warmed.get("golden") if isinstance(warmed, dict) else None
         if not isinstance(fingerprint, str) or not fingerprint:
             raise SuperError(
-                f"the reply to a warm event, {str(warmed)[:_SHOWN]}, is not that of SUPER's function"
+                f"the reply to a warm event, {str(warmed)[:_SHOWN]}, is not from SUPER's function"
             )
         self.fingerprint = self.fingerprint or fingerprint
         if fingerprint != self.fingerprint:
             raise SuperError(
-                f"a new slot decodes as {fingerprint}, but the others decode as {self.fingerprint}: restart "
-                "the worker, so that all slots run the installed version"
+                f"a new slot decodes as {fingerprint}, but the others decode as {self.fingerprint}. Restart "
+                "the worker to run the installed version in all slots"
             )
         self._warm.set()
 
 
 class _Slot:
-    """One child process and its connection; created by :meth:`start`."""
+    """A child process and its connection, created by :meth:`start`."""
 
     def __init__(self, pid: int, from_child: asyncio.StreamReader, to_child: asyncio.StreamWriter) -> None:
         self._pid, self._from_child, self._to_child = pid, from_child, to_child
@@ -192,7 +191,7 @@ class _Slot:
         starting = asyncio.ensure_future(cls._start(template, start_line))
         try:
             return await asyncio.shield(starting)
-        except asyncio.CancelledError:  # the process exists, or will
+        except asyncio.CancelledError:  # the process exists, or will exist
             with contextlib.suppress(SuperError):
                 await (await starting).close()
             raise
@@ -201,7 +200,7 @@ class _Slot:
     async def _start(cls, template: Template, start_line: bytes) -> Self:
         try:
             pid, connection = await template.fork()
-            with contextlib.ExitStack() as undo:  # a slot ends with its connection
+            with contextlib.ExitStack() as undo:  # closing the connection ends the slot
                 undo.callback(connection.close)
                 from_child, to_child = await asyncio.open_connection(sock=connection, limit=MAX_LINE_BYTES)
                 undo.callback(to_child.transport.abort)
@@ -221,57 +220,55 @@ class _Slot:
         return cpu_s_of(self._pid)
 
     async def call(self, event: bytes, timeout_s: float) -> bytes:
-        """Return the function's result. End the process if there is none or the call is cancelled."""
+        """Return the function's result. Kill the process if there is none or the call is cancelled."""
         began_s, is_answered = time.monotonic(), False
         try:
             async with asyncio.timeout(timeout_s), self._turn:
-                kind, answer = await self._exchange(event, timeout_s)
+                kind, reply = await self._exchange(event, timeout_s)
             is_answered = True
         except TimeoutError:
-            why = f"the function did not answer within {timeout_s:g} s; process {self._pid} was killed"
-            raise RequestFailedError("timed_out", why, time.monotonic() - began_s) from None
+            message = f"the function did not answer within {timeout_s:g} s; process {self._pid} was killed"
+            raise RequestFailedError("timed_out", message, time.monotonic() - began_s) from None
         except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
-            is_malformed = isinstance(error, ValueError)
-            words = str(error) if is_malformed else await self._end()
-            why = f"the function's process {self._pid} ended before it answered: {words}"
-            raise RequestFailedError("crashed", why, time.monotonic() - began_s) from error
+            reason = str(error) if isinstance(error, ValueError) else await self._exit_reason()
+            message = f"the function's process {self._pid} ended before it answered: {reason}"
+            raise RequestFailedError("crashed", message, time.monotonic() - began_s) from error
         finally:
             if not is_answered:
                 self.kill()
         if kind.endswith(ENDS):
             self.kill()
         if kind.removesuffix(ENDS) == RAISED:
-            raised = json.loads(answer)
-            words = f"the function raised {raised['error']}: {raised['message']}"
-            raise RequestFailedError("raised", words, time.monotonic() - began_s)
-        return answer
+            raised = json.loads(reply)
+            message = f"the function raised {raised['error']}: {raised['message']}"
+            raise RequestFailedError("raised", message, time.monotonic() - began_s)
+        return reply
 
     async def _exchange(self, event: bytes, timeout_s: float) -> tuple[bytes, bytes]:
         """Send a request and return the reply's kind and JSON. Raise ``ValueError`` if it is malformed."""
         self._calls += 1
         self._to_child.write(b"%d %f %b\n" % (self._calls, timeout_s, event))
-        with contextlib.suppress(ConnectionError):  # it has ended, but its last output is still unread
+        with contextlib.suppress(ConnectionError):  # the process has ended; its last output is still unread
             await self._to_child.drain()
         while True:
             line = await self._from_child.readline()
             if not line.endswith(b"\n"):
                 raise asyncio.IncompleteReadError(line, None)
-            number, kind, answer = line[:-1].split(b" ", 2)
+            number, kind, reply = line[:-1].split(b" ", 2)
             if int(number) == self._calls and kind.removesuffix(ENDS) in {RESULT, RAISED}:
-                return kind, answer
+                return kind, reply
             if not 0 < int(number) < self._calls:
-                why = " with an unknown kind" if int(number) == self._calls else ", which was never made"
-                raise ValueError(f"answered call {int(number)}{why}")
+                raise ValueError(f"unexpected reply {kind[:_SHOWN]!r} to call {int(number)}")
             _log.warning("a slot answered call %d more than once; ignoring the duplicate", int(number))
 
     async def ended(self) -> None:
         await self._ended.wait()
 
     async def close(self) -> None:
-        """End the process, and the connection once a call has read its last output."""
+        """Kill the process, and close the connection once a call has read the last output."""
         self.kill()
         await self.ended()
-        with contextlib.suppress(TimeoutError):  # a fork of the process may keep its end open
+        with contextlib.suppress(TimeoutError):  # a fork of the process may hold the connection
             async with asyncio.timeout(_EXIT_TIMEOUT_S), self._turn:
                 pass
         self._to_child.close()
@@ -285,11 +282,11 @@ class _Slot:
     def _reap(self) -> None:
         asyncio.get_running_loop().remove_reader(self._descriptor)
         os.close(self._descriptor)
-        with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored, the code is lost
+        with contextlib.suppress(ChildProcessError):  # if SIGCHLD is ignored, the exit code is lost
             self._code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         self._ended.set()
 
-    async def _end(self) -> str:
+    async def _exit_reason(self) -> str:
         try:
             async with asyncio.timeout(_EXIT_TIMEOUT_S):
                 await self.ended()

@@ -1,7 +1,7 @@
 """The process that a worker's slots are forked from.
 
-It has loaded the function's modules and nothing else: no threads, connections or event loop. So a host with
-many slots pays for the imports once, the slots share memory, and a slot is replaced within milliseconds.
+It has imported the function and nothing else: it has no threads, connections or event loop. All slots share
+the imports and their memory, and a slot is replaced within milliseconds.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 
 
 class Template:
-    """The process that slots are forked from, with the modules of ``function`` loaded.
+    """The process that slots are forked from, which has imported ``function``.
 
-    Slots become children of this process, which adopts orphans while it forks.
+    Slots become children of the worker, which adopts orphans during a fork.
     """
 
     def __init__(self, function: str = FUNCTION) -> None:
-        # Other functions may start threads when they are imported, so their slots import them.
+        # Other functions may start threads when they are imported, so slots import them.
         modules = [FUNCTION.partition(":")[0]] if function == FUNCTION else []
         self._command = (sys.executable, "-P", "-m", _MODULE, *modules)
         self._turn, self._is_closed = asyncio.Lock(), False
@@ -41,16 +41,16 @@ class Template:
         self._channel, theirs = socket.socketpair()
         self._channel.setblocking(False)
         with theirs:
-            # A process group of its own: Ctrl-C at the terminal is for the worker.
+            # In its own process group, because Ctrl-C at the terminal is for the worker.
             self._process = subprocess.Popen(self._command, stdin=theirs.fileno(), process_group=0)
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds of the process."""
+        """CPU time of the process in seconds."""
         return cpu_s_of(self._process.pid)
 
     async def fork(self) -> tuple[int, socket.socket]:
-        """Fork a slot. Return its process id and connection; raise :class:`SuperError` if that fails."""
+        """Fork a slot. Return its process id and connection, or raise :class:`SuperError`."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -60,12 +60,12 @@ class Template:
                     if self._process.poll() is not None:
                         self._channel.close()
                         self._start()
-                    # Only meanwhile: the orphans of a killed slot are not waited for.
+                    # Only during a fork, because nothing waits for the orphans of a killed slot.
                     _adopt_orphans(yes=True)
                     try:
                         socket.send_fds(self._channel, [b"\n"], [theirs.fileno()])
                         async with asyncio.timeout(_TIMEOUT_S):
-                            return await self._answer(), ours
+                            return await self._read_pid(), ours
                     finally:
                         _adopt_orphans(yes=False)
         except OSError as error:  # also TimeoutError
@@ -73,17 +73,17 @@ class Template:
             self._process.kill()  # the next fork starts another
             raise SuperError(f"cannot start a process for a slot: {error}") from error
 
-    async def _answer(self) -> int:
-        answer = b""
-        while not answer.endswith(b"\n"):
+    async def _read_pid(self) -> int:
+        line = b""
+        while not line.endswith(b"\n"):
             received = await asyncio.get_running_loop().sock_recv(self._channel, 64)
-            answer += received or b"\n"
-        if not answer.strip():
+            line += received or b"\n"
+        if not line.strip():
             raise ConnectionError("the process that slots are forked from has ended or cannot fork")
-        return int(answer)
+        return int(line)
 
     async def close(self) -> None:
-        """End the process, and fail pending forks. Living slots stay."""
+        """End the process, and fail pending forks. Slots keep running."""
         self._is_closed = True
         self._process.kill()
         self._process.wait()
@@ -92,14 +92,14 @@ class Template:
 
 
 def _adopt_orphans(*, yes: bool) -> None:
-    """Choose whether this process becomes the parent of its descendants whose own parent ends."""
+    """Make this process the parent of descendants whose own parent ends, or stop doing so."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(yes))
 
 
 def cpu_s_of(pid: int) -> float:
-    """Return the CPU seconds of a process without its children, or 0 if it has ended."""
+    """Return a process's CPU time in seconds without its children, or 0 if it has ended."""
     with contextlib.suppress(OSError):
-        # utime and stime; the process name before them may hold spaces and parentheses.
+        # utime and stime. The process name before them may contain spaces and parentheses.
         words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         return (int(words[11]) + int(words[12])) / _TICKS
     return 0.0

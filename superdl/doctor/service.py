@@ -139,7 +139,7 @@ def _start(kind: ExecutorKind, settings: Settings, cache: str) -> int:
     context = executor_context(replace(settings, cache=cache or settings.cache))
 
     async def start() -> int:
-        executor = executor_type(replace(settings, **executor_type.first_look), context)
+        executor = executor_type(replace(settings, **executor_type.trial_settings), context)
         try:
             await executor.start()
             return executor.scaling.capacity

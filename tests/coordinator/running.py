@@ -235,7 +235,7 @@ async def running(
         settings = CoreSettings(budget_bytes=budget_bytes, **core)
         engine = ObservedEngine(settings, cache, manager.executors, datasets)
         stack.push_async_callback(engine.close)
-        manager.tell_changes(engine.post)
+        manager.report_changes(engine.post)
         reports = ReportReader(cache.streams, engine.post_all)
         eligibility = Eligibility(manager.executors, cache.address)
         stack.push_async_callback(eligibility.close)

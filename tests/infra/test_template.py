@@ -18,7 +18,7 @@ from superdl.coordinator.server import engine as engine_module
 from superdl.coordinator.server import server
 from superdl.coordinator.server.metrics import EmfLines
 from superdl.coordinator.server.settings import Settings
-from superdl.lambda_prefetch.telemetry import Telemetry
+from superdl.lambda_prefetch.telemetry import log_invocation
 from superdl.super_wire.request import PrefetchResult
 from tests.infra.stack_template import ROOT, statements_of, worked_out, written
 from tests.lambda_prefetch.prefetching import Context
@@ -111,7 +111,7 @@ def test_metrics_are_those_that_the_function_writes():
     logging.disable(logging.CRITICAL)
     try:
         with redirect_stdout(io.StringIO()) as shown:
-            Telemetry("INFO").finished(result, Context())
+            log_invocation(result, Context(), "INFO")
     finally:
         logging.disable(logging.NOTSET)
     (line,) = [json.loads(line) for line in shown.getvalue().splitlines() if '"_aws"' in line]

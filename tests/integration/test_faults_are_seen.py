@@ -237,7 +237,7 @@ def test_a_node_of_a_cluster_that_comes_back_empty_shows(images, capsys, valkey_
 @pytest.mark.slow
 def test_one_of_two_executors_that_does_not_start_shows(lambda_service, valkey, capsys):
     del lambda_service  # it knows no such function
-    words = "the executor lambda is left out for now"
+    words = "skipping the executor lambda for now"
     both = ("--executor", "local,lambda", "--slots", "1", "--lambda-function", "nobody")
     watched = Watched(capsys, *both, cache=valkey.url)
     with watched.stack:

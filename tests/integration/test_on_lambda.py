@@ -79,7 +79,7 @@ def test_an_epoch_on_lambda_that_throttles_and_fails(stack, images, lambda_servi
     assert lambda_service.most_at_once <= CONCURRENCY
     assert lambda_service.refused >= 4
     log = stack.log.read_text()
-    assert "is throttled (ConcurrentInvocationLimitExceeded): lower lambda_concurrency" in log
+    assert "is throttled (ConcurrentInvocationLimitExceeded). Lower lambda_concurrency" in log
     assert "crashed (Runtime.ExitError" in log
     assert stats.retries > 0
     assert stats.samples_produced >= 140  # samples from the crashed one may be read without its answer
@@ -189,7 +189,7 @@ def test_a_right_that_is_lost_while_training_is_told_in_the_first_batch_that_lac
 @pytest.mark.slow
 def test_a_function_of_another_version_is_refused_at_the_start(embedded):
     embedded.deploy(handler="tests.coordinator.executors.functions.of_another_version")
-    remedy = rf"SUPER 9\.9\.9, but the coordinator runs SUPER {installed_version()}: deploy version"
+    remedy = rf"SUPER 9\.9\.9, but the coordinator runs SUPER {installed_version()}. Deploy version"
     with pytest.raises(EmbeddedError, match=remedy), reading(SOURCE, None):
         pass
 

@@ -1,4 +1,4 @@
-"""Fixtures of the function's tests: a real cache, and an S3 server on loopback with its credentials."""
+"""Fixtures for the function's tests: a real cache, and an S3 server on loopback with its credentials."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ def moto_url():
 
 @pytest.fixture
 def identity(monkeypatch):
-    """Credentials and region, as AWS has them."""
+    """Set AWS credentials and a region."""
     for name, value in {
         "AWS_ACCESS_KEY_ID": "testing",
         "AWS_SECRET_ACCESS_KEY": "testing",
@@ -43,7 +43,7 @@ def identity(monkeypatch):
 
 @pytest.fixture
 def s3_server(identity, monkeypatch):
-    """Starts a server on loopback that answers as it is told, as the function's S3; its bucket ``data``."""
+    """Start an S3 server with the given answers for the function. Return its bucket ``data``."""
     with contextlib.ExitStack() as servers:
 
         def start(answer):
@@ -63,7 +63,7 @@ def no_connection_outlives_a_test():
 
 @pytest.fixture
 def s3(moto_url, identity, monkeypatch):
-    """A client of an S3 server whose bucket ``data`` is empty; the function's settings lead there too."""
+    """A client of the function's S3 server, whose bucket ``data`` is empty."""
     monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", moto_url)
     client = boto3.session.Session().client("s3", endpoint_url=moto_url)
     client.create_bucket(Bucket="data")
@@ -76,7 +76,7 @@ def s3(moto_url, identity, monkeypatch):
 
 @pytest.fixture
 def root(tmp_path):
-    """A directory of five good images, 0.png to 4.png."""
+    """A directory with five images, 0.png to 4.png."""
     for n in range(5):
         (tmp_path / f"{n}.png").write_bytes(encode(pixels(seed=n)))
     return tmp_path
@@ -84,7 +84,7 @@ def root(tmp_path):
 
 @pytest.fixture
 def directory_store(tmp_path, monkeypatch):
-    """A new store in a directory, which is the function's."""
+    """The function's store, new, in a directory."""
     store = DirectoryStore.open(tmp_path / "store", create=True)
     monkeypatch.setenv("SUPER_STORE", store.address)
     return store
@@ -92,8 +92,8 @@ def directory_store(tmp_path, monkeypatch):
 
 @pytest.fixture
 def s3_store(s3, tmp_path, monkeypatch):
-    """A new store below an S3 prefix, which is the function's."""
-    assert s3  # the settings that lead to it
+    """The function's store, new, at an S3 prefix."""
+    assert s3  # sets the endpoint
     store = open_store(f"s3://data/stores/{tmp_path.name}", create=True)
     monkeypatch.setenv("SUPER_STORE", store.address)
     return store
@@ -101,7 +101,7 @@ def s3_store(s3, tmp_path, monkeypatch):
 
 @pytest.fixture
 def spoil_s3(s3_store, s3_server):
-    """Has all but the mark of the S3 store answered by an error from now on; the requests that were."""
+    """Make all requests to the S3 store fail, except for its mark. Return the list of requests."""
     mark = json.dumps({"super_store": 1, "id": s3_store.id}).encode()
 
     def spoil(status, code):
@@ -126,13 +126,13 @@ def spoil_s3(s3_store, s3_server):
 
 @pytest.fixture(params=["directory_store", "s3_store"])
 def store(request):
-    """A new store of either kind, which is the function's."""
+    """The function's store, new, of either kind."""
     return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(params=["file", "s3"])
 def kept(request, tmp_path):
-    """Puts an object where a source reads it: the source, and what puts one and tells its version."""
+    """A source, and a function that puts an object there and returns its version."""
     if request.param == "file":
 
         def put(key, body):

@@ -1,4 +1,4 @@
-"""Makes images, prefetch requests and a Lambda context for tests, and reads records back as plain arrays."""
+"""Create images, prefetch requests and a Lambda context, and read records back as arrays."""
 
 import io
 import json
@@ -24,7 +24,7 @@ PLAIN = Recipe([])
 
 
 class Context:
-    """What Lambda hands to a handler."""
+    """A handler's context, as on Lambda."""
 
     function_name = "super-prefetch"
     aws_request_id = "request-1"
@@ -37,7 +37,7 @@ class Context:
 
 
 def pixels(height=37, width=53, seed=0):
-    """A smooth picture with some noise, uint8 of shape (height, width, 3)."""
+    """Return a smooth image with some noise, uint8 of shape (height, width, 3)."""
     random = np.random.default_rng(seed)
     y, x = np.mgrid[0:height, 0:width]
     waves = np.stack([x * 5 + y, 200 - y * 4, np.hypot(x - 20, y - 9) * 6], axis=-1)
@@ -45,7 +45,7 @@ def pixels(height=37, width=53, seed=0):
 
 
 def encode(image, kind="PNG", **options):
-    """An image in a file format."""
+    """Encode an image in a file format."""
     picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
     buffer = io.BytesIO()
     picture.save(buffer, kind, **options)
@@ -53,7 +53,7 @@ def encode(image, kind="PNG", **options):
 
 
 def file_version(path):
-    """As the catalog tells it."""
+    """Return a file's version, as in the catalog."""
     status = path.stat()
     return f"{status.st_size}-{status.st_mtime_ns}"
 
@@ -61,7 +61,7 @@ def file_version(path):
 def request_for(
     bucket, versions, cache, recipe=PLAIN, *, epoch=0, limits=None, expires_in_s=60.0, alias="", prefix=""
 ):
-    """A request for keys in given versions, with their true ids."""
+    """Return a request for keys in the given versions, with correct ids."""
     randomness = (recipe.augment_seed, epoch) if recipe.random else None
     keys = [key.removeprefix(prefix).encode() for key in versions]
     listed = [version.encode() for version in versions.values()]
@@ -82,13 +82,13 @@ def request_for(
 
 
 def member(key, version, name, offset, length, encoding=""):
-    """A row of a key list."""
+    """Return a row of a key list."""
     row = {"key": key, "version": version, "member": str(name), "offset": offset, "length": length}
     return row | {"encoding": encoding}
 
 
 def member_request(bucket, rows, cache, recipe=PLAIN, **options):
-    """A request for members: rows as a key list has them, with versions, and with their true ids."""
+    """Return a request for the members in rows of a key list, with correct ids."""
     plain = request_for(bucket, {}, cache, recipe, **options)
     columns = {
         name: tuple(row[name] for row in rows) for name in ("key", "version", "member", "offset", "length")
@@ -110,7 +110,7 @@ def member_request(bucket, rows, cache, recipe=PLAIN, **options):
 
 
 def file_request(root, keys, cache, recipe=PLAIN, **options):
-    """A request for files below ``root``; one that is missing is listed all the same."""
+    """Return a request for files below ``root``. Missing files get a version, too."""
     versions = {
         key: file_version(root / key) if (root / key).exists() else "10-1234567890123456789" for key in keys
     }
@@ -118,9 +118,9 @@ def file_request(root, keys, cache, recipe=PLAIN, **options):
 
 
 def restore_of(request, packs, pack_of, results):
-    """The restore of all samples of a request: sample ``n`` out of ``packs[pack_of[n]]``.
+    """Return a request to restore all samples of a request: sample ``n`` from ``packs[pack_of[n]]``.
 
-    ``results`` are of requests that wrote these packs, each for the same samples.
+    ``results`` are the results of the requests that wrote these packs, each for the same samples.
     """
     placed = [(results[place], n) for n, place in enumerate(pack_of)]
     return replace(
@@ -134,20 +134,20 @@ def restore_of(request, packs, pack_of, results):
 
 
 def program_of(recipe, *, epoch=0, limit_pixels=10**6, modules=()):
-    """A recipe made ready to run."""
+    """Return a program that runs a recipe."""
     named = {"bucket": "b", "epoch": epoch, "limit_pixels": limit_pixels}
     return Program(recipe, **named, step_modules=frozenset(modules))
 
 
 def run(request, context=None):
-    """What the handler answers, read as the coordinator reads it."""
+    """Run a request, and parse the result as the coordinator does."""
     event = json.loads(request.to_json())
     answer = json.loads(json.dumps(handler(event, context or Context())))
     return PrefetchResult.from_mapping(answer)
 
 
 def wait_until(condition, patience_s=20.0):
-    """Poll for what another thread or process is about to do; fails after ``patience_s``."""
+    """Wait for another thread or process. Fails after ``patience_s`` seconds."""
     deadline = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
@@ -155,20 +155,20 @@ def wait_until(condition, patience_s=20.0):
 
 
 def raw_record(valkey, request, index):
-    """The record's bytes as they lie in the cache."""
+    """Return a record's bytes in the cache."""
     with valkey.client() as client:
         return client.get(f"super:r1:{request.sample_id(index).hex()}")
 
 
 def array_of(valkey, request, index):
-    """The sample that the cache holds."""
+    """Return the array of a cached record."""
     record = raw_record(valkey, request, index)
     assert record is not None
     return unpack(record)[1]
 
 
 def tombstone_of(valkey, request, index):
-    """The tombstone that the cache holds."""
+    """Return a cached tombstone."""
     record = raw_record(valkey, request, index)
     assert record is not None
     return read_tombstone(record)
@@ -179,7 +179,7 @@ class _Pusher:
 
 
 def fetched(request_, source):
-    """What arrives of a request: content or failure by place; the ranges that were read."""
+    """Fetch a request. Return content or failure by index, and the number of GETs."""
     invocation, found = Invocation(request_, FunctionSettings.from_environment(), time.monotonic() + 60), {}
     with Fetchers(invocation, source, _Pusher()) as fetchers:
         while (arrived := fetchers.next()) is not None:
@@ -192,9 +192,9 @@ def fetched(request_, source):
                 found[arrived.index] = failure
             fetchers.release(arrived)
         assert fetchers._budget.used_bytes == 0
-    return found, fetchers.ranges_read
+    return found, fetchers.requests
 
 
 def outcomes_of(found):
-    """What became of each, by place."""
+    """Return the outcome of each sample, by index."""
     return [getattr(found[place], "outcome", "whole") for place in range(len(found))]

@@ -1,4 +1,4 @@
-"""Custom steps run only if the function's settings allow their module, in the version that is named."""
+"""Custom steps run only if the settings allow their module, and in the requested version."""
 
 import sys
 
@@ -16,7 +16,6 @@ NAME = "step_module_of_tests"
 MODULE = """
 import numpy as np
 from pickle import loads
-from superdl.experiments.augmentations.heavy import heavy
 from superdl.lambda_prefetch import custom_step
 
 __version__ = "1"
@@ -34,9 +33,6 @@ def invert(array, amount=255):
 @step
 def noise(array, *, seed):
     return array ^ np.random.default_rng(seed).integers(0, 256, array.shape, dtype=np.uint8)
-@step
-def tokens(array, *, offset=0):
-    return np.frombuffer(array.tobytes().lower(), dtype=np.uint8).astype(np.int32) + offset
 @step
 def fails(array):
     raise RuntimeError("no such luck")
@@ -70,7 +66,7 @@ def run(steps, *allowed, epoch=0):
     return program_of(Recipe(steps), epoch=epoch, modules=allowed).run(Image.fromarray(pixels()), "key")
 
 
-def test_steps_of_both_kinds_follow_each_other(module):
+def test_custom_and_built_in_steps_run_in_order(module):
     made = run(
         [{"op": "resize", "size": 20}, custom(f"{module}:invert@2.1"), {"op": "center_crop", "size": 9}],
         module,
@@ -79,13 +75,7 @@ def test_steps_of_both_kinds_follow_each_other(module):
     assert np.array_equal(made, 255 - plain)
 
 
-def test_a_step_may_give_another_dtype(module):
-    made = run([custom(f"{module}:floats@2.1")], module)
-    assert made.dtype == np.float32
-    assert np.array_equal(made, pixels().astype(np.float32) / 255)
-
-
-def test_a_random_step_gets_a_seed_that_is_equal_within_an_epoch_only(module):
+def test_a_random_steps_seed_differs_between_epochs_only(module):
     steps = [custom(f"{module}:noise@2.1", random=True)]
     assert np.array_equal(run(steps, module, epoch=1), run(steps, module, epoch=1))
     assert not np.array_equal(run(steps, module, epoch=1), run(steps, module, epoch=2))
@@ -97,31 +87,21 @@ def test_a_random_step_gets_a_seed_that_is_equal_within_an_epoch_only(module):
         ("{module}:invert@2.1", [], r"SUPER_STEP_MODULES does not list step_module_of_tests \(it lists none"),
         ("os:getcwd@1", [NAME], "SUPER_STEP_MODULES does not list os"),
         ("{module}:invert@2.2", [NAME], "version 2.1 is deployed"),
-        ("{module}:absent@2.1", [NAME], "has no function absent"),
         ("{module}:not_callable@2.1", [NAME], "has no function not_callable"),
-        ("no_such_module_here:f@1", ["no_such_module_here"], "cannot be imported: ModuleNotFoundError"),
-        ("{module}:helper@1", [NAME], r'not marked as a step; decorate it with @custom_step\("1"\)'),
-        ("colorsys:rgb_to_hsv@1", ["colorsys"], "not marked as a step"),
+        ("no_such_module_here:f@1", ["no_such_module_here"], "ModuleNotFoundError"),
+        ("{module}:helper@1", [NAME], "not marked as a step"),
         ("{module}:loads@1", [NAME], "imports loads from _pickle"),
-        ("{module}:heavy@1", [NAME], "imports heavy from superdl.experiments"),
-        ("{module}:custom_step@1", [NAME], "imports custom_step from superdl"),
     ],
 )
-def test_a_step_that_is_not_allowed_or_not_there_refuses_the_request(module, name, allowed, words):
+def test_a_step_that_is_not_allowed_or_not_deployed_refuses_the_request(module, name, allowed, words):
     with pytest.raises(ConfigError, match=words):
         run([custom(name.format(module=module))], *allowed)
 
 
-@pytest.mark.parametrize("prefix", ["", "superdl."])
-def test_a_shipped_step_keeps_the_name_that_recipes_hash(prefix):
-    name = "experiments.augmentations.heavy:heavy@1"
-    step = {**custom(name, rounds=1), "random": True}
-    made = run([step], f"{prefix}experiments.augmentations.heavy", epoch=1)
-    expected = run([{**step, "name": f"superdl.{name}"}], "superdl.experiments.augmentations.heavy", epoch=1)
-    assert made.shape == expected.shape
+def test_the_old_name_of_a_moved_step_stays_valid():
+    step = custom("experiments.augmentations.heavy:heavy@1", random=True, rounds=1)
+    made = run([step], "superdl.experiments.augmentations.heavy", epoch=1)
     assert not np.array_equal(made, pixels())
-    with pytest.raises(ConfigError, match=r"does not list experiments.augmentations.heavy \(it lists os"):
-        run([step], "os")
 
 
 @pytest.mark.parametrize(
@@ -134,14 +114,14 @@ def test_a_shipped_step_keeps_the_name_that_recipes_hash(prefix):
         ("gives_text_in_a_dict", "returned str"),
     ],
 )
-def test_a_step_that_raises_or_gives_no_array_fails_the_sample_for_now(module, function, words):
+def test_a_step_that_raises_or_returns_no_array_fails_the_sample_for_now(module, function, words):
     with pytest.raises(SampleFailedError, match=words) as caught:
         run([custom(f"{module}:{function}@2.1")], module)
     assert caught.value.outcome is Outcome.STEP_ERROR
     assert not caught.value.reason
 
 
-def test_a_step_may_give_several_arrays_by_names(module):
+def test_a_step_may_return_named_arrays(module):
     steps = [custom(f"{module}:halves@2.1")]
     made = run(steps, module)
     assert np.array_equal(made["left"], pixels()[:, :3])
@@ -152,14 +132,7 @@ def test_a_step_may_give_several_arrays_by_names(module):
         run([*steps, {"op": "resize", "size": 8}], module)
 
 
-def test_an_image_step_after_something_else_than_an_image(module):
+def test_an_image_step_needs_an_image(module):
     with pytest.raises(SampleFailedError, match=r"step 2 \(resize\) needs uint8") as caught:
         run([custom(f"{module}:floats@2.1"), {"op": "resize", "size": 8}], module)
     assert caught.value.outcome is Outcome.STEP_ERROR
-
-
-def test_a_first_step_may_get_the_objects_bytes_and_give_what_a_record_holds(module):
-    steps = [{**custom(f"{module}:tokens@2.1", offset=1000), "input": "bytes"}]
-    made = program_of(Recipe(steps), limit_pixels=1, modules=[module]).make(b"Ab", "key")
-    assert made.dtype == np.int32
-    assert made.tolist() == [1097, 1098]

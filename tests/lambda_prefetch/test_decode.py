@@ -1,4 +1,4 @@
-"""What can be decoded becomes upright RGB, as independently decoded; the rest fails for good."""
+"""Images become upright RGB, as decoded by other means. Invalid images fail permanently."""
 
 import io
 import math
@@ -42,15 +42,29 @@ def failure_of(data, limit_pixels=LIMIT):
     return caught.value
 
 
+def png(size, bits, colour, lines):
+    """Encode packed ``lines`` as a PNG of a kind that Pillow cannot write."""
+    header, data = struct.pack(">IIBBBBB", *size, bits, colour, 0, 0, 0), b"".join(b"\0" + x for x in lines)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(data)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+        for name, body in chunks
+    )
+
+
 def encoded_forms():
-    """Name -> an image in a form that others decode to the same RGB, and how far it may be off ours."""
+    """Return images in many forms, by name, and their allowed mean difference from ``pixels()``."""
     image = Image.fromarray(pixels())
     alpha = np.random.default_rng(0).integers(0, 256, (37, 53, 1), dtype=np.uint8)
     palette = bytes([0, 128, 255, 255, 255, 255, 255, 7])
     grey_16_bit = Image.fromarray((pixels()[..., 0].astype(np.uint16)) * 16)
     frames = [Image.fromarray(pixels(seed=seed)).quantize(32) for seed in (0, 1)]
+    deep = np.random.default_rng(0).integers(0, 65536, (37, 53, 4), dtype=np.uint16)
+    new = {"AVIF": "avif", "JPEG2000": "jpg_2000"}
     return {
         **{kind: (encode(image, kind), 0) for kind in ("PNG", "BMP", "PPM", "TIFF")},
+        **{kind: (encode(image, kind), 12) for kind, feature in new.items() if features.check(feature)},
+        "16 bits with alpha": (png((53, 37), 16, 6, [row.astype(">u2").tobytes() for row in deep]), 255),
         "webp": (encode(image, "WEBP", lossless=True), 0),
         "alpha": (encode(Image.fromarray(np.concatenate([pixels(), alpha], axis=-1)), "PNG"), 0),
         "jpeg": (encode(image, "JPEG", quality=90), 12),
@@ -66,7 +80,7 @@ def encoded_forms():
 
 
 @pytest.mark.parametrize(("data", "off"), encoded_forms().values(), ids=encoded_forms())
-def test_each_form_is_what_others_make_of_it(data, off):
+def test_every_form_decodes_as_pillow_decodes_it(data, off):
     array = decoded(data)
     assert array.shape == (37, 53, 3)
     assert np.array_equal(array, independent(data))
@@ -75,7 +89,7 @@ def test_each_form_is_what_others_make_of_it(data, off):
 
 @st.composite
 def plain_jpegs(draw):
-    """A JPEG of noise as encoders write them, and the same with a few bytes changed, cut off or added."""
+    """Draw a JPEG of noise, and the same with a few bytes changed, cut off or added."""
     width, height, seed = draw(st.integers(1, 70)), draw(st.integers(1, 70)), draw(st.integers(0, 99))
     noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     how = {
@@ -95,7 +109,7 @@ def plain_jpegs(draw):
 
 
 def assert_opening_gives_the_same(data):
-    """A side that is enough and none has is what takes the long way."""
+    """Compare with the general path, which a minimum side selects."""
     assert result_of(data) == result_of(data, min_side=LIMIT)
 
 
@@ -107,13 +121,13 @@ def result_of(data, **options):
 
 
 @given(plain_jpegs())
-def test_a_plain_jpeg_is_what_opening_it_gives_whole_or_broken(jpeg):
+def test_the_fast_path_for_jpegs_equals_the_general_path(jpeg):
     data, broken = jpeg
     assert np.array_equal(decoded(data), independent(data))
     assert_opening_gives_the_same(broken)
 
 
-def test_a_header_that_pillow_cannot_read_or_that_promises_much_goes_the_long_way():
+def test_a_jpeg_with_an_unusual_header_takes_the_general_path():
     plain = encode(Image.fromarray(pixels()), "JPEG")
     app0 = plain[2 : 4 + int.from_bytes(plain[4:6], "big")]
     short = plain.replace(app0, b"\xff\xe0\x00\x07JFIF\0", 1)
@@ -124,7 +138,7 @@ def test_a_header_that_pillow_cannot_read_or_that_promises_much_goes_the_long_wa
         assert_opening_gives_the_same(data)
 
 
-def test_large_scans_that_are_broken_are_what_opening_gives():
+def test_the_fast_path_equals_the_general_path_for_large_broken_scans():
     noise = np.random.default_rng(0).integers(0, 256, (600, 600, 3), dtype=np.uint8)
     data = encode(Image.fromarray(noise), "JPEG", quality=95, restart_marker_blocks=50)
     assert len(data) > 3 * 65536  # what Pillow gives its decoder at once
@@ -132,73 +146,40 @@ def test_large_scans_that_are_broken_are_what_opening_gives():
         assert_opening_gives_the_same(data[:at] + b"\xff\xd4\x00\x12" + data[at + 4 :])
 
 
-def png(size, bits, colour, lines):
-    """A PNG of a kind that Pillow cannot write, of packed ``lines``."""
-    header, data = struct.pack(">IIBBBBB", *size, bits, colour, 0, 0, 0), b"".join(b"\0" + x for x in lines)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(data)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-        for name, body in chunks
-    )
-
-
-def test_16_bit_colour_with_alpha():
-    samples = np.random.default_rng(0).integers(0, 65536, (9, 11, 4), dtype=np.uint16)
-    data = png((11, 9), 16, 6, [row.astype(">u2").tobytes() for row in samples])
-    assert np.array_equal(decoded(data), (samples[..., :3] >> 8).astype(np.uint8))
-
-
-# EXIF orientation -> how a stored array is turned upright, by the EXIF standard
-TURN = {
-    1: lambda a: a,
-    2: np.fliplr,
-    3: lambda a: np.rot90(a, 2),
-    4: np.flipud,
-    5: lambda a: np.swapaxes(a, 0, 1),
-    6: lambda a: np.rot90(a, -1),
-    7: lambda a: np.swapaxes(np.rot90(a, 2), 0, 1),
-    8: lambda a: np.rot90(a, 1),
-}
-
-
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "JPEG"])
-@pytest.mark.parametrize("orientation", list(TURN))
-def test_exif_rotation_becomes_upright(kind, orientation):
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    data = encode(pixels(), kind, exif=exif)
-    stored = np.asarray(Image.open(io.BytesIO(encode(pixels(), kind))).convert("RGB"))
-    assert np.array_equal(decoded(data), TURN[orientation](stored))
+def test_the_exif_orientation_is_applied(kind):
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        data = encode(pixels(), kind, exif=exif)
+        assert decoded(data).shape == ((37, 53, 3) if orientation < 5 else (53, 37, 3))
+        assert np.array_equal(decoded(data), independent(data))
 
 
-def test_broken_exif_spoils_no_image():
+def test_broken_exif_is_ignored():
     data = encode(pixels(), "JPEG", exif=b"Exif\0\0this is no TIFF header")
     assert np.array_equal(decoded(data), decoded(encode(pixels(), "JPEG")))
 
 
 def progressive(scans, side=64):
-    """A JPEG with so many scans: the last one, which refines one bit, is repeated."""
+    """Return a JPEG with this many scans. The last one, which refines one bit, is repeated."""
     data = encode(Image.fromarray(pixels(side, side)), "JPEG", progressive=True)
     begins = [at for at in range(len(data)) if data[at : at + 2] == b"\xff\xda"]
     return data[:-2] + data[begins[-1] : -2] * (scans - len(begins)) + data[-2:]
 
 
-@pytest.mark.parametrize("scans", [101, 2000])
-def test_too_many_scans_are_told_before_any_is_decoded(scans):
-    data = progressive(scans, side=3000)
+def test_too_many_scans_are_refused_before_decoding():
+    scans, data = 101, progressive(101, side=3000)
     began = time.thread_time()
     found = failure_of(data, 10**7)
     assert time.thread_time() - began < 0.1  # decoding takes a hundred times as long
     assert found.reason == "too_large"
     assert f"{scans} scans exceed the limit of 100" in found.message
-
-
-def test_scans_within_the_limit_are_decoded():
     assert np.array_equal(decoded(progressive(100)), independent(progressive(100)))
 
 
-def test_what_only_looks_like_a_scan_is_none():
-    """Of 200 marks, in a segment of metadata and behind the image's end, none begins a scan of it."""
+def test_scan_markers_outside_the_image_do_not_count():
+    """200 markers in metadata and after the image begin no scan."""
     plain = encode(pixels(), "JPEG")
     marks = b"\xff\xda" * 200
     comment = b"\xff\xfe" + struct.pack(">H", len(marks) + 2) + marks
@@ -218,7 +199,7 @@ def test_what_only_looks_like_a_scan_is_none():
         ((400, 300), 3000, 1),
     ],
 )
-def test_reduced_decoding_leaves_enough_pixels_and_takes_the_smallest_scale(size, enough, scale):
+def test_reduced_decoding_uses_the_smallest_scale_with_enough_pixels(size, enough, scale):
     data = encode(pixels(size[1], size[0]), "JPEG", quality=95)
     image = decode(data, limit_pixels=LIMIT, min_side=enough)
     assert image.size == tuple(math.ceil(side / scale) for side in size)
@@ -227,7 +208,7 @@ def test_reduced_decoding_leaves_enough_pixels_and_takes_the_smallest_scale(size
 
 
 def grey_png(bits, rows):
-    """A greyscale PNG of so many bits a pixel."""
+    """Encode rows as a greyscale PNG with this many bits per pixel."""
     height, width = rows.shape
     packed = np.unpackbits(rows.astype(np.uint8)[..., None], axis=2)[..., 8 - bits :].reshape(height, -1)
     return png((width, height), bits, 0, [np.packbits(line).tobytes() for line in packed])
@@ -257,20 +238,20 @@ SMALL = (NUMBERS % 256).astype(np.uint8)
         (encode(NUMBERS.astype(np.int32), "TIFF"), NUMBERS.astype(np.int32)),
     ],
 )
-def test_numbers_of_masks_are_as_they_were_written(data, numbers):
+def test_a_masks_numbers_are_unchanged(data, numbers):
     found = np.asarray(decode(data, limit_pixels=LIMIT, is_mask=True))
     assert found.dtype == numbers.dtype
     assert np.array_equal(found, numbers)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "LA", "RGBA", "CMYK"])
-def test_a_mask_of_several_channels_is_none(mode):
+def test_a_mask_has_a_single_channel(mode):
     data = encode(Image.fromarray(pixels()).convert(mode), "TIFF")
     with pytest.raises(SampleFailedError, match=f"but this TIFF is {mode}"):
         decode(data, limit_pixels=LIMIT, is_mask=True)
 
 
-def test_numbers_that_pillow_would_spread_are_refused():
+def test_a_mask_that_pillow_would_rescale_is_refused():
     whole, spread = (b"P5 2 1 %d\n" % most + bytes([3, 20]) for most in (255, 20))
     assert np.asarray(decode(whole, limit_pixels=LIMIT, is_mask=True)).tolist() == [[3, 20]]
     with pytest.raises(SampleFailedError, match="values up to 20"):
@@ -278,7 +259,7 @@ def test_numbers_that_pillow_would_spread_are_refused():
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "TIFF"])
-def test_truncated_images_are_filled_as_pillow_fills_them(form, monkeypatch):
+def test_truncated_images_are_filled_as_by_pillow(form, monkeypatch):
     whole = encode(pixels(256, 192), form)
     part = whole[: len(whole) * 3 // 4] if form != "TIFF" else whole[:-10]
     program, plain = map(program_of, (Recipe.image(truncated="fill"), Recipe([])))
@@ -291,16 +272,7 @@ def test_truncated_images_are_filled_as_pillow_fills_them(form, monkeypatch):
     assert all(np.array_equal(array, expected) for array in filled)
 
 
-@pytest.mark.parametrize(("form", "feature"), [("AVIF", "avif"), ("JPEG2000", "jpg_2000")])
-def test_formats_that_the_installed_pillow_reads_are_read(form, feature):
-    if not features.check(feature):
-        pytest.skip(f"this Pillow was built without {form}")
-    data = encode(pixels(64, 48), form)
-    assert np.array_equal(decoded(data), np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
-    assert failure_of(data, limit_pixels=64 * 48 - 1).reason == "too_large"
-
-
-def test_the_bound_on_text_in_a_png_is_a_setting():
+def test_the_limit_for_text_in_a_png_is_a_setting():
     info = PngImagePlugin.PngInfo()
     info.add_text("a", "x" * 2_000_000, zip=True)
     data = encode(pixels(8, 8), "PNG", pnginfo=info)
@@ -313,7 +285,7 @@ def test_the_bound_on_text_in_a_png_is_a_setting():
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG"])  # this JPEG is one that is decoded without being opened
-def test_what_has_more_pixels_than_allowed_is_refused_with_both_numbers(form):
+def test_too_many_pixels_are_refused_with_both_numbers(form):
     data = encode(pixels(90, 100), form)
     assert decoded(data, limit_pixels=9000).shape == (90, 100, 3)
     failure = failure_of(data, limit_pixels=8999)
@@ -321,7 +293,7 @@ def test_what_has_more_pixels_than_allowed_is_refused_with_both_numbers(form):
     assert "100 x 90 exceeds the limit of 8999 pixels" in failure.message
 
 
-def test_the_bound_on_pixels_is_a_setting(valkey, tmp_path, monkeypatch):
+def test_the_limit_for_pixels_is_a_setting(valkey, tmp_path, monkeypatch):
     (tmp_path / "a.png").write_bytes(encode(pixels(8, 8), "PNG"))
     for bound, outcome in (("63", Outcome.TOMBSTONE), ("64", Outcome.CACHED)):
         monkeypatch.setenv("SUPER_MAX_PIXELS", bound)

@@ -9,11 +9,11 @@ from tests.lambda_prefetch.prefetching import encode
 
 
 @pytest.mark.skipif(not PIL.__version__.startswith("13."), reason="another Pillow decodes otherwise")
-def test_it_is_what_it_was_or_stores_of_earlier_versions_are_decoded_again():
+def test_the_fingerprint_has_not_changed():
     assert decoder_fingerprint() == "b76d29924a254d4d818f0726b0cdfd3e"
 
 
-def test_one_pixel_makes_a_difference(monkeypatch):
+def test_a_different_pixel_changes_the_fingerprint(monkeypatch):
     image, fingerprints = Image.new("RGB", (29, 23)), {decoder_fingerprint()}
     for colour in ((0, 0, 0), (0, 0, 1)):
         image.putpixel((3, 4), colour)
@@ -22,7 +22,7 @@ def test_one_pixel_makes_a_difference(monkeypatch):
     assert len(fingerprints) == 3
 
 
-def test_order_and_filters_of_a_resampler_show(monkeypatch):
+def test_a_different_resampler_changes_the_fingerprint(monkeypatch):
     """Whether it takes columns or rows first, and each filter that gives other pixels."""
     resize, fingerprints = Image.Image.resize, {decoder_fingerprint()}
 

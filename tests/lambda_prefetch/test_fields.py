@@ -1,4 +1,4 @@
-"""Samples of several parts in the function, joined whatever they are made of; the first failure is told."""
+"""Samples with several fields: parts of all kinds are joined, and the first failure is reported."""
 
 import json
 import tarfile
@@ -23,7 +23,7 @@ DEPTHS = [np.full((8, 6), 300 + number, dtype=np.uint16) for number in range(COU
 
 
 def request_of(directory, rows, cache, recipe=RECIPE, **options):
-    """A request for all samples of a key list of these rows, as the coordinator makes it."""
+    """Return the coordinator's request for all samples of a key list with these rows."""
     (directory.parent / "list.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     catalog = list_source(str(directory), str(directory.parent / "list.jsonl"))
     return replace(
@@ -36,7 +36,7 @@ def request_of(directory, rows, cache, recipe=RECIPE, **options):
 
 @pytest.fixture
 def source(tmp_path):
-    """Images as rows of a Parquet file, masks as members of a tar, depths as objects; rows of a key list."""
+    """Images in a Parquet file, masks in a tar file, depths as files. Return rows of a key list."""
     directory, rows = tmp_path / "source", []
     directory.mkdir()
     images = [encode(pixels(seed=number), "PNG") for number in range(COUNT)]
@@ -72,7 +72,7 @@ def test_rows_members_and_objects_are_joined(source, valkey, monkeypatch, thread
     assert 0 not in {result.source_bytes, result.fetch_us, result.decode_us}
 
 
-def test_parts_that_exceed_the_budget_together_come_all_the_same(tmp_path, valkey, monkeypatch):
+def test_parts_may_exceed_the_budget_together(tmp_path, valkey, monkeypatch):
     monkeypatch.setenv("SUPER_FETCH_BYTES", str(2**20))
     directory = tmp_path / "source"
     directory.mkdir()
@@ -85,7 +85,7 @@ def test_parts_that_exceed_the_budget_together_come_all_the_same(tmp_path, valke
     assert run(request_of(directory, rows, valkey.unix_url, recipe)).outcomes == ("cached",) * 4
 
 
-def test_the_first_part_that_fails_is_told_whichever_comes_first(source, valkey):
+def test_the_first_failed_part_is_reported_whatever_the_order(source, valkey):
     directory, rows = source
     Image.fromarray(pixels()).save(directory / "4.png")  # a depth of three channels
     whole = rows[5]
@@ -105,7 +105,7 @@ def test_the_first_part_that_fails_is_told_whichever_comes_first(source, valkey)
     assert "images.parquet::5: field 'mask', masks.tar::5.png: Pillow cannot" in result.messages["3"]
 
 
-def test_a_request_is_held_to_its_recipe(source, valkey):
+def test_a_request_must_match_its_recipe(source, valkey):
     request = request_of(*source, valkey.unix_url)
     with pytest.raises(ConfigError, match="has the fields"):
         run(replace(request, fields=("mask", "depth")))

@@ -1,22 +1,17 @@
-"""The whole function: real files in, records in a real cache out, an honest answer for each; or a typed
-refusal."""
+"""The whole function: it reads real files and fills a real cache, or refuses with a typed error."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from superdl.lambda_prefetch.handler import handler
-from superdl.super_wire.errors import CacheUnreachableError, ConfigError, RecipeError
+from superdl.super_wire.errors import CacheUnreachableError, ConfigError
 from superdl.super_wire.objects.directory import Directory
 from superdl.super_wire.recipe import Recipe
-from superdl.super_wire.request import Limits, PrefetchResult
+from superdl.super_wire.request import Limits
 from tests.lambda_prefetch.prefetching import (
     Context,
     array_of,
@@ -28,11 +23,10 @@ from tests.lambda_prefetch.prefetching import (
     tombstone_of,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 GOOD = [f"{n}.png" for n in range(5)]
 
 
-def test_the_wall_clock_decides_nothing(root, valkey, monkeypatch):
+def test_the_wall_clock_does_not_matter(root, valkey, monkeypatch):
     monkeypatch.setattr("time.time", lambda: 0.0)
     assert set(run(file_request(root, GOOD, valkey.unix_url)).outcomes) == {"cached"}
 
@@ -41,7 +35,7 @@ def event_of(root, valkey, keys=GOOD, **changes):
     return json.loads(file_request(root, list(keys), valkey.unix_url).to_json()) | changes
 
 
-def test_a_name_in_place_of_a_path_gives_equal_ids_and_random_pixels(root, tmp_path_factory, valkey):
+def test_an_alias_gives_equal_ids_and_random_pixels(root, tmp_path_factory, valkey):
     recipe = Recipe([{"op": "random_resized_crop", "size": 16}, {"op": "horizontal_flip"}], augment_seed=5)
     deeper = tmp_path_factory.mktemp("elsewhere")
     shutil.copytree(root, deeper / "train")  # with its times
@@ -71,7 +65,7 @@ SPOILED = {
 
 
 @pytest.mark.parametrize("name", list(SPOILED))
-def test_what_can_never_be_decoded_is_a_tombstone_that_names_the_key(root, valkey, name):
+def test_an_undecodable_object_becomes_a_tombstone_with_its_key(root, valkey, name):
     body, reason = SPOILED[name]
     (root / "cats").mkdir()
     (root / "cats" / name).write_bytes(body)
@@ -86,69 +80,19 @@ def test_what_can_never_be_decoded_is_a_tombstone_that_names_the_key(root, valke
     assert result.record_bytes[1] == len(raw_record(valkey, request, 1))
 
 
-def test_what_may_pass_leaves_nothing_in_the_cache(root, valkey):
-    request = file_request(root, ["none.png", *GOOD], valkey.unix_url)
-    (root / "3.png").write_bytes(encode(pixels(seed=9)))
-    os.utime(root / "3.png", ns=(5, 5))
-    result = run(request)
-    assert result.outcomes == ("missing", "cached", "cached", "cached", "changed", "cached")
-    assert "none.png" in result.messages["0"]
-    assert "3.png" in result.messages["4"]
-    assert raw_record(valkey, request, 0) is None
-    assert raw_record(valkey, request, 4) is None
-
-
-def test_nothing_is_begun_shortly_before_the_functions_own_end(root, valkey):
+def test_no_sample_is_started_shortly_before_the_function_times_out(root, valkey):
     request = file_request(root, GOOD, valkey.unix_url)
     assert run(request, Context(remaining_s=1.0)).outcomes == ("expired",) * 5
 
 
-PROGRAM = """
-import json, sys
-sys.path.insert(0, {root!r})
-from superdl.lambda_prefetch.handler import handler
-from tests.lambda_prefetch.prefetching import Context
-heavy = sorted({{"torch", "grpc", "boto3", "google.protobuf"}} & set(sys.modules))
-first = handler({{"super_warm": 1, "cache": ""}}, Context())
-second = handler(json.loads(sys.stdin.read()), Context())
-print(json.dumps([heavy, first, second]), file=sys.stderr)
-"""
-
-
-def test_a_fresh_process_starts_cold_once_and_loads_nothing_heavy(root, valkey):
-    recipe = Recipe([{"op": "random_resized_crop", "size": 16}])
-    request = file_request(root, GOOD, valkey.unix_url, recipe)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(root=str(ROOT))],
-        input=request.to_json(),
-        env={**os.environ, "PYTHONHASHSEED": "77"},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    heavy, first, second = json.loads(done.stderr)
-    theirs = [raw_record(valkey, request, n)[64:] for n in range(5)]
-    assert heavy == []
-    assert (first["cold_start"], second["cold_start"]) == (True, False)
-    assert first["golden"] == handler({"super_warm": 1, "cache": ""}, Context())["golden"]
-    assert PrefetchResult.from_mapping(second).outcomes == ("cached",) * 5
-    run(request)
-    assert [raw_record(valkey, request, n)[64:] for n in range(5)] == theirs
-    assert {json.loads(line)["message"] for line in done.stdout.splitlines() if "message" in line} == {
-        "warmed",
-        "prefetched",
-    }
-
-
-def test_a_record_larger_than_any_cache_takes_is_a_tombstone(root, valkey, monkeypatch):
+def test_a_record_over_the_caches_limit_becomes_a_tombstone(root, valkey, monkeypatch):
     monkeypatch.setattr("superdl.lambda_prefetch.pipeline.MAX_BULK_BYTES", 1000)
     request = file_request(root, ["0.png"], valkey.unix_url)
     assert run(request).outcomes == ("tombstone",)
     assert tombstone_of(valkey, request, 0).reason == "too_large"
 
 
-def test_running_out_of_memory_is_no_fault_of_the_image(root, valkey, monkeypatch):
+def test_running_out_of_memory_leaves_no_tombstone(root, valkey, monkeypatch):
     def decode(data, **_):
         raise MemoryError
 
@@ -159,7 +103,7 @@ def test_running_out_of_memory_is_no_fault_of_the_image(root, valkey, monkeypatc
 
 
 def test_expiry_is_checked_before_each_sample(root, valkey, monkeypatch):
-    """The request expires while its first sample is read: nothing is decoded, nothing else is begun."""
+    """The request expires while its first sample is read. Nothing is decoded, and no other read starts."""
     monkeypatch.setenv("SUPER_FETCH_THREADS", "1")
     read, expires_in_s = Directory.read, 0.5
 
@@ -177,7 +121,7 @@ def test_expiry_is_checked_before_each_sample(root, valkey, monkeypatch):
     assert "before this sample was read" in result.messages["1"]
 
 
-def test_a_request_whose_ids_the_function_does_not_derive_is_refused_whole(root, valkey):
+def test_a_request_with_a_wrong_id_is_refused(root, valkey):
     event = event_of(root, valkey)
     event["ids"] = event["ids"][:96] + "0" * 32 + event["ids"][128:]
     with pytest.raises(ConfigError, match=r"3\.png has the id 0{32} in the request"):
@@ -186,7 +130,7 @@ def test_a_request_whose_ids_the_function_does_not_derive_is_refused_whole(root,
         assert client.dbsize() == 0
 
 
-def test_the_epoch_counts_for_the_ids_of_random_recipes_only(root, valkey):
+def test_only_ids_of_random_recipes_depend_on_the_epoch(root, valkey):
     assert handler(event_of(root, valkey, epoch=4), Context())["outcomes"] == ("cached",) * 5
     recipe = Recipe([{"op": "horizontal_flip"}])
     event = json.loads(file_request(root, GOOD, valkey.unix_url, recipe, epoch=4).to_json())
@@ -194,31 +138,14 @@ def test_the_epoch_counts_for_the_ids_of_random_recipes_only(root, valkey):
         handler({**event, "epoch": 5}, Context())
 
 
-@pytest.mark.parametrize(
-    ("changes", "error"),
-    [
-        ({"super_request": 1}, ConfigError),
-        ({"recipe": "{}"}, RecipeError),
-        ({"bucket": "ftp://x"}, ConfigError),
-        ({"keys": []}, ConfigError),
-        ({"packs": ["0.pack"], "store": "/store"}, ConfigError),
-        ({"alias": "pets"}, ConfigError),
-        ({"alias": "pets", "prefix": "1"}, ConfigError),
-    ],
-)
-def test_a_request_that_cannot_be_meant_is_refused(root, valkey, changes, error):
-    with pytest.raises(error):
-        handler(event_of(root, valkey, **changes), Context())
-
-
-def test_a_warm_event_of_another_version_or_without_a_cache_to_reach(tmp_path):
+def test_a_warm_event_needs_the_right_version_and_a_reachable_cache(tmp_path):
     with pytest.raises(ConfigError, match="warm event version 1, not 2"):
         handler({"super_warm": 2, "cache": ""}, Context())
     with pytest.raises(CacheUnreachableError):
         handler({"super_warm": 1, "cache": f"unix://{tmp_path}/none.sock"}, Context())
 
 
-def test_a_function_that_is_not_the_one_that_is_wanted_writes_nothing(root, valkey):
+def test_a_function_with_another_version_or_decoder_writes_nothing(root, valkey):
     warmed = handler({"super_warm": 1, "cache": ""}, Context())
     golden, version = warmed["golden"], warmed["function_version"]
     for wanted, words in (
@@ -233,8 +160,8 @@ def test_a_function_that_is_not_the_one_that_is_wanted_writes_nothing(root, valk
     assert handler(event, Context())["outcomes"] == ("cached",) * 5
 
 
-@pytest.mark.parametrize(("limit", "memory_mb"), [(512, 512), ("1769", 1769), (None, 0), ("plenty", 0)])
-def test_a_result_has_the_memory_that_is_billed(root, valkey, limit, memory_mb):
+@pytest.mark.parametrize(("limit", "memory_mb"), [(512, 512), ("1769", 1769), (None, 0)])
+def test_a_result_reports_the_billed_memory(root, valkey, limit, memory_mb):
     context = Context()
     context.memory_limit_in_mb = limit  # awslambdaric has it as a text
     assert handler(event_of(root, valkey), context)["memory_mb"] == memory_mb

@@ -1,4 +1,4 @@
-"""Shipped steps on audio, text and video give what the libraries give, and refuse bombs and broken bytes."""
+"""Built-in steps for audio, text and video equal the libraries, and reject bombs and invalid files."""
 
 import io
 from fractions import Fraction
@@ -16,7 +16,7 @@ tokenizers, av = pytest.importorskip("tokenizers"), pytest.importorskip("av")
 
 NOISE = np.random.default_rng(0).uniform(-0.9, 0.9, (22050, 2))
 TEXTS = ["", "one", "seven seven two unknown", "three " * 1000, "zwei \u00fcber drei"]
-# When frames are shown, in milliseconds: not at one pace, and the first one late. Each shows its place.
+# Display times of frames in milliseconds: irregular, and starting late. Each frame shows its index.
 STAMPS = [200, 300, 400, 450, 700, 1200, 1250, 1300, 1700, 2000]
 GREY = 20
 
@@ -39,7 +39,7 @@ def failure_of(recipe, data):
         *((Recipe.video, options) for options in ({"frames": 0}, {"size": 0}, {"fps": 0}, {"start": -1})),
     ],
 )
-def test_numbers_are_checked(tokenizer, make, options):
+def test_invalid_arguments_are_refused(tokenizer, make, options):
     good = {"frames": 2, "size": 8} if make == Recipe.video else {"rate": 8000}
     good = {"tokenizer": tokenizer} if make == Recipe.text else good
     with pytest.raises(RecipeError):
@@ -53,7 +53,7 @@ def audio(samples=NOISE, rate=22050, form="WAV", subtype="PCM_16"):
 
 
 @pytest.mark.parametrize(("form", "subtype"), [("WAV", "PCM_16"), ("FLAC", "PCM_16"), ("OGG", "VORBIS")])
-def test_samples_are_the_libraries(form, subtype):
+def test_samples_equal_the_libraries_samples(form, subtype):
     data = audio(form=form, subtype=subtype)
     own, _ = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
     assert np.array_equal(run(Recipe.audio(22050, mono=False), data), own.T)
@@ -69,7 +69,7 @@ def test_samples_are_the_libraries(form, subtype):
 
 
 @pytest.mark.parametrize(("rate", "bands", "window"), [(16000, 80, 400), (22050, 40, 1024)])
-def test_mel_is_that_of_transformers(rate, bands, window):
+def test_mel_spectrograms_equal_those_of_transformers(rate, bands, window):
     audio_utils = pytest.importorskip("transformers.audio_utils")
     data = audio()
     samples = run(Recipe.audio(rate), data)
@@ -87,7 +87,7 @@ def test_mel_is_that_of_transformers(rate, bands, window):
     assert run(Recipe.audio(rate, mel=bands, mono=False), data).shape[:2] == (2, bands)
 
 
-def test_audio_bombs_and_broken_files_are_tombstones():
+def test_audio_bombs_and_broken_files_become_tombstones():
     silence = audio(np.zeros((1_000_000, 1)), 8000, "FLAC")
     assert len(silence) < 20_000
     wav, flac = audio(), audio(form="FLAC")
@@ -116,7 +116,7 @@ def test_audio_bombs_and_broken_files_are_tombstones():
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    """A tokenizer that has learnt its parts; it would cut off and pad by itself."""
+    """A trained tokenizer that is set to truncate and pad."""
     made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="?"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=60, special_tokens=["?"], show_progress=False)
@@ -129,7 +129,7 @@ def tokenizer(tmp_path_factory):
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_tokens_are_the_librarys(tokenizer, text):
+def test_tokens_equal_the_librarys_tokens(tokenizer, text):
     own = tokenizers.Tokenizer.from_file(str(tokenizer))
     own.no_truncation()
     own.no_padding()
@@ -148,17 +148,17 @@ def test_tokens_are_the_librarys(tokenizer, text):
     assert packed.size - len(ids) < 7 or not ids
 
 
-def test_what_is_no_text_is_a_tombstone(tokenizer):
+def test_invalid_and_long_texts_become_tombstones(tokenizer):
     for data, reason in ((b"one \xff", "undecodable"), (b" " * (16 * 2**20 + 1), "too_large")):
         assert failure_of(Recipe.text(tokenizer), data).reason == reason
 
 
-def test_a_tokenizer_that_was_replaced_or_is_gone_is_refused(tokenizer, tmp_path):
+def test_a_replaced_or_missing_tokenizer_is_refused(tokenizer, tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_bytes(tokenizer.read_bytes())
     recipe = Recipe.text(path)
     path.write_text("{}")
-    with pytest.raises(ConfigError, match=r"does not have the SHA-256"):
+    with pytest.raises(ConfigError, match=r"does not have the recipe's SHA-256"):
         run(recipe, b"one")
     path.unlink()
     with pytest.raises(ConfigError, match=r"FileNotFoundError"):
@@ -167,7 +167,7 @@ def test_a_tokenizer_that_was_replaced_or_is_gone_is_refused(tokenizer, tmp_path
         Recipe.text(path)
 
 
-def test_a_tokenizer_that_draws_is_refused(tmp_path):
+def test_a_tokenizer_with_dropout_is_refused(tmp_path):
     drawing = tokenizers.Tokenizer(
         tokenizers.models.BPE({"o": 0, "n": 1, "on": 2}, [("o", "n")], dropout=0.5)
     )
@@ -177,7 +177,7 @@ def test_a_tokenizer_that_draws_is_refused(tmp_path):
         run(Recipe.text(path), b"on on on")
 
 
-def test_one_tokenizer_at_two_places_gives_the_same_samples(tokenizer, tmp_path):
+def test_a_tokenizers_path_does_not_matter(tokenizer, tmp_path):
     moved = tmp_path / "moved.json"
     moved.write_bytes(tokenizer.read_bytes())
     assert Recipe.text(moved).digest == Recipe.text(tokenizer).digest
@@ -217,7 +217,7 @@ def places(made):
     ],
 )
 @pytest.mark.parametrize(("fps", "start"), [(10.0, 0.0), (4.0, 0.5), (1.0, 0.0), (100.0, 0.24)])
-def test_a_frame_is_the_one_shown_at_its_time(written, fps, start):
+def test_a_frame_is_the_frame_displayed_at_its_time(written, fps, start):
     times = [1000 * (start + number / fps) + STAMPS[0] for number in range(6)]
     shown = [max(place for place, stamp in enumerate(STAMPS) if stamp <= time + 1e-6) for time in times]
     made = run(Recipe.video(6, 16, fps=fps, start=start), video(**written))
@@ -227,14 +227,14 @@ def test_a_frame_is_the_one_shown_at_its_time(written, fps, start):
     assert (made[shown.index(shown[0]), :, 11:, 2] < 200).all()
 
 
-def test_frames_are_spread_over_the_whole():
+def test_frames_are_spread_over_the_video():
     evenly = video(stamps=list(range(0, 1000, 100)), rate=10)
     assert places(run(Recipe.video(5, 8), evenly)) == [1, 3, 5, 7, 9]
     assert places(run(Recipe.video(2, 8), evenly)) == [2, 7]
     assert len(set(places(run(Recipe.video(20, 8), evenly)))) == 10
 
 
-def test_what_is_no_whole_video_is_a_tombstone(tmp_path):
+def test_invalid_videos_become_tombstones(tmp_path):
     secret = tmp_path / "secret.mkv"
     secret.write_bytes(video())
     mp4 = video("mp4", "libx264", "yuv420p", movflags="faststart")
@@ -250,7 +250,7 @@ def test_what_is_no_whole_video_is_a_tombstone(tmp_path):
     assert failure_of(Recipe.video(2, 4096), video(size=(48, 2))).reason == "too_large"
 
 
-def test_broken_videos_raise_nothing_else():
+def test_damaged_videos_fail_only_as_documented():
     whole = video("mp4", "libx264", "yuv420p")
     draw, outcomes = np.random.default_rng(0), set()
     for _ in range(150):
@@ -268,7 +268,7 @@ def test_broken_videos_raise_nothing_else():
     assert "undecodable" in outcomes
 
 
-def test_frames_before_the_first_whole_picture_are_in_no_ones_place():
+def test_frames_before_the_first_key_frame_are_not_counted():
     whole = video("mpegts", "libx264", "yuv420p", stamps=list(range(0, 1200, 100)), rate=10, g="6", bf="0")
     with av.open(io.BytesIO(whole)) as file:
         packets = [packet for packet in file.demux(video=0) if packet.dts is not None]

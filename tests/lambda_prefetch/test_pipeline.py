@@ -1,7 +1,6 @@
-"""Threads fetch and decode: each sample has one outcome, they stop together, memory keeps to its bound."""
+"""Threads fetch and decode: each sample has one outcome, all threads stop, and memory is bounded."""
 
 import contextlib
-import hashlib
 import importlib
 import json
 import subprocess
@@ -15,13 +14,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from superdl.lambda_prefetch import fetching, pipeline
+from superdl.lambda_prefetch import fetching
 from superdl.lambda_prefetch.sources import read_object
 from superdl.super_wire.objects.s3 import S3Bucket
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import parse_header
 from superdl.super_wire.request import RequestKind
-from tests.fixtures.object_store import object_store
 from tests.fixtures.valkey import Valkey
 from tests.lambda_prefetch.prefetching import (
     Context,
@@ -35,8 +33,6 @@ from tests.lambda_prefetch.prefetching import (
     tombstone_of,
 )
 
-__all__ = ["object_store"]
-
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
 
@@ -44,7 +40,6 @@ MIB = 2**20
 @pytest.mark.parametrize("decoders", ["1", "5", "64"])
 def test_every_sample_has_its_own_outcome(tmp_path, valkey, monkeypatch, decoders):
     monkeypatch.setenv("SUPER_DECODERS", decoders)
-    monkeypatch.setattr(pipeline, "_WORTH_A_THREAD_US", 0)
     expected, keys = [], []
     for n in range(60):
         key = f"{n}.png"
@@ -89,8 +84,8 @@ def hang(array):
 
 
 @pytest.mark.parametrize("decoders", ["1", "3"])
-def test_what_is_decoded_for_too_long_is_given_up_for_now(tmp_path, valkey, monkeypatch, decoders):
-    """The others have their outcomes, and what the stuck one makes of it in the end is written nowhere."""
+def test_a_sample_that_takes_too_long_is_abandoned(tmp_path, valkey, monkeypatch, decoders):
+    """The other samples have their outcomes, and the stuck sample's late result is dropped."""
     name = f"hanging_{decoders}_of_pipeline_test"
     (tmp_path / f"{name}.py").write_text(HANGING)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -100,7 +95,6 @@ def test_what_is_decoded_for_too_long_is_given_up_for_now(tmp_path, valkey, monk
         "SUPER_DECODE_TIMEOUT_S": "1",
     }.items():
         monkeypatch.setenv(variable, value)
-    monkeypatch.setattr(pipeline, "_WORTH_A_THREAD_US", 0)
     keys = [f"{n}.png" for n in range(8)]
     for n, key in enumerate(keys):
         (tmp_path / key).write_bytes(encode(pixels(20, 77 if n == 4 else 30, seed=n)))
@@ -128,7 +122,7 @@ def test_what_is_decoded_for_too_long_is_given_up_for_now(tmp_path, valkey, monk
 
 
 class EndingContext(Context):
-    """That of an executor which can end the function's process."""
+    """A context whose executor can end the function's process."""
 
     ends = False
 
@@ -137,32 +131,8 @@ class EndingContext(Context):
 
 
 @pytest.fixture
-def bucket(object_store):
-    """300 small images, one in ten missing: keys and versions."""
-    (object_store.directory / "data").mkdir()
-    versions = {}
-    for n in range(300):
-        body = encode(pixels(20, 30 + n % 7, seed=n))
-        if n % 10 != 3:
-            (object_store.directory / "data" / f"{n:03}.png").write_bytes(body)
-        versions[f"{n:03}.png"] = hashlib.md5(body, usedforsecurity=False).hexdigest()
-    return versions
-
-
-@pytest.mark.parametrize(("decoders", "fetch_threads"), [("1", "1"), ("2", "0"), ("40", "7")])
-def test_every_object_arrives_once(bucket, valkey, monkeypatch, decoders, fetch_threads):
-    monkeypatch.setenv("SUPER_DECODERS", decoders)
-    monkeypatch.setattr("superdl.lambda_prefetch.pipeline._WORTH_A_THREAD_US", 0)
-    monkeypatch.setenv("SUPER_FETCH_THREADS", fetch_threads)
-    request = request_for("s3://data", bucket, valkey.unix_url)
-    result = run(request)
-    assert list(result.outcomes) == ["missing" if n % 10 == 3 else "cached" for n in range(300)]
-    assert np.array_equal(array_of(valkey, request, 299), pixels(20, 30 + 299 % 7, seed=299))
-
-
-@pytest.fixture
 def together_server(s3_server):
-    """Starts a server that answers GETs with one body, but nobody before enough have asked; its bucket."""
+    """Start a server that answers only after several requests have arrived. Return its bucket."""
     with contextlib.ExitStack() as ending:
 
         def start(together, body):
@@ -179,8 +149,7 @@ def together_server(s3_server):
         yield start
 
 
-def test_several_are_in_flight_in_one_thread(together_server):
-    """The server answers nobody before eight have asked."""
+def test_a_thread_has_several_requests_in_flight(together_server):
     body = encode(pixels())
     bucket = together_server(together=8, body=body)
     begun = [bucket.begin(f"{n}.png", "0" * 32) for n in range(8)]
@@ -190,7 +159,7 @@ def test_several_are_in_flight_in_one_thread(together_server):
     assert bucket.in_flight >= 8
 
 
-def test_a_server_that_is_silent_fails_what_was_asked_for(together_server, valkey, monkeypatch):
+def test_a_silent_server_fails_its_samples_in_time(together_server, valkey, monkeypatch):
     monkeypatch.setattr(fetching, "_MAX_SILENCE_S", 1)
     together_server(together=1000, body=b"")
     begun_s = time.monotonic()
@@ -201,7 +170,7 @@ def test_a_server_that_is_silent_fails_what_was_asked_for(together_server, valke
 
 
 @pytest.mark.parametrize("decoders", ["1", "3"])
-def test_a_bug_in_a_fetching_thread_is_raised_and_keeps_nobody_waiting(bucket, valkey, monkeypatch, decoders):
+def test_a_bug_in_a_fetching_thread_is_raised(s3_server, valkey, monkeypatch, decoders):
     class Strange:
         def fileno(self):
             raise ValueError("a descriptor of nothing")
@@ -210,10 +179,11 @@ def test_a_bug_in_a_fetching_thread_is_raised_and_keeps_nobody_waiting(bucket, v
             """Nothing was opened."""
 
     monkeypatch.setenv("SUPER_DECODERS", decoders)
-    monkeypatch.setattr("superdl.lambda_prefetch.pipeline._WORTH_A_THREAD_US", 0)
     monkeypatch.setattr(S3Bucket, "begin", lambda *_: Strange())
+    s3_server(lambda _: None)
+    request = request_for("s3://data", {f"{n}.png": "0" * 32 for n in range(9)}, valkey.unix_url)
     with pytest.raises(ValueError, match="a descriptor of nothing"):
-        run(request_for("s3://data", bucket, valkey.unix_url))
+        run(request)
 
 
 # getrusage would count the peak of the process that forked this one, too.
@@ -245,7 +215,7 @@ print(json.dumps([sorted(set(outcomes)), (kib("VmHWM") - before) * 1024]))
     ("decoders", "restores"),
     [(1, True), *(pytest.param(decoders, False, marks=pytest.mark.slow) for decoders in (1, 3))],
 )
-def test_the_peak_of_memory_keeps_to_the_formula(tmp_path, directory_store, decoders, restores):
+def test_peak_memory_stays_within_the_formula(tmp_path, directory_store, decoders, restores):
     """Twenty large images: without a bound on any one term they would take several times as much.
 
     What is written to a store takes nothing more, and what is restored only what waits.

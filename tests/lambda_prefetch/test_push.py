@@ -1,7 +1,7 @@
-"""The pusher acknowledges what the cache acknowledged, mends one broken connection, and then fails fast.
+"""The pusher reports which records the cache acknowledged, and fails fast if the cache is gone.
 
-The cache's password may come from Secrets Manager (moto's server): it follows a rotation, and what is wrong
-with the secret is said without a word of it.
+The password may come from Secrets Manager (moto's server). Rotation costs no record. Errors do not show the
+secret.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ def push(cache, payloads, settings=SETTINGS, name="k"):
     return [pushed.refusal for pushed in sorted(pusher.results, key=lambda pushed: pushed.index)]
 
 
-def test_a_cache_that_is_gone_refuses_everything_and_says_why(valkey):
+def test_a_cache_that_is_gone_fails_every_record_with_the_reason(valkey):
     push(valkey.unix_url, [b"x"])
     valkey.kill()
     refusals = push(valkey.unix_url, [b"y" * 200_000] * 40)
@@ -43,7 +43,7 @@ def test_a_cache_that_is_gone_refuses_everything_and_says_why(valkey):
     assert all(valkey.unix_url in refusal for refusal in refusals)
 
 
-def test_the_pusher_says_that_it_is_broken(tmp_path):
+def test_the_pusher_reports_that_the_cache_is_broken(tmp_path):
     with Pusher(f"unix://{tmp_path}/none.sock", SETTINGS) as pusher:
         pusher.put(0, b"k", HEADER, memoryview(b"x" * 300_000))
         pusher.put(1, b"k", HEADER, memoryview(b"x" * 900_000))  # has room only once the first was given up
@@ -52,7 +52,7 @@ def test_the_pusher_says_that_it_is_broken(tmp_path):
 
 @pytest.fixture
 def manager(moto_url, identity, monkeypatch):
-    """A client of Secrets Manager; the function's own boto3 leads to the same."""
+    """A client of the function's Secrets Manager."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_SECRETS_MANAGER", moto_url)
     client = boto3.session.Session().client("secretsmanager")
     yield client
@@ -78,13 +78,13 @@ def read_secret(name):
 
 
 def let_in(valkey, *passwords):
-    """Make the ACL user have these passwords and no others."""
+    """Give the ACL user exactly these passwords."""
     with valkey.client() as client:
         rules = ["on", "resetpass", "resetkeys", "-@all", "%W~super:r1:*", "+set", "+ping", "+cluster|slots"]
         client.execute_command("ACL", "SETUSER", USER, *rules, *(f">{password}" for password in passwords))
 
 
-def test_a_password_that_changes_in_the_middle_costs_no_record(valkey, manager, secret):
+def test_a_password_change_costs_no_record(valkey, manager, secret):
     settings = FunctionSettings(cache_secret=secret)
     let_in(valkey, FIRST)
     assert push(valkey.unix_url, [b"x"], settings, "a") == [""]
@@ -98,7 +98,7 @@ def test_a_password_that_changes_in_the_middle_costs_no_record(valkey, manager, 
         assert client.exists("super:r1:a0", "super:r1:b0", "super:r1:c0") == 3
 
 
-def test_a_password_that_is_wrong_in_the_secret_too_is_the_caches_refusal(valkey, secret):
+def test_a_wrong_password_in_the_secret_is_reported(valkey, secret):
     let_in(valkey, SECOND)
     settings = FunctionSettings(cache_secret=secret)
     with (
@@ -108,7 +108,7 @@ def test_a_password_that_is_wrong_in_the_secret_too_is_the_caches_refusal(valkey
         nodes.connect()
 
 
-def test_a_secret_is_read_once_and_found_once_it_is_there(manager):
+def test_a_secret_is_read_once_it_exists_and_then_cached(manager):
     with pytest.raises(CacheError, match="ResourceNotFoundException"):
         read_secret(f"{NAME}-later")
     arn = manager.create_secret(Name=f"{NAME}-later", SecretString=content(FIRST))["ARN"]
@@ -120,7 +120,7 @@ def test_a_secret_is_read_once_and_found_once_it_is_there(manager):
 @pytest.mark.parametrize(
     "text", ["hunter2-not-json", '["hunter2"]', '{"username": "hunter2"}', '{"password": ["hunter2"]}']
 )
-def test_a_secret_of_another_form_is_named_and_not_told(manager, text):
+def test_an_invalid_secret_is_named_and_not_shown(manager, text):
     arn = manager.create_secret(Name=NAME, SecretString=text)["ARN"]
     with pytest.raises(CacheError) as caught:
         read_secret(arn)
@@ -129,7 +129,7 @@ def test_a_secret_of_another_form_is_named_and_not_told(manager, text):
     assert "hunter2" not in repr(vars(caught.value)) + repr(caught.value.__context__)
 
 
-def test_a_refusal_and_a_missing_route_name_the_remedy(manager, monkeypatch):
+def test_errors_of_secrets_manager_name_the_remedy(manager, monkeypatch):
     said = json.dumps({"__type": "AccessDeniedException", "Message": "User: fn is not authorized"}).encode()
     with contextlib.closing(LoopbackServer(lambda request: request.answer(400, {}, said))) as server:
         for port, remedy in ((server.port, "GetSecretValue on it"), (free_port(), "interface endpoint")):
@@ -138,7 +138,7 @@ def test_a_refusal_and_a_missing_route_name_the_remedy(manager, monkeypatch):
                 read_secret(f"{NAME}-refused")
 
 
-def test_the_region_is_the_arns_own(manager, secret, monkeypatch):
+def test_a_secrets_region_is_in_its_arn(manager, secret, monkeypatch):
     for variable in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(variable)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")

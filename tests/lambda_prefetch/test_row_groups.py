@@ -1,4 +1,4 @@
-"""Rows of Parquet files: what pyarrow's own reading gives, by one GET for a column of a row group."""
+"""Rows of Parquet files equal those that pyarrow reads, with one GET for a column of a row group."""
 
 import sys
 import tempfile
@@ -34,7 +34,7 @@ CONTENTS = st.none() | st.sampled_from([b"", b"a", b"same" * 300]) | st.binary(m
 
 @st.composite
 def tables(draw):
-    """A table with a column of images between others; the path of its bytes; how it is to be written."""
+    """Draw a table with a column of images, its contents, the column's path and options for writing."""
     contents = draw(st.lists(CONTENTS, min_size=1, max_size=120))
     kind = draw(st.sampled_from([*BINARY, "dictionary", "struct", "nested"]))
     if kind == "text":
@@ -69,7 +69,7 @@ def tables(draw):
 
 
 def rows_of(path, column, version=None):
-    """The rows of a key list for all rows of a file, as ``superdl index`` writes them."""
+    """Return key list rows for all rows of a file, as ``superdl index`` writes them."""
     footer, rows = parquet.read_metadata(path), []
     for group in range(footer.num_row_groups):
         rows += [
@@ -80,7 +80,7 @@ def rows_of(path, column, version=None):
 
 
 @given(tables(), st.data())
-def test_rows_are_those_that_pyarrow_reads(drawn, data):
+def test_rows_equal_those_that_pyarrow_reads(drawn, data):
     table, contents, column, options = drawn
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "x.parquet"
@@ -99,14 +99,14 @@ def test_rows_are_those_that_pyarrow_reads(drawn, data):
 
 
 def images_in(path, count=6, row_group_size=2):
-    """Images in Hugging Face's layout; the rows of their key list."""
+    """Write images in Hugging Face's layout. Return their key list rows."""
     rows = [{"bytes": encode(pixels(seed=n)), "path": f"{n}.png"} for n in range(count)]
     table = pa.table({"image": rows, "label": list(range(count))})
     parquet.write_table(table, path, row_group_size=row_group_size, write_page_checksum=True)
     return rows_of(path, "image.bytes")
 
 
-def test_the_handler_decodes_rows_and_counts_what_it_asked_for(tmp_path, valkey, monkeypatch):
+def test_rows_are_decoded_and_requests_counted(tmp_path, valkey, monkeypatch):
     path = tmp_path / "x.parquet"
     request = member_request(f"file://{tmp_path.resolve()}", images_in(path), valkey.unix_url)
     for footers in (1, 0):  # it is kept
@@ -120,14 +120,14 @@ def test_the_handler_decodes_rows_and_counts_what_it_asked_for(tmp_path, valkey,
         assert np.array_equal(array_of(valkey, request, n), pixels(seed=n))
 
 
-def test_without_pyarrow_its_lock_is_named(tmp_path, monkeypatch):
+def test_missing_pyarrow_is_reported_with_its_requirements(tmp_path, monkeypatch):
     request = member_request(f"file://{tmp_path}", images_in(tmp_path / "x.parquet"), "redis://h:1")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ConfigError, match="infra/function/parquet-requirements"):
         run(request)
 
 
-def test_faults_are_told_of_object_and_row(tmp_path, valkey):
+def test_a_fault_names_object_and_row(tmp_path, valkey):
     rows = images_in(tmp_path / "good.parquet")
     body = (tmp_path / "good.parquet").read_bytes()
     chunk = parquet.read_metadata(tmp_path / "good.parquet").row_group(1).column(0)
@@ -165,7 +165,7 @@ def test_faults_are_told_of_object_and_row(tmp_path, valkey):
         assert words in result.messages[str(n)]
 
 
-def test_ranges_of_buckets_and_bounds(kept, tmp_path):
+def test_row_groups_are_read_by_range_within_the_limit(kept, tmp_path):
     source, put = kept
     path = tmp_path / "made.parquet"
     # More columns than the first read of a footer holds.
@@ -184,7 +184,7 @@ def test_ranges_of_buckets_and_bounds(kept, tmp_path):
     assert outcomes_of(fetched(changed, source)[0]) == ["changed"] * 4
 
 
-def test_a_value_that_many_rows_share_fails_none_for_good(kept, tmp_path):
+def test_a_value_shared_by_many_rows_fails_none_permanently(kept, tmp_path):
     source, put = kept
     path = tmp_path / "made.parquet"
     parquet.write_table(pa.table({"image": [b"x" * 5000] * 100}), path)

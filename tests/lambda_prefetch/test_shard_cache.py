@@ -1,4 +1,4 @@
-"""Blocks of shards are fetched once they are worth it, by one of all their readers, and within a bound."""
+"""Blocks of shards are fetched once for all readers, when it pays off, and within a limit."""
 
 import os
 import random
@@ -16,7 +16,7 @@ SHARD_BYTES = 2 * BLOCK_BYTES + 5 * MEMBER_BYTES
 
 
 class Shards:
-    """A server that has shards, and counts what is read of them."""
+    """A server with shards, which records the spans that are read."""
 
     def __init__(self):
         self.bodies = {f"{name}.tar": random.Random(name).randbytes(SHARD_BYTES) for name in "ab"}
@@ -38,11 +38,11 @@ class Shards:
 
     @property
     def blocks(self):
-        """Which blocks were fetched, by shard and place."""
+        """The fetched blocks, by shard and offset."""
         return [(key, begin) for key, begin, end in self.spans if end - begin == BLOCK_BYTES]
 
     def request(self, places, version="e"):
-        """A request for the members at some places of some shards."""
+        """Return a request for members, given by shard and offset."""
         rows = [member(key, version, at, at, MEMBER_BYTES) for key, at in places]
         return member_request("s3://data", rows, "redis://h:1")
 
@@ -57,7 +57,7 @@ def shards(s3_server, tmp_path, monkeypatch):
 
 
 def members(shards, count=400):
-    """Places of members all over the shards, in random order, too far apart to be read together."""
+    """Return members in random order that are too far apart to be read together."""
     places = [
         (key, at) for key in shards.bodies for at in range(0, SHARD_BYTES - MEMBER_BYTES, 4 * MEMBER_BYTES)
     ]
@@ -66,7 +66,7 @@ def members(shards, count=400):
 
 
 def read(shards, places, **options):
-    """The members' bytes are theirs; what was counted of them."""
+    """Read members and check their bytes. Return the number of GETs."""
     found, requests = fetched(shards.request(places, **options), open_bucket("s3://data"))
     assert outcomes_of(found) == ["whole"] * len(places)
     for place, (key, at) in enumerate(places):
@@ -74,7 +74,7 @@ def read(shards, places, **options):
     return requests
 
 
-def test_a_block_is_fetched_once_for_all_functions_after_few_members_were(shards):
+def test_a_block_is_fetched_once_for_all_functions_after_a_few_members(shards):
     places = [*members(shards), ("a.tar", BLOCK_BYTES - 50_000)]  # which lies in two blocks
     batches = [places[at : at + 8] for at in range(0, len(places), 8)]
     with ThreadPoolExecutor(4) as functions:
@@ -87,7 +87,7 @@ def test_a_block_is_fetched_once_for_all_functions_after_few_members_were(shards
 
 
 def take(cache, key, at):
-    """Read a member once it is worth its block; how many bytes and requests that took, or ``None``."""
+    """Read a member until its block is used. Return fetched bytes and requests, or ``None``."""
     bucket, span = open_bucket("s3://data"), Span(at, at + MEMBER_BYTES)
     asked = (cache.count_read(bucket, key, "e", span) for _ in range(5))
     if not any(asked):
@@ -96,7 +96,7 @@ def take(cache, key, at):
     return None if data is None else tuple(fetched_by)
 
 
-def test_a_full_cache_takes_nothing_until_a_block_was_idle(shards, tmp_path):
+def test_a_full_cache_replaces_only_idle_blocks(shards, tmp_path):
     bound = str(tmp_path), 2 * BLOCK_BYTES + 1000
     cache, new = ShardCache(*bound), (BLOCK_BYTES, 1)
     assert [take(cache, "a.tar", at) for at in (0, BLOCK_BYTES)] == [new, new]
@@ -112,7 +112,7 @@ def test_a_full_cache_takes_nothing_until_a_block_was_idle(shards, tmp_path):
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= bound[1]
 
 
-def test_a_shard_that_was_written_again_is_another(shards):
+def test_a_rewritten_shard_is_a_different_shard(shards):
     places = [("a.tar", at) for at in range(0, 10 * MEMBER_BYTES, 2 * MEMBER_BYTES)]
     for place in places:
         read(shards, [place])
@@ -125,7 +125,7 @@ def test_a_shard_that_was_written_again_is_another(shards):
     assert read(shards, places[:1], version="f") == 1
 
 
-def test_functions_go_on_where_blocks_cannot_be_kept(shards, tmp_path):
+def test_functions_continue_without_the_cache_directory(shards, tmp_path):
     places = [("a.tar", at) for at in range(0, 20 * MEMBER_BYTES, 2 * MEMBER_BYTES)]
     for place in places[:5]:
         read(shards, [place])

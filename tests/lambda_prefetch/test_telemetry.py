@@ -1,4 +1,4 @@
-"""One structured line and one set of metrics per invocation, and nothing where they are turned down."""
+"""Each invocation logs a structured line and metrics, unless they are turned off."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import os
-from superdl.lambda_prefetch.telemetry import telemetry
+from superdl.lambda_prefetch.telemetry import log_invocation
 from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.super_wire.request import PrefetchResult
 from tests.lambda_prefetch.prefetching import Context
@@ -20,7 +20,7 @@ result = PrefetchResult(
     store_trouble="/store: No space left on device", store_bytes=300,
 )
 for _ in range(int(os.environ.get("TIMES", "2"))):
-    telemetry(FunctionSettings.from_environment().log_level).finished(result, Context())
+    log_invocation(result, Context(), FunctionSettings.from_environment().log_level)
 """
 
 
@@ -37,7 +37,7 @@ def lines(**variables):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_a_line_and_a_set_of_metrics_per_invocation():
+def test_each_invocation_logs_a_line_and_metrics():
     log, metrics, second_log, second_metrics = lines()
     assert (log["level"], log["message"], log["request_id"]) == ("INFO", "prefetched", "r1")
     assert log["outcomes"] == {"cached": 1, "missing": 1}
@@ -59,6 +59,6 @@ def test_a_line_and_a_set_of_metrics_per_invocation():
     assert second_log["request_id"] == "r1"
 
 
-def test_silent_where_they_are_turned_down():
-    """However long: Powertools prints a metric by itself when it has a hundred values."""
+def test_log_and_metrics_can_be_turned_off():
+    """Powertools would print a metric after a hundred values."""
     assert lines(SUPER_LOG_LEVEL="WARNING", POWERTOOLS_METRICS_DISABLED="true", TIMES="120") == []

@@ -1,6 +1,6 @@
-"""A restore puts into the cache what a function put there before, a save into a pack what the cache holds.
+"""Restores copy records from packs to the cache, and saves from the cache to packs.
 
-Byte for byte, checked, and each says what is not there.
+Each record is checked and copied byte for byte, and missing records are reported.
 """
 
 import random
@@ -24,13 +24,13 @@ from tests.lambda_prefetch.prefetching import (
     restore_of,
     run,
 )
-from tests.lambda_prefetch.test_store import assert_whole, files_of, many_images
+from tests.lambda_prefetch.test_store import assert_whole, files_of
 
 SIDES = (10, 200, 37, 150, 64, 171, 22)
 KEYS = [f"{n}.png" for n in range(len(SIDES))]
 COUNT = len(SIDES)
 DECODER = "f" * 32
-NO_STORE = "use the same store for the coordinator and its functions"
+NO_STORE = "Use the same store for the coordinator and its functions"
 
 
 def images_request(tmp_path, valkey, sides=SIDES):
@@ -52,7 +52,7 @@ def empty(valkey):
 
 @pytest.fixture
 def written(tmp_path, valkey, store):
-    """Two packs of the same samples; request, results and the records as they were in the cache."""
+    """Write two packs of the same samples. Return the request, the results and the cached records."""
     return write(tmp_path, valkey, store)
 
 
@@ -85,7 +85,7 @@ def restore(written, pack_of=(0,) * COUNT, **changes):
 
 
 def assert_restored(valkey, written, result, pack_of=(0,) * COUNT, lost=()):
-    """All but ``lost`` are in the cache, byte for byte; of these nothing is."""
+    """Check that the cache contains all records except ``lost``, byte for byte."""
     request, _, records = written
     for n, place in enumerate(pack_of):
         if n in lost:
@@ -99,7 +99,7 @@ def assert_restored(valkey, written, result, pack_of=(0,) * COUNT, lost=()):
     assert result.store_trouble == ""
 
 
-def test_what_was_written_is_restored_byte_for_byte(valkey, store, written):
+def test_records_are_restored_byte_for_byte(valkey, store, written):
     _, results, records = written
     for pack_of in ((0,) * COUNT, (0, 1, 0, 1, 1, 1, 0)):
         empty(valkey)
@@ -112,11 +112,6 @@ def test_what_was_written_is_restored_byte_for_byte(valkey, store, written):
         assert (result.pack, result.offsets) == ("", ())
         assert 0 <= result.store_requests <= COUNT
     assert set(store.packs()) == {one.pack for one in results}
-
-
-def test_s3_is_asked_once_for_neighbours(valkey, s3_store, tmp_path):
-    written = write(tmp_path, valkey, s3_store)
-    assert restore(written).store_requests == 1
 
 
 def test_a_flipped_bit_costs_one_sample(valkey, directory_store, in_directory):
@@ -143,8 +138,8 @@ def test_a_flipped_bit_costs_one_sample(valkey, directory_store, in_directory):
 BAD_PLACES = [(0, 64), (10**6, 5000), (2**62, 64), (2**63 - 1, 2**63 - 1), (64, 2**63 - 1), (64, 0), (64, 63)]
 
 
-def test_places_where_no_record_is(valkey, store, written):
-    """No more is read than a record can have, wherever a request points."""
+def test_wrong_locations_restore_nothing(valkey, store, written):
+    """Reads are limited to the longest possible record."""
     request, results, _ = written
     good = restore_of(request, [results[0].pack], [0] * COUNT, [results[0]])
     places = [(good.offsets[0] + 64, good.lengths[0]), (good.offsets[1], good.lengths[0]), *BAD_PLACES]
@@ -157,7 +152,7 @@ def test_places_where_no_record_is(valkey, store, written):
         assert_restored(valkey, written, result, lost=set(range(len(wrong))))
 
 
-def test_another_samples_record_is_not_taken(valkey, directory_store, in_directory):
+def test_another_samples_record_is_not_restored(valkey, directory_store, in_directory):
     request, results, _ = in_directory
     good = restore_of(request, [results[0].pack], [0] * COUNT, [results[0]])
     swap = [1, 0, *range(2, COUNT)]
@@ -172,7 +167,9 @@ def assert_nothing_restored(result, words):
     assert all(words in result.messages[str(n)] for n in range(COUNT))
 
 
-def test_a_store_that_does_not_answer(valkey, directory_store, in_directory, tmp_path, monkeypatch):
+def test_a_missing_or_wrong_store_restores_nothing(
+    valkey, directory_store, in_directory, tmp_path, monkeypatch
+):
     Path(directory_store.address).rename(tmp_path / "elsewhere")
     assert_nothing_restored(restore(in_directory), directory_store.address)
     (tmp_path / "elsewhere").rename(directory_store.address)
@@ -185,21 +182,21 @@ def test_a_store_that_does_not_answer(valkey, directory_store, in_directory, tmp
 
 
 @pytest.mark.parametrize(("status", "code"), [(503, "SlowDown"), (0, "")])
-def test_s3_that_gives_no_records(valkey, s3_store, tmp_path, spoil_s3, status, code):
+def test_an_s3_error_restores_nothing(valkey, s3_store, tmp_path, spoil_s3, status, code):
     written = write(tmp_path, valkey, s3_store)
     asked = spoil_s3(status, code)
     assert_nothing_restored(restore(written, (0, 1) * 3 + (0,)), code or f"{s3_store.address}/packs/")
     assert 2 <= len(asked) <= 1 + 2 * 3  # a kept connection that was closed is one more
 
 
-def test_a_pack_that_s3_refuses_is_taken_for_gone(valkey, s3_store, tmp_path, spoil_s3):
-    """S3 answers so to who may read and not list."""
+def test_a_pack_that_s3_refuses_counts_as_missing(valkey, s3_store, tmp_path, spoil_s3):
+    """This is S3's response to a missing object if listing is not permitted."""
     written = write(tmp_path, valkey, s3_store)
     spoil_s3(403, "AccessDenied")
     assert_restored(valkey, written, restore(written), lost=set(range(COUNT)))
 
 
-def test_a_restore_that_is_late_or_finds_no_cache(valkey, directory_store, in_directory):
+def test_a_late_restore_or_one_without_a_cache_fails(valkey, directory_store, in_directory):
     assert restore(in_directory, expires_in_s=0.0).outcomes == ("expired",) * COUNT
     valkey.kill()
     result = restore(in_directory)
@@ -207,8 +204,8 @@ def test_a_restore_that_is_late_or_finds_no_cache(valkey, directory_store, in_di
     assert all(valkey.unix_url in words for words in result.messages.values())
 
 
-def test_more_than_the_room_passes(valkey, directory_store, tmp_path, monkeypatch):
-    """Records that are each larger than the room, and many small ones between them, in both directions."""
+def test_records_may_exceed_the_budget(valkey, directory_store, tmp_path, monkeypatch):
+    """Some records are larger than the budget, others are small."""
     monkeypatch.setenv("SUPER_FETCH_BYTES", str(2**20))
     monkeypatch.setenv("SUPER_PUSH_BYTES", str(2**20))
     written = write(tmp_path, valkey, directory_store, (1000, 20, 700, 30, 1200, 40, 800))
@@ -217,7 +214,7 @@ def test_more_than_the_room_passes(valkey, directory_store, tmp_path, monkeypatc
 
 @pytest.fixture
 def cached(tmp_path, valkey):
-    """A request for samples that are in the cache, and their records."""
+    """Return a request for cached samples, and their records."""
     request = images_request(tmp_path, valkey)
     assert run(request).outcomes == ("cached",) * COUNT
     return request, records_of(valkey, request)
@@ -228,7 +225,7 @@ def save_of(request, store):
 
 
 def assert_saved(store, result, records, lost=()):
-    """All but ``lost`` are in the result's pack, byte for byte; of these nothing is."""
+    """Check that the pack contains all records except ``lost``, byte for byte."""
     assert result.store_trouble == ""
     assert len(assert_whole(store, result.pack).entries) == COUNT - len(lost)
     for n, record in enumerate(records):
@@ -241,7 +238,7 @@ def assert_saved(store, result, records, lost=()):
     assert set(result.messages) == {str(n) for n in lost}
 
 
-def test_what_the_cache_holds_lies_in_a_pack_under_its_decoders_fingerprint(store, cached):
+def test_cached_records_are_saved_with_their_decoders_fingerprint(store, cached):
     request, records = cached
     result = run(save_of(request, store))
     assert_saved(store, result, records)
@@ -252,14 +249,14 @@ def test_what_the_cache_holds_lies_in_a_pack_under_its_decoders_fingerprint(stor
     assert result.decode_us == result.source_bytes == 0
 
 
-def test_a_record_longer_than_an_answer_comes_in_slices(directory_store, cached, monkeypatch):
+def test_a_long_record_is_read_in_slices(directory_store, cached, monkeypatch):
     monkeypatch.setattr(transfers, "_SLICE_BYTES", 1000)
     monkeypatch.setattr(transfers, "_SAVED_BYTES", 100_000)
     request, records = save_of(cached[0], directory_store), cached[1]
     assert_saved(directory_store, run(request), records)
 
 
-def test_what_the_cache_has_no_good_data_of_is_told_and_left_out(valkey, directory_store, cached):
+def test_invalid_records_are_reported_and_skipped(valkey, directory_store, cached):
     request, records = save_of(cached[0], directory_store), cached[1]
     keys, ids = cache_keys(request.ids), split_ids(request.ids)
     stone = pack_tombstone(Tombstone("a", "undecodable", "why", permanent=True), ids[0])
@@ -287,7 +284,7 @@ def assert_nothing_saved(result, words):
     assert words in result.store_trouble
 
 
-def test_a_store_that_takes_nothing(directory_store, cached, tmp_path, monkeypatch):
+def test_a_read_only_missing_or_wrong_store_saves_nothing(directory_store, cached, tmp_path, monkeypatch):
     request, records = save_of(cached[0], directory_store), cached[1]
     monkeypatch.setenv("SUPER_STORE_READ_ONLY", "1")
     assert_nothing_saved(run(request), "this function does not write packs (SUPER_STORE_READ_ONLY)")
@@ -302,7 +299,7 @@ def test_a_store_that_takes_nothing(directory_store, cached, tmp_path, monkeypat
     assert_saved(directory_store, run(request), records)
 
 
-def test_a_save_that_is_late_or_finds_no_cache(valkey, directory_store, cached):
+def test_a_late_save_or_one_without_a_cache_fails(valkey, directory_store, cached):
     request = save_of(cached[0], directory_store)
     assert run(replace(request, expires_in_s=0.0)).outcomes == ("expired",) * COUNT
     valkey.kill()
@@ -310,14 +307,3 @@ def test_a_save_that_is_late_or_finds_no_cache(valkey, directory_store, cached):
     assert result.outcomes == ("cache_error",) * COUNT
     assert all(valkey.unix_url in words for words in result.messages.values())
     assert files_of(Path(directory_store.address)) == []
-
-
-def test_many_small_records_are_read_together(tmp_path, valkey, directory_store):
-    keys = many_images(tmp_path, 150, 8)
-    request = file_request(tmp_path, keys, valkey.unix_url)
-    run(request)
-    with valkey.client() as client:
-        before = client.info("stats")["total_reads_processed"]
-        result = run(save_of(request, directory_store))
-        assert len(assert_whole(directory_store, result.pack).entries) == len(keys)
-        assert client.info("stats")["total_reads_processed"] - before < 20

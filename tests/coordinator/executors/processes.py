@@ -1,7 +1,10 @@
 """Check whether other processes are alive, and wait for what they do."""
 
 import asyncio
+import contextlib
 import os
+
+import psutil
 
 WAIT_S = 60.0
 
@@ -13,6 +16,18 @@ def alive(pid):
     except ProcessLookupError:
         return False
     return bool(pid)
+
+
+def children_running(module, parent=None):
+    """Return the pids of a process's children that run a Python module. The default is this process."""
+    children = psutil.Process(parent).children() if alive(parent or os.getpid()) else []
+    return [child.pid for child in children if module in _arguments_of(child)]
+
+
+def _arguments_of(process):
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
 
 
 async def until(condition):

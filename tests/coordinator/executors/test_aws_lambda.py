@@ -26,7 +26,7 @@ from tests.fixtures.ports import free_port
 ROOT = Path(__file__).resolve().parents[3]
 
 
-async def test_a_request_is_carried_out_and_its_bill_is_told(lambda_service, object_store, valkey):
+async def test_a_request_is_run_and_billed(lambda_service, object_store, valkey):
     request = request_for_objects(object_store, valkey.url, 6)
 
     async with using(executor_for(lambda_service, valkey.url)) as executor:
@@ -45,7 +45,7 @@ async def test_a_request_is_carried_out_and_its_bill_is_told(lambda_service, obj
         assert client.exists(*cache_keys(request.ids)) == 6
 
 
-async def test_environments_and_their_connections_are_open_before_the_first_request(
+async def test_environments_and_connections_are_ready_before_the_first_request(
     lambda_service, valkey, tmp_path
 ):
     await start_and_close(executor_for(lambda_service, valkey.url))
@@ -73,15 +73,15 @@ ELSEWHERE = "arn:aws:lambda:us-east-1:123456789012:function:super-prefetch"
         ({"endpoint_url": f"http://127.0.0.1:{free_port()}"}, ExecutorError, "lambda_endpoint_url"),
     ],
 )
-async def test_what_is_wrong_with_the_settings_is_told_with_its_remedy(lambda_service, changes, kind, remedy):
+async def test_wrong_settings_are_reported_with_a_remedy(lambda_service, changes, kind, remedy):
     with pytest.raises(kind, match=remedy) as told:
         await start_and_close(executor_for(lambda_service, **changes))
     assert isinstance(told.value, ConfigError) == (kind is ConfigError)  # exit code 2 or 1
 
 
-async def test_a_region_is_needed_and_fargates_variable_is_known(lambda_service, monkeypatch):
+async def test_a_region_is_required_and_aws_region_is_used(lambda_service, monkeypatch):
     monkeypatch.delenv("AWS_DEFAULT_REGION")
-    with pytest.raises(ConfigError, match=r"has no region: set lambda_region \(SUPER_LAMBDA_REGION\)"):
+    with pytest.raises(ConfigError, match=r"has no region. Set lambda_region \(SUPER_LAMBDA_REGION\)"):
         executor_for(lambda_service)
     lambda_service.deploy(handler=handler_of("misbehaving"))
     arn = lambda_service.function.arn
@@ -90,7 +90,7 @@ async def test_a_region_is_needed_and_fargates_variable_is_known(lambda_service,
     await start_and_close(executor_for(lambda_service))
 
 
-async def test_credentials_that_are_missing_or_unknown(lambda_service, monkeypatch, tmp_path):
+async def test_missing_and_unknown_credentials_are_reported(lambda_service, monkeypatch, tmp_path):
     lambda_service.access_key = "another"
     with pytest.raises(ExecutorError, match="does not accept the coordinator's credentials .*security token"):
         await start_and_close(executor_for(lambda_service))
@@ -98,11 +98,11 @@ async def test_credentials_that_are_missing_or_unknown(lambda_service, monkeypat
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    with pytest.raises(ConfigError, match="no usable AWS credentials .*set AWS_ACCESS_KEY_ID"):
+    with pytest.raises(ConfigError, match="no usable AWS credentials .*Set AWS_ACCESS_KEY_ID"):
         await start_and_close(executor_for(lambda_service))
 
 
-async def test_a_function_that_cannot_reach_the_cache(lambda_service):
+async def test_a_function_without_access_to_the_cache_is_reported(lambda_service):
     cache = f"redis://127.0.0.1:{free_port()}"
     with failing(FailureKind.RAISED, match=f"cannot use the cache .*{cache}.*security groups"):
         await start_and_close(executor_for(lambda_service, cache))
@@ -113,32 +113,32 @@ async def test_a_function_that_cannot_reach_the_cache(lambda_service):
     [
         ("of_another_version", ConfigError, installed_version()),
         ("of_no_version", ExecutorError, "hello"),
-        ("disagreeing", ConfigError, "redeploy"),
+        ("disagreeing", ConfigError, "Redeploy"),
         ("nowhere", ExecutorError, "Runtime.HandlerNotFound"),
     ],
 )
-async def test_a_function_that_is_not_ours_is_refused(lambda_service, tmp_path, handler, kind, named):
+async def test_a_wrong_function_is_refused(lambda_service, tmp_path, handler, kind, named):
     environment = {"GATHER_IN": str(tmp_path), "GATHER": "2"}
     lambda_service.deploy(handler=handler_of(handler), environment=environment)
     with pytest.raises(kind, match=named):
         await start_and_close(executor_for(lambda_service, warm=2))
 
 
-async def test_throttled_warm_events_are_sent_again_for_a_while(lambda_service, monkeypatch, caplog):
+async def test_throttled_warm_events_are_retried(lambda_service, monkeypatch, caplog):
     monkeypatch.setattr(aws_lambda, "_THROTTLED_PAUSE_S", 0.01)
     lambda_service.deploy(handler=handler_of("misbehaving"))
     lambda_service.throttle_next(3)
     await start_and_close(executor_for(lambda_service, warm=2))
     assert len(lambda_service.invocations) == 2
     refused = lambda_service.refused
-    assert caplog.text.count("waiting to warm up functions: ") == 1
+    assert caplog.text.count("waiting for functions to start: ") == 1
     lambda_service.throttle_next(1000, reason="ReservedFunctionConcurrentInvocationLimitExceeded")
     with failing(FailureKind.THROTTLED, match="raise the function's reserved concurrency"):
         await start_and_close(executor_for(lambda_service))
     assert lambda_service.refused - refused == 30
 
 
-async def test_never_more_at_once_than_is_set(lambda_service, tmp_path):
+async def test_concurrency_is_limited(lambda_service, tmp_path):
     lambda_service.deploy(handler=handler_of("misbehaving"))
     gate = tmp_path / "gate"
 
@@ -154,7 +154,7 @@ async def test_never_more_at_once_than_is_set(lambda_service, tmp_path):
     assert lambda_service.most_at_once == 2
 
 
-async def test_an_answer_that_does_not_come_is_given_up(lambda_service, tmp_path):
+async def test_a_silent_function_is_abandoned(lambda_service, tmp_path):
     lambda_service.deploy(handler=handler_of("misbehaving"))
 
     await start_and_close(executor_for(lambda_service))  # leaves a warm environment that answers in time
@@ -170,7 +170,7 @@ async def test_an_answer_that_does_not_come_is_given_up(lambda_service, tmp_path
         assert told.value.ran_s >= 1.0
 
 
-async def test_closing_fails_what_is_under_way_and_waits_for_nobody(lambda_service):
+async def test_closing_fails_running_requests_without_waiting(lambda_service):
     lambda_service.deploy(handler=handler_of("misbehaving"))
 
     async with using(executor_for(lambda_service)) as executor:
@@ -202,7 +202,7 @@ asyncio.run(main())
 """
 
 
-def test_a_process_ends_while_functions_hang(lambda_service):
+def test_a_process_exits_while_functions_hang(lambda_service):
     lambda_service.deploy(handler=handler_of("misbehaving"), timeout_s=600.0)
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "-c", PROGRAM, lambda_service.url],

@@ -44,14 +44,13 @@ DOES = {
     "nonsense": (FailureKind.RAISED, "deploy one version"),
     "list": (FailureKind.RAISED, r"'\[1\]'"),
     "for-another": (FailureKind.RAISED, "for-another.* 'another'"),
-    "other-version": (FailureKind.RAISED, rf"9\.9\.9.* {installed_version()}"),
     "exit:3": (FailureKind.CRASHED, "exit status 3"),
     "kill": (FailureKind.CRASHED, "signal: killed.* memory"),
     "too-much": (FailureKind.RAISED, "request_samples"),
 }
 
 
-async def test_what_the_function_does(service, subtests):
+async def test_each_failure_of_a_function_has_its_error(service, subtests):
     def check(does, error):
         with subtests.test(does):
             kind, named = DOES[does]
@@ -64,12 +63,12 @@ async def test_what_the_function_does(service, subtests):
     await failing_all(service, check, *map(ask, DOES))
 
 
-async def test_a_function_that_runs_into_its_own_time_limit(service):
+async def test_a_function_that_exceeds_its_own_time_limit(service):
     service.deploy(timeout_s=0.5)
 
     def check(_does, error):
         assert error.kind is FailureKind.TIMED_OUT
-        assert re.search(r"own time limit .*timed out after 0\.50 seconds.*: raise its timeout", str(error))
+        assert re.search(r"own time limit .*timed out after 0\.50 seconds.*Raise its timeout", str(error))
         assert error.ran_s >= 0.5
 
     await failing_all(service, check, ask("hang"))
@@ -79,20 +78,18 @@ RESERVED = {"Reason": "ReservedFunctionConcurrentInvocationLimitExceeded"}
 CODES = [
     (429, "TooManyRequestsException", {"Reason": "Concurrent"}, FailureKind.THROTTLED, "quota"),
     (429, "TooManyRequestsException", RESERVED, FailureKind.THROTTLED, "reserved concurrency"),
-    (502, "EC2ThrottledException", {}, FailureKind.THROTTLED, "EC2ThrottledException"),
     (413, "RequestTooLargeException", {}, FailureKind.RAISED, "request_samples"),
     (400, "InvalidRequestContentException", {}, FailureKind.RAISED, "InvalidRequestContentException"),
     (404, "ResourceNotFoundException", {}, FailureKind.UNAVAILABLE, "lambda_function"),
     (403, "AccessDeniedException", {}, FailureKind.UNAVAILABLE, "lambda:InvokeFunction"),
     (403, "ExpiredTokenException", {}, FailureKind.UNAVAILABLE, "credentials"),
-    (502, "KMSAccessDeniedException", {}, FailureKind.UNAVAILABLE, "KMSAccessDeniedException"),
     (500, "ServiceException", {}, FailureKind.UNAVAILABLE, "ServiceException: an explanation"),
     (503, "", {}, FailureKind.UNAVAILABLE, "super-prefetch"),
 ]
-PROXIES = [b"", b"<html>Bad Gateway</html>", b"\xff\xfe", b"[]", b"7", b"[" * 200_000, b'{"message": []}']
+PROXIES = [b"", b"<html>Bad Gateway</html>", b"[" * 200_000, b'{"message": []}']
 
 
-async def test_what_the_invoke_api_and_proxies_answer(service, subtests):
+async def test_each_error_of_the_invoke_api_and_of_proxies(service, subtests):
     answers = [
         (Answer.error(status, code, "an explanation", **members), kind, named)
         for status, code, members, kind, named in CODES
@@ -115,7 +112,7 @@ async def test_what_the_invoke_api_and_proxies_answer(service, subtests):
         await executor.invoke(ask(), timeout_s=TIMEOUT_S)
 
 
-async def test_a_connection_that_breaks(service):
+async def test_a_broken_connection_may_have_run_the_function(service):
     async with using(executor_for(service)) as executor:
         service.hang_up_next()
         with failing(FailureKind.UNAVAILABLE, match="the connection to .* broke before it answered") as told:
@@ -149,13 +146,11 @@ def said(kind, words):
         (said("Extension.Crash", "x"), FailureKind.CRASHED),
         (said("Runtime.Unknown", "x Error: signal: segmentation fault"), FailureKind.CRASHED),
         (said("Runtime.ImportModuleError", "Unable to import module"), FailureKind.RAISED),
-        (b"[" * 200_000, FailureKind.RAISED),
-        (b"x" * 6_000_000, FailureKind.RAISED),
         (said("E" * 6_000_000, "w" * 6_000_000), FailureKind.RAISED),
         (said("Odd\udfff", "no \ud800 name"), FailureKind.RAISED),
     ],
 )
-def test_errors_of_functions(payload, kind):
+def test_each_error_type_of_a_function(payload, kind):
     error = from_function(payload, TARGET, 0.25)
     assert (error.kind, error.ran_s) == (kind, 0.25)
     assert str(error).startswith("the function super-prefetch (us-east-1) ")
@@ -165,7 +160,7 @@ def test_errors_of_functions(payload, kind):
 
 @given(PAYLOADS)
 @example(b"[" * 100_000)
-def test_any_answer_is_an_error_of_ours_or_a_result(payload):
+def test_any_response_is_a_result_or_a_typed_error(payload):
     reply = Reply(payload, 0.25)
     for read, ran_s in (
         (lambda: read_reply(reply, TARGET, ask("r")), 0.25),
@@ -177,7 +172,7 @@ def test_any_answer_is_an_error_of_ours_or_a_result(payload):
     assert len(str(from_function(payload, TARGET, 0.25))) < MAX_CHARACTERS
 
 
-def test_a_function_is_named_without_a_password():
+def test_a_functions_name_shows_no_password():
     assert str(Target("f", "us-east-1", "http://u:hunter2@host:1")) == "the function f (http://***@host:1)"
 
 
@@ -188,8 +183,8 @@ def warmed(**changes):
     return read_warmed(Reply(json.dumps({**WARM, **changes}).encode(), 0.0), TARGET)
 
 
-def test_a_warm_answer_tells_version_and_fingerprint():
+def test_a_warm_reply_has_version_and_fingerprint():
     assert warmed() == WARM["golden"]
     for wrong in ({"golden": "x"}, {"golden": None}, {"function_version": 1}):
-        with pytest.raises(ExecutorError, match="answered a warm event with .*: deploy SUPER's function"):
+        with pytest.raises(ExecutorError, match="answered a warm event with .*Deploy SUPER's function"):
             warmed(**wrong)

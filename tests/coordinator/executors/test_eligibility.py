@@ -130,7 +130,7 @@ def answer_by(executor, answer):
         (ExecutorError("no module their_steps", FailureKind.RAISED), ConfigError, "their_steps"),
     ],
 )
-async def test_what_is_refused_for_all_is_told_and_tried_again(executor, answer, error, named):
+async def test_a_dataset_that_all_functions_refuse_is_reported_and_retried(executor, answer, error, named):
     answer_by(executor, answer)
     async with using([executor]) as eligibility:
         dataset = dataset_of()
@@ -144,7 +144,7 @@ async def test_what_is_refused_for_all_is_told_and_tried_again(executor, answer,
     assert len(executor.requests) == 2 * 2 + 1
 
 
-async def test_one_that_is_refused_is_no_reason_nor_is_what_passes(executor):
+async def test_a_single_refused_sample_or_a_temporary_refusal_is_ignored(executor):
     executor.outcomes = {KEYS[0]: Outcome.REFUSED, KEYS[4]: Outcome.TOMBSTONE, KEYS[8]: Outcome.MISSING}
     assert await try_out(executor) == ""
     executor.requests.clear()
@@ -162,13 +162,13 @@ async def test_one_that_is_refused_is_no_reason_nor_is_what_passes(executor):
         (ExecutorError("30 s", FailureKind.TIMED_OUT), "VPC"),
     ],
 )
-async def test_what_may_pass_is_a_warning_and_holds_nobody_up(executor, caplog, answer, named):
+async def test_temporary_failures_are_only_a_warning(executor, caplog, answer, named):
     answer_by(executor, answer)
     assert named in await try_out(executor)
     assert named in caplog.text
 
 
-async def test_ranks_share_a_trial_wait_as_long_as_they_like_and_the_end_waits_for_none(executor):
+async def test_ranks_share_a_trial_and_closing_does_not_wait_for_it(executor):
     async with using([executor]) as eligibility:
         go_on, dataset = asyncio.Event(), dataset_of()
         executor.before = lambda _request: go_on.wait()
@@ -185,7 +185,7 @@ async def test_ranks_share_a_trial_wait_as_long_as_they_like_and_the_end_waits_f
             await eligibility.close()
 
 
-async def test_what_functions_have_made_is_not_refused(two, valkey):
+async def test_a_dataset_with_cached_samples_is_not_refused(two, valkey):
     """The cache holds samples already, as after a restart of the coordinator."""
     two[0].outcomes = two[1].outcomes = dict.fromkeys(KEYS, Outcome.REFUSED)
     dataset = dataset_of()
@@ -217,7 +217,7 @@ async def test_what_functions_have_made_is_not_refused(two, valkey):
     ("region", "named"),
     [("eu-west-3", "eu-west-3"), (SourceError("no answer"), "no answer"), ("us-east-1", "")],
 )
-async def test_a_bucket_in_another_region_is_told(executor, caplog, region, named):
+async def test_a_bucket_in_another_region_is_a_warning(executor, caplog, region, named):
     def region_of(_bucket):
         if isinstance(region, Exception):
             raise region
@@ -228,7 +228,7 @@ async def test_a_bucket_in_another_region_is_told(executor, caplog, region, name
     assert bool(told) == any(record.levelno == logging.WARNING for record in caplog.records)
 
 
-async def test_one_that_may_not_read_is_left_out_and_tried_again_for_a_later_run(two, caplog):
+async def test_an_executor_without_access_is_skipped_and_retried_later(two, caplog):
     two[0].edit, now_s = REFUSE, [0.0]
 
     async with using(two, clock=lambda: now_s[0]) as eligibility:
@@ -238,9 +238,9 @@ async def test_one_that_may_not_read_is_left_out_and_tried_again_for_a_later_run
         assert eligibility.is_known(dataset)
         assert eligibility.ineligible(dataset) == {0}
         (said,) = eligibility.warnings(dataset)
-        assert "the executor one is left out" in said
+        assert "the executor one is skipped" in said
         assert "403: grant it" in said
-        assert "the executor one is left out for s3://photos/train" in caplog.text
+        assert "skipping the executor one for s3://photos/train" in caplog.text
         two[0].edit = as_it_is
         asked = len(two[0].requests)
         await eligibility.check(dataset, ENOUGH_S)
@@ -250,7 +250,7 @@ async def test_one_that_may_not_read_is_left_out_and_tried_again_for_a_later_run
         assert (eligibility.ineligible(dataset), eligibility.warnings(dataset)) == (frozenset(), ())
 
 
-async def test_files_are_for_the_functions_of_this_machine(two, valkey):
+async def test_only_local_functions_read_local_files(two, valkey):
     two[0].files_remedy = two[1].files_remedy = WorkersExecutor.files_remedy
 
     async with using([two[0], ScriptedExecutor(valkey.unix_url)]) as eligibility:
@@ -259,7 +259,7 @@ async def test_files_are_for_the_functions_of_this_machine(two, valkey):
         await eligibility.check(dataset, ENOUGH_S)
         assert (eligibility.ineligible(dataset), eligibility.is_known(dataset)) == ({0}, True)
         (warning,) = eligibility.warnings(dataset)
-    assert "the executor one is left out, since its functions cannot see" in warning
+    assert "the executor one is skipped, because its functions cannot see" in warning
     assert not two[0].requests
 
     async with using(two) as eligibility:
@@ -277,15 +277,15 @@ async def until_told(eligibility, dataset, left_out):
         is_told = len(eligibility.warnings(dataset)) == len(left_out)
         return is_told and eligibility.ineligible(dataset) == left_out
 
-    eligibility.tell_changes([dataset], told.append)
+    eligibility.report_changes([dataset], told.append)
     while not is_settled():  # noqa: ASYNC110  # nothing signals it
         await asyncio.sleep(0)
-    eligibility.tell_changes([dataset], told.append)
+    eligibility.report_changes([dataset], told.append)
     return [event.executors for event in told]
 
 
 @pytest.mark.parametrize(("edit", "changes"), [(as_it_is, [{1}, set()]), (REFUSE, [{1}])])
-async def test_one_that_comes_later_is_tried_then_and_the_core_is_told(two, edit, changes):
+async def test_an_executor_that_starts_later_is_tried_and_reported(two, edit, changes):
     late = two[1]
     late.edit, late.comes = edit, False
 
@@ -303,7 +303,7 @@ async def test_one_that_comes_later_is_tried_then_and_the_core_is_told(two, edit
         assert await until_told(eligibility, dataset, changes[-1]) == changes
 
 
-async def test_a_trial_that_told_nothing_is_made_again(two):
+async def test_an_inconclusive_trial_is_repeated(two):
     two[1].fails_with(ExecutorError("no nodes"))
     now_s = [0.0]
 
@@ -316,4 +316,4 @@ async def test_a_trial_that_told_nothing_is_made_again(two):
         two[1].before, two[1].edit = None, REFUSE
         now_s[0] += 60.0
         assert await until_told(eligibility, dataset, {1}) == [{1}]
-        assert "the executor two is left out" in eligibility.warnings(dataset)[0]
+        assert "the executor two is skipped" in eligibility.warnings(dataset)[0]

@@ -17,7 +17,7 @@ from superdl.coordinator.executors.base import (
 from superdl.coordinator.executors.local import LocalExecutor, LocalSettings, Scratch
 from superdl.super_wire.worker_process import WorkerProcess
 from tests.coordinator.executors.asking import TIMEOUT_S, ask, ask_for_images, assert_cached
-from tests.coordinator.executors.processes import alive, until
+from tests.coordinator.executors.processes import alive, children_running, until
 
 WORKER, SLOT = "superdl.lambda_prefetch.worker", "superdl.lambda_prefetch.worker.slot"
 
@@ -38,27 +38,17 @@ def local(slots, function, sockets=""):
 @contextlib.asynccontextmanager
 async def started(function, slots=1, sockets=""):
     executor = local(slots, function, sockets)
-    before = pids_of(WORKER)
+    before = children_running(WORKER)
     await executor.start()
-    (worker,) = set(pids_of(WORKER)) - set(before)
+    (worker,) = set(children_running(WORKER)) - set(before)
     try:
         yield executor, worker
     finally:
-        pids = [pid for living in pids_of(WORKER) for pid in (living, *pids_of(SLOT, living))]
+        pids = [
+            pid for living in children_running(WORKER) for pid in (living, *children_running(SLOT, living))
+        ]
         await executor.close()
         assert not [pid for pid in pids if alive(pid)]
-
-
-def pids_of(module, parent=None):
-    """Return the pids of children that run a module."""
-    children = psutil.Process(parent).children() if alive(parent or os.getpid()) else []
-    return [child.pid for child in children if module in words_of(child)]
-
-
-def words_of(process):
-    with contextlib.suppress(psutil.Error):
-        return process.cmdline()
-    return []
 
 
 async def pid_of(executor):
@@ -76,19 +66,19 @@ async def test_the_real_function_fills_a_real_cache(functions, tmp_path, valkey,
         assert (executor.name, executor.scaling.capacity, len(executor.fingerprint)) == ("local", 1, 32)
         first = await executor.invoke(request, timeout_s=TIMEOUT_S)
         second = await executor.invoke(request, timeout_s=TIMEOUT_S)
-        nice = {psutil.Process(pid).nice() for pid in pids_of(SLOT, worker)}
+        nice = {psutil.Process(pid).nice() for pid in children_running(SLOT, worker)}
         assert nice == {psutil.Process().nice(), psutil.Process().nice() + 7}  # the first forks the others
     assert first.outcomes == second.outcomes == ("cached",) * 8
     assert not second.cold_start  # the warm-up was the cold start
     assert_cached(valkey, request, pixels)
 
 
-async def test_slots_that_decode_differently_are_refused(functions, capfd):
+async def test_slots_with_another_decoder_are_refused(functions, capfd):
     said = []
 
     def is_said():
         said.append(capfd.readouterr().err)
-        return "restart the worker" in "".join(said)
+        return "Restart the worker" in "".join(said)
 
     async with started(f"{functions}:disagreeing", slots=2) as (executor, _):
         fingerprint = executor.fingerprint
@@ -111,13 +101,13 @@ asyncio.run(main())
 """
 
 
-def test_no_process_outlives_its_coordinator_even_in_the_middle_of_a_request(misbehaving, tmp_path):
+def test_no_process_outlives_its_coordinator(misbehaving, tmp_path):
     hangs = tmp_path / "hangs"
     command = [sys.executable, "-c", COORDINATOR, misbehaving, str(hangs), str(tmp_path)]
     with subprocess.Popen(command) as coordinator:
         asyncio.run(until(hangs.exists))
-        (worker,) = pids_of(WORKER, coordinator.pid)
-        slots = pids_of(SLOT, worker)
+        (worker,) = children_running(WORKER, coordinator.pid)
+        slots = children_running(SLOT, worker)
         assert len(slots) == 3  # including the process that forks them
         coordinator.kill()
     asyncio.run(until(lambda: not any(map(alive, [worker, *slots]))))
@@ -132,16 +122,16 @@ async def test_ctrl_c_does_not_reach_worker_and_slots(misbehaving):
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-async def test_a_worker_that_was_started_early_is_used_unless_it_has_ended(misbehaving, is_killed):
+async def test_an_early_worker_is_used_unless_it_has_ended(misbehaving, is_killed):
     early = WorkerProcess("")
-    (pid,) = pids_of(WORKER)
+    (pid,) = children_running(WORKER)
     if is_killed:
         os.kill(pid, signal.SIGKILL)
         assert await early.ended() == -signal.SIGKILL
     executor = LocalExecutor(LocalSettings(1), ExecutorContext("", misbehaving, worker=early))
     try:
         await executor.start()
-        assert (pids_of(WORKER) == [pid]) is not is_killed
+        assert (children_running(WORKER) == [pid]) is not is_killed
         assert await pid_of(executor)
     finally:
         await executor.close()
@@ -157,7 +147,7 @@ sys.stdin.read()
 """
 
 
-def test_those_of_killed_processes_go_and_those_of_living_ones_stay(tmp_path):
+def test_scratch_directories_of_killed_processes_are_removed(tmp_path):
     parent = tmp_path / "not" / "there yet"
     command = [sys.executable, "-c", ANOTHER, str(parent)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as another:
@@ -174,13 +164,7 @@ def test_those_of_killed_processes_go_and_those_of_living_ones_stay(tmp_path):
     last.remove()
 
 
-def test_a_place_that_cannot_be_had_is_an_error(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="file"):
-        Scratch(tmp_path / "file")
-
-
-async def test_the_decoder_of_an_earlier_start_serves_until_the_worker_comes(tmp_path):
+async def test_a_saved_decoder_is_used_until_the_worker_connects(tmp_path):
     note, right = tmp_path / "decoder.json", ""
     for spoil in (False, False, True):
         if spoil:

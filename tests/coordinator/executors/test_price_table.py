@@ -1,4 +1,4 @@
-"""Price tables: the built-in one names its sources, and a user's overrides the prices that it names."""
+"""The shipped price table is complete, and a user's table overrides single prices."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ def written(tmp_path, text):
     return str(path)
 
 
-def test_the_built_in_table():
+def test_the_shipped_table_is_complete():
     table = load_prices()
     assert table.region == "us-east-1"
     assert table.date
@@ -41,7 +41,7 @@ def test_the_built_in_table():
         assert unit in getattr(table, section), name
 
 
-def test_a_file_replaces_what_it_names(tmp_path):
+def test_a_file_overrides_single_prices(tmp_path):
     path = written(
         tmp_path,
         '[about]\nregion = "mars"\n[lambda]\ngb_s = 1\n[abacus]\ninvocation = 0.5\n'
@@ -75,14 +75,14 @@ def test_a_file_replaces_what_it_names(tmp_path):
         ('[machine."m9.huge"]\nhour = 1\nvcpus = 2\nmemory_gib = 4\ngpus = 1\n', "given together"),
     ],
 )
-def test_what_is_no_table_is_refused_and_named(tmp_path, text, reason):
+def test_an_invalid_table_is_refused_by_name(tmp_path, text, reason):
     path = written(tmp_path, text)
     with pytest.raises(ConfigError, match=reason) as caught:
         load_prices(path)
     assert path in str(caught.value)
 
 
-def test_what_the_table_lacks_is_named_with_what_it_has_and_so_is_a_file_that_is_not_there():
+def test_unknown_names_and_missing_files_are_reported():
     with pytest.raises(ConfigError, match=r"'abacus'.*g4dn\.xlarge.*SUPER_PRICES"):
         load_prices().machine("abacus")
     with pytest.raises(ConfigError, match=r"'tin'.*cache\.r7g\.large"):

@@ -68,7 +68,7 @@ def answer(request, **outcome):
         ({"trouble": "no such function"}, "no such function"),
     ],
 )
-async def test_a_hello_that_cannot_be_taken_is_refused_by_name(tmp_path, hello, words):
+async def test_an_invalid_hello_is_refused(tmp_path, hello, words):
     async with coordinator(tmp_path) as (workers, stub):
         first = asyncio.create_task(workers.first())
         with contextlib.suppress(grpc.aio.AioRpcError):
@@ -83,7 +83,7 @@ async def test_a_hello_that_cannot_be_taken_is_refused_by_name(tmp_path, hello, 
         assert workers.slots == 1
 
 
-async def test_workers_of_another_decoder_wait_until_nobody_needs_the_one_in_use(tmp_path, caplog):
+async def test_workers_with_another_decoder_wait_until_the_current_one_is_unneeded(tmp_path, caplog):
     async with coordinator(tmp_path, patience_s=0.0) as (workers, stub):
         first = await call_in(stub, name="first")
         await call_in(stub, name="second", fingerprint=OTHER, slots=4)
@@ -106,7 +106,7 @@ async def test_workers_of_another_decoder_wait_until_nobody_needs_the_one_in_use
         assert workers.successor(is_needed=True) == OTHER
 
 
-async def test_the_decoder_of_the_cache_s_records_has_a_while_to_come_back(tmp_path):
+async def test_the_decoder_of_cached_records_has_time_to_reconnect(tmp_path):
     async with coordinator(tmp_path, patience_s=0.2) as (workers, stub):
         await call_in(stub, fingerprint=OTHER)  # before the cache has reported its own
         workers.use(FINGERPRINT)
@@ -120,7 +120,7 @@ async def test_the_decoder_of_the_cache_s_records_has_a_while_to_come_back(tmp_p
         assert [one.waits for one in workers.stats] == [False, True]
 
 
-async def test_requests_of_the_store_go_to_workers_that_see_it(tmp_path, caplog):
+async def test_store_requests_go_to_workers_that_see_the_store(tmp_path, caplog):
     """A store is identified by its contents, not its path. Other workers get requests that need none."""
 
     def seen(name, sees_store):
@@ -155,7 +155,7 @@ async def test_requests_of_the_store_go_to_workers_that_see_it(tmp_path, caplog)
         assert "the worker other does not see the store /shared/store" in caplog.text
 
 
-async def test_each_slot_gets_one_request_and_the_first_answer_to_it_counts(tmp_path):
+async def test_each_slot_runs_one_request_and_its_first_answer_counts(tmp_path):
     async with coordinator(tmp_path) as (workers, stub):
         first, second = await call_in(stub), await call_in(stub)
         assert workers.slots == 2
@@ -180,7 +180,7 @@ async def test_each_slot_gets_one_request_and_the_first_answer_to_it_counts(tmp_
         ("timed_out", FailureKind.TIMED_OUT),
     ],
 )
-async def test_what_became_of_a_request_is_told(tmp_path, failure, error):
+async def test_each_kind_of_failure_is_reported(tmp_path, failure, error):
     async with coordinator(tmp_path) as (workers, stub):
         stream = await call_in(stub, name="gpu-7")
         run = asyncio.create_task(workers.run(partial(plain, b"{}"), 30.0))
@@ -191,7 +191,7 @@ async def test_what_became_of_a_request_is_told(tmp_path, failure, error):
         assert raised.value.ran_s == 2.5
 
 
-async def test_one_that_vanishes_or_is_silent_loses_its_requests_and_others_get_the_next(tmp_path):
+async def test_a_vanished_or_silent_worker_fails_its_requests(tmp_path):
     async with coordinator(tmp_path, silence_s=1.0) as (workers, stub):
         for vanishes in (True, False):
             stream = await call_in(stub)
@@ -209,7 +209,7 @@ async def test_one_that_vanishes_or_is_silent_loses_its_requests_and_others_get_
         assert await waiting == b"done"
 
 
-async def test_one_that_drains_gets_nothing_more_and_answers_what_it_has(tmp_path):
+async def test_a_draining_worker_finishes_its_requests_and_gets_no_more(tmp_path):
     async with coordinator(tmp_path) as (workers, stub):
         stream = await call_in(stub, slots=2)
         run = asyncio.create_task(workers.run(partial(plain, b"{}"), 30.0))
@@ -224,7 +224,7 @@ async def test_one_that_drains_gets_nothing_more_and_answers_what_it_has(tmp_pat
         assert await run == b"done"
 
 
-async def test_what_nobody_waits_for_is_cancelled(tmp_path):
+async def test_an_abandoned_request_is_cancelled(tmp_path):
     async with coordinator(tmp_path) as (workers, stub):
         stream = await call_in(stub)
         run = asyncio.create_task(workers.run(partial(plain, b"{}"), 30.0))
@@ -233,7 +233,7 @@ async def test_what_nobody_waits_for_is_cancelled(tmp_path):
         assert (await stream.read()).cancel == request.call
 
 
-async def test_one_that_says_nothing_at_all_is_sent_away(tmp_path):
+async def test_a_connection_without_a_hello_is_closed(tmp_path):
     async with coordinator(tmp_path, silence_s=0.1) as (workers, stub):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.Work().read()
@@ -241,7 +241,7 @@ async def test_one_that_says_nothing_at_all_is_sent_away(tmp_path):
         assert workers.slots == 0
 
 
-async def test_one_that_reads_nothing_is_given_up_though_a_message_to_it_is_under_way(tmp_path):
+async def test_a_worker_that_reads_nothing_is_dropped(tmp_path):
     async with coordinator(tmp_path, silence_s=1.0) as (workers, stub):
         await call_in(stub, slots=8)
         large = partial(plain, bytes(2**20))

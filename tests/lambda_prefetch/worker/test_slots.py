@@ -1,4 +1,4 @@
-"""Slots run functions and survive whatever these do: it costs the request that it befell."""
+"""Slots run functions. A failure of any kind costs only its request."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from superdl.lambda_prefetch.worker.template import Template
 from superdl.super_wire.errors import SuperError
 from tests.coordinator.executors.asking import TIMEOUT_S, ask
 from tests.coordinator.executors.functions import MODULE
-from tests.coordinator.executors.processes import alive, until
+from tests.coordinator.executors.processes import alive, children_running, until
 
 SLOT = "superdl.lambda_prefetch.worker.slot"
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(autouse=True)
 def _functions_are_found(monkeypatch):
-    """By processes whose current directory is not searched."""
+    """Make the functions importable for processes that do not search the current directory."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
@@ -35,30 +35,19 @@ async def slots_of(function, count=1):
     try:
         yield slots
     finally:
-        pids = pids_of_module()
+        pids = children_running(SLOT)
         await slots.close()
         await until(lambda: not any(map(alive, pids)))
 
 
 def pids_now():
-    """Of slots: other tests may have processes too."""
-    return [pid for pid in pids_of_module() if os.getpgid(pid) != pid]
-
-
-def pids_of_module():
-    """Of slots and of the process that they are forked from, which leads their group."""
-    return [child.pid for child in psutil.Process().children() if SLOT in words_of(child)]
+    """Return the pids of slots, without the process that they are forked from."""
+    return [pid for pid in children_running(SLOT) if os.getpgid(pid) != pid]
 
 
 def sockets_of(pid):
     links = [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()]
     return {link for link in links if link.startswith("socket:")}
-
-
-def words_of(process):
-    with contextlib.suppress(psutil.Error):
-        return process.cmdline()
-    return []
 
 
 async def run(slots, what, timeout_s=TIMEOUT_S):
@@ -92,7 +81,7 @@ def test_a_failure_costs_its_request_alone(tmp_path, does, kind, words, is_repla
     asyncio.run(main())
 
 
-def test_one_that_is_stuck_is_ended_after_its_answer_and_what_is_printed_disturbs_none(capfd):
+def test_a_stuck_slot_is_replaced_and_prints_do_not_disturb(capfd):
     async def main():
         async with slots_of("misbehaving") as slots:
             ended = int((await run(slots, "end"))["messages"]["0"])
@@ -106,7 +95,7 @@ def test_one_that_is_stuck_is_ended_after_its_answer_and_what_is_printed_disturb
     assert "written to standard output" in captured.err
 
 
-def test_a_second_answer_is_not_the_next_requests(caplog):
+def test_a_duplicate_answer_is_not_used_for_the_next_request(caplog):
     async def main():
         async with slots_of("answering_twice") as slots:
             (before,) = pids_now()
@@ -118,18 +107,18 @@ def test_a_second_answer_is_not_the_next_requests(caplog):
     assert "answered call 2 more than once" in caplog.text
 
 
-def test_one_that_answers_what_was_not_asked_is_replaced():
+def test_a_slot_with_an_unexpected_answer_is_replaced():
     async def main():
         async with slots_of("answering_what_was_not_asked") as slots:
             await run(slots, "plain")
-            with pytest.raises(RequestFailedError, match="answered call 1000000, which was never made"):
+            with pytest.raises(RequestFailedError, match="unexpected reply b'result' to call 1000000"):
                 await run(slots, "plain")
             assert (await run(slots, "plain"))["outcomes"] == ["cached"]
 
     asyncio.run(main())
 
 
-def test_one_that_is_cancelled_is_ended(tmp_path):
+def test_cancelling_a_request_ends_its_slot(tmp_path):
     async def main():
         async with slots_of("misbehaving") as slots:
             (before,) = pids_now()
@@ -149,24 +138,24 @@ def test_one_that_is_cancelled_is_ended(tmp_path):
     [
         ("no_such_function", "AttributeError"),
         ("raises_when_warmed", "RuntimeError: no warm welcome"),
-        ("without_fingerprint", "is not that of SUPER's function"),
+        ("without_fingerprint", "is not from SUPER's function"),
     ],
 )
-def test_a_function_that_cannot_start_is_told_at_once(function, words):
+def test_a_function_that_cannot_start_is_reported(function, words):
     async def main():
         with pytest.raises(SuperError, match=words):
             await Slots(f"{MODULE}:{function}", 2).start()
-        await until(lambda: not pids_of_module())
+        await until(lambda: not children_running(SLOT))
 
     asyncio.run(main())
 
 
-def test_new_slots_come_after_the_process_that_forked_the_others_is_killed():
+def test_the_process_that_forks_slots_is_replaced():
     async def main():
         async with slots_of("misbehaving", 2) as slots:
             await until(lambda: len(pids_now()) == 2)
             living = pids_now()
-            (template,) = set(pids_of_module()) - set(living)
+            (template,) = set(children_running(SLOT)) - set(living)
             os.kill(template, signal.SIGKILL)
             for pid in living:
                 os.kill(pid, signal.SIGKILL)

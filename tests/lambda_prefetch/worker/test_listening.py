@@ -1,4 +1,4 @@
-"""Metrics and health of a worker follow its life, and metrics need a token and TLS elsewhere."""
+"""A worker serves health and metrics. Beyond loopback, metrics need a token and TLS."""
 
 import contextlib
 import http.client
@@ -8,7 +8,7 @@ import ssl
 
 import pytest
 
-from superdl.lambda_prefetch.worker.showing import check_listening, metrics_text
+from superdl.lambda_prefetch.worker.listening import check_listening, metrics_text
 from superdl.lambda_prefetch.worker.slots import Slots, WorkerSettings
 from superdl.super_wire.credentials import CoordinatorCredentials
 from superdl.super_wire.errors import ConfigError
@@ -20,7 +20,7 @@ TOKEN = "a-token-of-more-than-16"
 
 
 def got(port, path, token="", tls=None):
-    """Status and body; status 0 while nobody listens."""
+    """Return status and body, or status 0 if nothing listens."""
     kinds = {"context": tls} if tls else {}
     kind = http.client.HTTPSConnection if tls else http.client.HTTPConnection
     with contextlib.closing(kind("127.0.0.1", port, timeout=20, **kinds)) as connection:
@@ -32,7 +32,7 @@ def got(port, path, token="", tls=None):
         return answer.status, answer.read().decode()
 
 
-def test_health_follows_the_stream_and_figures_need_the_token(certificates):
+def test_health_follows_the_stream_and_metrics_need_the_token(certificates):
     metrics, health = free_port(), free_port()
     pair = certificates.server
     environment = {
@@ -68,7 +68,7 @@ def test_health_follows_the_stream_and_figures_need_the_token(certificates):
         stack.close()
 
 
-def test_figures_are_openmetrics_and_count_requests_by_their_end():
+def test_metrics_are_openmetrics_and_count_requests_by_outcome():
     from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
     slots = Slots("m:f", 3)
@@ -91,7 +91,7 @@ def test_figures_are_openmetrics_and_count_requests_by_their_end():
         ({"metrics_listen": "0.0.0.0:9400"}, "needs TLS and a token"),
     ],
 )
-def test_addresses_that_will_not_do_are_refused(given, words, monkeypatch):
+def test_invalid_or_unprotected_addresses_are_refused(given, words, monkeypatch):
     monkeypatch.delenv("SUPER_TLS_CERT", raising=False)
     settings = WorkerSettings(
         "127.0.0.1:50051", "w", credentials=CoordinatorCredentials(token=TOKEN), **given

@@ -1,4 +1,4 @@
-"""A worker's metrics for Prometheus and its health for probes, over HTTP."""
+"""A worker's HTTP ports: metrics for Prometheus, and health for probes."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ def check_listening(settings: WorkerSettings) -> None:
             raise ConfigError(f"{option} must be host:port, not {address!r}")
     if settings.metrics_listen and settings.metrics_listen == settings.health_listen:
         raise ConfigError(
-            f"{_METRICS} and {_HEALTH} are both {settings.metrics_listen}: use different addresses"
+            f"{_METRICS} and {_HEALTH} are both {settings.metrics_listen}. Use different addresses"
         )
     host, _ = host_and_port(settings.metrics_listen)
-    is_guarded = _has_certificate() and settings.credentials.current_token()
-    if host and not (is_loopback(host) or is_guarded or settings.credentials.insecure):
+    is_protected = _has_certificate() and settings.credentials.current_token()
+    if host and not (is_loopback(host) or is_protected or settings.credentials.insecure):
         raise ConfigError(
-            f"{_METRICS}={settings.metrics_listen} needs TLS and a token, as it is not on loopback: set "
+            f"{_METRICS}={settings.metrics_listen} is not on loopback, so it needs TLS and a token. Set "
             f"{' and '.join(_CERTIFICATE)}, and SUPER_TOKEN or SUPER_TOKEN_FILE. Otherwise listen on "
             "127.0.0.1 or, in an isolated network, set SUPER_INSECURE=1"
         )
 
 
-async def show(settings: WorkerSettings, slots: Slots, connected: asyncio.Event, stack: ExitStack) -> None:
-    """Listen on the addresses in the settings until the stack is closed."""
+async def listen(settings: WorkerSettings, slots: Slots, connected: asyncio.Event, stack: ExitStack) -> None:
+    """Listen on the configured addresses until the stack is closed."""
     if address := settings.metrics_listen:
         has_token, has_certificate = bool(settings.credentials.current_token()), _has_certificate()
         page = Page(lambda: metrics_text(slots, is_connected=connected.is_set()).encode, OPEN_METRICS)
@@ -62,9 +62,8 @@ async def show(settings: WorkerSettings, slots: Slots, connected: asyncio.Event,
         stack.callback(server.close)
         _log.info("metrics at %s://%s/metrics", "https" if has_certificate else "http", address)
     if address := settings.health_listen:
+        # Without TLS and token, since these show nothing else.
         pages = {
-            # Public, in plain text: /healthz while the stream is up, /livez as long as the worker
-            # can answer.
             "/healthz": Page(lambda: _healthy if connected.is_set() else None),
             "/livez": Page(lambda: _healthy),
         }
@@ -75,27 +74,27 @@ def _healthy() -> bytes:
     return b"SERVING\n"
 
 
-def _accept(credentials: CoordinatorCredentials, shown: str) -> bool:
+def _accept(credentials: CoordinatorCredentials, token: str) -> bool:
     try:
-        # In constant time, so that timing does not reveal the token.
-        return hmac.compare_digest(shown.encode(), credentials.current_token().encode())
-    except ConfigError as error:  # its file may be half written
+        # In constant time, because timing could reveal the token.
+        return hmac.compare_digest(token.encode(), credentials.current_token().encode())
+    except ConfigError as error:  # the token's file may be incomplete
         _log.warning("refused a request for metrics: %s", error)
         return False
 
 
 def metrics_text(slots: Slots, *, is_connected: bool) -> str:
-    """Return the metrics in the OpenMetrics format."""
+    """Format the metrics as OpenMetrics text."""
     ended = {f'{{outcome="{outcome}"}}': count for outcome, count in sorted(slots.ended.items())}
     build = {f'{{version="{installed_version()}"}}': 1}
     rows: list[tuple[str, str, str, Mapping[str, float]]] = [
-        ("slots", "gauge", "Number of requests that can run at once.", {"": slots.count}),
-        ("busy_slots", "gauge", "Number of requests that are running.", {"": slots.busy}),
-        ("connected", "gauge", "1 while connected to the coordinator, else 0.", {"": int(is_connected)}),
-        ("requests", "counter", "Requests that ended, by outcome: answered, or the kind of failure.", ended),
-        ("slot_restarts", "counter", "Slots that ended and were restarted.", {"": slots.restarts}),
-        ("cpu_seconds", "counter", "CPU seconds used by the worker and its slots.", {"": slots.cpu_s}),
-        ("build_info", "gauge", "Always 1. The label is SUPER's version.", build),
+        ("slots", "gauge", "Maximum number of concurrent requests.", {"": slots.count}),
+        ("busy_slots", "gauge", "Number of running requests.", {"": slots.busy}),
+        ("connected", "gauge", "1 if connected to the coordinator, else 0.", {"": int(is_connected)}),
+        ("requests", "counter", "Completed requests by outcome: answered, or a kind of failure.", ended),
+        ("slot_restarts", "counter", "Restarts of slots.", {"": slots.restarts}),
+        ("cpu_seconds", "counter", "CPU time of the worker and its slots in seconds.", {"": slots.cpu_s}),
+        ("build_info", "gauge", "Always 1. The label version is SUPER's version.", build),
     ]
     lines = []
     for name, kind, text, values in rows:
@@ -110,16 +109,13 @@ def _has_certificate() -> bool:
 
 
 def _tls() -> ssl.SSLContext:
-    """Return a context that presents the certificate currently on disk at each handshake."""
+    """Return a context whose handshakes use the certificate that is currently on disk."""
     cert, key = (os.environ[name] for name in _CERTIFICATE)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(cert, key)
     except OSError as error:  # ssl.SSLError is one
-        raise ConfigError(
-            "cannot load the TLS certificate and key from the PEM files in "
-            f"{' and '.join(_CERTIFICATE)}: {error}"
-        ) from error
+        raise ConfigError(f"cannot load the PEM files in {' and '.join(_CERTIFICATE)}: {error}") from error
 
     def renew(*_: object) -> None:
         try:
