@@ -57,10 +57,9 @@ from superdl import Recipe, SuperDataset, SuperLoader
 
 dataset = SuperDataset(
     {directory},
-    recipe=Recipe.image(resize={resize}, crop={crop}),  # decoded once, then kept
-    transform=None,  # your own, such as Augment({crop}); runs in every epoch
-)
-loader = SuperLoader(dataset, batch_size={batch_size}, shuffle=True)  # with a GPU: device="cuda"
+    recipe=Recipe.image(resize={resize}, crop={crop}),  # add transform= for what runs in every epoch
+{policy})
+loader = SuperLoader(dataset, batch_size={batch_size}, shuffle=True)  # on a GPU: device="cuda"
 for epoch in range(3):
     for images, labels in loader:  # uint8 [{batch_size}, 3, {crop}, {crop}], int64 [{batch_size}]
         images = images.float() / 255
@@ -127,18 +126,21 @@ def demo(named: str | None, images: int | None, console: Console) -> dict[str, A
     )
     if bad := len(chosen) - epochs[SUPER][0].images:
         print_line(
-            f"Both loaders skip {counted(bad, 'image')} that cannot be decoded: superdl doctor "
-            f"{shlex.quote(str(directory))} --all lists such files."
+            f"Both loaders skipped {counted(bad, 'image')} that cannot be decoded. To list such files: "
+            f"superdl doctor {shlex.quote(str(directory))} --all"
         )
-    print_line(f"\nIn your script:\n\n{script_lines(str(directory))}")
+    print_line(f"\nIn your script:\n\n{script_lines(str(directory), skips_bad=bad > 0)}")
     figures = {loader: [asdict(epoch) for epoch in loader_epochs] for loader, loader_epochs in epochs.items()}
     return {"directory": str(directory), **figures}
 
 
-def script_lines(directory: str) -> str:
+def script_lines(directory: str, *, skips_bad: bool = False) -> str:
     """Return the lines of a script that reads images as SUPER did in the demo."""
     quoted = json.dumps(directory, ensure_ascii=False)
-    return _LINES.format(directory=quoted, resize=_RESIZE, crop=_CROP, batch_size=_BATCH_SIZE)
+    policy = '    on_bad_sample="skip",\n' if skips_bad else ""
+    return _LINES.format(
+        directory=quoted, resize=_RESIZE, crop=_CROP, batch_size=_BATCH_SIZE, policy=policy
+    )
 
 
 def _directory(named: str | None, print_line: Callable[[str], None]) -> Path:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.executors import EXECUTORS
 from superdl.super_wire.user_text import read_json
-from superdl.super_wire.waits import wait_for
+from superdl.super_wire.waits import BUCKET, wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,6 +89,16 @@ class RunFiles:
     def status(self) -> str:
         """Finished, interrupted or failed, or running if the run continues or was killed."""
         return str(self.facts["status"])
+
+    @property
+    def setup(self) -> set[str] | None:
+        """The setup that a remedy must fit, as for `Wait.remedy`, or None if a coordinator decided it."""
+        executors = {name.strip() for name in (self.facts["executor"] or "").split(",")} - {""}
+        if not executors <= EXECUTORS.keys():
+            return None
+        source = self.facts["spec"]["data"]["train"] or ""
+        is_local = "://" not in source or source.lower().startswith("file://")
+        return executors if is_local else executors | {BUCKET}
 
     @property
     def ranks(self) -> int:

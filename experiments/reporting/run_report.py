@@ -137,7 +137,7 @@ def _change(run: RunFiles) -> str:
         waited = _waiting_share(passes)
         if waited >= _NO_LIMIT:
             cause = _main_cause(passes)
-            remedy = WAITS[cause[0] if cause else UNKNOWN].remedy
+            remedy = WAITS[cause[0] if cause else UNKNOWN].remedy(run.setup)
             degree = "could be a little faster" if waited < _LIMIT else f"{are} limited by data"
             return f"{where} {degree}: try {remedy}."
     return "nothing. Data does not limit training."

@@ -22,7 +22,7 @@ def run_tables(run: RunFiles) -> dict[str, Table | None]:
     """Return all tables by name, or None for those whose data is missing from the files."""
     bill = run.facts["bill"]
     causes = [cause for cause in WAITS if any(cause in epoch_pass.stalls for epoch_pass in run.passes)]
-    meanings = [(cause, WAITS[cause].meaning, WAITS[cause].remedy) for cause in causes]
+    meanings = [(cause, WAITS[cause].meaning, WAITS[cause].remedy(run.setup)) for cause in causes]
     heads = ("cause", "the trainer waited because", "what helps")
     return {
         "passes": passes_table(run),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from superdl.super_wire.errors import ConfigError, SuperError, UnknownJobError
-from superdl.super_wire.waits import WAITS
+from superdl.super_wire.waits import BUCKET, SHARED, WAITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -61,7 +61,8 @@ class Page:
         """Show a view on all open pages from now on."""
         jobs = view["jobs"]
         message = {**view, "jobs": jobs[:_JOBS_SHOWN], "more_jobs": max(0, len(jobs) - _JOBS_SHOWN)}
-        message["helps"] = {name: wait.remedy for name, wait in WAITS.items()}
+        setup = _setup(view)
+        message["helps"] = {name: wait.remedy(setup) for name, wait in WAITS.items()}
         with self._lock:
             self._view = message
             if time.monotonic() >= self._point_due_s:
@@ -82,6 +83,16 @@ class Page:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _setup(view: Mapping[str, Any]) -> set[str]:
+    """Return the setup that a remedy must fit, as for :meth:`Wait.remedy`."""
+    setup = {function["name"] for function in view["functions"]}
+    if not view["coordinator"].startswith("unix:"):  # which embedded runs use
+        setup.add(SHARED)
+    if any(not job["source"].startswith("file:") for job in view["jobs"]):
+        setup.add(BUCKET)
+    return setup
 
 
 def _point(view: Mapping[str, Any]) -> dict[str, Any]:

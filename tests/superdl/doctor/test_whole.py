@@ -1,10 +1,7 @@
-"""The whole of it: real coordinators, and the embedded default, from the command's words to its exit code."""
-
-import socket
+"""All checks beside real coordinators, from the command line to the exit code."""
 
 import pytest
 
-from superdl.main import main
 from tests.fixtures.images import write_images
 from tests.fixtures.stack import Stack
 from tests.superdl.doctor.conftest import judged, only
@@ -26,32 +23,6 @@ def test_everything_from_the_coordinators_address_alone(stack, images, capsys):
     judged(capsys, *words, sample=["ok"])  # functions are tried again, although the cache has all of it
     with stack.valkey.client() as client:
         assert len(client.keys("super:r1:*")) >= 8
-
-
-def test_what_people_see_of_it(stack, monkeypatch, capsys):
-    monkeypatch.setenv("SUPER_COORDINATOR", stack.address)
-    assert main(["doctor", "--cache", stack.valkey.url]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("ok    coordinator") and stack.address in line for line in shown)
-    assert any(line.startswith("warn  cache ") and stack.valkey.unix_url in line for line in shown)
-    assert any(line.startswith("skip  sample") for line in shown)
-    assert " 0 fail" in shown[-1]
-
-
-@pytest.mark.slow
-def test_the_embedded_default(images, capsys):
-    judged(capsys, images.as_uri(), *RECIPE, sample=["ok"], coordinator=["skip"])
-
-
-@pytest.mark.slow
-def test_a_coordinator_that_never_answers_holds_nobody_for_ever(valkey, monkeypatch, capsys):
-    only(monkeypatch, "coordinator", "cache", "sample")
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"127.0.0.1:{silent.getsockname()[1]}"
-        expected = {"cache": ["ok"], "sample": ["skip"]}
-        expected |= {"coordinator": ["fail", "CoordinatorUnreachableError"]}
-        found = judged(capsys, "--coordinator", address, "--cache", valkey.url, **expected)
-    assert found["coordinator"]["seconds"] < 30
 
 
 @pytest.mark.slow

@@ -9,31 +9,9 @@ import pytest
 
 from superdl.coordinator.store.index import IndexedPack, pack_segment
 from superdl.main import main
-from superdl.store.contents import Collection, Contents, choose
-from superdl.super_wire.errors import StoreFormatError, StoreRefusedError
 from superdl.super_wire.recipe import Recipe
 from tests.fixtures.images import SIDE
 from tests.superdl.store.conftest import asked, fill
-
-NOW_S = 1e9
-OURS, THEIRS = "a" * 32, "b" * 32
-
-
-def test_others_decoders_go_first_then_the_oldest_and_never_what_is_in_use():
-    contents = Contents(
-        {
-            name: Collection(name, dict.fromkeys(packs, 10), used_s=NOW_S - days * 86400, in_use=in_use)
-            for name, packs, days, in_use in (
-                ("old", ("old-1", "old-2"), 9, False),
-                ("new", ("new-1", "new-2", "new-3"), 1, False),
-                ("open", ("open-1",), 20, True),
-            )
-        },
-        decoders={"old-1": OURS, "new-1": OURS, "new-2": THEIRS, "open-1": THEIRS},
-        broken={"old-2": StoreRefusedError("another user's"), "new-3": StoreFormatError("no pack")},
-    )
-    assert choose(contents, OURS) == ["new-2", "new-3", "old-1", "old-2", "new-1"]
-    assert choose(contents, OURS, keep_bytes=30) == ["new-2", "new-3", "old-1"]
 
 
 def collection_of_pack(pack):

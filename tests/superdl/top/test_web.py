@@ -1,12 +1,9 @@
-"""``superdl top --web``: who is answered, by what headers, and what a page is told of a real coordinator."""
+"""``superdl top --web``: who is answered, by what headers, and what a page is told."""
 
 import contextlib
 import http.client
 import json
-import signal
 import socket
-import subprocess
-import sys
 import time
 from urllib.parse import urlsplit
 
@@ -15,12 +12,13 @@ import pytest
 from superdl.main import main
 from superdl.super_wire.errors import CoordinatorError, UnknownJobError
 from superdl.top.web import Page
-from tests.fixtures.workers import until
 
 VIEW = {
+    "coordinator": "unix:/run/super.sock",
     "clock_s": 1.0,
     "unreachable": None,
-    "jobs": [{"job": "<img src=x>\n\ndata: {}"}] * 60,
+    "jobs": [{"job": "<img src=x>\n\ndata: {}", "source": "file:///images"}] * 60,
+    "functions": [{"name": "local"}],
     "images_per_s": 5.0,
     "waits": {"limits": 0.5},
     "requests": {"in_flight": 2, "had": 3, "wanted": 4},
@@ -101,7 +99,11 @@ def test_a_page_is_told_what_was_and_what_came_since_with_gaps_where_nobody_answ
     assert first["view"]["jobs"] == VIEW["jobs"][:50]
     assert first["view"]["more_jobs"] == 10
     assert first["points"][0]["requests"] == {"in flight": 2, "slots": 3}
-    assert first["view"]["helps"]["limits"] == "a higher quota or a higher cap"
+    helps = first["view"]["helps"]
+    assert (helps["limits"], helps["starting"]) == (
+        "a higher spending cap",
+        "persistent workers or a longer run",
+    )
     later_s = time.monotonic() + 1
     monkeypatch.setattr(time, "monotonic", lambda: later_s)
     # Its clock was set back.
@@ -125,19 +127,3 @@ def test_a_port_that_cannot_be_had_is_named(page, stack, capsys):
         assert main(["top", "--coordinator", stack.address, "--web", str(port)]) == 2
         assert f"{port}" in capsys.readouterr().err
     assert main(["top", "--coordinator", stack.address, "--web", "0", "--once"]) == 2
-
-
-def test_the_page_of_a_real_coordinator_goes_on_through_its_restart(stack):
-    command = [sys.executable, "-m", "superdl.main", "top", "--coordinator", stack.address, "--web", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as top:
-        try:
-            assert top.stdout is not None
-            url = top.stdout.readline().split()[2]
-            until(lambda: (looked(url)["view"] or {}).get("coordinator") == stack.address)
-            stack.kill_coordinator()
-            until(lambda: looked(url)["view"]["unreachable"])
-            stack.start_coordinator()
-            until(lambda: looked(url)["view"]["unreachable"] is None)
-        finally:
-            top.send_signal(signal.SIGINT)
-        assert top.wait(20) == 0

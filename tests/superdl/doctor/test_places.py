@@ -1,4 +1,4 @@
-"""The store, each broken in one way: real directories, and what a real coordinator tells of its own."""
+"""Where samples are: a bucket that checks signatures, and stores of records, each broken in one way."""
 
 import os
 
@@ -7,14 +7,50 @@ import pytest
 
 from superdl.super_wire.record import pack
 from superdl.super_wire.store import DirectoryStore, PackMeta
+from tests.fixtures.images import write_images
+from tests.fixtures.object_store import SECRET
+from tests.fixtures.ports import free_port
 from tests.fixtures.stack import Stack
 from tests.superdl.doctor.conftest import judged, only
 
 
 @pytest.fixture(autouse=True)
-def _the_store_alone(monkeypatch):
-    only(monkeypatch, "coordinator", "store")
+def _the_places_alone(monkeypatch):
+    only(monkeypatch, "listing", "coordinator", "store")
     monkeypatch.delenv("SUPER_STORE", raising=False)
+
+
+@pytest.fixture
+def photos(object_store):
+    write_images(object_store.directory / "photos", 4)
+    return object_store
+
+
+def test_a_source_is_listed_or_what_it_lacks_is_named(photos, capsys):
+    keys = [path.name for path in (photos.directory / "photos" / "ant").iterdir()]
+    rows = "".join(f"{key},{place}\n" for place, key in enumerate(keys))
+    (photos.directory / "photos" / "labels.csv").write_text(f"key,label\n{rows}")
+    for verdict, text, *words in (
+        ("ok", "ant, bee, cat, dog", "s3://photos"),
+        ("fail", "s3://no-such-bucket/x", "s3://no-such-bucket/x"),
+        ("fail", "s3://photos/nothing", "s3://photos/nothing"),
+        ("fail", "class folders", "s3://photos/ant"),
+        ("ok", "", "s3://photos/ant", "--key-list", "s3://photos/labels.csv"),  # needs no folders
+    ):
+        judged(capsys, *words, listing=[verdict, text])
+
+
+def test_an_identity_that_the_store_refuses_is_told_and_its_secret_is_not(photos, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "geheim-wrong-secret")
+        judged(capsys, "s3://photos", listing=["fail", "SignatureDoesNotMatch"])
+        elsewhere = ("--coordinator", f"127.0.0.1:{free_port()}")  # which lists, by an identity of its own
+        found = judged(capsys, "s3://photos", *elsewhere, listing=["skip"])
+        assert not [secret for secret in ("geheim", SECRET) if secret in str(found)]
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("SUPER_S3_ANONYMOUS", "0")
+    judged(capsys, "s3://photos", listing=["fail", "AWS_PROFILE"])
 
 
 def test_a_store_that_is_used(tmp_path, capsys, monkeypatch):
