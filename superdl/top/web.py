@@ -70,7 +70,7 @@ class Page:
                 self._points.append(_point(view))
                 self._count += 1
 
-    def look(self, after: int) -> bytes:
+    def update(self, after: int) -> bytes:
         """Return the view, and the points of the timeline that follow its first ``after``, as JSON."""
         with self._lock:
             # By number, since clocks step back. A page with a higher count belongs to an earlier server.
@@ -155,7 +155,7 @@ class _Request(BaseHTTPRequestHandler):
                 after = int(self._query("after") or 0)
             except ValueError:
                 after = 0
-            self._send(200, "application/json", self.server.page.look(after))
+            self._send(200, "application/json", self.server.page.update(after))
         elif path == "/batches":
             self._late_batches()
         else:

@@ -5,6 +5,7 @@ import os
 import stat
 import zipfile
 from importlib import metadata
+from pathlib import PurePosixPath
 
 import pytest
 
@@ -78,7 +79,8 @@ def test_the_same_package_is_built_again_whatever_the_umask(lock, tmp_path):
     assert one.read_bytes() == two.read_bytes()
     with zipfile.ZipFile(one) as archive:
         entries = archive.infolist()
-    assert [entry.filename for entry in entries] == sorted(entry.filename for entry in entries)
+    paths = [PurePosixPath(entry.filename) for entry in entries]
+    assert paths == sorted(paths)
     assert {stat.filemode(entry.external_attr >> 16) for entry in entries} == {"-rw-r--r--"}
 
 

@@ -14,7 +14,7 @@ from superdl.super_dataset import Recipe, SuperDataset
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.redaction import shown
 from superdl.super_wire.run_directory import RunDirectory
-from superdl.top.command import Looks, view_of
+from superdl.top.command import Poller, view_of
 from superdl.top.terminal import rendered
 from tests.fixtures.images import SIDE
 
@@ -40,24 +40,24 @@ def test_a_restart_is_survived_and_what_was_last_known_stays(stack, images):
     dataset = SuperDataset(images.as_uri(), RECIPE)
     client = Client(stack.address)
     with SuperSampler(dataset, batch_size=16, shuffle=True, coordinator=stack.address) as sampler:
-        looks = Looks(client, shown)
-        assert looks.view["images_per_s"] is None
+        poller = Poller(client, shown)
+        assert poller.view["images_per_s"] is None
         for ref in sampler:
             dataset[ref]
         sampler.job_stats()
-        view = looks.again()
+        view = poller.poll()
         (job,) = view["jobs"]
         assert (job["ranks"], job["lapsed_ranks"], view["functions"][0]["name"]) == (1, 0, "local")
         assert view["functions"][0]["ended"]["answered"] > 0
         assert job["source"] in text_of(view)
         stack.kill_coordinator()
-        lost = looks.again()["unreachable"]
-        assert looks.again()["unreachable"]["since_s"] == lost["since_s"]
-        assert looks.view["jobs"] == view["jobs"]
-        assert "not reachable since" in text_of(looks.view)
+        lost = poller.poll()["unreachable"]
+        assert poller.poll()["unreachable"]["since_s"] == lost["since_s"]
+        assert poller.view["jobs"] == view["jobs"]
+        assert "not reachable since" in text_of(poller.view)
         stack.start_coordinator()
         # The sampler's channel, which is this one's too, may be waiting to connect again.
-        assert any(looks.again()["unreachable"] is None for _ in range(100))
+        assert any(poller.poll()["unreachable"] is None for _ in range(100))
 
 
 def test_the_only_embedded_run_is_found_and_of_several_one_must_be_named(nowhere, stack, capsys):
