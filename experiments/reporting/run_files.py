@@ -113,10 +113,13 @@ def read_run(directory: Path) -> RunFiles:
         ConfigError: the directory contains no run, or a report that this version cannot read.
     """
     if not (directory / REPORT_NAME).is_file():
-        remedy = "use one that superdl run has written"
-        if any(any(directory.glob(f"{depth}{REPORT_NAME}")) for depth in ("*/", "*/*/")):
-            remedy = "its runs are below it, so use one of these"
-        raise ConfigError(f"{directory} is not a run directory: it has no {REPORT_NAME}; {remedy}")
+        if not directory.is_dir():
+            raise ConfigError(f"there is no directory {directory}: pass one that superdl run has written")
+        reports = [path for depth in ("*", "*/*") for path in directory.glob(f"{depth}/{REPORT_NAME}")]
+        remedy = "pass one that superdl run has written"
+        if newest := max(reports, key=lambda path: path.stat().st_mtime, default=None):
+            remedy = f"its runs are below it, such as {newest.parent}"
+        raise ConfigError(f"{directory} is not a run directory, because it has no {REPORT_NAME}; {remedy}")
     return RunFiles(directory, read_format(directory / REPORT_NAME, REPORT_FORMAT))
 
 

@@ -46,7 +46,7 @@ def tiles(run: RunFiles) -> list[Tile]:
         run_tiles.append(Tile(_rate(later or first), f"images/s {of}", before))
         before = f"first epoch: {percent(_waiting_share(first))}" if later else "training time"
         run_tiles.append(Tile(percent(_waiting_share(later or first)), f"waiting for data {of}", before))
-    if bill:
+    if bill and (first or bill["usd"]):
         run_tiles.append(Tile(usd(bill["usd"]), "cost of the run", _about_cost(bill)))
     return run_tiles
 

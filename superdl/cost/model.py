@@ -86,7 +86,7 @@ class _Epoch(NamedTuple):
 
 def bills(scenario: Scenario, prices: PriceTable) -> list[Bill]:
     """Return the bill of each possible way of loading; raise ``ConfigError`` if a machine has no price."""
-    absent = left_out(scenario, prices)
+    absent = unavailable(scenario, prices)
     rows = [_with_lambda(scenario, prices), _embedded(scenario, prices)]
     if _STORED not in absent:
         rows.append(_embedded(scenario, prices, store_share=_store_share(scenario, prices)))
@@ -95,8 +95,8 @@ def bills(scenario: Scenario, prices: PriceTable) -> list[Bill]:
     return rows
 
 
-def left_out(scenario: Scenario, prices: PriceTable) -> dict[str, str]:
-    """Return why some ways of loading have no bill, by their tags."""
+def unavailable(scenario: Scenario, prices: PriceTable) -> dict[str, str]:
+    """Return the ways of loading that have no bill, by tag, with the reasons."""
     if not prices.machine(scenario.machine).nvme_gb:
         return {_STORED: f"{scenario.machine} has no NVMe"}
     if _store_share(scenario, prices) <= _embedded_reuse(scenario, prices):

@@ -124,9 +124,10 @@ class LooseImages:
             why = f"{len(bare):,} of {len(self.keys):,} images have no label file, such as {bare[0]}"
             names = ", ".join(self._label_names(bare[0]))
             remedy = (
-                "use --missing-label TEXT instead ('' for no box), or --labels folder for the folder's name"
+                "to label images by their folder, use --labels folder; to label these, use --missing-label "
+                "TEXT ('' for no boxes)"
             )
-            raise SourceNotFoundError(f"{url}: {why} (not {names}): {remedy}")
+            raise SourceNotFoundError(f"{url}: {why} (there is no {names}); {remedy}")
 
     def rows(self, keys: Sequence[str]) -> list[dict[str, Any]]:
         """Return the rows of some images; raise ``SourceError`` if a label file is invalid."""

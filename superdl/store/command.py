@@ -37,7 +37,7 @@ _YES = "use --yes to drop without asking"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the actions and their options."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions = parser.add_subparsers(dest="action", required=True, metavar=f"{{{','.join(_ACTIONS)}}}")
     for name, text in _ACTIONS.items():
         action = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         action.add_argument(

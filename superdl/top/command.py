@@ -125,13 +125,13 @@ def view_of(before: Mapping[str, Any], after: Mapping[str, Any], over_s: float) 
         functions.append(
             {
                 "name": executor["name"],
-                "wanted": executor["capacity"],
-                "had": executor["concurrency"],
+                "capacity": executor["capacity"],
+                "slots": executor["concurrency"],
                 "in_flight": executor["in_flight"],
                 "samples_per_s": grown(old, executor, "samples"),
                 "ended": _ended(executor),
                 "ended_per_s": rates(_ended(old), _ended(executor)),
-                "trouble": executor["trouble"],
+                "problem": executor["trouble"],
             }
         )
     cache = after["cache"]
@@ -147,7 +147,7 @@ def view_of(before: Mapping[str, Any], after: Mapping[str, Any], over_s: float) 
         "functions": functions,
         "requests": {
             "in_flight": cache["total_requests_in_flight"],
-            "had": cache["concurrency"],
+            "slots": cache["concurrency"],
         },
         "cache": cache,
         "lines": cache_lines(cache),
@@ -173,7 +173,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_coordinator(parser)
     add("--once", action="store_true", help="show the view once, with rates over one second")
     add("--json", action="store_true", help="print a line of JSON per poll")
-    add("--web", type=int, metavar="PORT", help="serve a page on this port of 127.0.0.1 (0 picks a free port)")
+    add(
+        "--web", type=int, metavar="PORT", help="serve a page on this port of 127.0.0.1 (0 picks a free port)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -68,13 +68,13 @@ def _functions(functions: Sequence[Mapping[str, Any]]) -> Table:
         )
         table.add_row(
             Text(function["name"]),
-            Text(f"{function['had']:,} of {function['wanted']:,}"),
+            Text(f"{function['slots']:,} of {function['capacity']:,}"),
             Text(f"{function['in_flight']:,}"),
             Text(_rate(function["samples_per_s"])),
             Text(ended or "none"),
         )
-        if function["trouble"]:
-            table.add_row(Text(f"  {function['trouble']}", style="red"))
+        if function["problem"]:
+            table.add_row(Text(f"  {function['problem']}", style="red"))
     return table
 
 

@@ -96,7 +96,7 @@ def _setup(view: Mapping[str, Any]) -> set[str]:
 
 
 def _point(view: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a view's point on the timeline, with only its time if the coordinator did not answer."""
+    """Return a view's point on the timeline, or only its time if the coordinator did not respond."""
     if view["unreachable"]:
         return {"clock_s": view["clock_s"]}
     requests, cache = view["requests"], view["cache"]
@@ -104,7 +104,7 @@ def _point(view: Mapping[str, Any]) -> dict[str, Any]:
         "clock_s": view["clock_s"],
         "images": {"images/s": view["images_per_s"]},
         "waits": view["waits"],
-        "requests": {"in flight": requests["in_flight"], "slots": requests["had"]},
+        "requests": {"in flight": requests["in_flight"], "slots": requests["slots"]},
         "cache": {"used": cache["resident_bytes"], "budget": cache["budget_bytes"]},
     }
 
@@ -159,7 +159,7 @@ class _Request(BaseHTTPRequestHandler):
         elif path == "/batches":
             self._late_batches()
         else:
-            self.send_error(404, "not found: use /, /view or /batches")
+            self.send_error(404, "Not found: use /, /view or /batches.")
 
     def _query(self, name: str) -> str:
         return parse_qs(urlsplit(self.path).query, errors="replace").get(name, [""])[0]
@@ -185,7 +185,7 @@ class _Request(BaseHTTPRequestHandler):
             self.send_error(404, "This job is not open.")
             return
         except SuperError:
-            self.send_error(503, "The coordinator does not answer.")
+            self.send_error(503, "The coordinator does not respond.")
             return
         self._send(200, "application/json", json.dumps(batches).encode())
 

@@ -14,6 +14,7 @@ DEEP, DIGITS = "[" * 20_000, "9" * 5000
 LAUGHS = "[&a0 [x, x]" + "".join(f", &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60)) + "]"
 # A command, and what its refusal names.
 WRONG = {
+    "docter .": "did you mean doctor?",
     "run no-such-spec": "no-such-spec",
     "run digits --set loader.batchsize=1": "batch_size",
     "run digits --kind torch": "--kind",  # a key of two sections
@@ -43,7 +44,8 @@ WRONG = {
     "doctor --executor carrier-pigeon": "carrier-pigeon",
     "doctor ftp://bucket": "ftp://",
     "doctor . --key-list ftp://bucket/k.csv": "ftp://bucket/k.csv",
-    "cost --jobs none": "jobs",
+    "cost --images 200k": "--images",
+    "worker": "SUPER_COORDINATOR",
     "cost --machine abacus": "abacus",
     "cost --set cache_node=tin": "tin",
     "index . -o list.txt": ".jsonl",
@@ -83,6 +85,11 @@ def empty(tmp_path, monkeypatch):
 def test_wrong_use_is_named_and_nothing_is_written(command, empty, capsys):
     assert WRONG[command] in refused(capsys, shlex.split(command))
     assert not list(empty.iterdir())
+
+
+def test_without_a_command_the_overview_is_shown(capsys):
+    assert main([]) == 2
+    assert "\nload:\n" in capsys.readouterr().err
 
 
 YAML = {

@@ -34,6 +34,7 @@ def test_a_source_is_listed_or_what_it_lacks_is_named(photos, capsys):
         ("ok", "ant, bee, cat, dog", "s3://photos"),
         ("fail", "s3://no-such-bucket/x", "s3://no-such-bucket/x"),
         ("fail", "s3://photos/nothing", "s3://photos/nothing"),
+        ("fail", "there is no directory /nowhere/photos", "/nowhere/photos"),
         ("fail", "class folders", "s3://photos/ant"),
         ("ok", "", "s3://photos/ant", "--key-list", "s3://photos/labels.csv"),  # needs no folders
     ):

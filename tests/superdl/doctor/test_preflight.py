@@ -14,7 +14,7 @@ RECIPE = Recipe.image(resize=32, crop=32)
 
 def tried(stack, source, **more):
     lines = []
-    preflight(source.as_uri(), RECIPE, coordinator=stack.address, tell=lines.append, **more)
+    preflight(source.as_uri(), RECIPE, coordinator=stack.address, notify=lines.append, **more)
     return lines
 
 

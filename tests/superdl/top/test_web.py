@@ -21,7 +21,7 @@ VIEW = {
     "functions": [{"name": "local"}],
     "images_per_s": 5.0,
     "waits": {"limits": 0.5},
-    "requests": {"in_flight": 2, "had": 3, "wanted": 4},
+    "requests": {"in_flight": 2, "slots": 3},
     "cache": {"resident_bytes": 1, "budget_bytes": 2},
 }
 LATE = {"rank": 0, "epoch": 20, "position": 22, "cause": "storage", "wait_s": 0.5}
