@@ -44,7 +44,7 @@ _GROUPS = {
     "train": {
         "run": "train a model from a spec, and report where the time went",
         "compare": "train with several loaders in turn, and compare them",
-        "report": "rewrite the page of a run, or write one page about many runs",
+        "report": "rewrite the report page of a run or a comparison",
         "evaluate": "compute the accuracy and loss of a checkpoint",
         "data": "create images to experiment with, or upload a folder to a bucket",
         "demo": "compare SUPER with DataLoader on this machine in a minute, on your images or generated ones",

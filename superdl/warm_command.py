@@ -236,10 +236,10 @@ class _Warming:
             self.progress_s = seconds
         if not report.ended and seconds - self.progress_s > self.patience_s:
             trouble = cache.store_trouble if report.to_store else ""
-            because = trouble or "are the coordinator's functions running (superdl stats, its log)?"
+            because = trouble or "check that functions are running (superdl stats, the coordinator's log)"
             remaining = report.samples - report.warm - report.failed
             report.ended = "stalled"
-            report.why = f"none of {remaining:,} samples has arrived for {self.patience_s:g} s: {because}"
+            report.why = f"none of {remaining:,} samples arrived for {self.patience_s:g} s: {because}"
 
 
 def _print_report(report: _Report, target: str, console: Console) -> None:

@@ -26,8 +26,8 @@ _ENOUGH_BYTES = 256 * 2**20
 _PROGRESS_EVERY_S = 10.0
 _REMEDY = 'fix or remove these objects, or train with on_bad_sample="skip" or "replace"'
 _MORE_MEMORY = (
-    "give the container more: docker run --shm-size=2g (or --ipc=host), shm_size: 2gb in a compose file, or "
-    "an emptyDir with medium: Memory mounted at /dev/shm in Kubernetes"
+    "give the container more shared memory: docker run --shm-size=2g (or --ipc=host), shm_size: 2gb in a "
+    "compose file, or an emptyDir with medium: Memory mounted at /dev/shm in Kubernetes"
 )
 
 

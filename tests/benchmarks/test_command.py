@@ -1,4 +1,4 @@
-"""The benchmarks end to end, as small as they can be: the output has the structure that readers count on."""
+"""All benchmarks end to end, as small as possible."""
 
 import json
 import re

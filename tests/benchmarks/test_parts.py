@@ -1,4 +1,4 @@
-"""What benchmarks are made of: checksums, figures and reports."""
+"""Parts of benchmarks: checksums, figures and reports."""
 
 import argparse
 import io

@@ -1,4 +1,4 @@
-"""The launcher: hosts and scripts as SageMaker describes them, and whole runs on hosts of this machine."""
+"""The launcher: hosts and scripts from SageMaker's settings, and whole runs on simulated hosts."""
 
 import ast
 import json

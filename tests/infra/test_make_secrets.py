@@ -1,4 +1,4 @@
-"""Certificates and tokens get into Secrets Manager once, are renewed when due, and are good for TLS."""
+"""Certificates and tokens are stored in Secrets Manager once, renewed when due, and valid for TLS."""
 
 import contextlib
 import json

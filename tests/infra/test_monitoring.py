@@ -1,4 +1,4 @@
-"""Alert rules and dashboard: they ask for metrics that there are, and each rule fires at its fault alone."""
+"""Alert rules and dashboard query existing metrics, and each rule fires only for its fault."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""What a deleted stack leaves is deleted or listed; another stack's things stay."""
+"""Remains of a deleted stack are deleted or listed; other stacks are untouched."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The template and the code agree: variables, users of the cache, handler, probe, times, metrics, names."""
+"""The template agrees with the code: cache users, handler, probe, timeouts, metrics and names."""
 
 import asyncio
 import importlib

@@ -1,4 +1,4 @@
-"""The command as people type it, in processes of its own."""
+"""The ``superdl`` command in separate processes."""
 
 import json
 import subprocess

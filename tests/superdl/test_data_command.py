@@ -1,4 +1,4 @@
-"""``superdl data``: what it makes and lists."""
+"""``superdl data make`` and ``superdl data list``."""
 
 import json
 

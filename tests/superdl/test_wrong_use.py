@@ -1,4 +1,4 @@
-"""Wrong options and odd files: each command refuses them in few words that name what is wrong, and where."""
+"""Commands reject invalid options and malformed files with a short message that names the mistake."""
 
 import json
 import shlex

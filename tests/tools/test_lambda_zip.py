@@ -1,4 +1,4 @@
-"""Sees that the package is the same whoever builds it, and holds what it should and nothing else."""
+"""The function's package is reproducible, and contains only what it should."""
 
 import hashlib
 import os

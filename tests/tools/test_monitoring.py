@@ -1,4 +1,4 @@
-"""docs/monitoring.md and what else follows from the list of metrics agrees with it."""
+"""Files generated from the list of metrics are up to date."""
 
 from tools import monitoring
 

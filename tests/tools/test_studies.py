@@ -1,4 +1,4 @@
-"""The pages of the studies say what was measured, and the tool that writes them does."""
+"""The studies' pages agree with the recorded measurements."""
 
 import json
 

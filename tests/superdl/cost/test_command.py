@@ -1,4 +1,4 @@
-"""``superdl cost``: what it prints, for people, for programs and for docs/performance.md."""
+"""The output of ``superdl cost``: tables, JSON, and the figures in docs/performance.md."""
 
 import json
 import re

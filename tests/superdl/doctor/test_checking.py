@@ -1,4 +1,4 @@
-"""Checks run in their order, within their time, and not at all where what they build on has failed."""
+"""Checks run in order and within their time limit, and are skipped if one that they need has failed."""
 
 import threading
 

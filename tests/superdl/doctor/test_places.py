@@ -1,4 +1,4 @@
-"""Where samples are: a bucket that checks signatures, and stores of records, each broken in one way."""
+"""Sources and stores: a bucket that checks signatures, and directories, each broken in one way."""
 
 import os
 
@@ -11,7 +11,7 @@ from tests.fixtures.images import write_images
 from tests.fixtures.object_store import SECRET
 from tests.fixtures.ports import free_port
 from tests.fixtures.stack import Stack
-from tests.superdl.doctor.conftest import judged, only
+from tests.superdl.doctor.conftest import check_findings, only
 
 
 @pytest.fixture(autouse=True)
@@ -38,20 +38,20 @@ def test_a_source_is_listed_or_what_it_lacks_is_named(photos, capsys):
         ("fail", "class folders", "s3://photos/ant"),
         ("ok", "", "s3://photos/ant", "--key-list", "s3://photos/labels.csv"),  # needs no folders
     ):
-        judged(capsys, *words, listing=[verdict, text])
+        check_findings(capsys, *words, listing=[verdict, text])
 
 
 def test_an_identity_that_the_store_refuses_is_told_and_its_secret_is_not(photos, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.setenv("AWS_SECRET_ACCESS_KEY", "geheim-wrong-secret")
-        judged(capsys, "s3://photos", listing=["fail", "SignatureDoesNotMatch"])
+        check_findings(capsys, "s3://photos", listing=["fail", "SignatureDoesNotMatch"])
         elsewhere = ("--coordinator", f"127.0.0.1:{free_port()}")  # which lists, by an identity of its own
-        found = judged(capsys, "s3://photos", *elsewhere, listing=["skip"])
+        found = check_findings(capsys, "s3://photos", *elsewhere, listing=["skip"])
         assert not [secret for secret in ("geheim", SECRET) if secret in str(found)]
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("SUPER_S3_ANONYMOUS", "0")
-    judged(capsys, "s3://photos", listing=["fail", "AWS_PROFILE"])
+    check_findings(capsys, "s3://photos", listing=["fail", "AWS_PROFILE"])
 
 
 def test_a_store_that_is_used(tmp_path, capsys, monkeypatch):
@@ -59,12 +59,12 @@ def test_a_store_that_is_used(tmp_path, capsys, monkeypatch):
     with store.begin_pack(PackMeta("0" * 16, "file:///x", "{}", "f", "1")) as writing:
         writing.add(b"i" * 16, *pack(np.ones((8, 8, 3), np.uint8), b"i" * 16))
         writing.commit()
-    judged(capsys, "--store", store.address, store=["ok", "1 pack"])
+    check_findings(capsys, "--store", store.address, store=["ok", "1 pack"])
     assert store.others("nobody", 0) == [], "it leaves no mark behind"
     monkeypatch.setenv("SUPER_STORE", store.address)
-    judged(capsys, store=["ok", "1 pack"])
+    check_findings(capsys, store=["ok", "1 pack"])
     (tmp_path / "store" / "store.json").write_text('{"super_store": 99, "id": ""}')
-    judged(capsys, store=["fail", "version 99"])
+    check_findings(capsys, store=["fail", "version 99"])
 
 
 @pytest.fixture
@@ -83,13 +83,13 @@ def guarded(tmp_path):
 @pytest.mark.parametrize(("folder", "verdict"), [("tmp_path", "skip"), ("guarded", "fail")])
 def test_a_store_that_is_missing_can_be_created_or_not(folder, verdict, request, capsys):
     place = request.getfixturevalue(folder) / "new" / "store"
-    judged(capsys, "--store", str(place), store=[verdict, str(place)])
+    check_findings(capsys, "--store", str(place), store=[verdict, str(place)])
     assert not place.parent.exists()
 
 
 def test_the_store_of_a_coordinator(tmp_path, capsys):
     place = tmp_path / "store"
     with Stack(arguments=("--store", str(place))) as stack:
-        judged(capsys, "--coordinator", stack.address, store=["ok", str(place)])
+        check_findings(capsys, "--coordinator", stack.address, store=["ok", str(place)])
         place.rename(tmp_path / "elsewhere")
-        judged(capsys, "--coordinator", stack.address, store=["skip", str(place)])
+        check_findings(capsys, "--coordinator", stack.address, store=["skip", str(place)])

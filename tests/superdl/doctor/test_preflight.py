@@ -1,4 +1,4 @@
-"""A run tries cache, rights, source and function first, and ends within seconds where an epoch would wait."""
+"""A run checks cache, permissions, source and function first, and fails within seconds."""
 
 import pytest
 

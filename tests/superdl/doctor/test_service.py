@@ -8,7 +8,7 @@ from tests.coordinator.executors.lambda_running import handler_of
 from tests.fixtures.ports import free_port
 from tests.fixtures.tls_front import TlsFront
 from tests.fixtures.valkey import Valkey
-from tests.superdl.doctor.conftest import judged, only
+from tests.superdl.doctor.conftest import check_findings, only
 
 SECRET = "secret-of-the-test"
 ON_LAMBDA = ("--executor", "lambda")
@@ -28,16 +28,16 @@ def served(command):
 
 
 def test_all_is_well(valkey, capsys):
-    judged(capsys, "--cache", valkey.url, cache=["ok"])
+    check_findings(capsys, "--cache", valkey.url, cache=["ok"])
     with valkey.client() as client:
         assert client.dbsize() == 0  # nothing is left behind
 
 
 def test_nobody_there_and_a_cache_that_requires_a_password(capsys):
     address = f"redis://127.0.0.1:{free_port()}"
-    judged(capsys, "--cache", address, cache=["fail", address])
+    check_findings(capsys, "--cache", address, cache=["fail", address])
     with served(f"CONFIG SET requirepass {SECRET}") as server:
-        judged(capsys, "--cache", server.url, cache=["fail", "SUPER_CACHE_PASSWORD"])
+        check_findings(capsys, "--cache", server.url, cache=["fail", "SUPER_CACHE_PASSWORD"])
 
 
 @pytest.mark.parametrize(
@@ -53,15 +53,15 @@ def test_rights_of_a_reader(capsys, monkeypatch, rules, verdict, words):
     monkeypatch.setenv("SUPER_CACHE_USERNAME", "reader")
     monkeypatch.setenv("SUPER_CACHE_PASSWORD", SECRET)
     with served(f"ACL SETUSER reader on >{SECRET} resetkeys -@all {rules} +cluster|slots +asking") as server:
-        judged(capsys, "--cache", server.url, cache=[verdict, words])
+        check_findings(capsys, "--cache", server.url, cache=[verdict, words])
 
 
 def test_a_certificate_of_nobody_that_is_known(valkey, certificates, monkeypatch, capsys):
     with TlsFront(f"{valkey.directory}/redis.sock", certificates) as front:
         address = f"rediss://127.0.0.1:{front.port}"
-        judged(capsys, "--cache", address, cache=["fail", "SUPER_CACHE_CA_FILE"])
+        check_findings(capsys, "--cache", address, cache=["fail", "SUPER_CACHE_CA_FILE"])
         monkeypatch.setenv("SUPER_CACHE_CA_FILE", certificates.ca_file)
-        judged(capsys, "--cache", address, cache=["ok", "over TLS"])
+        check_findings(capsys, "--cache", address, cache=["ok", "over TLS"])
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def service(lambda_service):
 
 
 def test_a_function_that_is_ours(service, valkey, capsys):
-    judged(capsys, *ON_LAMBDA, "--cache", valkey.url, function=["ok"])
+    check_findings(capsys, *ON_LAMBDA, "--cache", valkey.url, function=["ok"])
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,11 @@ def test_a_function_that_is_not_there_or_another(service, valkey, monkeypatch, c
         service.deploy(handler=handler_of(handler))
     else:
         monkeypatch.setenv("SUPER_LAMBDA_FUNCTION", "nobody")
-    judged(capsys, *ON_LAMBDA, "--cache", valkey.url, function=["fail", *words])
+    check_findings(capsys, *ON_LAMBDA, "--cache", valkey.url, function=["fail", *words])
 
 
 def test_an_identity_that_may_not_invoke_and_a_cache_that_is_not_named(service, valkey, capsys):
     service.denied = ("/invocations",)
     refused = ["fail", "lambda:InvokeFunction"]
-    judged(capsys, *ON_LAMBDA, "--cache", valkey.url, function=refused)
-    judged(capsys, *ON_LAMBDA, function=["skip", "--cache"])
+    check_findings(capsys, *ON_LAMBDA, "--cache", valkey.url, function=refused)
+    check_findings(capsys, *ON_LAMBDA, function=["skip", "--cache"])

@@ -1,10 +1,10 @@
-"""All checks beside real coordinators, from the command line to the exit code."""
+"""All checks with real coordinators, from the command line to the exit code."""
 
 import pytest
 
 from tests.fixtures.images import write_images
 from tests.fixtures.stack import Stack
-from tests.superdl.doctor.conftest import judged, only
+from tests.superdl.doctor.conftest import check_findings, only
 
 OTHER_VERSION = """
 import importlib.metadata as metadata
@@ -17,10 +17,12 @@ RECIPE = ("--resize", "32", "--crop", "32")
 def test_everything_from_the_coordinators_address_alone(stack, images, capsys):
     words = (str(images), *RECIPE, "--coordinator", stack.address)
     expected = {"coordinator": ["ok"], "sample": ["ok"], "shared_memory": ["ok"], "listing": ["skip"]}
-    found = judged(capsys, *words, cache=["ok", stack.valkey.unix_url], **expected)
+    found = check_findings(capsys, *words, cache=["ok", stack.valkey.unix_url], **expected)
     assert "4 of 150 samples" in found["sample"]["reason"]
     assert not stack.log.read_text().count("WARNING")
-    judged(capsys, *words, sample=["ok"])  # functions are tried again, although the cache has all of it
+    check_findings(
+        capsys, *words, sample=["ok"]
+    )  # functions are tried again, although the cache has all of it
     with stack.valkey.client() as client:
         assert len(client.keys("super:r1:*")) >= 8
 
@@ -29,7 +31,7 @@ def test_everything_from_the_coordinators_address_alone(stack, images, capsys):
 def test_a_coordinator_of_another_version(tmp_path, monkeypatch, capsys):
     (tmp_path / "sitecustomize.py").write_text(OTHER_VERSION)
     with Stack(environment={"PYTHONPATH": str(tmp_path)}) as running:
-        judged(capsys, "--coordinator", running.address, coordinator=["warn", "it runs SUPER 9.9.9"])
+        check_findings(capsys, "--coordinator", running.address, coordinator=["warn", "it runs SUPER 9.9.9"])
 
 
 def test_all_decodes_everything_and_lists_every_bad_file(stack, tmp_path, capsys, monkeypatch):
@@ -39,5 +41,5 @@ def test_all_decodes_everything_and_lists_every_bad_file(stack, tmp_path, capsys
     for name in broken:
         (dirty / name).write_text("no image")
     words = (*RECIPE, "--coordinator", stack.address, "--all")
-    judged(capsys, str(good), *words, all_samples=["ok", "all 12 samples"])
-    judged(capsys, str(dirty), *words, all_samples=["fail", "3 of 15 samples", *broken])
+    check_findings(capsys, str(good), *words, all_samples=["ok", "all 12 samples"])
+    check_findings(capsys, str(dirty), *words, all_samples=["fail", "3 of 15 samples", *broken])

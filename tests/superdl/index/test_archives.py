@@ -1,4 +1,4 @@
-"""Archives and folders as people download them: hidden files, a folder around all, splits, dots, labels."""
+"""Archives and folders as downloaded: hidden files, a top-level folder, splits, dots in names, labels."""
 
 import tarfile
 import zipfile

@@ -1,4 +1,4 @@
-"""``superdl index``: what it writes and where, in which order, what it refuses, and sources in S3."""
+"""``superdl index``: the order and place of its output, its errors, and sources in S3."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Samples of several files: images and masks in tars and folders go together by their names."""
+"""Samples of several files: images and masks are matched by name, in tars and folders."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Images that lie in no shard: labels in files beside them, YOLO's boxes, COCO's; what is missing or bad."""
+"""Images outside shards: label files, boxes of YOLO and COCO, and missing or invalid labels."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""``superdl top``: what it finds, what it shows of real jobs, and what it survives."""
+"""``superdl top``: finding a coordinator, views of real jobs, and restarts."""
 
 import io
 import tempfile

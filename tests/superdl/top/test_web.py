@@ -1,4 +1,4 @@
-"""``superdl top --web``: who is answered, by what headers, and what a page is told."""
+"""The server of ``superdl top --web``: allowed requests, headers, and updates for the page."""
 
 import contextlib
 import http.client
@@ -41,21 +41,21 @@ def page():
         yield page
 
 
-def asked(url, path):
+def get(url, path):
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
     connection.request("GET", path)
     return connection.getresponse()
 
 
-def looked(url, after=0):
+def get_update(url, after=0):
     """What the page is told when it asks."""
-    answer = asked(url, f"/view?after={after}")
+    answer = get(url, f"/view?after={after}")
     assert answer.headers["Content-Type"] == "application/json"
     return json.loads(answer.read())
 
 
 def test_a_page_is_served_under_a_strict_policy(page):
-    answer = asked(page.url, "/?x")
+    answer = get(page.url, "/?x")
     assert answer.status == 200
     html = answer.read().decode()
     policy = answer.headers["Content-Security-Policy"]
@@ -93,9 +93,9 @@ def test_only_gets_of_known_paths_under_one_loopback_name_are_answered(page, met
 
 
 def test_a_page_is_told_what_was_and_what_came_since_with_gaps_where_nobody_answered(page, monkeypatch):
-    assert looked(page.url) == {"view": None, "points": [], "count": 0}
+    assert get_update(page.url) == {"view": None, "points": [], "count": 0}
     page.show(VIEW)
-    first = looked(page.url, "no-number")
+    first = get_update(page.url, "no-number")
     assert first["view"]["jobs"] == VIEW["jobs"][:50]
     assert first["view"]["more_jobs"] == 10
     assert first["points"][0]["requests"] == {"in flight": 2, "slots": 3}
@@ -108,16 +108,16 @@ def test_a_page_is_told_what_was_and_what_came_since_with_gaps_where_nobody_answ
     monkeypatch.setattr(time, "monotonic", lambda: later_s)
     # Its clock was set back.
     page.show({**VIEW, "clock_s": 0.5, "unreachable": {"since_s": 1.0, "why": "gone"}})
-    second = looked(page.url, first["count"])
+    second = get_update(page.url, first["count"])
     assert second["points"] == [{"clock_s": 0.5}]
     assert second["view"]["unreachable"]["why"] == "gone"
-    assert looked(page.url, 2)["points"] == []
+    assert get_update(page.url, 2)["points"] == []
     for newcomer in (0, 99):  # a new page, and one that an earlier server filled
-        assert len(looked(page.url, newcomer)["points"]) == 2
+        assert len(get_update(page.url, newcomer)["points"]) == 2
 
 
 def test_the_late_batches_of_a_job_are_answered(page):
-    answer = asked(page.url, "/batches?job=a%20%26%20b")
+    answer = get(page.url, "/batches?job=a%20%26%20b")
     assert answer.headers["Content-Type"] == "application/json"
     assert json.loads(answer.read()) == [LATE]
 
