@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.recipe import Recipe
 
-# A page is requested once there is room for this many batches, with as many still left.
+# A page of this many batches is requested once at most as many are unread.
 PAGE_BATCHES = 32
 
 _TIMEOUT_S = 120.0

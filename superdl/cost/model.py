@@ -132,19 +132,19 @@ def _store_share(scenario: Scenario, prices: PriceTable) -> float:
     return min(1.0, room_bytes / (scenario.samples * scenario.record_bytes))
 
 
-def _vcpus_rate(scenario: Scenario, machine: Machine, cpu_ms: float, *, kept: float = 0.0) -> float:
-    """Return a machine's images/s with ``kept`` vCPUs reserved, at ``cpu_ms`` on the measured core."""
+def _vcpus_rate(scenario: Scenario, machine: Machine, cpu_ms: float, *, reserved: float = 0.0) -> float:
+    """Return a machine's images/s without ``reserved`` vCPUs, at ``cpu_ms`` on the measured core."""
     speed = scenario.arm_vcpu if machine.arm else scenario.x86_vcpu
-    return max(machine.vcpus - kept, 0.0) * speed / (cpu_ms * _MS)
+    return max(machine.vcpus - reserved, 0.0) * speed / (cpu_ms * _MS)
 
 
-def _epoch(scenario: Scenario, prices: PriceTable, cpu_ms: float, gets: float, **others: float) -> _Epoch:
-    """Return an epoch with ``gets`` GETs, at the images/s of its slowest part, ``others`` included."""
+def _epoch(scenario: Scenario, prices: PriceTable, cpu_ms: float, gets: float, **limits: float) -> _Epoch:
+    """Return an epoch with ``gets`` GETs, at the images/s of its slowest part, ``limits`` included."""
     machine = prices.machine(scenario.machine)
     bounds = {
         "GPU": scenario.images_per_s * max(machine.gpus, 1),
-        "trainer's CPU": _vcpus_rate(scenario, machine, cpu_ms, kept=scenario.trainer_vcpus),
-        **others,
+        "trainer's CPU": _vcpus_rate(scenario, machine, cpu_ms, reserved=scenario.trainer_vcpus),
+        **limits,
     }
     bound, rate = min(bounds.items(), key=lambda entry: entry[1])
     if not rate > 0:

@@ -120,8 +120,8 @@ def _look(kind: ExecutorKind, case: Case, settings: Settings) -> Finding:
     except ExecutorError as error:
         remedy = "see its messages on standard error above, and check that SUPER is installed completely"
         if not is_here:
-            chosen = ", ".join(f"SUPER_{name.upper()}" for name in kind.chosen_by)
-            remedy = f"check {chosen}, and that SUPER is installed there"
+            variables = ", ".join(f"SUPER_{name.upper()}" for name in kind.chosen_by)
+            remedy = f"check {variables}, and that SUPER is installed there"
         return bad(str(error), remedy)
     took_s = time.monotonic() - began_s
     if is_here:

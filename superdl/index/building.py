@@ -108,9 +108,9 @@ def build_index(
     if shard_names and choices.of_loose_images:
         raise ConfigError(f"{folder}: finding labels beside images needs a listing, so pass only this folder")
     built, stop = Built(out), threading.Event()
-    with key_list_at(out, force=force) as write, tempfile.TemporaryFile(dir=temporary_directory()) as kept:
+    with key_list_at(out, force=force) as write, tempfile.TemporaryFile(dir=temporary_directory()) as buffer:
         source = pinned(parse_source(folder))
-        labelling = Labelling(source.url, kept)
+        labelling = Labelling(source.url, buffer)
         shards = Shards(source, stop)
         if shard_names:  # an index may name more
             steps = _steps_of_shards(shards, [*shard_names, *_layouts(shards, shard_names)], choices, built)
@@ -161,7 +161,7 @@ def _steps_of_folder(shards: Shards, choices: Choices, built: Built) -> list[Ste
     if not choices.coco:
         chosen = keys_of_split(images, choices.split, source.url, of_shards=False)
     loose = LooseImages(shards, versions, chosen, choices)
-    built.passed_over, built.unlabelled = loose.others, loose.unlabelled
+    built.passed_over, built.unlabelled = loose.skipped, loose.unlabelled
 
     def read(start: int) -> Result:
         return "", loose.rows(loose.keys[start : start + _IMAGES_AT_A_TIME]), 0, 0

@@ -86,8 +86,8 @@ def _location(member: Member) -> Row:
 def _label(shard: Shard, member: Member, choices: Choices) -> Label | None:
     """Return a member's label, or ``None`` if its folder will decide it."""
     folders = folders_of(member.name)
-    chosen: dict[str, Label] = {"none": 0, "folder": "".join(folders[-1:])}
-    label = chosen.get(choices.labels, member.label)
+    fixed: dict[str, Label] = {"none": 0, "folder": "".join(folders[-1:])}
+    label = fixed.get(choices.labels, member.label)
     if label is None and folders and choices.label_field is None:
         return None
     if label is None or label == "":
@@ -99,9 +99,9 @@ def _label(shard: Shard, member: Member, choices: Choices) -> Label | None:
 class Labelling:
     """A collector of rows, which labels them once all are known, and counts the samples of each class."""
 
-    def __init__(self, url: str, kept: IO[bytes]) -> None:
+    def __init__(self, url: str, buffer: IO[bytes]) -> None:
         # Until all are read, rows wait in a temporary file.
-        self._url, self._kept = url, kept
+        self._url, self._buffer = url, buffer
         # Rows without a label are labelled by the first folder level that differs between samples.
         self._common: list[str] | None = None
         self._deepest = 0
@@ -116,13 +116,13 @@ class Labelling:
                 folder_lists = [folders if self._common is None else self._common, folders]
                 self._common = list(posixpath.commonprefix(folder_lists))
         if rows:
-            self._kept.write(json.dumps(rows).encode() + b"\n")
+            self._buffer.write(json.dumps(rows).encode() + b"\n")
 
     def labelled(self) -> Iterator[Rows]:
         """Yield all rows with labels; raise ``SourceError`` if folders are splits, or label types differ."""
         first: Row = {}
-        self._kept.seek(0)
-        for rows in map(json.loads, self._kept):
+        self._buffer.seek(0)
+        for rows in map(json.loads, self._buffer):
             for row in rows:
                 if row["label"] is None:
                     row["label"] = self._folder_of(row)

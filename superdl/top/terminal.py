@@ -23,9 +23,9 @@ def rendered(view: Mapping[str, Any]) -> RenderableType:
     """Return the view in a form that rich prints as wide as the terminal."""
     head = f"superdl {view['version']} at {view['coordinator']}  {time.strftime('%H:%M:%S')}"
     lines: list[RenderableType] = [Text(head, style="bold")]
-    if lost := view["unreachable"]:
-        since = time.strftime("%H:%M:%S", time.localtime(lost["since_s"]))
-        lines.append(Text(f"not reachable since {since}: {lost['why']}", style="bold red"))
+    if outage := view["unreachable"]:
+        since = time.strftime("%H:%M:%S", time.localtime(outage["since_s"]))
+        lines.append(Text(f"not reachable since {since}: {outage['why']}", style="bold red"))
     jobs = view["jobs"]
     waiting = _waits(view["waits"])
     waiting = f"readers wait for {waiting}" if waiting else "no reader is waiting"

@@ -20,9 +20,7 @@ def test_everything_from_the_coordinators_address_alone(stack, images, capsys):
     found = check_findings(capsys, *words, cache=["ok", stack.valkey.unix_url], **expected)
     assert "4 of 150 samples" in found["sample"]["reason"]
     assert not stack.log.read_text().count("WARNING")
-    check_findings(
-        capsys, *words, sample=["ok"]
-    )  # functions are tried again, although the cache has all of it
+    check_findings(capsys, *words, sample=["ok"])  # under new ids, so functions run again
     with stack.valkey.client() as client:
         assert len(client.keys("super:r1:*")) >= 8
 
