@@ -90,8 +90,8 @@ class LooseImages:
     """The images among ``chosen`` objects of a source, with their labels and other fields.
 
     ``versions`` maps the keys of all objects, relative to the source, to their versions. ``keys`` are sorted
-    by their bytes. ``skipped`` counts objects that are neither images nor labels, ``unlabelled`` images without
-    a label file. These raise ``SourceNotFoundError`` unless ``missing_label`` is set.
+    by their bytes. ``skipped`` counts objects that are neither images nor labels, ``unlabelled`` images
+    without a label file. These raise ``SourceNotFoundError`` unless ``missing_label`` is set.
     """
 
     def __init__(
