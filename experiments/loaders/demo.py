@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Subset
 
-from superdl.coordinator.catalog.listing import is_image  # imported here, so not while timed
+from superdl.coordinator.catalog import is_image  # imported here, so not while timed
 from superdl.experiments.console import print_rows, say
 from superdl.experiments.data import MADE_SETS, Source, make_set
 from superdl.experiments.loaders.decoding import Decode, SourceFiles
