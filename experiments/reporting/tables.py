@@ -132,9 +132,9 @@ def _processors(run: RunFiles) -> Table | None:
         # With several ranks, CPU covers rank 0 only but images cover all ranks.
         images = of_pass.get("samples") if run.ranks == 1 else None
         row["CPU (ms/image)"] = times(share(cpu_s, images), 1000)
-        row["memory at its borders (MB)"] = None if None in memory else sum(memory) / 1e6
+        row["memory at start or end (MB)"] = None if None in memory else sum(memory) / 1e6
         row["GPU (% busy)"] = phase["gpu_percent"]
-        row["GPU memory (most, MB)"] = times(phase["gpu_memory_bytes_max"], 1e-6)
+        row["GPU memory (maximum, MB)"] = times(phase["gpu_memory_bytes_max"], 1e-6)
         rows.append(row)
     heads = [head for head in (rows[0] if rows else ()) if any(row[head] is not None for row in rows)]
     table = Table("Processors in use, by phase", heads, [[row[head] for head in heads] for row in rows])
