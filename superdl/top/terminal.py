@@ -27,8 +27,9 @@ def rendered(view: Mapping[str, Any]) -> RenderableType:
         since = time.strftime("%H:%M:%S", time.localtime(outage["since_s"]))
         lines.append(Text(f"not reachable since {since}: {outage['why']}", style="bold red"))
     jobs = view["jobs"]
-    waiting = _waits(view["waits"])
-    waiting = f"readers wait for {waiting}" if waiting else "no reader is waiting"
+    waiting = "no reader is waiting"
+    if waits := _waits(view["waits"]):
+        waiting = f"readers wait for {waits}".replace("s/s", "s per second")
     lines.append(Text(f"{_rate(view['images_per_s'])} images/s; {waiting}"))
     lines += [Text(), _jobs(jobs[:_JOBS_SHOWN])]
     if len(jobs) > _JOBS_SHOWN:
