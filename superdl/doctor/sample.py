@@ -123,7 +123,7 @@ def check_shared_memory(_: Case) -> Finding:
     except OSError as error:
         return skipped(f"cannot check {_SHARED_MEMORY}: {error.strerror}")
     size, free = stats.f_frsize * stats.f_blocks, stats.f_frsize * stats.f_bavail
-    room = f"{_SHARED_MEMORY} has a size of {sized(size)}, of which {sized(free)} are free"
+    room = f"{_SHARED_MEMORY} has {sized(size)}, {sized(free)} of it free"
     why = f"{room}: a DataLoader worker that runs out of it dies with a bus error"
     if size < _ENOUGH_BYTES:
         return bad(why, _MORE_MEMORY)
