@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 UNKNOWN = "unknown"
 
 # What the setup of a run may contain besides the names of executors.
-BUCKET, SHARED = "bucket", "shared coordinator"
+BUCKET, SHARED, RESTARTING = "bucket", "shared coordinator", "loader workers that restart in each epoch"
 
 _ANY = frozenset[str]()
 _FUNCTIONS = frozenset({"local", "workers", "lambda"})
@@ -43,7 +43,7 @@ WAITS = {
     "starting": Wait(
         "workers, functions or the look-ahead were starting",
         {
-            "persistent workers": _ANY,
+            "persistent workers": frozenset({RESTARTING}),
             "superdl warm": frozenset({SHARED}),
             "provisioned concurrency": frozenset({"lambda"}),
             "a longer run": _ANY,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.executors import EXECUTORS
 from superdl.super_wire.user_text import read_json
-from superdl.super_wire.waits import BUCKET, wait_for
+from superdl.super_wire.waits import BUCKET, RESTARTING, wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,9 +96,10 @@ class RunFiles:
         executors = {name.strip() for name in (self.facts["executor"] or "").split(",")} - {""}
         if not executors <= EXECUTORS.keys():
             return None
-        source = self.facts["spec"]["data"]["train"] or ""
+        source, loader = self.facts["spec"]["data"]["train"] or "", self.facts["loader_settings"]
         is_local = "://" not in source or source.lower().startswith("file://")
-        return executors if is_local else executors | {BUCKET}
+        restarts = loader.get("num_workers") and not loader.get("persistent_workers")
+        return executors | ({RESTARTING} if restarts else set()) | (set() if is_local else {BUCKET})
 
     @property
     def ranks(self) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from superdl.super_wire.errors import ConfigError, SuperError, UnknownJobError
-from superdl.super_wire.waits import BUCKET, SHARED, WAITS
+from superdl.super_wire.waits import BUCKET, RESTARTING, SHARED, WAITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -87,7 +87,7 @@ class Page:
 
 def _setup(view: Mapping[str, Any]) -> set[str]:
     """Return the setup that a remedy must fit, as for :meth:`Wait.remedy`."""
-    setup = {function["name"] for function in view["functions"]}
+    setup = {function["name"] for function in view["functions"]} | {RESTARTING}  # which is not known here
     if not view["coordinator"].startswith("unix:"):  # which embedded runs use
         setup.add(SHARED)
     if any(not job["source"].startswith("file:") for job in view["jobs"]):
