@@ -40,11 +40,11 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         title = f"{comparison.name}: median of the repeats, with the range below it"
         heads, rows, _ = _side_by_side(comparison, "\n")
         print_rows(console, heads, rows, title=title, words=2)
-    lines = [f"comparison {comparison.name}: {comparison.status} in {comparison.took_s:.1f} s"]
+    lines = [f"{comparison.status.capitalize()} after {comparison.took_s:.1f} s."]
     if comparison.reason:
-        lines.append(f"reason: {comparison.reason}")
+        lines.append(f"Reason: {comparison.reason}")
     lines += [" ".join(point) for point in comparison.words()]
-    lines.append(f"written to {comparison.directory}")
+    lines.append(f"Written to {comparison.directory}")
     for line in lines:
         say(console, line)
 
