@@ -87,27 +87,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--rounds", 2, "number of rounds")
 
 
-def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
-    """Run all measurements. ``say`` receives a line for each."""
+def measure(arguments: argparse.Namespace, log: Callable[[str], None]) -> BenchmarkReport:
+    """Run all measurements. ``log`` receives a line for each."""
     return BenchmarkReport(
         method=_METHOD,
         group_by=("part", "way"),
         columns=_COLUMNS,
-        runs=[run for part in arguments.only for run in PARTS[part](arguments, say)],
+        runs=[run for part in arguments.only for run in PARTS[part](arguments, log)],
     )
 
 
 # ----------------------------------------------------------------------------------------------- jobs
 
 
-def _jobs(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator[Run]:
+def _jobs(arguments: argparse.Namespace, log: Callable[[str], None]) -> Iterator[Run]:
     with (
         private_directory() as directory,
         cache_server() as cache,
-        coordinator(directory, cache, *_SETTINGS, module="benchmarks.answering") as server,
+        coordinator(directory, cache, *_SETTINGS, module="benchmarks.simulated_functions") as server,
         contextlib.closing(Clients(server.address, cache.address)) as clients,
     ):
-        say("listing the source and reading a first epoch")
+        log("listing the source and reading a first epoch")
         source = directory / "bench"
         source.mkdir()
         register = partial(
@@ -122,7 +122,7 @@ def _jobs(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator
         _fill(clients, ways[CACHED], arguments.samples)
         rounds = itertools.product(range(1, arguments.rounds + 1), ways, arguments.jobs)
         for epoch, (number, way, jobs) in enumerate(rounds):
-            say(f"round {number} of {arguments.rounds}: {way}, {jobs} jobs")
+            log(f"round {number} of {arguments.rounds}: {way}, {jobs} jobs")
             # Each measurement has an epoch of its own, so that a random recipe's ids are fresh.
             opened = [
                 clients.open(
@@ -139,7 +139,7 @@ def _fill(clients: Clients, dataset: bytes, samples: int) -> None:
     job = clients.open(dataset, "fill", batch_size=_FILL_BATCH, seed=0, epoch=0)
     clients.start([job])
     for _ in range(_FILL_EPOCHS):
-        clients.go_on([job], -(-samples // _FILL_BATCH), _FILL_RATE)
+        clients.advance([job], -(-samples // _FILL_BATCH), _FILL_RATE)
     clients.close_jobs([job])
 
 
@@ -155,9 +155,9 @@ def _measured_jobs(
     rate, offered = (math.inf, arguments.rate) if flat_out else (paced, paced)
     batches = int(offered * arguments.seconds)
     clients.start(jobs)
-    clients.go_on(jobs, len(jobs) * _WARM_UP_BATCHES, rate)
+    clients.advance(jobs, len(jobs) * _WARM_UP_BATCHES, rate)
     began_s, cpu_s = time.perf_counter(), process_cpu_s(server.pid)
-    clients.go_on(jobs, batches, rate)
+    clients.advance(jobs, batches, rate)
     wall_s, cpu_s = time.perf_counter() - began_s, process_cpu_s(server.pid) - cpu_s
     clients.close_jobs(jobs)
     return {"batches_per_cpu_s": batches / cpu_s, "batches_per_s": batches / wall_s}
@@ -166,10 +166,10 @@ def _measured_jobs(
 # -------------------------------------------------------------------------------------------- listing
 
 
-def _listing(arguments: argparse.Namespace, say: Callable[[str], None]) -> Iterator[Run]:
+def _listing(arguments: argparse.Namespace, log: Callable[[str], None]) -> Iterator[Run]:
     """List each source with a new coordinator, then restart it."""
     for number, source in itertools.product(range(1, arguments.rounds + 1), arguments.sources):
-        say(f"round {number} of {arguments.rounds}: listing {source}, {arguments.samples:,} samples")
+        log(f"round {number} of {arguments.rounds}: listing {source}, {arguments.samples:,} samples")
         conditions = {"part": "listing", "way": f"{arguments.samples:,} samples", "source": source}
         yield Run(conditions, _measured_listing(source, arguments.samples))
 
@@ -199,7 +199,7 @@ def _measured_listing(source: str, samples: int) -> dict[str, float]:
     return {
         "cpu_us_per_sample": 1e6 * watch.cpu_s / samples,
         "wall_s": watch.wall_s,
-        "check_p99_ms": 1e3 * quantiles(watch.answers_s, n=_PER_CENT)[-1],
+        "check_p99_ms": 1e3 * quantiles(watch.latencies_s, n=_PER_CENT)[-1],
         "peak_mb": watch.peak_bytes / _MB,
         "after_mb": watch.after_bytes / _MB,
         "restart_s": restart_s,
@@ -210,7 +210,7 @@ class _Watch:
     """Resources used by a coordinator and its listing process, and the latency of health checks."""
 
     def __init__(self, server: Server) -> None:
-        self.answers_s: list[float] = []
+        self.latencies_s: list[float] = []
         # Anonymous memory above that at the beginning.
         self.peak_bytes = self.after_bytes = 0
         self.cpu_s = self.wall_s = 0.0
@@ -237,7 +237,7 @@ class _Watch:
             while not self._ended.wait(_CHECK_S):
                 began_s = time.perf_counter()
                 check(health_pb2.HealthCheckRequest(), timeout=60)
-                self.answers_s.append(time.perf_counter() - began_s)
+                self.latencies_s.append(time.perf_counter() - began_s)
                 self.peak_bytes = max(self.peak_bytes, self._anonymous() - self._idle_bytes)
 
     def _cpu_s(self) -> float:

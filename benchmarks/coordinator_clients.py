@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.recipe import Recipe
 
-# A page is requested once there is room for this many batches, with as many still left.
+# A page of this many batches is requested once at most as many are unread.
 PAGE_BATCHES = 32
 
 _TIMEOUT_S = 120.0
@@ -62,11 +62,10 @@ class SimulatedJob:
     name: str
     batches_per_epoch: int
     epoch: int
-    # Batches before asked are known, those before read were read; batches counts all read.
-    samples: int = 0
-    asked: int = 0
-    read: int = 0
-    batches: int = 0
+    samples: int = 0  # of a batch
+    requested: int = 0  # batches of this epoch
+    read: int = 0  # batches of this epoch
+    batches: int = 0  # all that were read
 
 
 class Clients:
@@ -117,9 +116,9 @@ class Clients:
         """Request each job's first page."""
         # From then on jobs differ in their place in a page.
         for number, job in enumerate(jobs):
-            self._ask(job, PAGE_BATCHES + number % PAGE_BATCHES)
+            self._request_page(job, PAGE_BATCHES + number % PAGE_BATCHES)
 
-    def go_on(self, jobs: Sequence[SimulatedJob], batches: int, rate: float = math.inf) -> None:
+    def advance(self, jobs: Sequence[SimulatedJob], batches: int, rate: float = math.inf) -> None:
         """Read ``batches`` batches from all jobs in turn, ``rate`` per second, and wait for all of them."""
         began_s = time.perf_counter()
         for count, job in zip(range(batches), itertools.cycle(jobs), strict=False):
@@ -153,27 +152,27 @@ class Clients:
         job.read += 1
         job.batches += 1
         if job.read == job.batches_per_epoch:
-            job.epoch, job.asked, job.read = job.epoch + 1, 0, 0
-        if job.asked < job.batches_per_epoch and job.asked - job.read <= PAGE_BATCHES:
-            self._ask(job, PAGE_BATCHES)
+            job.epoch, job.requested, job.read = job.epoch + 1, 0, 0
+        if job.requested < job.batches_per_epoch and job.requested - job.read <= PAGE_BATCHES:
+            self._request_page(job, PAGE_BATCHES)
 
-    def _ask(self, job: SimulatedJob, count: int) -> None:
+    def _request_page(self, job: SimulatedJob, count: int) -> None:
         request = pb.NextBatchesRequest(
             job=job.name,
             rank=0,
             epoch=job.epoch,
-            position=job.asked,
+            position=job.requested,
             count=count,
             yielded=job.read,
             with_keys=True,
         )
         page = self._coordinator.NextBatches(request, timeout=_TIMEOUT_S)
-        if not page.batches or page.batches[0].position != job.asked:
+        if not page.batches or page.batches[0].position != job.requested:
             raise BenchmarkError(
-                f"job {job.name} received {len(page.batches)} batches at position {job.asked}"
+                f"job {job.name} received {len(page.batches)} batches at position {job.requested}"
             )
         job.samples = len(page.batches[0].sample_ids) // ID_BYTES
-        job.asked += len(page.batches)
+        job.requested += len(page.batches)
 
     def _wait_until_read(self, jobs: Sequence[SimulatedJob]) -> None:
         names, expected = {job.name for job in jobs}, sum(job.batches for job in jobs)
@@ -182,11 +181,11 @@ class Clients:
             reply = self._coordinator.GetJobStats(pb.GetJobStatsRequest(), timeout=_TIMEOUT_S)
             stats = [job for job in reply.jobs if job.job in names]
             read = sum(job.batches_read for job in stats)
-            under_way = sum(job.requests_in_flight for job in stats)
-            if read >= expected and not under_way:
+            in_flight = sum(job.requests_in_flight for job in stats)
+            if read >= expected and not in_flight:
                 return
             if time.monotonic() > until_s:
                 raise BenchmarkError(
-                    f"only {read} of {expected} reports were read, with {under_way} requests in flight"
+                    f"only {read} of {expected} reports were read, with {in_flight} requests in flight"
                 )
             time.sleep(_POLL_S)

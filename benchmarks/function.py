@@ -67,10 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data_option(parser, photos=256)
 
 
-def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
-    """Run all arms. ``say`` receives a line for each."""
+def measure(arguments: argparse.Namespace, log: Callable[[str], None]) -> BenchmarkReport:
+    """Run all arms. ``log`` receives a line for each."""
     core, *others = usable_cores(1, "this benchmark pins a process to a core")
-    sets = [prepare_images(name, arguments, say) for name in arguments.images]
+    sets = [prepare_images(name, arguments, log) for name in arguments.images]
     runs = []
     for images in sets:
         with contextlib.ExitStack() as stack:
@@ -78,7 +78,7 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
                 cache = stack.enter_context(cache_server())
                 s3 = stack.enter_context(s3_server(Path(images.directory).parent))
             for number, way in itertools.product(range(1, arguments.rounds + 1), (BARE, S3)):
-                say(f"round {number} of {arguments.rounds}: {images.name}, {way}")
+                log(f"round {number} of {arguments.rounds}: {images.name}, {way}")
                 arm = FunctionArm(way, images, cache.address, core, arguments.passes)
                 figures = run_child(measured, arm, name=way, environment={**s3.environment, **_SETTINGS})
                 runs.append(Run({"images": images.name, "way": way}, figures))

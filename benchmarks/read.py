@@ -97,8 +97,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data_option(parser, photos=1024)
 
 
-def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
-    """Run all arms. ``say`` receives a line for each."""
+def measure(arguments: argparse.Namespace, log: Callable[[str], None]) -> BenchmarkReport:
+    """Run all arms. ``log`` receives a line for each."""
     from_shards = arguments.source == SHARDS
     forms = {
         name: form
@@ -110,14 +110,14 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> Benchm
         raise BenchmarkError(f"none of these contenders can read shards; choose from {readers}")
     absences = [f"{form.title}: {form.missing()}." for form in forms.values() if form.missing()]
     installed = [name for name, form in forms.items() if not form.missing()]
-    sets = [prepare_images(name, arguments, say) for name in arguments.images]
+    sets = [prepare_images(name, arguments, log) for name in arguments.images]
     with contextlib.ExitStack() as stack:
         s3 = Server("", 0)
         if from_shards or any(forms[name].needs_s3 for name in installed):
             s3 = stack.enter_context(s3_server(Path(arguments.data)))
         if from_shards:
-            sets = [in_shards(images, s3.environment, say) for images in sets]
-        runs = _runs(list(_arms(sets, installed, arguments)), s3, arguments, say)
+            sets = [in_shards(images, s3.environment, log) for images in sets]
+        runs = _runs(list(_arms(sets, installed, arguments)), s3, arguments, log)
     return BenchmarkReport(
         method=(_METHOD, _METHOD_OF[arguments.source], *absences),
         group_by=("images",),
@@ -135,7 +135,7 @@ def _arms(sets: Sequence[Loading], names: Sequence[str], arguments: argparse.Nam
 
 
 def _runs(
-    arms: Sequence[_Arm], s3: Server, arguments: argparse.Namespace, say: Callable[[str], None]
+    arms: Sequence[_Arm], s3: Server, arguments: argparse.Namespace, log: Callable[[str], None]
 ) -> list[Run]:
     from_files = arguments.source == FILES
     runs: list[Run] = []
@@ -143,13 +143,13 @@ def _runs(
         services = LoaderServices("", Pids(s3=s3.pid), s3.environment)
         if from_files:
             for contender, loading in arms:
-                convert_once(contender, loading, say)
+                convert_once(contender, loading, log)
             services = stack.enter_context(loader_services(s3=s3))
         for number, (contender, loading) in itertools.product(range(1, arguments.rounds + 1), arms):
             name = f"{loading.name}, {loading.num_workers} workers, {contender}"
-            say(f"round {number} of {arguments.rounds}: {name}")
+            log(f"round {number} of {arguments.rounds}: {name}")
             fresh = not from_files and contender == SUPER_LOADER
-            # Over shards the first epoch counts, so that SUPER's cache must be empty.
+            # The first epoch of shards counts, so SUPER's cache must be empty.
             context = loader_services(s3=s3) if fresh else contextlib.nullcontext(services)
             with context as arm_services:
                 spec = _spec(contender, loading, arm_services, arguments.epochs)

@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.harness.arm import ArmSpec, Lap, measure_arm
-from benchmarks.harness.image_sets import (
-    IMAGE_SETS,
-    Loading,
-    add_data_option,
-    add_option,
-    prepare_images,
-)
+from benchmarks.harness.image_sets import IMAGE_SETS, Loading, add_data_option, add_option, prepare_images
 from benchmarks.harness.processes import Server, loader_services, needed_rclone, run_child, s3_server
 from benchmarks.harness.results import BenchmarkReport, Column, Run
 from benchmarks.loaders.contenders import CONTENDERS, LITDATA, PILLOW, SUPER_LOADER, convert_once
@@ -63,14 +57,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--epochs", 3, "epochs of each arm")
 
 
-def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
-    """Read the epochs of all arms. ``say`` receives a line for each."""
+def measure(arguments: argparse.Namespace, log: Callable[[str], None]) -> BenchmarkReport:
+    """Read the epochs of all arms. ``log`` receives a line for each."""
     if "s3" in arguments.only:
         needed_rclone()  # not after minutes of other rows
-    images = prepare_images(arguments.images, arguments, say)
+    images = prepare_images(arguments.images, arguments, log)
     runs = []
     with tempfile.TemporaryDirectory(prefix="superdl-bench-store-", dir=arguments.data) as folder:
-        bench = _Bench(images, arguments, Path(folder), say)
+        bench = _Bench(images, arguments, Path(folder), log)
         for name in arguments.only:
             for arm, laps in ROWS[name](bench):
                 for number, lap in enumerate(laps):
@@ -90,9 +84,9 @@ class _Bench:
     """One image set and the arms that read it. Stores are in ``place``."""
 
     def __init__(
-        self, images: Loading, arguments: argparse.Namespace, place: Path, say: Callable[[str], None]
+        self, images: Loading, arguments: argparse.Namespace, place: Path, log: Callable[[str], None]
     ) -> None:
-        self._say = say
+        self._log = log
         self._place = place
         self._store = str(place / "store")
         self._loading = replace(images, batch_size=arguments.batch_size)
@@ -117,7 +111,7 @@ class _Bench:
         yield self._super("SuperLoader, packs", self._store, self._quarter_bytes)
         form = CONTENDERS[LITDATA]
         if not form.missing():
-            convert_once(LITDATA, self._loading, self._say)
+            convert_once(LITDATA, self._loading, self._log)
             yield self._arm(form.title, ArmSpec(form.open, self._loading, self._laps))
 
     def s3(self) -> Iterator[_Arm]:
@@ -139,7 +133,7 @@ class _Bench:
             return self._arm(arm, ArmSpec(opening, loading, self._laps, services.pids))
 
     def _arm(self, arm: str, spec: ArmSpec) -> _Arm:
-        self._say(arm)
+        self._log(arm)
         return arm, run_child(measure_arm, spec, name=arm)
 
 

@@ -14,12 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.harness.arm import ArmSpec, Lap, run_checked
-from benchmarks.harness.image_sets import (
-    IMAGE_SETS,
-    add_data_option,
-    add_option,
-    prepare_images,
-)
+from benchmarks.harness.image_sets import IMAGE_SETS, add_data_option, add_option, prepare_images
 from benchmarks.harness.processes import held_to, loader_services, usable_cores
 from benchmarks.harness.results import BenchmarkReport, Column, Run, check_same_images
 from benchmarks.loaders.contenders import CONTENDERS, PILLOW, SUPER, SUPER_LOADER
@@ -78,18 +73,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--rounds", 3, "number of runs of each trainer")
 
 
-def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> BenchmarkReport:
-    """Train with each loader. ``say`` receives a line for each."""
+def measure(arguments: argparse.Namespace, log: Callable[[str], None]) -> BenchmarkReport:
+    """Train with each loader. ``log`` receives a line for each."""
     trainer_core, *function_cores = usable_cores(
         2, "this benchmark pins the trainer to one core and functions to the others"
     )
-    images = prepare_images(arguments.images, arguments, say)
+    images = prepare_images(arguments.images, arguments, log)
     spec = TrainerSpec(replace(images, batch_size=arguments.batch_size), arguments.width, trainer_core)
     runs: list[Run] = []
     with held_to(function_cores):  # processes started here inherit these cores, except the trainer
         for number in range(1, arguments.rounds + 1):
             for contender in (PILLOW, SUPER, SUPER_LOADER):
-                say(f"round {number} of {arguments.rounds}: {CONTENDERS[contender].title}")
+                log(f"round {number} of {arguments.rounds}: {CONTENDERS[contender].title}")
                 runs += _runs(images.name, contender, _trained(contender, spec, arguments))
                 check_same_images(runs)
     return BenchmarkReport(

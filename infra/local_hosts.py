@@ -27,22 +27,22 @@ def main() -> int:
         "--cores", type=int, default=0, help="cores of each training host; the other hosts share the rest"
     )
     parser.add_argument("command", nargs="+", help="the command, after --: train.py [arguments]")
-    given = parser.parse_args()
-    count, cores = given.training + given.data, sorted(os.sched_getaffinity(0))
-    rest = cores[given.cores * given.training :] if given.cores else []
-    if given.training < 1 or given.data < 0 or count > _MOST or given.cores < 0:
+    options = parser.parse_args()
+    count, cores = options.training + options.data, sorted(os.sched_getaffinity(0))
+    rest = cores[options.cores * options.training :] if options.cores else []
+    if options.training < 1 or options.data < 0 or count > _MOST or options.cores < 0:
         parser.error(f"there must be 1 to {_MOST} hosts, and at least one must train")
-    if given.cores * given.training + bool(given.cores and given.data) > len(cores):
+    if options.cores * options.training + bool(options.cores and options.data) > len(cores):
         parser.error(f"{len(cores)} cores are too few for {count} hosts: lower --cores")
     hosts = [f"127.0.0.{_FIRST + number}" for number in range(count)]
-    environment = _environment(given.cores or max(1, len(cores) // given.training))
-    data, training = ",".join(hosts[: given.data]), ",".join(hosts[given.data :])
+    environment = _environment(options.cores or max(1, len(cores) // options.training))
+    data, training = ",".join(hosts[: options.data]), ",".join(hosts[options.data :])
     processes = []
-    for number, host in enumerate(hosts, -given.data):
-        own = cores[number * given.cores : (number + 1) * given.cores] if number >= 0 else rest
+    for number, host in enumerate(hosts, -options.data):
+        own = cores[number * options.cores : (number + 1) * options.cores] if number >= 0 else rest
         held = ["taskset", "-c", ",".join(map(str, own))] if own else []
         command = [*held, sys.executable, "-m", "infra.launcher", f"--data-hosts={data}"]
-        command += [f"--training-hosts={training}", f"--host={host}", "--", *given.command]
+        command += [f"--training-hosts={training}", f"--host={host}", "--", *options.command]
         processes.append(subprocess.Popen(command, env=environment))
     return _ended(processes)
 
@@ -72,7 +72,7 @@ def _ended(processes: list[subprocess.Popen[bytes]]) -> int:
     """Wait for all hosts, and stop the others after a failure or a signal."""
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda given, _: signals.append(given))
+        signal.signal(number, lambda number, _: signals.append(number))
     deadline_s, passed_on = math.inf, False
     codes: list[int] = []  # of those that failed, the first one first
     while living := [process for process in processes if process.returncode is None]:

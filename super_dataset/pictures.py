@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import default_collate, get_worker_info
 
 from superdl.super_dataset.memory.batch_memory import (
     Unfinished,
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
     from PIL.Image import Image
+
+_LOG = logging.getLogger("superdl.super_dataset")
 
 Transform: TypeAlias = Callable[[Any], Any]
 
@@ -265,7 +269,19 @@ def _in_structure(samples: list[Any]) -> Any:
             return as_type_of(first, parts) if hasattr(first, "_fields") else parts
     elif all(isinstance(sample, _NUMBERS) for sample in samples):
         return default_collate(samples)
+    elif type(first).__module__.startswith("PIL."):
+        _warn_of_pil_images()
     return samples
+
+
+@cache  # once per process, and only in one worker
+def _warn_of_pil_images() -> None:
+    worker = get_worker_info()
+    if worker is None or worker.id == 0:
+        _LOG.warning(
+            "the transform returns PIL images, so each batch is a list of them: to get a tensor, end the "
+            "transform with torchvision's v2.ToImage() or v2.PILToTensor()"
+        )
 
 
 def _as_tensor(result: Any) -> Any:

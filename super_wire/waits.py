@@ -3,47 +3,92 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
 
 UNKNOWN = "unknown"
 
+# What the setup of a run may contain besides the names of executors.
+BUCKET, SHARED, RESTARTING = "bucket", "shared coordinator", "loader workers that restart in each epoch"
+
+_ANY = frozenset[str]()
+_FUNCTIONS = frozenset({"local", "workers", "lambda"})
+_REMOTE = frozenset({"workers", "lambda", SHARED})
+
 
 class Wait(NamedTuple):
-    """A cause of waiting, with its meaning as a clause, a remedy, and the internal causes that it covers."""
+    """A cause of waiting: its meaning as a clause, its remedies, and the internal causes that it covers.
+
+    A remedy applies to setups that contain one of its parts, or to all setups if it has none.
+    """
 
     meaning: str
-    remedy: str
+    remedies: Mapping[str, frozenset[str]]
     of: tuple[str, ...]
+
+    def remedy(self, setup: Collection[str] | None) -> str:
+        """Return the remedies for a setup, or all if the setup is unknown."""
+        texts = [
+            text
+            for text, parts in self.remedies.items()
+            if setup is None or not parts or not parts.isdisjoint(setup)
+        ]
+        return " or ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
 
 
 # In the order of reports and docs/runs.md: five causes that users can act on, and unknown.
 WAITS = {
     "starting": Wait(
         "workers, functions or the look-ahead were starting",
-        "persistent workers, superdl warm, provisioned concurrency, or a longer run",
+        {
+            "persistent workers": frozenset({RESTARTING}),
+            "superdl warm": frozenset({SHARED}),
+            "provisioned concurrency": frozenset({"lambda"}),
+            "a longer run": _ANY,
+        },
         ("cold_start", "late_planning", "loader_start"),
     ),
     "storage": Wait(
         "images or stored records arrived slowly, or had to be fetched again",
-        "a bucket in the same region, a store that readers see, a faster disk, or more loader workers",
+        {
+            "a bucket in the same region": frozenset({BUCKET}),
+            "a store that readers see": _REMOTE,
+            "a faster disk": _ANY,
+            "more loader workers": _ANY,
+        },
         ("source", "store", "retry", "store_read"),
     ),
     "decoding": Wait(
         "decoding took longer than training",
-        "more slots or functions, or a second executor",
+        {
+            "more cores": frozenset({"local"}),
+            "more workers": frozenset({"workers"}),
+            "a higher lambda_concurrency": frozenset({"lambda"}),
+            "a second executor": _ANY,
+        },
         ("decode",),
     ),
     "limits": Wait(
         "a concurrency quota or a spending cap held functions back",
-        "a higher quota or a higher cap",
+        {"a higher concurrency quota": frozenset({"lambda"}), "a higher spending cap": _ANY},
         ("throttle", "spending"),
     ),
     "cache": Wait(
         "the cache was full, or reading from it took longer than a step",
-        "more memory for the cache, more loader workers, or a cache that is closer",
+        {
+            "more memory for the cache": _ANY,
+            "more loader workers": _ANY,
+            "a cache that is closer": _REMOTE,
+        },
         ("cache_memory", "cache_transfer"),
     ),
-    UNKNOWN: Wait("no cause was reported", "superdl stats --batch", ("loading",)),
+    UNKNOWN: Wait(
+        "no cause was reported",
+        {"more loader workers": _ANY, "superdl stats --batch during the run": _FUNCTIONS},
+        ("loading",),
+    ),
 }
 
 _WAIT_FOR = {cause: name for name, wait in WAITS.items() for cause in (name, *wait.of)}

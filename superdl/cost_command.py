@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from superdl.coordinator.executors.price_table import load_prices
-from superdl.cost.model import PARTS, bills, left_out
+from superdl.cost.model import PARTS, bills, unavailable
 from superdl.cost.scenario import load_scenario
 from superdl.options import add_overrides
 
@@ -21,26 +21,18 @@ if TYPE_CHECKING:
 
 # Options for the inputs that differ most.
 _CASE = {
-    "images": ("samples", "N", "images in the dataset (default: 1281167)"),
-    "jobs": ("jobs", "N", "jobs that read it at the same time (default: 1)"),
-    "epochs": ("epochs", "N", "epochs per job (default: 90)"),
-    "machine": ("machine", "NAME", "AWS instance type that each job runs on (default: g4dn.xlarge)"),
-    "images-per-s": ("images_per_s", "X", "images/s of one of its GPUs (default: 427, ResNet-50 on a T4)"),
+    "images": ("samples", int, "N", "images in the dataset (default: 1281167)"),
+    "jobs": ("jobs", int, "N", "jobs that read it at the same time (default: 1)"),
+    "epochs": ("epochs", int, "N", "epochs per job (default: 90)"),
+    "machine": ("machine", str, "NAME", "AWS instance type that each job runs on (default: g4dn.xlarge)"),
+    "images-per-s": ("images_per_s", float, "X", "images/s of one of its GPUs (default: 427, as a T4)"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options."""
-    for name, (field, metavar, text) in _CASE.items():
-        parser.add_argument(
-            f"--{name}",
-            action="append",
-            dest="case",
-            default=[],
-            type=f"{field}={{}}".format,
-            metavar=metavar,
-            help=text,
-        )
+    for name, (field, kind, metavar, text) in _CASE.items():
+        parser.add_argument(f"--{name}", dest=field, type=kind, metavar=metavar, help=text)
     add_overrides(parser, "cache_nodes=5 or x86_vcpu=0.8")
     parser.add_argument("--all", action="store_true", help="show each item of the cost, and every assumption")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -51,7 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
     from superdl.experiments.output import tell_json
 
     prices = load_prices(os.environ.get("SUPER_PRICES"))
-    scenario = load_scenario([*arguments.case, *arguments.overrides])
+    values = {field: getattr(arguments, field) for field, *_ in _CASE.values()}
+    case = [f"{field}={value}" for field, value in values.items() if value is not None]
+    scenario = load_scenario([*case, *arguments.overrides])
     rows = bills(scenario, prices)
     tell_json(_mapping(scenario, prices, rows), shown=arguments.json)
     if not arguments.json:
@@ -79,7 +73,7 @@ def _print(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill], *, ever
         )
         for bill in rows
     ]
-    table += [(tag, *[ABSENT] * 4, why) for tag, why in left_out(scenario, prices).items()]
+    table += [(tag, *[ABSENT] * 4, why) for tag, why in unavailable(scenario, prices).items()]
     heads = ("US dollars", "first\nepoch", "a later\nepoch", "all\nepochs", "images/s", "limited by")
     print_rows(console, heads, table)
     say(

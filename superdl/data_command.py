@@ -19,7 +19,7 @@ _MEGABYTE = 1e6
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the actions and their options."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="{make,push,list}")
     make = actions.add_parser(
         "make",
         help="create an image set",
@@ -79,7 +79,7 @@ def _make(arguments: argparse.Namespace) -> None:
     from superdl.experiments.data import MADE_SETS, PUBLISHED_SETS, default_directory, make_digits, make_set
     from superdl.super_wire.errors import ConfigError
 
-    def tell(line: str) -> None:
+    def print_line(line: str) -> None:
         sys.stderr.write(shown_lines(f"{line}\n"))
 
     name: str = arguments.name
@@ -97,7 +97,7 @@ def _make(arguments: argparse.Namespace) -> None:
             arguments.directory or default_directory(made_set, samples, arguments.seed),
             samples=samples,
             seed=arguments.seed,
-            tell=tell,
+            tell=print_line,
         )
     elif name in PUBLISHED_SETS:
         published = PUBLISHED_SETS[name]

@@ -29,27 +29,23 @@ def _add_quick(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help=text)
 
 
-def _add_json(parser: argparse.ArgumentParser, text: str = "print JSON instead of a table") -> None:
+def _add_json(parser: argparse.ArgumentParser, text: str = "print JSON instead of text") -> None:
     parser.add_argument("--json", action="store_true", help=text)
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``superdl run SPEC``: train from a spec and report."""
     add = parser.add_argument
-    add("spec", help="path of a YAML spec, or the name of a built-in one (digits)")
+    add("spec", help="a YAML file, or a built-in spec (digits)")
     add_overrides(parser, "data.train=s3://bucket/train")
     _add_keys(parser)
     _add_quick(parser)
-    add(
-        "--no-page",
-        action="store_true",
-        help="do not write report.html; superdl report DIRECTORY can do it later",
-    )
-    _add_json(parser, "print the report as JSON instead of tables")
+    add("--no-page", action="store_true", help="do not write report.html (superdl report writes it later)")
+    _add_json(parser)
 
 
 def _add_keys(parser: argparse.ArgumentParser) -> None:
-    """Add each key of a spec as an option, so that ``--epochs 25`` means ``--set epochs=25``."""
+    """Add each key of a spec as an option: ``--epochs 25`` means ``--set epochs=25``."""
     # Services pass hyper-parameters in this form.
     from superdl.experiments.spec import spec_keys
 
@@ -91,7 +87,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _disable_reuse() -> None:
-    """Turn off store and state, so that no run reuses another one's decoded samples."""
+    """Disable store and state by default: no run may reuse another's decoded samples."""
     for name in ("SUPER_STORE", "SUPER_STATE"):
         os.environ.setdefault(name, "none")
 
@@ -99,7 +95,7 @@ def _disable_reuse() -> None:
 def _add_compare(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     group = parser.add_mutually_exclusive_group(required=True)
-    group.add_argument("spec", nargs="?", help="path of a YAML spec, or the name of a built-in one (digits)")
+    group.add_argument("spec", nargs="?", help="a YAML file, or a built-in spec (digits)")
     group.add_argument(
         "--runs",
         nargs="+",
@@ -116,7 +112,7 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     )
     add("--repeats", type=int, metavar="N", help="run each arm N times (compare.repeats)")
     add("--warmup-epochs", type=int, metavar="N", help="exclude the first N epochs of a run from its rates")
-    _add_json(parser, "print the report as JSON instead of a table")
+    _add_json(parser)
 
 
 def _compare(arguments: argparse.Namespace) -> int:
@@ -157,11 +153,8 @@ def _compare_runs(arguments: argparse.Namespace, console: Console) -> Comparison
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "directory",
-        metavar="DIRECTORY",
-        help="output directory of superdl run or compare, complete or not",
-    )
+    words = "output directory of superdl run or compare, complete or not"
+    parser.add_argument("directory", metavar="DIRECTORY", help=words)
     _add_json(parser, "print the page's path and the run's name and status as JSON")
 
 
@@ -210,7 +203,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
         help="checkpoint to evaluate (default: the best if it exists, else the last)",
     )
     add_overrides(parser, "data.val=s3://bucket/test")
-    _add_json(parser, "print the figures as JSON instead of a table")
+    _add_json(parser)
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
@@ -231,7 +224,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _add_advise(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("spec", help="a spec, as for superdl run, which is probed for ten seconds")
+    parser.add_argument("spec", help="the spec to probe for ten seconds, as for superdl run")
     add_overrides(parser, "loader.num_workers=8")
     parser.add_argument(
         "--ranks",
@@ -258,12 +251,9 @@ def _advise(arguments: argparse.Namespace) -> int:
 
 
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "spec",
-        help="path of a YAML spec, or a built-in one: digits, imagenet or many_jobs",
-    )
+    parser.add_argument("spec", help="a YAML file, or a built-in spec: digits, imagenet or many_jobs")
     add_overrides(parser, "cache.budget_gb=64")
-    _add_json(parser, "print JSON instead of tables")
+    _add_json(parser)
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
@@ -292,7 +282,7 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of images to read (default: at most 1,500, fewer if decoding is slow)",
     )
-    _add_json(parser, "print the figures as JSON")
+    _add_json(parser)
 
 
 def _demo(arguments: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import textwrap
+from difflib import get_close_matches
 from importlib import import_module  # noqa: TID251  # of a fixed table
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,7 @@ _GROUPS = {
     "train": {
         "run": "train a model from a spec, and report where the time went",
         "compare": "train with several loaders in turn, and compare them",
-        "report": "rewrite the page of a run, or write one page about many runs",
+        "report": "rewrite the report page of a run or a comparison",
         "evaluate": "compute the accuracy and loss of a checkpoint",
         "data": "create images to experiment with, or upload a folder to a bucket",
         "demo": "compare SUPER with DataLoader on this machine in a minute, on your images or generated ones",
@@ -113,7 +114,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
     chosen = next((word for word in words if word in _COMMANDS), None)
-    arguments = command_parser(chosen).parse_args(words)
+    parser = command_parser(chosen)
+    if not words:
+        parser.print_help(sys.stderr)
+        return 2
+    if chosen is None and not words[0].startswith("-"):
+        similar = get_close_matches(words[0], _COMMANDS, 1)
+        hint = f"did you mean {similar[0]}?" if similar else "superdl --help lists all commands"
+        parser.error(f"there is no command {words[0]!r}; {hint}")
+    arguments = parser.parse_args(words)
     from superdl.super_wire.errors import ConfigError, SuperError, UsageError
     from superdl.super_wire.redaction import shown_lines  # not for --help
 

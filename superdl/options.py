@@ -62,7 +62,7 @@ def above_zero(option: str, value: Number) -> Number:
 
 
 def confirmed(question: str, *, yes: bool, remedy: str) -> bool:
-    """Return whether the user agrees, by ``yes`` or at a prompt; raise ``ConfigError`` if it cannot ask."""
+    """Return whether the user agrees, by ``yes`` or at a prompt; raise ``ConfigError`` without a terminal."""
     if yes:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -75,23 +75,9 @@ def confirmed(question: str, *, yes: bool, remedy: str) -> bool:
 def add_recipe_options(parser: argparse.ArgumentParser) -> None:
     """Add options for a recipe, none of them required."""
     add = parser.add_argument
-    add(
-        "--resize",
-        type=int,
-        metavar="PIXELS",
-        help="resize the shorter side to this, as Recipe.image(resize=) does",
-    )
-    add(
-        "--crop",
-        type=int,
-        metavar="PIXELS",
-        help="crop a centre square of this side, as Recipe.image(crop=) does",
-    )
-    add(
-        "--recipe",
-        metavar="FILE",
-        help="a recipe in JSON, as Recipe(...).json returns it, or a list of steps",
-    )
+    add("--resize", type=int, metavar="PIXELS", help="resized shorter side, as in Recipe.image(resize=)")
+    add("--crop", type=int, metavar="PIXELS", help="side of the central crop, as in Recipe.image(crop=)")
+    add("--recipe", metavar="FILE", help="a recipe in JSON, as in Recipe(...).json, or a list of steps")
 
 
 def recipe_of(arguments: argparse.Namespace) -> Recipe | None:

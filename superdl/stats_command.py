@@ -46,15 +46,15 @@ def run(arguments: argparse.Namespace) -> int:
     client = Client(checked_address(coordinator_of(arguments, "stats"), "--coordinator"))
     with client.hold():
         if ids:
-            answer = client.call("GetBatchStatus", pb.GetBatchStatusRequest(batch_ids=ids), FIRST_CONTACT)
+            reply = client.call("GetBatchStatus", pb.GetBatchStatusRequest(batch_ids=ids), FIRST_CONTACT)
         else:
             request = pb.GetJobStatsRequest(history=arguments.history)
-            answer = client.call("GetJobStats", request, FIRST_CONTACT)
+            reply = client.call("GetJobStats", request, FIRST_CONTACT)
     if arguments.json:
-        sys.stdout.write(json.dumps(mapping(answer), indent=2) + "\n")
+        sys.stdout.write(json.dumps(mapping(reply), indent=2) + "\n")
         return 0
-    # Untrusted text is made safe for the terminal.
-    fields = mapping(answer, shown)
+    # Text from other programs must not steer the terminal.
+    fields = mapping(reply, shown)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     if ids:
         _print_batches(fields, console)
@@ -90,10 +90,10 @@ def _value(value: Any, text: Callable[[str], str]) -> Any:
     return value if isinstance(value, (int, float)) else [_value(item, text) for item in value]
 
 
-def _print_jobs(answer: dict[str, Any], console: Console) -> None:
-    if not answer["jobs"]:
+def _print_jobs(reply: dict[str, Any], console: Console) -> None:
+    if not reply["jobs"]:
         console.print("no open jobs: a job is open while its sampler exists")
-    for job in [*answer["history"], *answer["jobs"]]:
+    for job in [*reply["history"], *reply["jobs"]]:
         if job["opened_s"]:
             opened, closed = (time.localtime(job[name]) for name in ("opened_s", "closed_s"))
             end = f"to {time.strftime(_TIME, closed)}" if job["closed_s"] else "until the coordinator exited"
@@ -123,14 +123,14 @@ def _print_jobs(answer: dict[str, Any], console: Console) -> None:
             + (
                 f"\n  store: {job['samples_restored']:,} samples restored, {job['samples_straight']:,} read "
                 f"directly; {job['store_requests']:,} requests, {sized(job['store_bytes'])}"
-                if answer["cache"]["store"]
+                if reply["cache"]["store"]
                 else ""
             )
         )
-    for line in cache_lines(answer["cache"]):
+    for line in cache_lines(reply["cache"]):
         console.print(line)
-    _print_executors(answer["executors"], console)
-    for team in answer["teams"]:
+    _print_executors(reply["executors"], console)
+    for team in reply["teams"]:
         cap = f" of at most {team['max_usd']:g}" if team["max_usd"] else ""
         console.print(
             f"  {'team ' if team['name'] else 'no team'}{team['name']}: share {team['share']:g}, priority "
@@ -145,7 +145,7 @@ def _print_executors(executors: list[dict[str, Any]], console: Console) -> None:
         trouble = f"; problem: {executor['trouble']}" if executor["trouble"] else ""
         console.print(
             f"functions {executor['name']}: {executor['in_flight']:,} requests in flight, "
-            f"{executor['concurrency']:,} of {executor['capacity']:,} at once; "
+            f"{executor['concurrency']:,} of {executor['capacity']:,} slots; "
             f"{executor['requests']:,} calls, {executor['samples']:,} samples, "
             f"{executor['usd']:.4f} USD so far{trouble}"
         )
@@ -181,8 +181,8 @@ def cache_lines(cache: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _print_batches(answer: dict[str, Any], console: Console) -> None:
-    for batch in answer["statuses"]:
+def _print_batches(reply: dict[str, Any], console: Console) -> None:
+    for batch in reply["statuses"]:
         if not batch["known"]:
             console.print(f"batch {batch['batch_id']}: no open job has planned it recently")
             continue

@@ -123,9 +123,8 @@ def _address(arguments: argparse.Namespace) -> str:
     address = arguments.coordinator or os.environ.get("SUPER_COORDINATOR")
     if not address:
         raise ConfigError(
-            "superdl warm needs a coordinator that keeps running (superdl coordinator --listen ...), since "
-            "the embedded one ends with its run, together with its cache. Set --coordinator host:port or "
-            "SUPER_COORDINATOR"
+            "a coordinator that keeps running is needed, because an embedded one ends with its run and its "
+            "cache: start superdl coordinator, then use --coordinator host:port or set SUPER_COORDINATOR"
         )
     return str(address)
 
@@ -134,7 +133,7 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
     recipe = recipe_of(arguments)
     if recipe is None:
         raise ConfigError(
-            "set the same recipe as the jobs, with --resize 256 --crop 224, or --recipe FILE.json"
+            "pass the recipe that the jobs use, as --resize 256 --crop 224 or as --recipe FILE.json"
         )
     if recipe.random:
         raise ConfigError(
@@ -237,10 +236,10 @@ class _Warming:
             self.progress_s = seconds
         if not report.ended and seconds - self.progress_s > self.patience_s:
             trouble = cache.store_trouble if report.to_store else ""
-            because = trouble or "are the coordinator's functions running (superdl stats, its log)?"
+            because = trouble or "check that functions are running (superdl stats, the coordinator's log)"
             remaining = report.samples - report.warm - report.failed
             report.ended = "stalled"
-            report.why = f"none of {remaining:,} samples has arrived for {self.patience_s:g} s: {because}"
+            report.why = f"none of {remaining:,} samples arrived for {self.patience_s:g} s: {because}"
 
 
 def _print_report(report: _Report, target: str, console: Console) -> None:

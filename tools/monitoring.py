@@ -40,7 +40,7 @@ def files() -> dict[Path, str]:
     tables = {"metrics": metrics, "alerts": "".join([heads, *rows])}
     page = PAGE.read_text(encoding="utf-8")
     return {
-        PAGE: _TABLE.sub(lambda found: f"{found[1]}{tables[found[2]]}{found[3]}", page),
+        PAGE: _TABLE.sub(lambda match: f"{match[1]}{tables[match[2]]}{match[3]}", page),
         DASHBOARD: _dashboard(),
     }
 

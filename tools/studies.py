@@ -191,8 +191,8 @@ def _values(arm: Mapping[str, Any], figure: str, *, median: bool = False) -> str
     return spread_cell(spread, " (", ")")
 
 
-def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
-    rules = ["---"] * left + ["--:"] * (len(heads) - left)
+def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int) -> str:
+    rules = ["---"] * text_columns + ["--:"] * (len(heads) - text_columns)
     return "".join(f"| {' | '.join(row)} |\n" for row in (heads, rules, *rows))
 
 

@@ -98,7 +98,7 @@ class ArmSpec:
     laps: Sequence[int]  # epochs of each lap
     pids: Pids = field(default_factory=Pids)  # further processes whose CPU is measured
     imports: Sequence[str] = ()  # modules to import first
-    from_cold: bool = False  # the first lap includes opening, and each the work of functions after it
+    from_cold: bool = False  # the first lap includes opening, and each lap the functions' work after it
     checked: bool = False  # one more epoch after the laps is read for its checksum
     trainer: Callable[[], Trainer] | None = None  # None: batches are dropped
 
@@ -119,7 +119,7 @@ class Lap:
     # By functions; None without any.
     decoded: int | None = None
     gets: int = 0
-    # Of a trainer: its steps, and the time in which none was under way.
+    # Of a trainer: its steps, and the time between them.
     steps: int = 0
     wait_s: float = 0.0
     checksum: int = 0  # of one epoch's images and labels
@@ -193,8 +193,8 @@ def measure_arm(spec: ArmSpec) -> list[Lap]:
 
 def _lap(spec: ArmSpec, contender: Contender, trainer: Trainer | None, spent: _Spent, epochs: int) -> Lap:
     """Read every batch of ``epochs`` epochs, as a trainer would."""
-    # Reading other processes' clocks takes milliseconds of this one's time: so its own is read last, and
-    # at the end first.
+    # Reading the clocks of other processes takes milliseconds, so this process's own is read last, and first
+    # at the end.
     main_s, began_s = process_cpu_s(os.getpid()), time.perf_counter()
     images, first_s = 0, 0.0
     for _ in range(epochs):

@@ -69,9 +69,9 @@ def add_data_option(parser: argparse.ArgumentParser, *, photos: int) -> None:
     )
 
 
-def prepare_images(name: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> Loading:
-    """Create the set in the options' directory unless it exists. ``say`` receives a line first."""
-    say(f"preparing images: {name}")
+def prepare_images(name: str, arguments: argparse.Namespace, log: Callable[[str], None]) -> Loading:
+    """Create the set in the options' directory unless it exists. ``log`` receives a line first."""
+    log(f"preparing images: {name}")
     directory = Path(arguments.data)
     if name == "digits":
         train_dir, resize, crop = make_digits(directory / "digits") / "train", 64, 64

@@ -57,7 +57,7 @@ class BenchmarkReport:
     """The results of a benchmark."""
 
     method: Sequence[str]  # describes what was counted
-    columns: Sequence[Column]  # of the tables; a column without figures is left out
+    columns: Sequence[Column]  # of the tables; a column without figures is omitted
     runs: Sequence[Run]  # runs of the same conditions become a row of medians
     group_by: Sequence[str]  # names of conditions; rows that agree in them form one table
 
@@ -91,12 +91,12 @@ def check_same_images(runs: Sequence[Run]) -> None:
 def measured(
     measure: Callable[[argparse.Namespace, Callable[[str], None]], BenchmarkReport],
     arguments: argparse.Namespace,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> tuple[BenchmarkReport, dict[str, Any]]:
     """Run a benchmark. Return its report, and as JSON the figures, options, machine and versions."""
     # Before the benchmark, which is itself a load.
     began_s, started_at, load = time.perf_counter(), now_text(), os.getloadavg()[0]
-    report = measure(arguments, say)
+    report = measure(arguments, log)
     options = {name: value for name, value in vars(arguments).items() if name not in _NOT_SETTINGS}
     return report, {
         "format": _FORMAT,

@@ -77,14 +77,14 @@ CONTENDERS: Mapping[str, ContenderSpec] = {
 }
 
 
-def convert_once(contender: str, loading: Loading, say: Callable[[str], None]) -> None:
+def convert_once(contender: str, loading: Loading, log: Callable[[str], None]) -> None:
     """Convert the images for a contender, atomically and unmeasured, unless already done."""
     form = CONTENDERS[contender]
     if form.convert is None:
         return
 
     def fill(staging: Path) -> None:
-        say(f"converting images for {form.title}")
+        log(f"converting images for {form.title}")
         run_child(_convert, (contender, loading, staging), name=f"the conversion for {contender}")
 
     manifest = {"format": contender, "resize": loading.resize, "crop": loading.crop}

@@ -211,9 +211,9 @@ _FORMAT = "tar-shards"
 _BUFFER_BYTES = 2**20
 
 
-def in_shards(loading: Loading, environment: Mapping[str, str], say: Callable[[str], None]) -> Loading:
+def in_shards(loading: Loading, environment: Mapping[str, str], log: Callable[[str], None]) -> Loading:
     """Return the set as shards on an S3 server. Write them unless they exist, and always index them."""
-    say(f"writing and indexing shards: {loading.name}")
+    log(f"writing and indexing shards: {loading.name}")
     directory = loading.converted(_FORMAT)
     manifest = {"format": _FORMAT, "per_shard": PER_SHARD}
     written_once(directory, manifest, "tar shards", partial(_write, loading))

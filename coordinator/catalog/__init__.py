@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.lister import list_objects, list_source
-from superdl.coordinator.catalog.listing import ListingCancelledError
+from superdl.coordinator.catalog.listing import ListingCancelledError, is_image
 from superdl.coordinator.catalog.listing_bucket import pinned
 from superdl.coordinator.catalog.source import Source, parse_source
 from superdl.coordinator.catalog.strings import PackedStrings
@@ -14,6 +14,7 @@ __all__ = [
     "ListingCancelledError",
     "PackedStrings",
     "Source",
+    "is_image",
     "list_objects",
     "list_source",
     "parse_source",

@@ -15,6 +15,7 @@ from superdl.experiments.reporting.page import (
     draw_bars,
     facts_table,
     height_of_bars,
+    moment,
     number,
     plot_of,
     render,
@@ -39,25 +40,25 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         title = f"{comparison.name}: median of the repeats, with the range below it"
         heads, rows, _ = _side_by_side(comparison, "\n")
         print_rows(console, heads, rows, title=title, words=2)
-    lines = [f"comparison {comparison.name}: {comparison.status} in {comparison.took_s:.1f} s"]
+    lines = [f"{comparison.status.capitalize()} after {comparison.took_s:.1f} s."]
     if comparison.reason:
-        lines.append(f"reason: {comparison.reason}")
+        lines.append(f"Reason: {comparison.reason}")
     lines += [" ".join(point) for point in comparison.words()]
-    lines.append(f"written to {comparison.directory}")
+    lines.append(f"Written to {comparison.directory}")
     for line in lines:
         say(console, line)
 
 
 def comparison_page(comparison: Comparison) -> str:
     """Return the page as HTML."""
-    machine = {name: comparison.environment[name] for name in _MACHINE if name in comparison.environment}
+    machine = {name: value for name in _MACHINE if (value := comparison.environment.get(name))}
     heads, rows, best = _side_by_side(comparison, " [", "]")
     return render(
         "comparison.html",
         title=f"{comparison.name}: {', '.join(arm.name for arm in comparison.arms)}",
         subtitle=(
-            f"{comparison.status}, started {comparison.started_at}, {count(len(comparison.rounds), 'round')} "
-            f"in {seconds(comparison.took_s)}"
+            f"{comparison.status}, started {moment(comparison.started_at)}, "
+            f"{count(len(comparison.rounds), 'round')} in {seconds(comparison.took_s)}"
         ),
         comparison=comparison,
         side_by_side=Table("Median of the repeats, with the range in brackets", heads, rows, best=best),
@@ -126,7 +127,8 @@ def _rounds(comparison: Comparison) -> Table:
         )
         for report in comparison.rounds
     ]
-    return Table("Rounds in the order in which they ran", ("round", "arm", "repeat", *titles, "in"), rows)
+    heads = ("round", "arm", "repeat", *titles, "directory")
+    return Table("Rounds in the order in which they ran", heads, rows)
 
 
 def _plot(comparison: Comparison) -> Plot | None:
@@ -153,8 +155,8 @@ def _plot(comparison: Comparison) -> Plot | None:
 def _settings(comparison: Comparison) -> Iterator[Table]:
     for arm in comparison.arms:
         if arm.values:
-            yield facts_table(f"{arm.name} sets", arm.values)
+            yield facts_table(f"Settings of {arm.name}", arm.values)
     trials = (comparison.spec.get("trials") or {}).items()
     if trials:
         values = {name: ", ".join(f"{key}={value}" for key, value in each.items()) for name, each in trials}
-        yield facts_table("Values set by trials", values)
+        yield facts_table("Settings of the trials", values)

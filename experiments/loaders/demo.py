@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Subset
 
-from superdl.coordinator import catalog  # noqa: F401  # not while timed
+from superdl.coordinator.catalog import is_image  # imported here, so not while timed
 from superdl.experiments.console import print_rows, say
 from superdl.experiments.data import MADE_SETS, Source, make_set
 from superdl.experiments.loaders.decoding import Decode, SourceFiles
 from superdl.experiments.loaders.samples import decode_image, list_samples
 from superdl.experiments.monitoring import ProcessGroups
-from superdl.experiments.reporting.page import number
+from superdl.experiments.reporting.page import number, seconds
 from superdl.experiments.spec import RecipeSpec
 from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
-from superdl.super_wire.errors import ConfigError, SuperError
+from superdl.super_wire.errors import ConfigError, SourceEmptyError, SourceError, SuperError
 from superdl.super_wire.host import usable_cores
 from superdl.super_wire.redaction import counted
 
@@ -50,6 +50,7 @@ _DECODING_S, _DECODING_EPOCHS = 50.0, 4
 _BATCH_SIZE = 64
 _RESIZE, _CROP = 256, 224
 _BAR = 44  # characters of the longest bar
+_ERROR_LINES = 20
 # The epochs of each process.
 _COLUMNS = ("first epoch", "second epoch", "fresh process")
 _LINES = """\
@@ -57,10 +58,9 @@ from superdl import Recipe, SuperDataset, SuperLoader
 
 dataset = SuperDataset(
     {directory},
-    recipe=Recipe.image(resize={resize}, crop={crop}),  # decoded once, then kept
-    transform=None,  # your own, such as Augment({crop}); runs in every epoch
-)
-loader = SuperLoader(dataset, batch_size={batch_size}, shuffle=True)  # with a GPU: device="cuda"
+    recipe=Recipe.image(resize={resize}, crop={crop}),  # add transform= for what runs in every epoch
+{policy})
+loader = SuperLoader(dataset, batch_size={batch_size}, shuffle=True)  # on a GPU: device="cuda"
 for epoch in range(3):
     for images, labels in loader:  # uint8 [{batch_size}, 3, {crop}, {crop}], int64 [{batch_size}]
         images = images.float() / 255
@@ -90,7 +90,7 @@ class Epoch:
 
 
 def demo(named: str | None, images: int | None, console: Console) -> dict[str, Any]:
-    """Measure both loaders, print the figures, and return them for JSON.
+    """Measure both loaders, print the results, and return them for JSON.
 
     Args:
         named: a folder with a folder of images for each class; by default drawn images, ``data/demo``.
@@ -102,7 +102,7 @@ def demo(named: str | None, images: int | None, console: Console) -> dict[str, A
     """
     print_line = partial(say, console)
     directory = _directory(named, print_line)
-    samples = list_samples(Source(f"file://{directory}"), "torch")
+    samples = _listed(directory)
     chosen = _chosen(len(samples), images or _affordable(samples))
     print_line(
         f"reading {len(chosen):,} of {len(samples):,} images from {directory}, resized to {_RESIZE} and "
@@ -119,26 +119,34 @@ def demo(named: str | None, images: int | None, console: Console) -> dict[str, A
         for count, loader in ((2, PILLOW), (2, SUPER), (1, PILLOW), (1, SUPER)):
             print_line(f"  {loader}: {'two epochs' if count > 1 else 'an epoch'} in a fresh process")
             epochs[loader] += _measured(replace(task, loader=loader, epochs=count), f"{scratch}/store")
+            if not epochs[loader][0].images:
+                raise ConfigError(
+                    f"none of {counted(len(chosen), 'image')} in {directory} can be decoded; for the "
+                    f"reasons, run superdl doctor {shlex.quote(str(directory))} --all"
+                )
     print_rows(console, ("", *_COLUMNS), _rows(epochs), title="Nothing is trained: batches are dropped")
     _plot_rates(epochs, print_line)
+    _, second, fresh = (epoch.wall_s for epoch in epochs[SUPER])
     print_line(
-        "SUPER starts its services and decodes every image in the first epoch, and decodes nothing later. "
-        "A fresh process starts them again and reads the stored images."
+        "In its first epoch SUPER starts its services and decodes every image; later epochs decode nothing. "
+        f"A fresh process starts them again, in about {seconds(max(0.0, fresh - second))}, and reads the "
+        "stored images. The more images, the less the start counts."
     )
     if bad := len(chosen) - epochs[SUPER][0].images:
         print_line(
-            f"Both loaders skip {counted(bad, 'image')} that cannot be decoded: superdl doctor "
-            f"{shlex.quote(str(directory))} --all lists such files."
+            f"Both loaders skipped {counted(bad, 'image')} that cannot be decoded. To list such files: "
+            f"superdl doctor {shlex.quote(str(directory))} --all"
         )
-    print_line(f"\nIn your script:\n\n{script_lines(str(directory))}")
+    print_line(f"\nIn your script:\n\n{script_lines(str(directory), skips_bad=bad > 0)}")
     figures = {loader: [asdict(epoch) for epoch in loader_epochs] for loader, loader_epochs in epochs.items()}
     return {"directory": str(directory), **figures}
 
 
-def script_lines(directory: str) -> str:
+def script_lines(directory: str, *, skips_bad: bool = False) -> str:
     """Return the lines of a script that reads images as SUPER did in the demo."""
     quoted = json.dumps(directory, ensure_ascii=False)
-    return _LINES.format(directory=quoted, resize=_RESIZE, crop=_CROP, batch_size=_BATCH_SIZE)
+    policy = '    on_bad_sample="skip",\n' if skips_bad else ""
+    return _LINES.format(directory=quoted, resize=_RESIZE, crop=_CROP, batch_size=_BATCH_SIZE, policy=policy)
 
 
 def _directory(named: str | None, print_line: Callable[[str], None]) -> Path:
@@ -147,8 +155,32 @@ def _directory(named: str | None, print_line: Callable[[str], None]) -> Path:
         return make_set(MADE_SETS[_MADE_SET], _MADE_IN, samples=_IMAGES, tell=print_line) / "train"
     directory = Path(named).expanduser().absolute()
     if not directory.is_dir():
-        raise ConfigError(f"{named} is not a folder on this machine; the demo reads only files")
+        raise ConfigError(f"{named} is not a folder on this machine, and the demo reads only local folders")
+    # A class folder contains no folders, but a split does.
+    if any(entry.is_dir() for entry in directory.glob("train/*")):
+        directory /= "train"
+        print_line(f"using the split {directory}")
     return directory
+
+
+def _listed(directory: Path) -> Samples:
+    try:
+        return list_samples(Source(f"file://{directory}"), "torch")
+    except SourceError as error:
+        loose = sum(is_image(entry.name) for entry in directory.iterdir())
+        if not loose and not isinstance(error, SourceEmptyError):
+            raise
+        if not loose:
+            raise ConfigError(
+                f"{directory} contains no images: the demo needs a folder of them for each class, such as "
+                f"{directory}/cats/1.jpg"
+            ) from error
+        raise ConfigError(
+            f"{directory} contains {counted(loose, 'image')}, but no class folders: move each image to a "
+            f"folder named after its class, such as {directory}/cats. To train without classes, run superdl "
+            f"index {shlex.quote(str(directory))} -o list.jsonl --labels none, and pass "
+            "key_list='list.jsonl' to SuperDataset"
+        ) from error
 
 
 def _affordable(samples: Samples) -> int:
@@ -201,7 +233,9 @@ def _measured(task: Task, store: str) -> list[Epoch]:
         command, env=environment | {"SUPER_STORE": store}, capture_output=True, text=True, check=False
     )
     if process.returncode:
-        raise SuperError(f"{task.loader} failed: {process.stderr.strip()}")
+        # The last lines contain the error, after whatever was logged.
+        why = "\n".join(process.stderr.strip().splitlines()[-_ERROR_LINES:])
+        raise SuperError(f"{task.loader} failed: {why}")
     return [Epoch(**epoch) for epoch in json.loads(process.stdout)]
 
 

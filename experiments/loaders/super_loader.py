@@ -74,7 +74,7 @@ def _open(request: LoaderRequest) -> tuple[SuperDataset, SuperSampler]:
                 key_list=source.key_list,
                 sample=request.rank == 0,
                 allow_bad=request.loader.on_bad_sample != "raise",
-                tell=request.print_line,
+                notify=request.print_line,
             )
         except BaseException:
             # The caller has no loader to close yet.

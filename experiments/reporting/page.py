@@ -56,6 +56,11 @@ def seconds(value: float | None) -> str:
     return f"{round(value / 60) // 60:,} h {round(value / 60) % 60} min"
 
 
+def moment(timestamp: str) -> str:
+    """Format an ISO timestamp: 2026-12-01 15:47:26 UTC."""
+    return timestamp.replace("T", " ").replace("+00:00", " UTC")
+
+
 def share(part: float | None, whole: float | None) -> float | None:
     """Return ``part / whole``, or None if either is unknown or the whole is zero."""
     return None if part is None or not whole else part / whole

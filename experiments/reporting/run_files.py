@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.executors import EXECUTORS
 from superdl.super_wire.user_text import read_json
-from superdl.super_wire.waits import wait_for
+from superdl.super_wire.waits import BUCKET, RESTARTING, wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,6 +91,17 @@ class RunFiles:
         return str(self.facts["status"])
 
     @property
+    def setup(self) -> set[str] | None:
+        """The setup that a remedy must fit, as for `Wait.remedy`, or None if a coordinator decided it."""
+        executors = {name.strip() for name in (self.facts["executor"] or "").split(",")} - {""}
+        if not executors <= EXECUTORS.keys():
+            return None
+        source, loader = self.facts["spec"]["data"]["train"] or "", self.facts["loader_settings"]
+        is_local = "://" not in source or source.lower().startswith("file://")
+        restarts = loader.get("num_workers") and not loader.get("persistent_workers")
+        return executors | ({RESTARTING} if restarts else set()) | (set() if is_local else {BUCKET})
+
+    @property
     def ranks(self) -> int:
         """The number of ranks that trained."""
         return int(self.facts["ranks"])
@@ -102,10 +114,13 @@ def read_run(directory: Path) -> RunFiles:
         ConfigError: the directory contains no run, or a report that this version cannot read.
     """
     if not (directory / REPORT_NAME).is_file():
-        remedy = "use one that superdl run has written"
-        if any(any(directory.glob(f"{depth}{REPORT_NAME}")) for depth in ("*/", "*/*/")):
-            remedy = "its runs are below it, so use one of these"
-        raise ConfigError(f"{directory} is not a run directory: it has no {REPORT_NAME}; {remedy}")
+        if not directory.is_dir():
+            raise ConfigError(f"there is no directory {directory}: pass one that superdl run has written")
+        reports = [path for depth in ("*", "*/*") for path in directory.glob(f"{depth}/{REPORT_NAME}")]
+        remedy = "pass one that superdl run has written"
+        if newest := max(reports, key=lambda path: path.stat().st_mtime, default=None):
+            remedy = f"its runs are below it, such as {newest.parent}"
+        raise ConfigError(f"{directory} is not a run directory, because it has no {REPORT_NAME}; {remedy}")
     return RunFiles(directory, read_format(directory / REPORT_NAME, REPORT_FORMAT))
 
 

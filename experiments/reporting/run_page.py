@@ -11,6 +11,7 @@ from superdl.experiments.reporting.page import (
     Plot,
     draw_lines,
     facts_table,
+    moment,
     plot_of,
     render,
     times,
@@ -46,7 +47,7 @@ def run_page(run: RunFiles) -> str:
         "strategy": facts["strategy"] if run.ranks > 1 else None,
         "precision": facts["precision"],
         "model": facts["model"],
-        "begun": facts["started_at"],
+        "started": moment(facts["started_at"]),
     }
     settings = facts["loader_settings"]
     return render(

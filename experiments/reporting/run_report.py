@@ -41,12 +41,12 @@ def tiles(run: RunFiles) -> list[Tile]:
     bill, first, later = run.facts["bill"], run.trained[:1], run.trained[1:]
     run_tiles = []
     if first:
-        of = "of epochs after the first" if later else f"of {_first_epoch(run)}"
+        of = f"{'after' if later else 'in'} {_first_epoch(run)}"
         before = f"first epoch: {_rate(first)}" if later else "training images"
         run_tiles.append(Tile(_rate(later or first), f"images/s {of}", before))
         before = f"first epoch: {percent(_waiting_share(first))}" if later else "training time"
-        run_tiles.append(Tile(percent(_waiting_share(later or first)), f"waiting for data, {of}", before))
-    if bill:
+        run_tiles.append(Tile(percent(_waiting_share(later or first)), f"waiting for data {of}", before))
+    if bill and (first or bill["usd"]):
         run_tiles.append(Tile(usd(bill["usd"]), "cost of the run", _about_cost(bill)))
     return run_tiles
 
@@ -137,7 +137,7 @@ def _change(run: RunFiles) -> str:
         waited = _waiting_share(passes)
         if waited >= _NO_LIMIT:
             cause = _main_cause(passes)
-            remedy = WAITS[cause[0] if cause else UNKNOWN].remedy
+            remedy = WAITS[cause[0] if cause else UNKNOWN].remedy(run.setup)
             degree = "could be a little faster" if waited < _LIMIT else f"{are} limited by data"
             return f"{where} {degree}: try {remedy}."
     return "nothing. Data does not limit training."

@@ -22,7 +22,7 @@ def run_tables(run: RunFiles) -> dict[str, Table | None]:
     """Return all tables by name, or None for those whose data is missing from the files."""
     bill = run.facts["bill"]
     causes = [cause for cause in WAITS if any(cause in epoch_pass.stalls for epoch_pass in run.passes)]
-    meanings = [(cause, WAITS[cause].meaning, WAITS[cause].remedy) for cause in causes]
+    meanings = [(cause, WAITS[cause].meaning, WAITS[cause].remedy(run.setup)) for cause in causes]
     heads = ("cause", "the trainer waited because", "what helps")
     return {
         "passes": passes_table(run),
@@ -132,9 +132,9 @@ def _processors(run: RunFiles) -> Table | None:
         # With several ranks, CPU covers rank 0 only but images cover all ranks.
         images = of_pass.get("samples") if run.ranks == 1 else None
         row["CPU (ms/image)"] = times(share(cpu_s, images), 1000)
-        row["memory at its borders (MB)"] = None if None in memory else sum(memory) / 1e6
+        row["memory at start or end (MB)"] = None if None in memory else sum(memory) / 1e6
         row["GPU (% busy)"] = phase["gpu_percent"]
-        row["GPU memory (most, MB)"] = times(phase["gpu_memory_bytes_max"], 1e-6)
+        row["GPU memory (maximum, MB)"] = times(phase["gpu_memory_bytes_max"], 1e-6)
         rows.append(row)
     heads = [head for head in (rows[0] if rows else ()) if any(row[head] is not None for row in rows)]
     table = Table("Processors in use, by phase", heads, [[row[head] for head in heads] for row in rows])

@@ -5,18 +5,18 @@
 ARG BASE_IMAGE=python:3.13-slim
 
 FROM ${BASE_IMAGE} AS build
-# Where pip finds packages, if not in its default index.
+# The package index, if not pip's default.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ONLY_BINARY=:all: PIP_REQUIRE_HASHES=1
 WORKDIR /build
-# What the image gets, /opt/super, has no pip: that of another environment installs into it.
+# /opt/super, which the image gets, has no pip: another environment's pip installs into it.
 RUN python3 -m venv tools && python3 -m venv --without-pip /opt/super
 COPY infra/docker/*-requirements.txt ./
 RUN tools/bin/pip install -r build-requirements.txt \
     && tools/bin/pip --python /opt/super/bin/python install -r coordinator-requirements.txt
 COPY . source/
-# Without what it depends on: torch is a trainer's.
+# Without dependencies: only trainers need torch.
 RUN unset PIP_REQUIRE_HASHES PIP_ONLY_BINARY \
     && tools/bin/pip wheel --no-deps --no-build-isolation --wheel-dir dist source/ \
     && tools/bin/pip --python /opt/super/bin/python install --no-deps dist/*.whl
@@ -31,12 +31,12 @@ RUN groupadd --gid 10001 super \
 COPY --from=build /opt/super /opt/super
 ENV PATH=/opt/super/bin:/usr/local/bin:/usr/bin:/bin PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 WORKDIR /
-# For key lists while they are read. Fargate's volumes belong to root alone unless the image names the place.
+# For key lists while they are read. Fargate's volumes belong to root unless the image declares the path.
 VOLUME /tmp
 USER 10001:10001
 EXPOSE 50051
-# Settings are SUPER_* variables or words of the command. Where the coordinator listens with TLS and a token, its own
-# health check asks here, without either.
+# Settings are SUPER_* variables or arguments. If the coordinator listens with TLS and a token, its health check
+# connects here, without either.
 ENV SUPER_HEALTH_LISTEN=127.0.0.1:50052
 # SIGTERM drains, within ten seconds.
 STOPSIGNAL SIGTERM

@@ -1,13 +1,13 @@
 # The function as an image for AWS Lambda, in place of the zip that `make lambda-zip` builds. From the root of a
 # checkout:
 #   docker build -f infra/docker/function.Dockerfile -t super-prefetch .
-# /var/task holds what the zip holds, compiled; /opt/runtime what Lambda's own runtime would have: AWS's runtime
-# client and boto3.
+# /var/task contains the files of the zip, compiled. /opt/runtime contains what Lambda's own runtime would provide: AWS's
+# runtime client and boto3.
 
 ARG BASE_IMAGE=python:3.13-slim
 
 FROM ${BASE_IMAGE} AS build
-# Where pip finds packages, if not in its default index.
+# The package index, if not pip's default.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ONLY_BINARY=:all: PIP_REQUIRE_HASHES=1
@@ -28,7 +28,7 @@ COPY --from=build /var/task /var/task
 ENV PATH=/opt/runtime/bin:/usr/local/bin:/usr/bin:/bin \
     LAMBDA_TASK_ROOT=/var/task PYTHONPATH=/var/task PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 WORKDIR /var/task
-# Lambda runs it as a user of its own; elsewhere it needs none of root's rights either.
+# Lambda runs it as a separate user; elsewhere it does not need root either.
 USER 10001:10001
 ENTRYPOINT ["python", "-m", "awslambdaric"]
 CMD ["superdl.lambda_prefetch.handler.handler"]

@@ -1,13 +1,13 @@
 # A trainer: torch and all of SUPER. From the root of a checkout:
 #   docker build -f infra/docker/trainer.Dockerfile -t super-trainer .
-# pip's default index gives torch with CUDA on Linux; for another build of it name an index:
-#   --build-arg PIP_INDEX_URL=...  Your own training code goes into an image FROM this one.
+# pip's default index has torch with CUDA on Linux; for another build of torch, pass an index:
+#   --build-arg PIP_INDEX_URL=...  Put your training code into an image FROM this one.
 
 ARG BASE_IMAGE=python:3.13-slim
 
 FROM ${BASE_IMAGE} AS build
 ARG TORCH=torch==2.13.0
-# Where pip finds packages, if not in its default index.
+# The package index, if not pip's default.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_FIND_LINKS
@@ -27,7 +27,7 @@ FROM ${BASE_IMAGE}
 LABEL org.opencontainers.image.title="SUPER trainer" \
     org.opencontainers.image.version="0.1.0" \
     org.opencontainers.image.licenses="Apache-2.0"
-# Volumes that are mounted at /data and /runs for the first time are owned as these are.
+# New volumes mounted at /data and /runs inherit the owner of these directories.
 RUN groupadd --gid 10001 super \
     && useradd --uid 10001 --gid super --no-create-home --home-dir /nonexistent super \
     && install --directory --owner super --group super /data /runs \

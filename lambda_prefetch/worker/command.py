@@ -62,9 +62,12 @@ def run(arguments: argparse.Namespace, template: Template | None = None) -> int:
 
     If ``template`` is ``None``, the worker starts one to fork its slots from.
     """
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
+    level = logging.getLevelNamesMapping().get(os.environ.get("SUPER_LOG_LEVEL", ""), logging.INFO)
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s %(message)s")
     keep_secrets_out_of_logs()
     address = arguments.coordinator or os.environ.get("SUPER_COORDINATOR", "")
+    if not address:
+        raise ConfigError("no coordinator is set: use --coordinator host:port, or set SUPER_COORDINATOR")
     if not host_and_port(address)[1] and socket_path(address) is None:
         raise ConfigError(f"--coordinator must be host:port or unix:/path, not {address!r}")
     cores = usable_cores() if arguments.ray is None else max(1, int(arguments.num_cpus))

@@ -86,7 +86,7 @@ class _Epoch(NamedTuple):
 
 def bills(scenario: Scenario, prices: PriceTable) -> list[Bill]:
     """Return the bill of each possible way of loading; raise ``ConfigError`` if a machine has no price."""
-    absent = left_out(scenario, prices)
+    absent = unavailable(scenario, prices)
     rows = [_with_lambda(scenario, prices), _embedded(scenario, prices)]
     if _STORED not in absent:
         rows.append(_embedded(scenario, prices, store_share=_store_share(scenario, prices)))
@@ -95,8 +95,8 @@ def bills(scenario: Scenario, prices: PriceTable) -> list[Bill]:
     return rows
 
 
-def left_out(scenario: Scenario, prices: PriceTable) -> dict[str, str]:
-    """Return why some ways of loading have no bill, by their tags."""
+def unavailable(scenario: Scenario, prices: PriceTable) -> dict[str, str]:
+    """Return the ways of loading that have no bill, by tag, with the reasons."""
     if not prices.machine(scenario.machine).nvme_gb:
         return {_STORED: f"{scenario.machine} has no NVMe"}
     if _store_share(scenario, prices) <= _embedded_reuse(scenario, prices):
@@ -132,19 +132,19 @@ def _store_share(scenario: Scenario, prices: PriceTable) -> float:
     return min(1.0, room_bytes / (scenario.samples * scenario.record_bytes))
 
 
-def _vcpus_rate(scenario: Scenario, machine: Machine, cpu_ms: float, *, kept: float = 0.0) -> float:
-    """Return a machine's images/s with ``kept`` vCPUs reserved, at ``cpu_ms`` on the measured core."""
+def _vcpus_rate(scenario: Scenario, machine: Machine, cpu_ms: float, *, reserved: float = 0.0) -> float:
+    """Return a machine's images/s without ``reserved`` vCPUs, at ``cpu_ms`` on the measured core."""
     speed = scenario.arm_vcpu if machine.arm else scenario.x86_vcpu
-    return max(machine.vcpus - kept, 0.0) * speed / (cpu_ms * _MS)
+    return max(machine.vcpus - reserved, 0.0) * speed / (cpu_ms * _MS)
 
 
-def _epoch(scenario: Scenario, prices: PriceTable, cpu_ms: float, gets: float, **others: float) -> _Epoch:
-    """Return an epoch with ``gets`` GETs, at the images/s of its slowest part, ``others`` included."""
+def _epoch(scenario: Scenario, prices: PriceTable, cpu_ms: float, gets: float, **limits: float) -> _Epoch:
+    """Return an epoch with ``gets`` GETs, at the images/s of its slowest part, ``limits`` included."""
     machine = prices.machine(scenario.machine)
     bounds = {
         "GPU": scenario.images_per_s * max(machine.gpus, 1),
-        "trainer's CPU": _vcpus_rate(scenario, machine, cpu_ms, kept=scenario.trainer_vcpus),
-        **others,
+        "trainer's CPU": _vcpus_rate(scenario, machine, cpu_ms, reserved=scenario.trainer_vcpus),
+        **limits,
     }
     bound, rate = min(bounds.items(), key=lambda entry: entry[1])
     if not rate > 0:

@@ -44,14 +44,14 @@ def preflight(
     *,
     coordinator: str,
     key_list: str | None = None,
-    tell: Callable[[str], object],
+    notify: Callable[[str], object],
     sample: bool = True,
     allow_bad: bool = False,
 ) -> None:
     """Check coordinator and cache with this process's permissions and, if ``sample``, source and function.
 
-    It takes at most 5 s. ``tell`` is called with a line if no sample arrived in time and there was no error.
-    A bad sample is an error unless ``allow_bad``.
+    It takes at most 5 s. ``notify`` receives a line if no sample arrived in time and nothing failed. A bad
+    sample is an error unless ``allow_bad``.
 
     Raises:
         SuperError: the error with which the run would fail, at once or later.
@@ -84,7 +84,7 @@ def preflight(
                 raise
         except (OutOfTimeError, ReadTimeoutError):
             # A cold function may be slow.
-            tell(
+            notify(
                 f"no sample arrived within {_LIMIT_S:.0f} s, for an unknown reason: functions may be "
                 "starting, or unable to reach source or cache. superdl doctor waits longer, and superdl "
                 "stats shows the progress"

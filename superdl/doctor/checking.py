@@ -173,16 +173,16 @@ class OutOfTimeError(Exception):
 
 def within(limit_s: float, work: Callable[[], _Value]) -> _Value:
     """Return the result of ``work``. On a timeout, raise ``OutOfTimeError`` and abandon its thread."""
-    answer: Future[_Value] = Future()
+    future: Future[_Value] = Future()
 
     def run() -> None:
         try:
-            answer.set_result(work())
+            future.set_result(work())
         except BaseException as error:  # noqa: BLE001  # raised in the caller
-            answer.set_exception(error)
+            future.set_exception(error)
 
     # A daemon does not block this process's exit.
     threading.Thread(target=run, name="superdl-doctor", daemon=True).start()
-    if not wait([answer], limit_s).done:
-        raise OutOfTimeError(f"no answer within {limit_s:g} s")
-    return answer.result()
+    if not wait([future], limit_s).done:
+        raise OutOfTimeError(f"no result within {limit_s:g} s")
+    return future.result()

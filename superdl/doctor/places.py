@@ -32,9 +32,11 @@ def check_listing(case: Case) -> Finding:
         return skipped("no source was passed", "pass one: superdl doctor s3://bucket/prefix")
     if case.elsewhere:
         return skipped("the coordinator lists the source: the sample below shows whether it can")
-    from superdl.coordinator.catalog.lister import list_source
-    from superdl.coordinator.catalog.listing import ListingCancelledError
+    from superdl.coordinator.catalog import ListingCancelledError, list_source, parse_source
 
+    source = parse_source(case.source)
+    if source.is_file and not Path(source.directory).is_dir():
+        return bad(f"there is no directory {source.directory}", "check the path, or pass s3://bucket/prefix")
     enough = threading.Event()
 
     def count(listed: int | None) -> None:

@@ -26,8 +26,8 @@ _ENOUGH_BYTES = 256 * 2**20
 _PROGRESS_EVERY_S = 10.0
 _REMEDY = 'fix or remove these objects, or train with on_bad_sample="skip" or "replace"'
 _MORE_MEMORY = (
-    "give the container more: docker run --shm-size=2g (or --ipc=host), shm_size: 2gb in a compose file, or "
-    "an emptyDir with medium: Memory mounted at /dev/shm in Kubernetes"
+    "give the container more shared memory: docker run --shm-size=2g (or --ipc=host), shm_size: 2gb in a "
+    "compose file, or an emptyDir with medium: Memory mounted at /dev/shm in Kubernetes"
 )
 
 
@@ -123,7 +123,7 @@ def check_shared_memory(_: Case) -> Finding:
     except OSError as error:
         return skipped(f"cannot check {_SHARED_MEMORY}: {error.strerror}")
     size, free = stats.f_frsize * stats.f_blocks, stats.f_frsize * stats.f_bavail
-    room = f"{_SHARED_MEMORY} has a size of {sized(size)}, of which {sized(free)} are free"
+    room = f"{_SHARED_MEMORY} has {sized(size)}, {sized(free)} of it free"
     why = f"{room}: a DataLoader worker that runs out of it dies with a bus error"
     if size < _ENOUGH_BYTES:
         return bad(why, _MORE_MEMORY)

@@ -13,6 +13,7 @@ from superdl.coordinator.executors import ExecutorError, executor_class
 from superdl.doctor.checking import Finding, bad, combined, doubtful, good, skipped
 from superdl.super_wire.executors import EXECUTORS, RunsOn
 from superdl.super_wire.protocol import installed_version
+from superdl.super_wire.redaction import counted
 
 if TYPE_CHECKING:
     from superdl.coordinator.server.settings import Settings
@@ -35,10 +36,10 @@ def check_coordinator(case: Case) -> Finding:
     client = Client(checked_address(case.coordinator, "--coordinator"))
     patience = Patience(attempts=3, total_s=10.0, deadline_s=5.0)  # it should be running by now
     with client.hold():
-        answer = client.call("GetJobStats", pb.GetJobStatsRequest(), patience)
-    case.store = answer.cache.store
-    why = f"{case.coordinator} answers, {len(answer.jobs)} jobs are open"
-    description = case.coordinating = answer.coordinating
+        stats = client.call("GetJobStats", pb.GetJobStatsRequest(), patience)
+    case.store = stats.cache.store
+    why = f"{case.coordinator} responds and has {counted(len(stats.jobs), 'open job')}"
+    description = case.coordinating = stats.coordinating
     installed = installed_version()
     if description.version != installed:
         return doubtful(
@@ -119,8 +120,8 @@ def _look(kind: ExecutorKind, case: Case, settings: Settings) -> Finding:
     except ExecutorError as error:
         remedy = "see its messages on standard error above, and check that SUPER is installed completely"
         if not is_here:
-            chosen = ", ".join(f"SUPER_{name.upper()}" for name in kind.chosen_by)
-            remedy = f"check {chosen}, and that SUPER is installed there"
+            variables = ", ".join(f"SUPER_{name.upper()}" for name in kind.chosen_by)
+            remedy = f"check {variables}, and that SUPER is installed there"
         return bad(str(error), remedy)
     took_s = time.monotonic() - began_s
     if is_here:
@@ -137,6 +138,8 @@ def _start(kind: ExecutorKind, settings: Settings, cache: str) -> int:
 
     executor_type = executor_class(kind.name)
     context = executor_context(replace(settings, cache=cache or settings.cache))
+    # Its worker would log each connection to the terminal.
+    context = replace(context, environment={**context.environment, "SUPER_LOG_LEVEL": "WARNING"})
 
     async def start() -> int:
         executor = executor_type(replace(settings, **executor_type.trial_settings), context)

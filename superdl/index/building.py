@@ -84,7 +84,7 @@ def build_index(
     choices: Choices,
     *,
     force: bool = False,
-    tell: Callable[[int, int, int], None] = lambda *_: None,
+    progress: Callable[[int, int, int], None] = lambda *_: None,
 ) -> Built:
     """Write the key list of a source's shards or, if it has none, of its loose images.
 
@@ -93,7 +93,7 @@ def build_index(
         out: path or ``s3://`` URL of a ``.jsonl`` or ``.parquet`` file.
         choices: the user's choices.
         force: overwrite ``out``.
-        tell: called with shards done, total shards, and samples found.
+        progress: called with shards done, total shards, and samples found.
 
     Raises:
         ConfigError: an argument is invalid, or ``out`` exists.
@@ -108,9 +108,9 @@ def build_index(
     if shard_names and choices.of_loose_images:
         raise ConfigError(f"{folder}: finding labels beside images needs a listing, so pass only this folder")
     built, stop = Built(out), threading.Event()
-    with key_list_at(out, force=force) as write, tempfile.TemporaryFile(dir=temporary_directory()) as kept:
+    with key_list_at(out, force=force) as write, tempfile.TemporaryFile(dir=temporary_directory()) as buffer:
         source = pinned(parse_source(folder))
-        labelling = Labelling(source.url, kept)
+        labelling = Labelling(source.url, buffer)
         shards = Shards(source, stop)
         if shard_names:  # an index may name more
             steps = _steps_of_shards(shards, [*shard_names, *_layouts(shards, shard_names)], choices, built)
@@ -120,7 +120,7 @@ def build_index(
         for form, rows, empty, incomplete in _in_order(steps, threads, stop):
             labelling.take(rows)
             built.add(form, rows, empty, incomplete)
-            tell(built.shards, len(steps), built.samples)
+            progress(built.shards, len(steps), built.samples)
         if not built.samples:
             sample = "an image with all its fields" if choices.fields else "an image"
             why = f"{built.shards:,} shards were read, but none contains {sample}"
@@ -161,7 +161,7 @@ def _steps_of_folder(shards: Shards, choices: Choices, built: Built) -> list[Ste
     if not choices.coco:
         chosen = keys_of_split(images, choices.split, source.url, of_shards=False)
     loose = LooseImages(shards, versions, chosen, choices)
-    built.passed_over, built.unlabelled = loose.others, loose.unlabelled
+    built.passed_over, built.unlabelled = loose.skipped, loose.unlabelled
 
     def read(start: int) -> Result:
         return "", loose.rows(loose.keys[start : start + _IMAGES_AT_A_TIME]), 0, 0
@@ -215,7 +215,7 @@ def readers_of(shards: Shards, keys: Collection[str], choices: Choices) -> dict[
     if not readers:
         like = f" whose key matches {choices.only!r}" if choices.only else ""
         forms = f"{', '.join(_FORMATS)}, or of MDS or LitData with their {formats.INDEX_FILE}"
-        raise SourceEmptyError(f"{url} contains no shard{like} ({forms})")
+        raise SourceEmptyError(f"{url} contains neither images nor shards{like} ({forms})")
     return readers
 
 

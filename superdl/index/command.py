@@ -50,12 +50,14 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     with console.status("listing") as status:
 
-        def tell(done: int, shards: int, samples: int) -> None:
-            shard_progress = f"{done:,} of {counted(shards, 'shard')}, " * bool(done)
-            status.update(shard_progress + counted(samples, "sample"))
+        def progress(done: int, shards: int, samples: int) -> None:
+            of_shards = f"{done:,} of {counted(shards, 'shard')}, " * bool(done)
+            status.update(of_shards + counted(samples, "sample"))
 
         choices = Choices(**options)
-        built = build_index(arguments.source, arguments.out, choices, force=arguments.force, tell=tell)
+        built = build_index(
+            arguments.source, arguments.out, choices, force=arguments.force, progress=progress
+        )
     console.print("\n".join([_summary(built), *_classes(built)]))
     tell_json(dataclasses.asdict(built), shown=arguments.json)
     return 0

@@ -62,7 +62,7 @@ _ROWS_AT_A_TIME = 8192
 _SHOWN = 2000  # characters of names of features and columns
 
 
-def _picked(names: Collection[str], chosen: str | None, usual: Sequence[str]) -> str | None:
+def _first_present(names: Collection[str], chosen: str | None, usual: Sequence[str]) -> str | None:
     """Return the user's chosen name, or else the first usual one, if it is present."""
     return next((name for name in ((chosen,) if chosen else usual) if name in names), None)
 
@@ -166,7 +166,7 @@ def _chunk_columns(shard: Shard, columns: Columns, choices: Choices) -> tuple[st
     for name in (images[0], label or images[0]):
         if name not in columns:
             raise shard.error(f"no column {name!r}; {shown}")
-    return images[0], label or (_picked(columns, None, _LABELS) if choices.reads_labels else None)
+    return images[0], label or (_first_present(columns, None, _LABELS) if choices.reads_labels else None)
 
 
 def _spans(shard: Shard, columns: Columns, begin: int, end: int, name: str) -> dict[str, tuple[int, int]]:
@@ -238,8 +238,8 @@ def _values_of(entry: Any) -> list[Any]:
 
 def _image_and_label(entries: Mapping[str, Any], choices: Choices) -> tuple[Any, Label | None]:
     """Return the image's entry and the label; raise ``ValueError`` unless there is exactly one image."""
-    image = _picked(entries, choices.image_field, _RECORD_IMAGES)
-    label = _picked(entries, choices.label_field, _RECORD_LABELS) if choices.reads_labels else None
+    image = _first_present(entries, choices.image_field, _RECORD_IMAGES)
+    label = _first_present(entries, choices.label_field, _RECORD_LABELS) if choices.reads_labels else None
     if image is None or [type(value) for value in _values_of(entries[image])] != [bytes]:
         names = choices.image_field or " or ".join(_RECORD_IMAGES)
         shown = f"its features are {', '.join(sorted(entries))[:_SHOWN]}"
@@ -288,7 +288,7 @@ def _parquet_rows(shard: Shard, file: Any, choices: Choices) -> Iterator[Member]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         features = {}
     image, image_at = _parquet_image(shard, file, features, choices)
-    label = _picked(columns, choices.label_field, _COLUMN_LABELS) if choices.reads_labels else ""
+    label = _first_present(columns, choices.label_field, _COLUMN_LABELS) if choices.reads_labels else ""
     if label is None:
         why = f"no column {choices.label_field or ' or '.join(_COLUMN_LABELS)}"
         remedy = "set the label column with --label-field, or use --labels none"

@@ -68,7 +68,7 @@ def _check(shard: Shard, members: Sequence[Member]) -> None:
             why = f"name is not UTF-8, is empty, contains a NUL, or exceeds {_NAME_BYTES} bytes: rename it"
             raise shard.error(why, name)
         if names[name] > 1:
-            raise shard.error("duplicate name, which is ambiguous", name)
+            raise shard.error("duplicate name", name)
         if not is_row(encoding):
             shard.check(offset, length, name)
             if length > _MEMBER_BYTES:
@@ -86,8 +86,8 @@ def _location(member: Member) -> Row:
 def _label(shard: Shard, member: Member, choices: Choices) -> Label | None:
     """Return a member's label, or ``None`` if its folder will decide it."""
     folders = folders_of(member.name)
-    chosen: dict[str, Label] = {"none": 0, "folder": "".join(folders[-1:])}
-    label = chosen.get(choices.labels, member.label)
+    fixed: dict[str, Label] = {"none": 0, "folder": "".join(folders[-1:])}
+    label = fixed.get(choices.labels, member.label)
     if label is None and folders and choices.label_field is None:
         return None
     if label is None or label == "":
@@ -99,9 +99,9 @@ def _label(shard: Shard, member: Member, choices: Choices) -> Label | None:
 class Labelling:
     """A collector of rows, which labels them once all are known, and counts the samples of each class."""
 
-    def __init__(self, url: str, kept: IO[bytes]) -> None:
+    def __init__(self, url: str, buffer: IO[bytes]) -> None:
         # Until all are read, rows wait in a temporary file.
-        self._url, self._kept = url, kept
+        self._url, self._buffer = url, buffer
         # Rows without a label are labelled by the first folder level that differs between samples.
         self._common: list[str] | None = None
         self._deepest = 0
@@ -116,13 +116,13 @@ class Labelling:
                 folder_lists = [folders if self._common is None else self._common, folders]
                 self._common = list(posixpath.commonprefix(folder_lists))
         if rows:
-            self._kept.write(json.dumps(rows).encode() + b"\n")
+            self._buffer.write(json.dumps(rows).encode() + b"\n")
 
     def labelled(self) -> Iterator[Rows]:
         """Yield all rows with labels; raise ``SourceError`` if folders are splits, or label types differ."""
         first: Row = {}
-        self._kept.seek(0)
-        for rows in map(json.loads, self._kept):
+        self._buffer.seek(0)
+        for rows in map(json.loads, self._buffer):
             for row in rows:
                 if row["label"] is None:
                     row["label"] = self._folder_of(row)
@@ -187,7 +187,7 @@ def key_list_at(out: str, *, force: bool) -> Iterator[Callable[[Iterable[Rows]],
     bucket, path = split_url(out, "-o")
     write = _WRITERS.get(Path(out).suffix.lower())
     if write is None:
-        raise ConfigError(f"-o {out!r} must end in one of {', '.join(_WRITERS)}, which selects its format")
+        raise ConfigError(f"-o {out!r} must end in {' or '.join(_WRITERS)}")
     if bucket and not bucket.startswith("s3://"):
         raise ConfigError(
             f"-o {out!r}: lists can only be written to S3 or to this machine, so pass s3:// or a path"
@@ -208,8 +208,10 @@ def key_list_at(out: str, *, force: bool) -> Iterator[Callable[[Iterable[Rows]],
 
 @contextmanager
 def _file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
-    if path.is_dir() or (path.exists() and not force):
-        raise ConfigError(f"-o {path} exists: use --force to replace it, unless it is a directory")
+    if path.is_dir():
+        raise ConfigError(f"-o {path} is a directory: add the name of a file")
+    if path.exists() and not force:
+        raise ConfigError(f"-o {path} already exists: use --force to replace it")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         stream = temporary.open("xb")
@@ -233,7 +235,7 @@ def _object(bucket: str, key: str, *, force: bool) -> Iterator[IO[bytes]]:
         except SourceNotFoundError:
             force = True
         if not force:
-            raise ConfigError(f"-o {url} exists: use --force to replace it")
+            raise ConfigError(f"-o {url} already exists: use --force to replace it")
         yield stream
         with source_failures(url):
             client.put(key, cast("BinaryIO", stream))

@@ -90,8 +90,8 @@ class LooseImages:
     """The images among ``chosen`` objects of a source, with their labels and other fields.
 
     ``versions`` maps the keys of all objects, relative to the source, to their versions. ``keys`` are sorted
-    by their bytes. ``others`` counts objects that are neither images nor labels. ``unlabelled`` counts images
-    without a label file, which raise ``SourceNotFoundError`` unless ``missing_label`` is set.
+    by their bytes. ``skipped`` counts objects that are neither images nor labels, ``unlabelled`` images
+    without a label file. These raise ``SourceNotFoundError`` unless ``missing_label`` is set.
     """
 
     def __init__(
@@ -102,8 +102,8 @@ class LooseImages:
         if choices.coco:  # a file on this machine or in S3
             folder, name = posixpath.split(choices.coco)
             self._coco = coco_in(Shards(parse_source(folder or "."), threading.Event()).open(name))
-        if lost := sorted(self._coco.keys() - versions.keys()):
-            why = f"lacks {len(lost):,} of the images in {choices.coco}, such as {lost[0][:200]!r}"
+        if missing := sorted(self._coco.keys() - versions.keys()):
+            why = f"lacks {len(missing):,} of the images in {choices.coco}, such as {missing[0][:200]!r}"
             raise SourceNotFoundError(f"{url} {why}: the source must be the folder that contains them")
         self._parts = {key: by_field for key in chosen if (by_field := self._parts_of(key)) is not None}
         self.keys = sorted(self._parts, key=str.encode)
@@ -117,16 +117,17 @@ class LooseImages:
             if reads
         }
         field_keys = {key for by_field in self._parts.values() for key in by_field.values()}
-        self.others = len(versions) - len({*self.keys} | field_keys | {*self._files.values()} - {""})
+        self.skipped = len(versions) - len({*self.keys} | field_keys | {*self._files.values()} - {""})
         bare = [key for key, file in self._files.items() if not file]
         self.unlabelled = len(bare)
         if bare and choices.missing_label is None:
             why = f"{len(bare):,} of {len(self.keys):,} images have no label file, such as {bare[0]}"
             names = ", ".join(self._label_names(bare[0]))
             remedy = (
-                "use --missing-label TEXT instead ('' for no box), or --labels folder for the folder's name"
+                "to label images by their folder, use --labels folder; to label these, use --missing-label "
+                "TEXT ('' for no boxes)"
             )
-            raise SourceNotFoundError(f"{url}: {why} (not {names}): {remedy}")
+            raise SourceNotFoundError(f"{url}: {why} (there is no {names}); {remedy}")
 
     def rows(self, keys: Sequence[str]) -> list[dict[str, Any]]:
         """Return the rows of some images; raise ``SourceError`` if a label file is invalid."""

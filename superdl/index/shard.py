@@ -110,14 +110,12 @@ class Shards:
             self._bucket = open_bucket(source.bucket, hosts, roots=("/",))
 
     def open(self, key: str) -> Shard:
-        """Open an object by its key, which is relative to the source."""
+        """Open an object by its key relative to the source."""
         url = self.url(key)
         with source_failures(url):
             version, size = self._bucket.head(self.root.prefix + key)
         if not version:
-            raise SourceError(
-                f"{url}: the object store returns no ETag, which is needed to tell versions apart"
-            )
+            raise SourceError(f"{url}: the object store returns no ETag, which is needed to detect changes")
         return Shard(url, key, version, size, partial(self.read, key, version))
 
     def read(self, key: str, version: str, limit_bytes: int, begin: int | None = None) -> bytes:

@@ -37,7 +37,7 @@ _YES = "use --yes to drop without asking"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the actions and their options."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions = parser.add_subparsers(dest="action", required=True, metavar=f"{{{','.join(_ACTIONS)}}}")
     for name, text in _ACTIONS.items():
         action = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         action.add_argument(
@@ -141,10 +141,10 @@ def _prune(arguments: argparse.Namespace, store: Store, console: Console) -> tup
     packs = choose(contents, decoder_fingerprint(), keep_bytes=keep_bytes)
     for collection in _by_use(contents):
         sizes = [collection.packs[pack] for pack in packs if pack in collection.packs]
-        kept = "; it is in use and will be kept" if collection.in_use else ""
+        note = "; it is in use and will be kept" if collection.in_use else ""
         console.print(
             f"{shown(collection.bucket)} {_recipe_text(collection.recipe)}, {_used_text(collection)}: "
-            f"{len(sizes):,} of {counted(len(collection.packs), 'pack')} to drop, {sized(sum(sizes))}{kept}"
+            f"{len(sizes):,} of {counted(len(collection.packs), 'pack')} to drop, {sized(sum(sizes))}{note}"
         )
     removed = Removed()
     if packs and confirmed(f"drop {counted(len(packs), 'pack')}?", yes=arguments.yes, remedy=_YES):

@@ -150,7 +150,7 @@ def _is_useless(contents: Contents, pack: str, decoder: str) -> bool:
 
 
 def prune(store: Store, contents: Contents, packs: Iterable[str]) -> Removed:
-    """Drop packs of unused collections, and index segments that are left without packs."""
+    """Drop packs of unused collections, and index segments that list no remaining pack."""
     free = [collection for collection in contents.collections.values() if not collection.in_use]
     sizes = {pack: size for collection in free for pack, size in collection.packs.items()}
     # Only files that the store itself names are ever removed.

@@ -29,10 +29,10 @@ _POLL_S = 5.0
 _INTERVAL_S = 1.0  # between polls
 _LATE_SHOWN = 50
 
-_Figures = dict[str, Any]
+_Stats = dict[str, Any]
 
 
-class Looks:
+class Poller:
     """Polls of one coordinator, which continue through its restarts. ``view`` is the newest.
 
     ``text`` makes text from other programs safe to display. Rates are relative to a poll at least
@@ -44,14 +44,14 @@ class Looks:
 
         self._client, self._text, self._window_s = client, text, window_s
         self._patience = Patience(attempts=1, total_s=_POLL_S, deadline_s=_POLL_S)
-        self._polls: deque[tuple[float, _Figures]] = deque()
+        self._polls: deque[tuple[float, _Stats]] = deque()
         self._unreachable: dict[str, Any] | None = None
-        self.view = self._poll(FIRST_CONTACT)
+        self.view = self._query(FIRST_CONTACT)
 
-    def again(self) -> dict[str, Any]:
-        """Poll again. If there is no answer, keep the figures and set ``unreachable``."""
+    def poll(self) -> dict[str, Any]:
+        """Poll again. If there is no answer, keep the statistics and set ``unreachable``."""
         try:
-            self.view = self._poll(self._patience)
+            self.view = self._query(self._patience)
             self._unreachable = None
         except SuperError as error:
             self._client.cut()  # or grpc would wait before it connects again
@@ -66,24 +66,24 @@ class Looks:
         from superdl.super_wire import coordinator_pb2 as pb
 
         request = pb.GetJobStatsRequest(jobs=[job], with_stalls=True)
-        answer = self._client.call("GetJobStats", request, self._patience)
-        stalls = [stall for stats in answer.jobs for stall in stats.recent_stalls]
+        reply = self._client.call("GetJobStats", request, self._patience)
+        stalls = [stall for stats in reply.jobs for stall in stats.recent_stalls]
         return [mapping(stall, self._text) for stall in stalls[: -_LATE_SHOWN - 1 : -1]]
 
-    def _poll(self, patience: Patience) -> dict[str, Any]:
+    def _query(self, patience: Patience) -> dict[str, Any]:
         from superdl.super_wire import coordinator_pb2 as pb
 
-        answer = mapping(self._client.call("GetJobStats", pb.GetJobStatsRequest(), patience), self._text)
+        stats = mapping(self._client.call("GetJobStats", pb.GetJobStatsRequest(), patience), self._text)
         now_s = time.monotonic()
         while len(self._polls) > 1 and self._polls[1][0] <= now_s - self._window_s:
             self._polls.popleft()
-        then_s, before = self._polls[0] if self._polls else (now_s, answer)
-        self._polls.append((now_s, answer))
+        then_s, before = self._polls[0] if self._polls else (now_s, stats)
+        self._polls.append((now_s, stats))
         return {
             "coordinator": self._text(self._client.address),
             "clock_s": time.time(),
             "unreachable": None,
-            **view_of(before, answer, now_s - then_s),
+            **view_of(before, stats, now_s - then_s),
         }
 
 
@@ -125,13 +125,13 @@ def view_of(before: Mapping[str, Any], after: Mapping[str, Any], over_s: float) 
         functions.append(
             {
                 "name": executor["name"],
-                "wanted": executor["capacity"],
-                "had": executor["concurrency"],
+                "capacity": executor["capacity"],
+                "slots": executor["concurrency"],
                 "in_flight": executor["in_flight"],
                 "samples_per_s": grown(old, executor, "samples"),
                 "ended": _ended(executor),
                 "ended_per_s": rates(_ended(old), _ended(executor)),
-                "trouble": executor["trouble"],
+                "problem": executor["trouble"],
             }
         )
     cache = after["cache"]
@@ -147,7 +147,7 @@ def view_of(before: Mapping[str, Any], after: Mapping[str, Any], over_s: float) 
         "functions": functions,
         "requests": {
             "in_flight": cache["total_requests_in_flight"],
-            "had": cache["concurrency"],
+            "slots": cache["concurrency"],
         },
         "cache": cache,
         "lines": cache_lines(cache),
@@ -173,7 +173,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_coordinator(parser)
     add("--once", action="store_true", help="show the view once, with rates over one second")
     add("--json", action="store_true", help="print a line of JSON per poll")
-    add("--web", type=int, metavar="PORT", help="serve a page on this port of 127.0.0.1 (0: a free one)")
+    add(
+        "--web", type=int, metavar="PORT", help="serve a page on this port of 127.0.0.1 (0 picks a free port)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -187,31 +189,31 @@ def run(arguments: argparse.Namespace) -> int:
     once = arguments.once or not (arguments.json or web or sys.stdout.isatty())
     pause, interrupted = threading.Event(), False
     with client.hold():
-        looks = Looks(client, str if arguments.json else shown, _INTERVAL_S if once else WINDOW_S)
+        poller = Poller(client, str if arguments.json else shown, _INTERVAL_S if once else WINDOW_S)
         try:
             if once:
                 pause.wait(_INTERVAL_S)
-                looks.again()
-            with _shown_as(arguments, looks, once=once) as show:
-                show(looks.view)
+                poller.poll()
+            with _shown_as(arguments, poller, once=once) as show:
+                show(poller.view)
                 while not once:
                     pause.wait(_INTERVAL_S)
-                    show(looks.again())
+                    show(poller.poll())
         except KeyboardInterrupt:  # the usual way to stop, except with --once
             interrupted = True
     if once and interrupted:
         raise KeyboardInterrupt
-    return 1 if once and looks.view["unreachable"] else 0
+    return 1 if once and poller.view["unreachable"] else 0
 
 
 @contextmanager
 def _shown_as(
-    arguments: argparse.Namespace, looks: Looks, *, once: bool
+    arguments: argparse.Namespace, poller: Poller, *, once: bool
 ) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     if arguments.web is not None:
         from superdl.top.web import Page
 
-        with closing(Page(arguments.web, looks.late_batches)) as page:
+        with closing(Page(arguments.web, poller.late_batches)) as page:
             sys.stdout.write(f"superdl top: {page.url} (press Ctrl-C to stop)\n")
             sys.stdout.flush()
             yield page.show

@@ -23,11 +23,14 @@ def rendered(view: Mapping[str, Any]) -> RenderableType:
     """Return the view in a form that rich prints as wide as the terminal."""
     head = f"superdl {view['version']} at {view['coordinator']}  {time.strftime('%H:%M:%S')}"
     lines: list[RenderableType] = [Text(head, style="bold")]
-    if lost := view["unreachable"]:
-        since = time.strftime("%H:%M:%S", time.localtime(lost["since_s"]))
-        lines.append(Text(f"not reachable since {since}: {lost['why']}", style="bold red"))
+    if outage := view["unreachable"]:
+        since = time.strftime("%H:%M:%S", time.localtime(outage["since_s"]))
+        lines.append(Text(f"not reachable since {since}: {outage['why']}", style="bold red"))
     jobs = view["jobs"]
-    lines.append(Text(f"{_rate(view['images_per_s'])} images/s; waiting: {_waits(view['waits'])}"))
+    waiting = "no reader is waiting"
+    if waits := _waits(view["waits"]):
+        waiting = f"readers wait for {waits}".replace("s/s", "s per second")
+    lines.append(Text(f"{_rate(view['images_per_s'])} images/s; {waiting}"))
     lines += [Text(), _jobs(jobs[:_JOBS_SHOWN])]
     if len(jobs) > _JOBS_SHOWN:
         lines.append(Text(f"and {len(jobs) - _JOBS_SHOWN:,} more jobs with lower throughput", style="dim"))
@@ -36,7 +39,7 @@ def rendered(view: Mapping[str, Any]) -> RenderableType:
     lines += [Text(), _functions(view["functions"]), Text()]
     lines += [Text(line, style="red" if line.startswith(" ") else "") for line in view["lines"]]
     if view["warned"]:
-        lines += [Text(), Text("warnings of the last fifteen minutes", style="bold dim")]
+        lines += [Text(), Text("warnings of the last 15 minutes", style="bold dim")]
         lines += [_warned(warning) for warning in view["warned"]]
     return Group(*lines)
 
@@ -50,7 +53,7 @@ def _jobs(jobs: Sequence[Mapping[str, Any]]) -> Table:
             Text(f"{job['ranks']}{lapsed}"),
             Text(_rate(job["images_per_s"])),
             Text(f"{job['lookahead_s']:.1f} s, {job['lookahead_batches']}"),
-            Text(_waits(job["waits"])),
+            Text(_waits(job["waits"]) or "nothing"),
             Text(f"{job['epoch']}, {job['position']}"),
             Text(f"{job['usd']:.4f}"),
         )
@@ -58,7 +61,7 @@ def _jobs(jobs: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _functions(functions: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("functions", "slots", "in flight", "samples/s", "finished requests (per second)")
+    table = _table("executor", "slots", "in flight", "samples/s", "finished requests (per second)")
     for function in functions:
         ended = ", ".join(
             f"{outcome.replace('_', ' ')} {count:,} ({_rate(function['ended_per_s'][outcome])})"
@@ -66,13 +69,13 @@ def _functions(functions: Sequence[Mapping[str, Any]]) -> Table:
         )
         table.add_row(
             Text(function["name"]),
-            Text(f"{function['had']:,} of {function['wanted']:,}"),
+            Text(f"{function['slots']:,} of {function['capacity']:,}"),
             Text(f"{function['in_flight']:,}"),
             Text(_rate(function["samples_per_s"])),
             Text(ended or "none"),
         )
-        if function["trouble"]:
-            table.add_row(Text(f"  {function['trouble']}", style="red"))
+        if function["problem"]:
+            table.add_row(Text(f"  {function['problem']}", style="red"))
     return table
 
 
@@ -93,11 +96,11 @@ def _table(*columns: str) -> Table:
 
 
 def _waits(waits: Mapping[str, float | None]) -> str:
-    """Return why readers wait, in seconds per second summed over all readers."""
+    """Return the causes of waiting, in seconds per second summed over all readers."""
     waiting = sorted(
         ((rate, cause) for cause, rate in waits.items() if (rate or 0) >= _LEAST_WAIT), reverse=True
     )
-    return ", ".join(f"{cause} {rate:.2f}" for rate, cause in waiting) or "nothing"
+    return ", ".join(f"{cause} ({rate:.2f} s/s)" for rate, cause in waiting)
 
 
 def _rate(rate: float | None) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from superdl.super_wire.errors import ConfigError, SuperError, UnknownJobError
-from superdl.super_wire.waits import WAITS
+from superdl.super_wire.waits import BUCKET, RESTARTING, SHARED, WAITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -61,7 +61,8 @@ class Page:
         """Show a view on all open pages from now on."""
         jobs = view["jobs"]
         message = {**view, "jobs": jobs[:_JOBS_SHOWN], "more_jobs": max(0, len(jobs) - _JOBS_SHOWN)}
-        message["helps"] = {name: wait.remedy for name, wait in WAITS.items()}
+        setup = _setup(view)
+        message["helps"] = {name: wait.remedy(setup) for name, wait in WAITS.items()}
         with self._lock:
             self._view = message
             if time.monotonic() >= self._point_due_s:
@@ -69,7 +70,7 @@ class Page:
                 self._points.append(_point(view))
                 self._count += 1
 
-    def look(self, after: int) -> bytes:
+    def update(self, after: int) -> bytes:
         """Return the view, and the points of the timeline that follow its first ``after``, as JSON."""
         with self._lock:
             # By number, since clocks step back. A page with a higher count belongs to an earlier server.
@@ -84,8 +85,18 @@ class Page:
         self._thread.join()
 
 
+def _setup(view: Mapping[str, Any]) -> set[str]:
+    """Return the setup that a remedy must fit, as for :meth:`Wait.remedy`."""
+    setup = {function["name"] for function in view["functions"]} | {RESTARTING}  # which is not known here
+    if not view["coordinator"].startswith("unix:"):  # which embedded runs use
+        setup.add(SHARED)
+    if any(not job["source"].startswith("file:") for job in view["jobs"]):
+        setup.add(BUCKET)
+    return setup
+
+
 def _point(view: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a view's point on the timeline, with only its time if the coordinator did not answer."""
+    """Return a view's point on the timeline, or only its time if the coordinator did not respond."""
     if view["unreachable"]:
         return {"clock_s": view["clock_s"]}
     requests, cache = view["requests"], view["cache"]
@@ -93,7 +104,7 @@ def _point(view: Mapping[str, Any]) -> dict[str, Any]:
         "clock_s": view["clock_s"],
         "images": {"images/s": view["images_per_s"]},
         "waits": view["waits"],
-        "requests": {"in flight": requests["in_flight"], "slots": requests["had"]},
+        "requests": {"in flight": requests["in_flight"], "slots": requests["slots"]},
         "cache": {"used": cache["resident_bytes"], "budget": cache["budget_bytes"]},
     }
 
@@ -144,11 +155,11 @@ class _Request(BaseHTTPRequestHandler):
                 after = int(self._query("after") or 0)
             except ValueError:
                 after = 0
-            self._send(200, "application/json", self.server.page.look(after))
+            self._send(200, "application/json", self.server.page.update(after))
         elif path == "/batches":
             self._late_batches()
         else:
-            self.send_error(404, "not found: use /, /view or /batches")
+            self.send_error(404, "Not found: use /, /view or /batches.")
 
     def _query(self, name: str) -> str:
         return parse_qs(urlsplit(self.path).query, errors="replace").get(name, [""])[0]
@@ -174,7 +185,7 @@ class _Request(BaseHTTPRequestHandler):
             self.send_error(404, "This job is not open.")
             return
         except SuperError:
-            self.send_error(503, "The coordinator does not answer.")
+            self.send_error(503, "The coordinator does not respond.")
             return
         self._send(200, "application/json", json.dumps(batches).encode())
 

@@ -1,11 +1,8 @@
-"""The benchmarks end to end, as small as they can be: the output has the structure that readers count on."""
+"""All benchmarks end to end, as small as possible."""
 
 import json
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -47,8 +44,6 @@ def test_read_compares_all_loaders_on_the_same_images(capsys, tmp_path):
         absent = any(line.startswith(f"{form.title}: not installed") for line in report["method"])
         assert absent == bool(form.missing())
     for (_, workers), row in rows.items():
-        assert row["reader_cpu_ms"] == pytest.approx(row["main_cpu_ms"] + row["workers_cpu_ms"])
-        assert row["images_per_s"] > 0
         if workers == 0:  # a loader may keep helpers, but what decodes or reads is the main process
             assert row["main_cpu_ms"] > row["workers_cpu_ms"]
     assert rows["DataLoader + boto3", 0]["s3_cpu_ms"] > 0
@@ -62,8 +57,6 @@ def test_read_counts_the_gets_of_the_first_epoch_of_shards(capsys, tmp_path):
 
     report = run_json(capsys, "read", *words, "--workers", "0", "1", "--rounds", "1", "--data", str(tmp_path))
 
-    assert report["settings"]["source"] == "shards"
-    assert report["environment"]["packages"]["webdataset"]
     rows = {(row["loader"], row["num_workers"], row["epoch"]): row for row in report["rows"]}
     arms = [("WebDataset", 0), ("WebDataset", 1), ("SuperLoader", 0)]
     assert rows.keys() == {(*arm, epoch) for arm in arms for epoch in ("first", "second")}
@@ -73,7 +66,6 @@ def test_read_counts_the_gets_of_the_first_epoch_of_shards(capsys, tmp_path):
     assert first["functions_cpu_ms"] > 0
     for (name, _, epoch), row in rows.items():
         assert 0 < row["first_batch_ms"] < 1e3 * 200 / row["images_per_s"]
-        assert row["all_cpu_ms"] >= row["reader_cpu_ms"]
         assert (row["coordinator_cpu_ms"] > 0) == (name == "SuperLoader")
         assert (row["s3_cpu_ms"] > 0) or (name, epoch) == ("SuperLoader", "second")
     assert len({run["checksum"] for run in report["runs"]}) == 1
@@ -90,11 +82,8 @@ def test_coordinator_reports_what_batches_jobs_and_listings_cost(capsys):
     assert all(row["batches_per_cpu_s"] > row["batches_per_s"] * 0.5 > 0 for row in rows.values())
     listings = [row for row in report["rows"] if row["part"] == "listing"]
     assert [row["source"] for row in listings] == ["s3", "parquet"]
-    for row in listings:
-        assert row["cpu_us_per_sample"] > 0
-        assert row["check_p99_ms"] > 0
-        assert row["peak_mb"] > 0
-        assert row["restart_s"] > 0
+    for name in ("cpu_us_per_sample", "check_p99_ms", "peak_mb", "restart_s"):
+        assert all(row[name] > 0 for row in listings), name
 
 
 @pytest.mark.slow
@@ -111,8 +100,6 @@ def test_train_compares_training_on_the_same_images(capsys, tmp_path):
     assert all(0 < row["wait_percent"] < 100 and row["step_ms"] > 0 for row in rows.values())
     assert rows["SUPER", "first"]["functions_cpu_ms"] > 0
     assert rows["DataLoader + Pillow", "later"]["workers_cpu_ms"] > 0
-    assert report["settings"]["workers"] == 1
-    assert "data" not in report["settings"], "a path of the machine"
     assert len({run["checksum"] for run in report["runs"]}) == 1
     assert rows["SUPER", "first"]["decodes"] > 0
     assert rows["SUPER", "later"]["decodes"] == 0
@@ -126,8 +113,6 @@ def test_store_counts_what_is_decoded_and_asked_for_in_every_row(capsys, tmp_pat
     figures = {}
     for row in report["rows"]:
         figures.setdefault((row["row"], row["arm"]), []).append(row)
-        assert row["images_per_s"] > 0
-        assert row["all_cpu_ms"] >= row["reader_cpu_ms"] > 0
     decodes = {arm: [row.get("decodes") for row in rows] for arm, rows in figures.items()}
     assert decodes["saved", "cache holds all"] == [1, 0]
     assert sum(decodes["saved", "cache holds a quarter"]) > 1.5
@@ -153,13 +138,6 @@ def test_without_a_checkout_it_says_that_one_is_needed(words, capsys, monkeypatc
     assert "need a checkout" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_the_command_of_a_checkout_has_the_benchmarks_wherever_it_is_called(tmp_path):
-    command = [Path(sys.executable).with_name("superdl"), "bench", "read", "--help"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
-    assert "--contenders" in done.stdout
-
-
 def test_the_page_names_commands_that_exist_and_every_benchmark():
     named = set()
     for section in (ROOT / "docs/performance.md").read_text(encoding="utf-8").split("\n## "):
@@ -172,26 +150,6 @@ def test_the_page_names_commands_that_exist_and_every_benchmark():
     assert named == BENCHMARKS.keys()
 
 
-def test_wrong_use_is_refused(capsys):
-    for words in (
-        ["read", "--batch-size", "0"],
-        ["read", "--contenders", "x"],
-        ["read", "--workers", "-1"],
-        ["nothing"],
-    ):
-        with pytest.raises(SystemExit) as caught:
-            main(["bench", *words])
-        assert caught.value.code == 2
-    assert "--workers" in capsys.readouterr().err
-
-
-def test_contenders_that_read_no_shards_are_refused(capsys, tmp_path):
-    words = ["--from", "shards", "--contenders", "pillow", "--data", str(tmp_path)]
-    assert main(["bench", "read", *words]) == 1
-    assert "webdataset, super-loader" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.slow
 def test_function_compares_its_ways_with_a_bare_loop(capsys):
     report = run_json(capsys, "function", "--images", "digits", "--rounds", "1", "--passes", "1")
@@ -199,14 +157,3 @@ def test_function_compares_its_ways_with_a_bare_loop(capsys):
     check_envelope(report, "function")
     assert [row["way"] for row in report["rows"]] == ["bare loop", "S3"]
     assert all(row["images_per_s"] > 0 and row["cpu_ms"] > 0 for row in report["rows"])
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="holds processes to cores")
-def test_train_needs_two_cores(capsys, tmp_path):
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(before)})
-    try:
-        assert main(["bench", "train", "--data", str(tmp_path)]) == 1
-    finally:
-        os.sched_setaffinity(0, before)
-    assert "it needs at least 2" in capsys.readouterr().err

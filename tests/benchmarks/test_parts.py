@@ -1,17 +1,15 @@
-"""What benchmarks are made of: contenders, arms, and reports."""
+"""Parts of benchmarks: checksums, figures and reports."""
 
 import argparse
 import io
-import os
 from dataclasses import replace
-from functools import partial
 
 import pytest
+import torch
 from rich.console import Console
 
-from benchmarks.harness.arm import ArmSpec, Lap, checksum, measure_arm
-from benchmarks.harness.image_sets import Loading
-from benchmarks.harness.processes import BenchmarkError, held_to
+from benchmarks.harness.arm import Lap, checksum
+from benchmarks.harness.processes import BenchmarkError
 from benchmarks.harness.results import (
     BenchmarkReport,
     Column,
@@ -20,9 +18,6 @@ from benchmarks.harness.results import (
     measured,
     print_report,
 )
-from benchmarks.loaders.contenders import CONTENDERS, PILLOW, RAM, convert_once
-from benchmarks.train import TrainerSpec, warmed
-from tests.fixtures.images import write_images
 
 
 def test_a_report_has_medians_in_tables_by_group_and_names_the_machine():
@@ -52,48 +47,14 @@ def test_a_report_has_medians_in_tables_by_group_and_names_the_machine():
     assert words[words.index("two") + 1] == "-"
     assert "GETs" not in words, "a table without such figures has no such column"
     assert "How it was measured." in text
-    assert content["environment"]["platform"] in text
     assert f"torch {content['environment']['packages']['torch']}" in text
-    assert content["environment"]["packages"]["boto3"]
     assert content["rows"][0]["cpu_ms"] == 0.12345
     assert len(content["runs"]) == 5
     assert content["settings"] == {"rounds": 1}
 
 
-COUNT, SIDE = 11, 24
-
-
-@pytest.fixture
-def loading(tmp_path):
-    directory = write_images(tmp_path / "set" / "train", COUNT)
-    return Loading("set", str(directory), COUNT, SIDE, SIDE, batch_size=8)
-
-
-def epoch_of(name, loading):
-    """Images and checksum of one epoch."""
-    contender = CONTENDERS[name].open(loading)
-    try:
-        batches = list(contender)
-    finally:
-        contender.close()
-    return sum(len(labels) for _, labels in batches), sum(checksum(*batch) for batch in batches)
-
-
-def test_the_array_holds_what_pillow_decodes(loading):
-    said = []
-    for _ in range(2):
-        convert_once(RAM, loading, said.append)
-    assert len(said) == 1
-    assert [path.name for path in loading.converted(RAM).parent.iterdir()] == [RAM]
-    expected = epoch_of(PILLOW, loading)
-    assert expected[0] == COUNT
-    assert epoch_of(RAM, loading) == expected
-    assert epoch_of(RAM, replace(loading, num_workers=1)) == expected
-
-
-def test_the_checksum_tells_labels_that_were_exchanged(loading):
-    contender = CONTENDERS[PILLOW].open(loading)
-    images, labels = next(iter(contender))
+def test_the_checksum_tells_labels_that_were_exchanged():
+    images, labels = torch.arange(24, dtype=torch.uint8).view(2, 3, 2, 2), torch.tensor([0, 1])
     assert checksum(images, labels) != checksum(images, labels.flip(0))
     assert checksum(images, labels) == checksum(images.flip(0), labels.flip(0))
 
@@ -103,18 +64,6 @@ def test_loaders_that_deliver_other_images_are_refused():
     check_same_images(runs)
     with pytest.raises(BenchmarkError, match=r"for a: \['one', 'three'\]"):
         check_same_images([*runs, Run({"images": "a", "loader": "three"}, {"checksum": 8})])
-
-
-def test_an_arm_trains_on_each_batch_and_tells_steps_and_waiting(images):
-    loading = Loading("images", str(images), 150, 32, 32, batch_size=60)
-    spec = TrainerSpec(loading, 2, min(os.sched_getaffinity(0)))
-    opening = CONTENDERS[PILLOW].open
-    arm = ArmSpec(opening, loading, [1, 1], checked=True, trainer=partial(warmed, spec))
-    with held_to(sorted(os.sched_getaffinity(0))):  # the trainer holds this process to a core
-        laps = measure_arm(arm)
-    assert [(lap.images, lap.steps) for lap in laps] == [(150, 3)] * 2
-    assert all(0 < lap.wait_s < lap.wall_s for lap in laps)
-    assert laps[0].checksum == laps[1].checksum > 0
 
 
 def test_figures_are_milliseconds_for_each_image():

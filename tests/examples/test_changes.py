@@ -1,4 +1,4 @@
-"""The changes of examples/: at most ten lines each, in calls that SUPER has.
+"""The changes in examples/ have at most ten lines each, and call what superdl has.
 
 The scripts are not here. Where ``SUPER_EXAMPLES`` names a folder with ``OWNER/REPOSITORY`` in it, checked out
 at the commits that the changes name, they are changed too.

@@ -1,4 +1,4 @@
-"""The examples of other modalities train: embedded default, real files, real libraries, a small model."""
+"""The examples for other modalities train a small model on real files, with the embedded default."""
 
 import importlib.util
 import os

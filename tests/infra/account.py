@@ -1,4 +1,4 @@
-"""Clients of moto's account, to which the fixture ``aws`` leads all of boto3."""
+"""boto3 clients of the account that moto simulates (fixture ``aws``)."""
 
 import functools
 import os

@@ -1,4 +1,4 @@
-"""Fixtures of the infrastructure's tests: moto's AWS on loopback, where boto3 leads by itself."""
+"""Fixtures: AWS as simulated by moto on loopback, with boto3 redirected to it."""
 
 import pytest
 import requests

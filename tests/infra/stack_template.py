@@ -1,6 +1,6 @@
-"""The stack's template: as written, and as SAM and CloudFormation work it out for given parameters.
+"""The stack's template, as written and as SAM and CloudFormation resolve it for given parameters.
 
-A reference to something that these parameters leave out fails, as CloudFormation would.
+A reference to a resource that these parameters exclude fails, as in CloudFormation.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""The Helm chart, rendered by Helm's own engine: Kubernetes takes what it makes, and that starts."""
+"""The Helm chart, rendered by Helm's own engine: its manifests are valid, and its commands start."""
 
 import json
 import os

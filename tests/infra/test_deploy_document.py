@@ -1,4 +1,4 @@
-"""docs/deploy/aws.md counts what the template has, adds up, and names its parameters and outputs."""
+"""docs/deploy/aws.md agrees with the template: counts, sums, parameters and outputs."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""What the template makes with given parameters is as it should be, and what does not fit is refused.
+"""The template's resources for given parameters, and the combinations that it rejects.
 
 SAM transforms the template here, and CloudFormation's functions are worked out (stack_template.py). cfn-lint
 checks types and properties (``make lint``). What AWS then does is not tested.

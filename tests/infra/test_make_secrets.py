@@ -1,4 +1,4 @@
-"""Certificates and tokens get into Secrets Manager once, are renewed when due, and are good for TLS."""
+"""Certificates and tokens are stored in Secrets Manager once, renewed when due, and valid for TLS."""
 
 import contextlib
 import json
@@ -6,7 +6,6 @@ import ssl
 
 import pytest
 
-from infra import make_secrets as module
 from infra.make_secrets import Pair, days_left, main, new_authority, sign
 from tests.infra.account import client
 
@@ -120,22 +119,6 @@ def test_a_certificate_that_runs_out_within_a_month_is_renewed(manager, capsys):
     manager.put_secret_value(SecretId="super-1/coordinator", SecretString=json.dumps(aged))
     run(capsys)
     assert days_left(content(manager, "coordinator")["cert"]) > 390
-
-
-@pytest.mark.slow
-def test_an_authority_that_runs_out_is_told_of(manager, capsys, monkeypatch):
-    run(capsys)
-    monkeypatch.setattr(module, "VALID_DAYS", 10**6)
-    assert "super-1/authority" in run(capsys)[1]
-
-
-@pytest.mark.slow
-def test_another_authority_signs_everything_again(manager, capsys):
-    run(capsys, "--mutual-tls")
-    manager.delete_secret(SecretId="super-1/authority", ForceDeleteWithoutRecovery=True)
-    before = everything(manager)
-    run(capsys, "--mutual-tls")
-    assert changed(manager, before) == {"super-1/ca", "super-1/coordinator", "super-1/client"}
 
 
 def test_a_token_is_rotated_without_a_gap(manager, capsys):

@@ -1,4 +1,4 @@
-"""Programs that images, compose.yaml, chart and template run are there and take the words given to them."""
+"""Commands in images, compose.yaml, chart and template exist and accept their arguments."""
 
 import argparse
 import ast

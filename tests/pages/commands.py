@@ -1,4 +1,4 @@
-"""Checks a command of a page without running it.
+"""Check a page's command without running it.
 
 ``superdl`` and the launcher parse it by their own parsers, and a spec is loaded with what the command sets.
 """

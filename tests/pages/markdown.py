@@ -1,4 +1,4 @@
-"""Reads pages of Markdown: their fenced blocks, how a test treats each, and what replaces buckets there.
+"""Read the fenced blocks of Markdown pages, with the marks that say how to test them.
 
 A comment before a block marks it: ``<!-- run -->`` runs in all tests, ``<!-- slow: REASON -->`` in slow ones,
 ``<!-- parsed: REASON -->`` never: its commands are parsed.

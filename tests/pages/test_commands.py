@@ -1,4 +1,4 @@
-"""Commands of README and tutorial run: quick ones here, all of them in environments that these pages make."""
+"""The commands in README and tutorial run: quick ones here, all in environments that the pages create."""
 
 import os
 import re

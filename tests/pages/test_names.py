@@ -1,4 +1,4 @@
-"""What pages name is there: variables, options, subcommands, files. README quotes other pages' figures."""
+"""What pages name exists: variables, options, commands, files. README's figures match other pages."""
 
 import argparse
 import dataclasses

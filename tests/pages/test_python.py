@@ -1,4 +1,4 @@
-"""Python code of pages and docstrings runs: all in one embedded default, on a few images."""
+"""Python code in pages and docstrings runs, with one embedded default and a few images."""
 
 import doctest
 import os

@@ -1,4 +1,4 @@
-"""The site of docs/ builds without a warning, its links work, and it loads nothing from elsewhere."""
+"""The documentation site builds without warnings, and loads nothing from other hosts."""
 
 import functools
 import http.server

@@ -296,6 +296,17 @@ def test_results_of_different_shapes_come_as_a_list(refs, workers):
     assert len(labels) == SIZE
 
 
+def mirrored(image):
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+
+
+def test_pil_images_come_as_a_list_and_one_line_names_the_remedy(refs, capfd):
+    how = {"num_workers": 2, "multiprocessing_context": "spawn"}
+    for made, _ in DataLoader(bound_dataset(transform=mirrored), sampler=refs, batch_size=None, **how):
+        assert all(isinstance(one, Image.Image) for one in made)
+    assert capfd.readouterr().err.count("v2.ToImage()") == 1, "of both processes, for all batches"
+
+
 @pytest.mark.parametrize(
     "made", [np.asarray, lambda image: np.asarray(image)[::-1, ::-1], np.ascontiguousarray]
 )

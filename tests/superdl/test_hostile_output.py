@@ -1,4 +1,4 @@
-"""Others' words in what commands print: none steers a terminal, turns text around, or goes on for pages."""
+"""Untrusted text in the output of commands never controls the terminal, and never fills pages."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""``superdl warm`` beside a coordinator that restarts, or has a full store or none."""
+"""``superdl warm`` with a coordinator that restarts, or whose store is full or missing."""
 
 import json
 

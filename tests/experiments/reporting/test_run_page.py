@@ -114,6 +114,31 @@ def test_what_is_an_attack_is_text_wherever_it_stands(finished, directory):
 
 
 @pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(
+    ("executor", "source", "fitting"),
+    [
+        ("local", "file:///images", set()),
+        ("lambda", "s3://bucket/train", {"a bucket in the same region", "provisioned concurrency"}),
+        (
+            "as the coordinator at host:1 decides",
+            "/images",
+            {"a bucket in the same region", "provisioned concurrency", "superdl warm"},
+        ),
+    ],
+)
+def test_what_helps_fits_the_executor_and_the_source(directory, executor, source, fitting):
+    report = json.loads((directory / "report.json").read_text())
+    stalls = {"starting": {"steps": 1, "wait_s": 5.0}, "storage": {"steps": 1, "wait_s": 5.0}}
+    report["epochs"][0]["train"]["stalls"]["causes"] = stalls
+    report["executor"], report["spec"]["data"]["train"] = executor, source
+    (directory / "report.json").write_text(json.dumps(report))
+    advice = " ".join(row[2] for row in page_of(directory).table("What the causes mean").rows)
+    assert "a faster disk" in advice
+    setups = ("a bucket in the same region", "provisioned concurrency", "superdl warm")
+    assert {words for words in setups if words in advice} == fitting
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_a_killed_run_has_a_page_of_the_epochs_that_it_ended(finished, directory):
     whole_stalls = first_cells(whole_page(finished), "Stalls by cause", 3)
     epochs = json.loads((directory / "report.json").read_text())["epochs"]

@@ -35,7 +35,7 @@ def test_the_table_has_the_figures_and_fits_80_columns():
         wall_s=5.5,
         directory="runs/digits-1",
         epochs=(EpochSummary(0, TRAIN, VAL),),
-        spec={"epochs": 1},
+        spec={"epochs": 1, "data": {"train": None}},
         environment={"python": "3.11"},
     )
     file = io.StringIO()

@@ -1,4 +1,4 @@
-"""A run's bill: the coordinator's account as it is, machines by the hour, and what is not in it said."""
+"""A run's bill: shares of the coordinator's accounting, machines by the hour, and excluded items."""
 
 import math
 from dataclasses import asdict

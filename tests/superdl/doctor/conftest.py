@@ -1,4 +1,4 @@
-"""Asks the doctor as a shell would, in an environment that names nothing."""
+"""Run ``superdl doctor`` in an environment without settings."""
 
 import json
 import os
@@ -19,15 +19,15 @@ def _nothing_is_named(monkeypatch):
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
 
 
-def asked(capsys, *words):
+def run_doctor(capsys, *words):
     """The exit code and the findings."""
     code = main(["doctor", *words, "--json"])
     return code, {finding["check"]: finding for finding in json.loads(capsys.readouterr().out)}
 
 
-def judged(capsys, *words, **expected):
+def check_findings(capsys, *words, **expected):
     """Compare checks' verdicts and what they say; the exit code follows from all verdicts."""
-    code, found = asked(capsys, *words)
+    code, found = run_doctor(capsys, *words)
     assert code == any(finding["verdict"] == "fail" for finding in found.values())
     for name, (verdict, *texts) in expected.items():
         finding = found[name.replace("_", " ")]

@@ -1,4 +1,4 @@
-"""What the command keeps to itself, runs without, and has a page for."""
+"""``superdl doctor`` prints no credentials, works without torch, and has a page that lists all checks."""
 
 import argparse
 import json

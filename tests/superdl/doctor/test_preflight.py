@@ -1,4 +1,4 @@
-"""A run tries cache, rights, source and function first, and ends within seconds where an epoch would wait."""
+"""A run checks cache, permissions, source and function first, and fails within seconds."""
 
 import pytest
 
@@ -14,7 +14,7 @@ RECIPE = Recipe.image(resize=32, crop=32)
 
 def tried(stack, source, **more):
     lines = []
-    preflight(source.as_uri(), RECIPE, coordinator=stack.address, tell=lines.append, **more)
+    preflight(source.as_uri(), RECIPE, coordinator=stack.address, notify=lines.append, **more)
     return lines
 
 

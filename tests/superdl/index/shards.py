@@ -1,4 +1,4 @@
-"""Shards as their writers make them, and what ``superdl index`` finds in them."""
+"""Write shards as other libraries do, and index them."""
 
 import io
 import json

@@ -1,6 +1,4 @@
-"""Samples of several files: images and masks in tars, zips and folders go together by their names."""
-
-import zipfile
+"""Samples of several files: images and masks are matched by name, in tars and folders."""
 
 import pytest
 
@@ -46,16 +44,6 @@ def test_members_of_a_tar(files, fields, labels, label, tmp_path, capsys):
     for catalog in catalogs:
         (field,) = catalog.fields
         assert (field.name, list(field.keys), len(field.members)) == ("mask", [b"0.tar"], 1)
-
-
-def test_members_of_a_zip(tmp_path):
-    (tmp_path / "shards").mkdir()
-    with zipfile.ZipFile(tmp_path / "shards" / "0.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("x/1.jpg", b"i1" * 100)
-        archive.writestr("x/1.png", b"m1" * 100)
-    (row,) = index(tmp_path / "shards", tmp_path / "list.jsonl", "--fields", "image=jpg,mask=png")
-    assert (row["label"], row["mask.encoding"]) == ("x", "deflate")
-    assert content_of(mask_of(row), tmp_path / "shards") == b"m1" * 100
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Images that lie in no shard: labels in files beside them, YOLO's boxes, COCO's; what is missing or bad."""
+"""Images outside shards: label files, boxes of YOLO and COCO, and missing or invalid labels."""
 
 import json
 import math
@@ -84,18 +84,6 @@ def test_yolos_boxes_are_as_many_as_an_image_has(source, tmp_path, capsys):
     assert catalog.labels[0]["boxes"].tolist() == [[0.5, 0.5, 0.25, 1], [0.1, 0.2, 0.3, 0.4]]
     assert catalog.labels[2]["boxes"].shape == (0, 4)
     assert ".jsonl" in refused(capsys, source, tmp_path / "list.parquet", *words)
-
-
-def test_a_bucket_gives_what_a_directory_does(object_store, tmp_path):
-    files = {f"images/{place:03d}.jpg": b"i" for place in range(600)}
-    files |= {f"labels/{place:03d}.txt": f"{place} .5 .5 .1 .1" for place in range(600)}
-    write_files(object_store.directory / "data" / "set", files)
-    rows = index("s3://data/set", tmp_path / "list.jsonl", "--labels", "yolo")
-    local = index(object_store.directory / "data" / "set", tmp_path / "local.jsonl", "--labels", "yolo")
-    assert [row["label"]["classes[]"] for row in rows] == [[place] for place in range(600)]
-    assert len({row.pop("version") for row in rows}) == 1  # of one content
-    assert all(row.pop("version") for row in local)
-    assert rows == local
 
 
 MISSING = dict.fromkeys([*(f"images/{number}.jpg" for number in (1, 2, 3)), "labels/3.txt"], "1")

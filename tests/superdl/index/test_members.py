@@ -1,7 +1,4 @@
-"""Members of every format: bytes, names and labels, out of shards that were written by hand or by libraries.
-
-Whole shards, and shards that were cut off at every byte.
-"""
+"""Members of every format: their bytes, names and labels, in whole, truncated and corrupted shards."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Shards of the packages whose formats are read by hand. ``make test-loaders`` has them all."""
+"""Shards written by the packages whose formats are parsed here; ``make test-loaders`` installs them all."""
 
 import importlib.util
 import io

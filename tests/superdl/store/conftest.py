@@ -1,4 +1,4 @@
-"""Stores that the real function has filled, and ``superdl store`` asked as a shell would."""
+"""Stores filled by the real function, and a helper that runs ``superdl store``."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def filled(tmp_path, valkey, monkeypatch):
 
 
 def fill(monkeypatch, store, images, cache, recipe=RECIPE):
-    """What the function answered, asked for all images, 16 in a request; one pack is written for each."""
+    """What the function answered, run_store for all images, 16 in a request; one pack is written for each."""
     monkeypatch.setenv("SUPER_STORE", store)
     catalog, answers = list_source(str(images)), []
     samples = list(zip(map(bytes.decode, catalog.keys), map(bytes.decode, catalog.versions), strict=True))
@@ -73,7 +73,7 @@ def fill(monkeypatch, store, images, cache, recipe=RECIPE):
     return answers
 
 
-def asked(capsys, *words):
+def run_store(capsys, *words):
     """The exit code of ``superdl store`` and what it printed as JSON."""
     capsys.readouterr()  # what functions log goes there too
     code = main(["store", *words, "--json"])

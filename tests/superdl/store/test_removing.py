@@ -1,4 +1,4 @@
-"""What goes and what stays: chosen well, and nothing outside of the store is touched."""
+"""``superdl store prune``: which packs it drops, and that nothing outside the store changes."""
 
 import os
 import shutil
@@ -9,31 +9,9 @@ import pytest
 
 from superdl.coordinator.store.index import IndexedPack, pack_segment
 from superdl.main import main
-from superdl.store.contents import Collection, Contents, choose
-from superdl.super_wire.errors import StoreFormatError, StoreRefusedError
 from superdl.super_wire.recipe import Recipe
 from tests.fixtures.images import SIDE
-from tests.superdl.store.conftest import asked, fill
-
-NOW_S = 1e9
-OURS, THEIRS = "a" * 32, "b" * 32
-
-
-def test_others_decoders_go_first_then_the_oldest_and_never_what_is_in_use():
-    contents = Contents(
-        {
-            name: Collection(name, dict.fromkeys(packs, 10), used_s=NOW_S - days * 86400, in_use=in_use)
-            for name, packs, days, in_use in (
-                ("old", ("old-1", "old-2"), 9, False),
-                ("new", ("new-1", "new-2", "new-3"), 1, False),
-                ("open", ("open-1",), 20, True),
-            )
-        },
-        decoders={"old-1": OURS, "new-1": OURS, "new-2": THEIRS, "open-1": THEIRS},
-        broken={"old-2": StoreRefusedError("another user's"), "new-3": StoreFormatError("no pack")},
-    )
-    assert choose(contents, OURS) == ["new-2", "new-3", "old-1", "old-2", "new-1"]
-    assert choose(contents, OURS, keep_bytes=30) == ["new-2", "new-3", "old-1"]
+from tests.superdl.store.conftest import fill, run_store
 
 
 def collection_of_pack(pack):
@@ -55,25 +33,25 @@ def test_prune_keeps_what_is_in_use_and_leaves_no_segment_of_nothing(filled, val
         store.mark_used(collection_of_pack(pack))
     os.utime(Path(store.address, "used", collection_of_pack(old[0])), (now_s - 40 * 86400,) * 2)
 
-    code, seen = asked(capsys, "ls", store.address)
+    code, seen = run_store(capsys, "ls", store.address)
     rows = [(one["name"], one["records"], one["packs"], one["in_use"]) for one in seen["collections"]]
     assert (code, rows) == (0, [(collection_of_pack(packs[0]), 40, 3, False) for packs in (new, old)])
     assert {one["bucket"] for one in seen["collections"]} == {f"file://{filled.images}"}
     assert sum(one["size_bytes"] for one in seen["collections"]) == sum(store.packs().values())
     assert 0 < seen["disk_free_bytes"] <= shutil.disk_usage(store.address).total
 
-    assert main(["store", "prune", store.address, "--bytes", "0"]) == 2, "nobody can be asked"
+    assert main(["store", "prune", store.address, "--bytes", "0"]) == 2, "nobody can be run_store"
     assert "--yes" in capsys.readouterr().err
     assert store.packs().keys() == {*old, *new}
     store.touch("a-coordinator")
-    code, seen = asked(capsys, "prune", store.address, "--bytes", "0", "--yes")
+    code, seen = run_store(capsys, "prune", store.address, "--bytes", "0", "--yes")
     assert (code, set(seen["packs"]), seen["segments"]) == (0, set(old), 1)
     assert store.packs().keys() == set(new)
     assert store.segments() == [segments["new"]]
-    code, seen = asked(capsys, "prune", store.address, "--bytes", "0", "--yes")
+    code, seen = run_store(capsys, "prune", store.address, "--bytes", "0", "--yes")
     assert (code, seen["packs"]) == (0, []), "what somebody has open stays"
     store.forget("a-coordinator")
-    code, seen = asked(capsys, "prune", store.address, "--bytes", "0", "--yes")
+    code, seen = run_store(capsys, "prune", store.address, "--bytes", "0", "--yes")
     assert (code, set(seen["packs"]), store.packs()) == (0, set(new), {})
 
 
@@ -95,7 +73,7 @@ def test_prune_touches_nothing_that_the_store_did_not_name(filled, tmp_path, cap
     (place / "more").symlink_to(outside)
     before, mark = snapshot(outside), (place / "store.json").read_bytes()
 
-    code, seen = asked(capsys, "prune", store.address, "--bytes", "0", "--yes")
+    code, seen = run_store(capsys, "prune", store.address, "--bytes", "0", "--yes")
     assert (code, set(filled.packs) <= set(seen["packs"]), store.packs()) == (0, True, {})
     assert store.segments() == []
     assert (place / "store.json").read_bytes() == mark
@@ -125,7 +103,7 @@ def test_what_is_no_store_is_refused(tmp_path, action, capsys):
 
 def test_the_store_that_is_meant(monkeypatch, tmp_path, filled, capsys):
     monkeypatch.setenv("SUPER_STORE", filled.address)
-    assert asked(capsys, "ls")[1]["store"] == filled.address
+    assert run_store(capsys, "ls")[1]["store"] == filled.address
     for none in ("none", "None"):
         monkeypatch.setenv("SUPER_STORE", none)
         assert main(["store", "ls"]) == 2

@@ -1,12 +1,9 @@
-"""``superdl top --web``: who is answered, by what headers, and what a page is told of a real coordinator."""
+"""The server of ``superdl top --web``: allowed requests, headers, and updates for the page."""
 
 import contextlib
 import http.client
 import json
-import signal
 import socket
-import subprocess
-import sys
 import time
 from urllib.parse import urlsplit
 
@@ -15,15 +12,16 @@ import pytest
 from superdl.main import main
 from superdl.super_wire.errors import CoordinatorError, UnknownJobError
 from superdl.top.web import Page
-from tests.fixtures.workers import until
 
 VIEW = {
+    "coordinator": "unix:/run/super.sock",
     "clock_s": 1.0,
     "unreachable": None,
-    "jobs": [{"job": "<img src=x>\n\ndata: {}"}] * 60,
+    "jobs": [{"job": "<img src=x>\n\ndata: {}", "source": "file:///images"}] * 60,
+    "functions": [{"name": "local"}],
     "images_per_s": 5.0,
     "waits": {"limits": 0.5},
-    "requests": {"in_flight": 2, "had": 3, "wanted": 4},
+    "requests": {"in_flight": 2, "slots": 3},
     "cache": {"resident_bytes": 1, "budget_bytes": 2},
 }
 LATE = {"rank": 0, "epoch": 20, "position": 22, "cause": "storage", "wait_s": 0.5}
@@ -43,21 +41,21 @@ def page():
         yield page
 
 
-def asked(url, path):
+def get(url, path):
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
     connection.request("GET", path)
     return connection.getresponse()
 
 
-def looked(url, after=0):
+def get_update(url, after=0):
     """What the page is told when it asks."""
-    answer = asked(url, f"/view?after={after}")
+    answer = get(url, f"/view?after={after}")
     assert answer.headers["Content-Type"] == "application/json"
     return json.loads(answer.read())
 
 
 def test_a_page_is_served_under_a_strict_policy(page):
-    answer = asked(page.url, "/?x")
+    answer = get(page.url, "/?x")
     assert answer.status == 200
     html = answer.read().decode()
     policy = answer.headers["Content-Security-Policy"]
@@ -95,27 +93,31 @@ def test_only_gets_of_known_paths_under_one_loopback_name_are_answered(page, met
 
 
 def test_a_page_is_told_what_was_and_what_came_since_with_gaps_where_nobody_answered(page, monkeypatch):
-    assert looked(page.url) == {"view": None, "points": [], "count": 0}
+    assert get_update(page.url) == {"view": None, "points": [], "count": 0}
     page.show(VIEW)
-    first = looked(page.url, "no-number")
+    first = get_update(page.url, "no-number")
     assert first["view"]["jobs"] == VIEW["jobs"][:50]
     assert first["view"]["more_jobs"] == 10
     assert first["points"][0]["requests"] == {"in flight": 2, "slots": 3}
-    assert first["view"]["helps"]["limits"] == "a higher quota or a higher cap"
+    helps = first["view"]["helps"]
+    assert (helps["limits"], helps["starting"]) == (
+        "a higher spending cap",
+        "persistent workers or a longer run",
+    )
     later_s = time.monotonic() + 1
     monkeypatch.setattr(time, "monotonic", lambda: later_s)
     # Its clock was set back.
     page.show({**VIEW, "clock_s": 0.5, "unreachable": {"since_s": 1.0, "why": "gone"}})
-    second = looked(page.url, first["count"])
+    second = get_update(page.url, first["count"])
     assert second["points"] == [{"clock_s": 0.5}]
     assert second["view"]["unreachable"]["why"] == "gone"
-    assert looked(page.url, 2)["points"] == []
+    assert get_update(page.url, 2)["points"] == []
     for newcomer in (0, 99):  # a new page, and one that an earlier server filled
-        assert len(looked(page.url, newcomer)["points"]) == 2
+        assert len(get_update(page.url, newcomer)["points"]) == 2
 
 
 def test_the_late_batches_of_a_job_are_answered(page):
-    answer = asked(page.url, "/batches?job=a%20%26%20b")
+    answer = get(page.url, "/batches?job=a%20%26%20b")
     assert answer.headers["Content-Type"] == "application/json"
     assert json.loads(answer.read()) == [LATE]
 
@@ -125,19 +127,3 @@ def test_a_port_that_cannot_be_had_is_named(page, stack, capsys):
         assert main(["top", "--coordinator", stack.address, "--web", str(port)]) == 2
         assert f"{port}" in capsys.readouterr().err
     assert main(["top", "--coordinator", stack.address, "--web", "0", "--once"]) == 2
-
-
-def test_the_page_of_a_real_coordinator_goes_on_through_its_restart(stack):
-    command = [sys.executable, "-m", "superdl.main", "top", "--coordinator", stack.address, "--web", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as top:
-        try:
-            assert top.stdout is not None
-            url = top.stdout.readline().split()[2]
-            until(lambda: (looked(url)["view"] or {}).get("coordinator") == stack.address)
-            stack.kill_coordinator()
-            until(lambda: looked(url)["view"]["unreachable"])
-            stack.start_coordinator()
-            until(lambda: looked(url)["view"]["unreachable"] is None)
-        finally:
-            top.send_signal(signal.SIGINT)
-        assert top.wait(20) == 0

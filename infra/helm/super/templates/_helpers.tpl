@@ -26,7 +26,7 @@ app.kubernetes.io/name: super, app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "super.pod" -}}
 automountServiceAccountToken: false
-enableServiceLinks: false # a service's variables would begin with SUPER_, as settings do
+enableServiceLinks: false # variables of services would begin with SUPER_, as settings do
 securityContext: {runAsNonRoot: true, runAsUser: 10001, runAsGroup: 10001, fsGroup: 10001, seccompProfile: {type: RuntimeDefault}}
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets: {{ toJson . }}

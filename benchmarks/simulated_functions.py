@@ -1,4 +1,4 @@
-"""A coordinator whose functions only take time: ``python -m benchmarks.answering``."""
+"""A coordinator whose functions only take time: ``python -m benchmarks.simulated_functions``."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _INVOCATION_S = 0.02
 _SAMPLE_S = 0.002
 
 
-class AnswersAlone(Executor):
-    """An executor without functions. It waits as they would, then reports all samples as cached."""
+class SimulatedExecutor(Executor):
+    """An executor without functions, which waits as they would and reports all samples as cached."""
 
     name = "local"  # the registry entry that it replaces
     remote = False
@@ -58,7 +58,7 @@ class AnswersAlone(Executor):
 
 
 if __name__ == "__main__":
-    # Not a setting: no other use for such a coordinator.
-    alone = f"{AnswersAlone.__module__}:{AnswersAlone.__name__}"
-    EXECUTORS["local"] = replace(EXECUTORS["local"], implementation=alone)
+    # Not a setting, because only this benchmark needs it.
+    simulated = f"{SimulatedExecutor.__module__}:{SimulatedExecutor.__name__}"
+    EXECUTORS["local"] = replace(EXECUTORS["local"], implementation=simulated)
     sys.exit(main())
