@@ -1,4 +1,4 @@
-"""Read key lists of members in every format, join them with their objects, and name the line of bad ones."""
+"""Key lists of members in every format, joined with their objects. Errors name the line."""
 
 import numpy as np
 import pytest
@@ -56,7 +56,7 @@ def rows_of(draw):
 @pytest.mark.parametrize("extension", WRITERS)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=rows_of().filter(lambda rows: isinstance(rows, list)))
-def test_every_format_gives_one_catalog_sorted_by_object_and_offset(tmp_path, extension, rows):
+def test_every_format_yields_the_same_catalog_sorted_by_object_and_offset(tmp_path, extension, rows):
     catalog = list_source(tmp_path.as_uri(), str(written(tmp_path, extension, rows)))
     ordered = sorted(rows, key=lambda row: (row["key"].encode(), row["offset"], row["length"]))
     places, members = np.arange(len(rows)), catalog.members
@@ -86,7 +86,7 @@ def lists(tmp_path, text, extension="csv"):
     return list_source(tmp_path.as_uri(), str(path))
 
 
-def test_versions_are_those_of_the_files_and_any_change_is_another_fingerprint(tmp_path):
+def test_members_have_their_files_versions_and_any_change_changes_the_fingerprint(tmp_path):
     for name, size in (("x.tar", 300), ("y.tar", 20)):
         (tmp_path / name).write_bytes(bytes(size))
     head = "key,member,offset,length,encoding,label\n"
@@ -130,14 +130,14 @@ BAD = {
 
 
 @pytest.mark.parametrize(("text", "reason"), BAD.values(), ids=BAD)
-def test_what_cannot_be_is_named(tmp_path, text, reason):
+def test_invalid_members_are_named(tmp_path, text, reason):
     for name in ("x.tar", "y.tar"):
         (tmp_path / name).write_bytes(bytes(100))
     with pytest.raises(SourceError, match=reason):
         lists(tmp_path, text)
 
 
-def test_rows_of_json_lines_agree(tmp_path):
+def test_all_jsonl_rows_must_have_the_same_columns(tmp_path):
     (tmp_path / "x.tar").write_bytes(bytes(100))
     row = '{"key": "x.tar", "member": "a", "offset": 0, "length": 5, "label": 1, "encoding": null}\n'
     assert len(lists(tmp_path, row, "jsonl")) == 1
