@@ -1,4 +1,4 @@
-"""The keeper waits a bounded time for a store, rejects impossible packs and drops those that are gone."""
+"""The keeper waits a limited time for a store, rejects impossible packs and drops lost ones."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class ThenAnother(DirectoryStore):
         self.others()
 
 
-async def test_a_pack_that_comes_after_the_listing_is_found_by_the_next_look(kept):
+async def test_a_pack_written_after_the_listing_is_found_by_the_next_look(kept):
     async with kept() as (one, dataset):
         collection, known = collection_of(dataset.catalog.bucket, RECIPE.digest), Known()
         write_pack(one.path, dataset, [0])
@@ -125,7 +125,7 @@ async def test_a_pack_that_comes_after_the_listing_is_found_by_the_next_look(kep
         assert [pack.name for pack in again.packs] == added
 
 
-async def test_from_the_answer_on_that_fills_it_nothing_is_written_until_there_is_room(kept, caplog):
+async def test_a_full_store_takes_no_packs_until_others_are_removed(kept, caplog):
     async with kept(store_bytes=100_000) as (one, dataset):
         keeper, packs = one.keeper, one.path / "packs"
         packs.mkdir(exist_ok=True)
@@ -153,7 +153,7 @@ async def test_from_the_answer_on_that_fills_it_nothing_is_written_until_there_i
         assert not [line for line in caplog.messages if "is full" in line]
 
 
-async def test_packs_of_another_decoder_and_broken_ones_are_not_used(kept):
+async def test_packs_of_another_decoder_and_broken_packs_are_not_used(kept):
     async with kept() as (one, dataset):
         good = write_pack(one.path, dataset, [0, 1, 2])
         write_pack(one.path, dataset, [3, 4], "another decoder's")
@@ -186,7 +186,7 @@ class Another(DirectoryStore):
             raise StoreRefusedError(f"{self.address}/{name}: Permission denied")
 
 
-async def test_what_another_user_keeps_private_hides_nothing_else(kept, caplog):
+async def test_another_users_private_packs_hide_no_others(kept, caplog):
     async with kept() as (one, dataset):
         collection = collection_of(dataset.catalog.bucket, RECIPE.digest)
         private = {write_pack(one.path, dataset, [n]) for n in range(4)}
@@ -203,7 +203,7 @@ async def test_what_another_user_keeps_private_hides_nothing_else(kept, caplog):
         assert sum("4 packs of the store" in line for line in caplog.messages) == 1
 
 
-async def test_what_others_add_and_remove_is_seen_at_the_next_opening(kept):
+async def test_packs_that_others_add_and_remove_are_noticed_when_a_job_opens(kept):
     async with kept() as (one, dataset):
         first = write_pack(one.path, dataset, [0, 1])
         await one.keeper.opened(dataset)
@@ -216,7 +216,7 @@ async def test_what_others_add_and_remove_is_seen_at_the_next_opening(kept):
         assert lost.packs.tolist() == [one.keeper.places.number(first)]
 
 
-async def test_an_answer_that_names_an_impossible_pack_is_not_believed(kept):
+async def test_a_result_with_an_impossible_pack_is_rejected(kept):
     async with kept() as (one, dataset):
         await one.keeper.opened(dataset)
         collection, indices = collection_of(dataset.catalog.bucket, RECIPE.digest), np.array([0, 1])
@@ -228,14 +228,14 @@ async def test_an_answer_that_names_an_impossible_pack_is_not_believed(kept):
             {"pack": name, "lengths": (112, 3)},
         ):
             assert one.keeper.process_result(dataset, indices, answer(**lie)) == (0, None)
-            assert "an invalid pack" in one.keeper.trouble
+            assert "an invalid pack" in one.keeper.problem
         assert one.keeper.stored(dataset.content) == []
         number, stored = one.keeper.process_result(dataset, indices, answer(pack=name, offsets=(64, 0)))
-        assert (number, stored.tolist(), one.keeper.trouble) == (1, [True, False], "")
+        assert (number, stored.tolist(), one.keeper.problem) == (1, [True, False], "")
         assert one.keeper.stored(dataset.content)[0].indices.tolist() == [0]
 
 
-async def test_a_store_that_is_removed_is_made_again_and_what_it_held_forgotten(kept, monkeypatch, caplog):
+async def test_a_removed_store_is_created_again_unless_its_disk_is_missing(kept, monkeypatch, caplog):
     async with kept() as (one, dataset):
         keeper, at = one.keeper, np.array([0, 1])
         first = write_pack(one.path, dataset, [0, 1])
@@ -246,7 +246,7 @@ async def test_a_store_that_is_removed_is_made_again_and_what_it_held_forgotten(
         for _ in range(3):  # it checks, recreates the directory, then finds nothing wrong
             keeper.step()
             await keeper._upkeep
-        assert (keeper.takes_packs, keeper.trouble) == (True, "")
+        assert (keeper.takes_packs, keeper.problem) == (True, "")
         assert stat.S_IMODE(one.path.stat().st_mode) == 0o700
         assert keeper.store_id == DirectoryStore.open(one.path, create=False).id
         assert keeper.stored(dataset.content) == []
@@ -266,10 +266,10 @@ async def test_a_store_that_is_removed_is_made_again_and_what_it_held_forgotten(
             keeper.step()
             await keeper._upkeep
         assert not one.path.exists()
-        assert (keeper.takes_packs, "does not exist" in keeper.trouble) == (False, True)
+        assert (keeper.takes_packs, "does not exist" in keeper.problem) == (False, True)
 
 
-async def test_a_store_that_comes_later_serves_the_jobs_that_began_without_it(kept):
+async def test_a_store_that_returns_serves_the_jobs_that_started_without_it(kept):
     async with kept() as (one, dataset):
         keeper = one.keeper
         write_pack(one.path, dataset, [0, 1])
@@ -291,7 +291,7 @@ async def test_a_store_that_comes_later_serves_the_jobs_that_began_without_it(ke
         assert (number, len(places.packs), places.pack_of.tolist()) == (2, 1, [1, 1])
 
 
-async def test_what_a_dead_writer_left_is_swept_while_the_coordinator_lives(kept):
+async def test_files_of_dead_writers_are_swept(kept):
     async with kept() as (one, _):
         one.keeper.step()
         await one.keeper._upkeep
@@ -305,7 +305,7 @@ async def test_what_a_dead_writer_left_is_swept_while_the_coordinator_lives(kept
         assert (left.exists(), begun.exists()) == (False, True)
 
 
-async def test_a_store_that_does_not_answer_is_not_waited_for(kept, monkeypatch):
+async def test_a_job_does_not_wait_for_a_silent_store(kept, monkeypatch):
     async with kept() as (one, dataset):
         write_pack(one.path, dataset, [0, 1])
         answers, told = threading.Event(), asyncio.Event()
@@ -320,13 +320,13 @@ async def test_a_store_that_does_not_answer_is_not_waited_for(kept, monkeypatch)
         monkeypatch.setattr(module, "_LOOK_S", 0.1)
         await one.keeper.opened(dataset)
         assert one.keeper.stored(dataset.content) == []
-        assert "not listed within 0.1 s" in one.keeper.trouble  # superdl stats shows it
+        assert "not listed within 0.1 s" in one.keeper.problem  # superdl stats shows it
         answers.set()
         await asyncio.wait_for(told.wait(), 20)
-        assert (one.events[0].indices.tolist(), one.keeper.trouble) == ([0, 1], "")
+        assert (one.events[0].indices.tolist(), one.keeper.problem) == ([0, 1], "")
 
 
-async def test_the_default_store_that_is_none_is_done_without(source):
+async def test_an_unusable_default_store_is_not_used(source):
     choice = StoreChoice(str(source), by_default=True)
     keeper = StoreKeeper(choice, DatasetRegistry(max_age_s=1.0), 0, read_only=False)
     await keeper.open()
@@ -335,7 +335,7 @@ async def test_the_default_store_that_is_none_is_done_without(source):
     await keeper.close()
 
 
-async def test_a_store_whose_packs_take_long_to_list_is_listed_once(tmp_path, monkeypatch):
+async def test_a_store_that_takes_long_to_open_is_opened_once(tmp_path, monkeypatch):
     may_end, begun = threading.Event(), []
 
     def open_slowly(*arguments, **options):
@@ -349,7 +349,7 @@ async def test_a_store_whose_packs_take_long_to_list_is_listed_once(tmp_path, mo
     keeper = StoreKeeper(choice, DatasetRegistry(max_age_s=1.0), 0, read_only=False)
     for _ in range(3):
         await keeper.open()
-        assert "did not answer" in keeper.store_use
+        assert "did not respond" in keeper.store_use
     may_end.set()
     monkeypatch.setattr(module, "_OPENING_S", 60.0)
     await keeper.open()
