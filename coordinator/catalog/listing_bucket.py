@@ -68,7 +68,8 @@ class _Collector:
         below = len(source.prefix)
         groups: Iterable[tuple[str, Iterable[Listed]]] = [(folder or "", page.objects)]
         if folder is None:
-            groups = groupby(page.objects, lambda item: _folder_of(item.key[below:]))
+            # By first-level folder, with an empty name for the root.
+            groups = groupby(page.objects, lambda item: item.key[below:].rpartition("/")[0].partition("/")[0])
         for name, objects in groups:
             listed = [
                 item
@@ -146,11 +147,6 @@ def list_samples(source: Source, tally: Tally, *, images_only: bool, digests: bo
             "source and the directories that its links lead to, for the coordinator and its functions"
         )
     return collector.all()
-
-
-def _folder_of(path: str) -> str:
-    """Return the first-level folder of a path below the source. It is empty for the root."""
-    return path.rpartition("/")[0].partition("/")[0]
 
 
 def _is_utf8(name: str, tally: Tally) -> bool:

@@ -272,18 +272,18 @@ class Upkeep:
         used_bytes = info.used_memory - headroom_bytes
         foreign_bytes = used_bytes - core.state.resident_bytes
         self._engine.post(CacheGrew(foreign_bytes))
-        wanted_bytes = self._wanted_bytes()
+        needed_bytes = self._needed_bytes()
         # Jobs return within seconds of a restart, and their records must not be swept.
         if (
-            wanted_bytes > 0
+            needed_bytes > 0
             and used_bytes > _CROWDED_SHARE * core.state.budget_bytes
             and foreign_bytes > _FOREIGN_SHARE * core.state.budget_bytes
             and self._clock() >= self._settled_at_s
         ):
             each_bytes = info.used_memory / max(1, info.keys)
-            await self._sweep.step(self._clock(), math.ceil(wanted_bytes / each_bytes))
+            await self._sweep.step(self._clock(), math.ceil(needed_bytes / each_bytes))
 
-    def _wanted_bytes(self) -> float:
+    def _needed_bytes(self) -> float:
         """Return the bytes that open jobs need beyond the free memory."""
         core = self._core
         requests = sum(member.requests for member in core.state.fleet.executors)

@@ -49,16 +49,16 @@ class StoreKeeper:
     Args:
         choice: the store, or the reason for having none.
         datasets: the registry, whose open datasets jobs read.
-        wanted_bytes: maximum size of the store, or 0 for a quarter of its used plus free bytes.
+        max_bytes: maximum size of the store, or 0 for a quarter of its used plus free bytes.
         read_only: never write to the store.
     """
 
     def __init__(
-        self, choice: StoreChoice, datasets: DatasetRegistry, wanted_bytes: int, *, read_only: bool
+        self, choice: StoreChoice, datasets: DatasetRegistry, max_bytes: int, *, read_only: bool
     ) -> None:
         self.address, self._reason, self._by_default = choice.address, choice.reason, choice.by_default
         self.places = Places()
-        self.room = Room(choice.address, wanted_bytes)
+        self.room = Room(choice.address, max_bytes)
         # The store's current problem, for display. Empty if there is none.
         self.problem = ""
         self._datasets = datasets

@@ -35,12 +35,12 @@ class StoredPack:
 class Room:
     """A store's known packs and their limit, by default a quarter of its used plus free bytes."""
 
-    def __init__(self, address: str, wanted_bytes: int) -> None:
+    def __init__(self, address: str, max_bytes: int) -> None:
         self._address = address
         self._is_bucket = is_bucket(address)
-        self._wanted_bytes = wanted_bytes
+        self._max_bytes = max_bytes
         # The limit of all packs, or 0 in a bucket without a limit.
-        self.bytes = wanted_bytes
+        self.bytes = max_bytes
         self.sizes: dict[str, int] = {}
         self.used_bytes = 0
         self.records: dict[str, int] = {}
@@ -53,7 +53,7 @@ class Room:
     @property
     def bounded(self) -> bool:
         """Return whether there is a limit."""
-        return bool(self._wanted_bytes) or not self._is_bucket
+        return bool(self._max_bytes) or not self._is_bucket
 
     @property
     def excess_bytes(self) -> int:
@@ -100,7 +100,7 @@ class Room:
                 disk = shutil.disk_usage(self._address)
             except OSError as error:
                 raise StoreGoneError(f"the store {self._address} cannot be reached: {error}") from error
-            self.bytes = room_bytes(self._wanted_bytes, self.used_bytes, disk.free, disk.total)
+            self.bytes = room_bytes(self._max_bytes, self.used_bytes, disk.free, disk.total)
         self.written_bytes = 0
 
     def live(self, live: Mapping[str, int], listed: Iterable[Iterable[str]]) -> dict[str, float]:
@@ -137,9 +137,9 @@ class Room:
         return to_prune(packs, self.excess_bytes, self.used_bytes - self.bytes)
 
 
-def room_bytes(wanted_bytes: int, stored_bytes: int, free_bytes: int, disk_bytes: int) -> int:
-    """Return a directory's limit: ``wanted_bytes`` or, if 0, a quarter of its used plus free bytes."""
-    share = wanted_bytes or (stored_bytes + free_bytes) // _SHARE
+def room_bytes(max_bytes: int, stored_bytes: int, free_bytes: int, disk_bytes: int) -> int:
+    """Return a directory's limit: ``max_bytes`` or, if 0, a quarter of its used plus free bytes."""
+    share = max_bytes or (stored_bytes + free_bytes) // _SHARE
     # The last tenth of the disk is never used.
     return max(0, min(share, stored_bytes + free_bytes - disk_bytes // _KEPT_SHARE))
 
