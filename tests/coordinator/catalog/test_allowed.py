@@ -87,9 +87,9 @@ def test_links_out_of_all_roots_are_refused_by_name(places, allowed):
     ],
 )
 def test_listings_and_functions_follow_the_same_links(settings, link_roots):
-    made = Settings(**settings)
-    assert allowed_to_listings(made).link_roots == link_roots
-    environment = executor_context(made).environment
+    configured = Settings(**settings)
+    assert allowed_to_listings(configured).link_roots == link_roots
+    environment = executor_context(configured).environment
     assert environment.get("SUPER_FILE_ROOTS", "") == os.pathsep.join(link_roots)
 
 

@@ -32,11 +32,11 @@ class Clock:
 
 @contextlib.asynccontextmanager
 async def registry(max_age_s=300.0, clock=None, **options):
-    made = DatasetRegistry(max_age_s=max_age_s, clock=clock or Clock(), **options)
+    datasets = DatasetRegistry(max_age_s=max_age_s, clock=clock or Clock(), **options)
     try:
-        yield made
+        yield datasets
     finally:
-        await made.close()
+        await datasets.close()
 
 
 async def listed(datasets, source, run_id="run", recipe=PLAIN, key_list="", **how):
@@ -151,14 +151,14 @@ def test_two_locations_of_an_alias_are_one_dataset_read_where_it_was_opened_last
 
     async def work(datasets):
         named = Naming("pets", "digests")
-        made = []
+        registered = []
         for place in (source, moved, source):
-            dataset = datasets.register(f"file://{place}", PLAIN, "", f"run {len(made)}", named)
+            dataset = datasets.register(f"file://{place}", PLAIN, "", f"run {len(registered)}", named)
             await datasets.wait(dataset, listed=2**62, wait_s=ENOUGH_S)
             datasets.open(dataset)
             assert datasets[dataset.content].catalog.bucket == f"file://{place}"
-            made.append(dataset)
-        first, other, again = made
+            registered.append(dataset)
+        first, other, again = registered
         assert first.content == other.content
         assert other.all_ids is first.all_ids
         assert again.listing is first.listing

@@ -30,22 +30,22 @@ from tests.coordinator.catalog.key_lists import WRITERS, read, written
 )
 def test_every_format_has_keys_labels_and_versions(tmp_path, extension, labels, dtype, values, classes):
     rows = [{"key": f'größe "猫", {i}', "label": label, "other": "-"} for i, label in enumerate(labels)]
-    found = read(written(tmp_path, extension, rows))
-    assert list(found.own.keys) == [row["key"].encode() for row in rows]
-    assert found.own.versions is None
-    assert (found.labels.dtype.name, found.labels.tolist(), found.classes) == (dtype, values, classes)
+    listed = read(written(tmp_path, extension, rows))
+    assert list(listed.own.keys) == [row["key"].encode() for row in rows]
+    assert listed.own.versions is None
+    assert (listed.labels.dtype.name, listed.labels.tolist(), listed.classes) == (dtype, values, classes)
     progress = []
     rows = [row | {"version": f'"v{i}"' if i % 2 else f"v{i}"} for i, row in enumerate(rows)]
-    found = read(written(tmp_path, extension, rows), progress=progress.append)
-    assert list(found.own.versions) == [b"v%d" % i for i in range(len(rows))]
+    listed = read(written(tmp_path, extension, rows), progress=progress.append)
+    assert list(listed.own.versions) == [b"v%d" % i for i in range(len(rows))]
     assert progress == [len(rows), None]
 
 
 def test_csv_cells_that_spell_numbers_are_numbers_and_strings_of_digits_elsewhere_are_not(tmp_path):
     path = tmp_path / "x.csv"
     path.write_text("key,label\na, 7\nb,+3.\nc,.5e1\nd,007\n")
-    found = read(path).labels
-    assert (found.dtype, found.tolist()) == (np.float64, [7, 3, 5, 7])
+    listed = read(path).labels
+    assert (listed.dtype, listed.tolist()) == (np.float64, [7, 3, 5, 7])
     for extension in ("jsonl", "parquet"):
         rows = [{"key": "a", "label": "7"}, {"key": "b", "label": "x"}]
         assert read(written(tmp_path, extension, rows)).classes == ("7", "x")
@@ -68,8 +68,8 @@ def test_parquet_labels_may_have_any_numeric_or_dictionary_type(tmp_path):
         assert read(tmp_path / "x.parquet").labels.tolist() == [1, 2]
     table = pa.table({"key": ["a", "b"], "label": pa.array(["u", "t"]).dictionary_encode()})
     parquet.write_table(table, tmp_path / "x.parquet")
-    found = read(tmp_path / "x.parquet")
-    assert (found.labels.tolist(), found.classes) == ([1, 0], ("t", "u"))
+    listed = read(tmp_path / "x.parquet")
+    assert (listed.labels.tolist(), listed.classes) == ([1, 0], ("t", "u"))
 
 
 @pytest.mark.parametrize("scheme", ["{}", "file://{}"])
@@ -142,28 +142,23 @@ def test_the_line_of_a_bad_row_is_named(tmp_path, extension, content, line):
     assert len(str(caught.value)) < 1000
 
 
+ROW = {"key": ["a"], "label": [1]}
+ROWS = {"key": ["a", "b"], "label": [1, 2]}
+
+
 @pytest.mark.parametrize(
     ("columns", "line"),
     [
         ({"name": ["a"], "label": [1]}, 0),
-        ({"key": ["a", None], "label": [1, 2]}, 2),
-        ({"key": [b"a"], "label": [1]}, 1),
-        ({"key": pa.array([1, 2], pa.duration("us")), "label": [1, 2]}, 1),
-        (
-            {
-                "key": ["a"],
-                "label": [1],
-                "member": ["m"],
-                "length": [1],
-                "offset": pa.array([1], "time32[s]"),
-            },
-            1,
-        ),
-        ({"key": ["a", "b"], "label": [1, None]}, 2),
-        ({"key": ["a"], "label": [True]}, 1),
-        ({"key": ["a"], "label": pa.array([2**62], pa.timestamp("us"))}, 1),
-        ({"key": ["a"], "label": pa.array([2**63], pa.uint64())}, 1),
-        ({"key": ["a", "b"], "label": [1, 2], "version": ["v", None]}, 2),
+        (ROWS | {"key": ["a", None]}, 2),
+        (ROW | {"key": [b"a"]}, 1),
+        (ROWS | {"key": pa.array([1, 2], pa.duration("us"))}, 1),
+        (ROW | {"member": ["m"], "length": [1], "offset": pa.array([1], "time32[s]")}, 1),
+        (ROWS | {"label": [1, None]}, 2),
+        (ROW | {"label": [True]}, 1),
+        (ROW | {"label": pa.array([2**62], pa.timestamp("us"))}, 1),
+        (ROW | {"label": pa.array([2**63], pa.uint64())}, 1),
+        (ROWS | {"version": ["v", None]}, 2),
     ],
 )
 def test_the_row_of_a_bad_parquet_value_is_named(tmp_path, columns, line):

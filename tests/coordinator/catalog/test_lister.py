@@ -27,12 +27,12 @@ NAMES = (ANY | st.text("a-é", min_size=1, max_size=3)).filter(lambda name: name
 
 def as_image_folder(directory):
     """List paths in the order of torchvision's ``make_dataset``."""
-    found = []
+    paths_below = []
     for folder in sorted(path for path in directory.iterdir() if path.is_dir()):
         for root, _, names in sorted(os.walk(folder)):
             paths = [Path(root, name).relative_to(directory) for name in sorted(names)]
-            found += [str(path).encode() for path in paths if path.suffix == ".jpg"]
-    return found
+            paths_below += [str(path).encode() for path in paths if path.suffix == ".jpg"]
+    return paths_below
 
 
 @given(

@@ -87,8 +87,8 @@ def test_listings_equal_image_folders_or_warn(tmp_path, part):
         ours = listed(source, warnings=warnings)
         ours.pop("", None)
         theirs = as_image_folder(source)
-        told = " ".join(warnings)
-        circles, nowhere = "in circles" in told, "are broken" in told
+        text = " ".join(warnings)
+        circles, nowhere = "in circles" in text, "are broken" in text
         assert (theirs is None) <= circles, (part, number)
         if theirs is not None and not circles:
             present = {
@@ -101,7 +101,7 @@ def test_listings_equal_image_folders_or_warn(tmp_path, part):
         for key in (key for keys in ours.values() for key in keys):
             version = file_version((source / key).stat())
             read_object(files, key, version, limit_bytes=99, reserve=lambda _: None)
-        leads_out = "and are followed" in told
+        leads_out = "and are followed" in text
         try:
             confined = listed(source, allowed=CONFINED)
         except SourceForbiddenError:
@@ -110,13 +110,13 @@ def test_listings_equal_image_folders_or_warn(tmp_path, part):
             assert not leads_out
             confined.pop("", None)
             assert confined == ours
-        for word, told_so in {
+        for word, is_reported in {
             "circles": circles,
             "nowhere": nowhere,
             "followed": leads_out,
             "no image": not all(ours.values()),
         }.items():
-            seen[word] += told_so
+            seen[word] += is_reported
     assert min(seen.values()) > 5, seen
 
 

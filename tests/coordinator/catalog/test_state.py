@@ -72,8 +72,8 @@ def test_a_restarted_coordinator_continues_with_the_runs_catalog(state, source):
     assert registered(state.directory, source, max_age_s=1e-3) == (listed, 0)
     assert registered(state.directory, source, "another run") == (listed, 0)
     for how in ({"max_age_s": 1e-3}, {"renew": True, "max_age_s": 1e-3}):
-        found, listings = registered(state.directory, source, f"a run {how}", **how)
-        assert (len(found[1]), listings) == (7, 1)
+        entry, listings = registered(state.directory, source, f"a run {how}", **how)
+        assert (len(entry[1]), listings) == (7, 1)
     assert registered(state.directory, source, max_age_s=1e-3) == (listed, 0), "the run keeps its own listing"
     assert registered(state.directory, source, max_age_s=1e-3, renew=True)[1] == 1
 
@@ -114,13 +114,13 @@ def test_any_damaged_byte_is_detected(state, source):
             damaged = bytearray(content)
             damaged[place] ^= 1 << place % 8
             path.write_bytes(damaged)
-            found = state.find(KEY)
-            loaded = None if found is None else state.load(found)
+            entry = state.find(KEY)
+            loaded = None if entry is None else state.load(entry)
             assert loaded is None or (path.suffix != ".arrow" and loaded.fingerprint == catalog.fingerprint)
             assert state.ids(KEY, 6, derive).tobytes() == ids
         path.write_bytes(content[:-1])
-        found = state.find(KEY)
-        assert path.suffix == ".ids" or found is None or state.load(found) is None
+        entry = state.find(KEY)
+        assert path.suffix == ".ids" or entry is None or state.load(entry) is None
         path.write_bytes(content)
     assert state.load(kept).fingerprint == catalog.fingerprint
 
@@ -207,8 +207,8 @@ def test_the_least_recently_used_files_are_removed_but_none_of_today(source, tmp
 )
 def test_a_setting_determines_the_directory(setting, store, directory, tmp_path):
     environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    found = open_state(setting.format(here=tmp_path), store, environment).directory
-    assert (found and str(found)) == (directory and directory.format(here=tmp_path))
+    entry = open_state(setting.format(here=tmp_path), store, environment).directory
+    assert (entry and str(entry)) == (directory and directory.format(here=tmp_path))
 
 
 def test_a_given_directory_that_cannot_be_created_is_refused(tmp_path):

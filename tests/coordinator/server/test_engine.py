@@ -108,7 +108,7 @@ class SlowDrops(Cache):
 @pytest.mark.coordinator(budget_bytes=2000, cache_type=SlowDrops)  # room for about six of ten records
 async def test_nothing_is_produced_before_earlier_deletions_end(coordinator, source):
     await coordinator.open(await coordinator.register(source), batch_size=2)
-    cache, asked = coordinator.cache, coordinator.executor.requests
+    cache, requests = coordinator.cache, coordinator.executor.requests
     cache.tell = coordinator.look
     position = 0
     while not cache.begun:  # look further ahead until it has to make room
@@ -116,13 +116,13 @@ async def test_nothing_is_produced_before_earlier_deletions_end(coordinator, sou
         coordinator.engine.post(was_read(position=position))
         await coordinator.until(lambda: not coordinator.engine.busy or cache.begun)
         position += 1
-    asked_before = len(asked)
+    requests_before = len(requests)
     coordinator.engine.post(CacheReset())  # all samples are needed again
     await coordinator.call("GetJobStats", pb.GetJobStatsRequest())
-    assert len(asked) == asked_before
+    assert len(requests) == requests_before
     begun_before = cache.begun
     cache.gate.set()
-    await coordinator.until(lambda: len(asked) > asked_before)
+    await coordinator.until(lambda: len(requests) > requests_before)
     assert cache.ended >= begun_before
 
 

@@ -118,13 +118,13 @@ def test_silent_connections_are_limited_and_time_out(serving_loop, monkeypatch):
     def ended(sockets):
         """Count how many of all connections the server has closed so far."""
         readable, _, _ = select.select(sockets, [], [], 0.1)
-        for one in readable:
+        for connection in readable:
             try:
-                closed = not one.recv(4096)  # the server sends its settings first
+                closed = not connection.recv(4096)  # the server sends its settings first
             except OSError:
                 closed = True
             if closed:
-                sockets.remove(one)
+                sockets.remove(connection)
         return strangers - len(sockets)
 
     def use(port, _):
@@ -187,8 +187,8 @@ def test_any_bytes_end_a_connection_and_harm_no_other(serving_loop, certificates
         speak()
         credentials = grpc.ssl_channel_credentials(Path(certificates.ca_file).read_bytes())
         target = f"localhost:{port}"
-        made = grpc.secure_channel(target, credentials) if encrypted else grpc.insecure_channel(target)
-        with made as channel:
+        connecting = grpc.secure_channel(target, credentials) if encrypted else grpc.insecure_channel(target)
+        with connecting as channel:
             assert CoordinatorStub(channel).CloseJob(pb.CloseJobRequest(), timeout=ENOUGH_S).closed
 
     pair = certificates.server

@@ -29,13 +29,13 @@ def metrics_of(coordinator):
 def parsed(text):
     """Return values by name and labels, in order. The OpenMetrics parser is strict."""
     order = {metric.name: metric.labels for metric in METRICS}
-    found = {}
+    values = {}
     for family in text_string_to_metric_families(text.decode()):
         for sample in family.samples:
             labels = sample.labels
             names = order.get(sample.name) or sorted(labels)
-            found[sample.name, *(labels[name] for name in names)] = sample.value
-    return found
+            values[sample.name, *(labels[name] for name in names)] = sample.value
+    return values
 
 
 def scrape(metrics):

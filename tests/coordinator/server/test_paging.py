@@ -191,9 +191,9 @@ def test_labels_of_any_length_fit_into_pages_of_limited_size(most):
     # The number of batches per page follows the mean label size, not the largest.
     assert pages <= 2 + 1.5 * size * (ID_BYTES + catalog.label_bytes + 20) / MAX_REPLY_BYTES
     for with_keys in (True, False):
-        found = []
-        while len(found) < size:
-            samples = samples_from(catalog, len(found), with_keys=with_keys)
+        received = []
+        while len(received) < size:
+            samples = samples_from(catalog, len(received), with_keys=with_keys)
             assert samples.ByteSize() < MAX_REPLY_BYTES
-            found += unpack_labels(samples.labels, catalog.label_dtype)
-        assert [label.tolist() for label in found] == [expected(place) for place in range(size)]
+            received += unpack_labels(samples.labels, catalog.label_dtype)
+        assert [label.tolist() for label in received] == [expected(place) for place in range(size)]

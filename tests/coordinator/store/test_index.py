@@ -59,8 +59,8 @@ def test_merging_keeps_each_existing_pack_once(tmp_path):
         store.remove(gone.name)
     merge_segments(store, META.collection)
     (merged,) = set(store.segments()) - {others}
-    (found,) = read_segments(store, [merged])
-    assert sorted(shown(found)) == sorted(shown(packs[5:]))
+    (contents,) = read_segments(store, [merged])
+    assert sorted(shown(contents)) == sorted(shown(packs[5:]))
 
 
 PACK = indexed(META, [1])

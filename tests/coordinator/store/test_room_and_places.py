@@ -13,11 +13,11 @@ SIZES = st.integers(0, 2**45)
 A, B, C = ("a" * 16, "b" * 16, "c" * 16)
 
 
-@given(wanted=SIZES, stored=SIZES, free=SIZES, more=SIZES)
-def test_the_last_tenth_of_a_disk_stays_free(wanted, stored, free, more):
+@given(limit=SIZES, stored=SIZES, free=SIZES, more=SIZES)
+def test_the_last_tenth_of_a_disk_stays_free(limit, stored, free, more):
     disk = stored + free + more
-    room = room_bytes(wanted, stored, free, disk)
-    assert room <= (wanted or (stored + free) // 4)
+    room = room_bytes(limit, stored, free, disk)
+    assert room <= (limit or (stored + free) // 4)
     assert stored + free - room >= disk // 10 or room == 0
 
 
