@@ -45,9 +45,10 @@ def test_a_token_file_is_read_again_and_a_broken_one_changes_nothing(tmp_path, c
 def test_emptying_the_file_revokes_its_tokens(tmp_path, content):
     file = tmp_path / "tokens"
     file.write_text(f"{ONE}\n")
-    tokens = Tokens(TWO, str(file))
+    tokens, alone = Tokens(TWO, str(file)), Tokens("", str(file))
     file.write_text(content)
     assert list(map(tokens.accept, (ONE, TWO))) == [False, True]
+    assert not any(map(alone.accept, (ONE, TWO, "")))
     file.unlink()
     assert not tokens.accept(ONE)
     file.write_text(f"{THREE}\n")
