@@ -1,7 +1,7 @@
 """Run a coordinator: ``python -m superdl.coordinator`` or ``superdl coordinator``.
 
-The exit code is 0 after an orderly shutdown, or the exit code of the run if it ends with one. It
-is 2 for invalid settings, and 1 for other failures. The last line on stderr gives the reason.
+The exit code is 0 after an orderly shutdown, or that of the run if the coordinator ends with it. It is 2
+for invalid settings and 1 for other failures, whose reason is the last line on stderr.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def serve_with(arguments: argparse.Namespace, holders: Holders | None = None) -> int:
-    """Serve until any ``holders`` are gone. Return the exit code, or raise :class:`SuperError`."""
+    """Serve, until the ``holders`` are gone if there are any. Return the exit code."""
     # grpc is slow to import, and --help does not need it.
     from superdl.coordinator.server.server import serve
     from superdl.coordinator.server.upkeep import DecoderReplacedError
@@ -53,8 +53,8 @@ def serve_with(arguments: argparse.Namespace, holders: Holders | None = None) ->
         except DecoderReplacedError as error:
             _log.warning("restarting: %s", error)
             if holders is not None:
-                return 1  # the holders start another coordinator, as if this one had been killed
-            # Records and plans of the previous decoder are useless, so everything starts over.
+                return 1  # the holders start another coordinator
+            # Records of the previous decoder are useless, so start over.
             decoder = error.decoder
 
 

@@ -1,7 +1,7 @@
 """Health check for containers: ``python -m superdl.coordinator.probe [address]``.
 
-The exit code is 0 if the coordinator is serving, 1 if it is not, and 2 if that cannot be
-checked, because of TLS or because it is not on this machine.
+The exit code is 0 if the coordinator is serving and 1 if it is not. It is 2 if that cannot be checked,
+because the coordinator uses TLS or is not on this machine.
 """
 
 from __future__ import annotations
@@ -21,23 +21,25 @@ _TIMEOUT_S = 3.0
 
 
 def probe(address: str) -> str:
-    """Return an empty string if the coordinator is serving, otherwise the problem."""
+    """Return the reason why the coordinator is not serving, or an empty string if it is."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     # A proxy from the environment cannot reach this machine's loopback addresses.
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
-        ask = health_pb2_grpc.HealthStub(channel).Check
+        check = health_pb2_grpc.HealthStub(channel).Check
         try:
-            answer = ask(health_pb2.HealthCheckRequest(service="super.v1.Coordinator"), timeout=_TIMEOUT_S)
+            response = check(
+                health_pb2.HealthCheckRequest(service="super.v1.Coordinator"), timeout=_TIMEOUT_S
+            )
         except grpc.RpcError as error:
             return f"{error.code().name.lower()}: {error.details()}"
-    status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    status = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
     return "" if status == "SERVING" else f"its status is {status}"
 
 
-def _why_not(address: str, *, speaks_tls: bool) -> str:
-    """Return why an address cannot be checked, or an empty string if it can."""
+def _refusal(address: str, *, speaks_tls: bool) -> str:
+    """Return the reason why an address cannot be checked, or an empty string if it can."""
     try:
         check_listen_address(address, "the address")
     except ConfigError as error:
@@ -60,11 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     address = given or os.environ.get("SUPER_LISTEN", "") or TrustSettings.listen
     if given.startswith(("0.0.0.0:", "[::]:")):  # all addresses of this machine, including loopback
         address = f"127.0.0.1:{given.rpartition(':')[2]}"
-    reason = _why_not(address, speaks_tls=not given and bool(os.environ.get("SUPER_TLS_CERT")))
+    reason = _refusal(address, speaks_tls=not given and bool(os.environ.get("SUPER_TLS_CERT")))
     if reason:
         sys.stderr.write(
-            f"coordinator.probe: cannot check the health of {address} ({reason}). Set SUPER_HEALTH_LISTEN to "
-            "127.0.0.1:port or unix:/path, for both the coordinator and the probe\n"
+            f"coordinator.probe: cannot check the health of {address}: {reason}. Set SUPER_HEALTH_LISTEN to "
+            "127.0.0.1:port or unix:/path for both the coordinator and the probe\n"
         )
         return 2
     fault = probe(address)

@@ -1,4 +1,4 @@
-"""The immutable, sorted list of a source's samples and classes. A million samples map 80 MB."""
+"""The immutable, sorted list of a source's samples and classes. A million samples take 80 MB when mapped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from superdl.super_wire.labels import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -30,12 +30,8 @@ if TYPE_CHECKING:
     from superdl.coordinator.catalog.strings import PackedStrings
     from superdl.super_wire.labels import Labels
 
-_AT_A_TIME = 8192
+_CHUNK = 8192
 _SHOWN = 5
-_SLOTS = 2**17
-_EPOCH_SHIFT = np.int64(40)  # an index has fewer bits (SIZE_MAX of the plan)
-_EPOCHS = 2**22
-_NONE = np.int64(-1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,9 +44,9 @@ class Catalog:
     keys: PackedStrings
     # ETags, or for files size-mtime_ns or digests.
     versions: PackedStrings
-    # int64 (indices into classes, or integers) or float64 of shape (samples, ...), or a structured dtype of
+    # int64 (indices into classes, or integers) or float64 of shape (samples, ...), a structured dtype of
     # both, or RaggedLabels if list lengths vary by sample. Stored in the smallest dtype that fits, and
-    # returned in label_dtype, in the notation of superdl.super_wire.labels.
+    # returned in label_dtype, which uses the notation of superdl.super_wire.labels.
     labels: Labels
     # Empty if labels are not text.
     classes: tuple[str, ...]
@@ -72,13 +68,9 @@ class Catalog:
     label_bytes: int = 0
 
     def __post_init__(self) -> None:
-        if len(self.labels) != len(self.keys) or len(self.versions) != len(self.keys):
-            raise ValueError(
-                f"a catalog must have one version and one label per key, not {len(self.keys)} keys, "
-                f"{len(self.versions)} versions and {len(self.labels)} labels"
-            )
-        if self.members is not None and len(self.members) != len(self.keys):
-            raise ValueError(f"a catalog has {len(self.keys)} samples, but {len(self.members)} members")
+        columns = self.keys, self.versions, self.labels, self.keys if self.members is None else self.members
+        if len(sizes := set(map(len, columns))) > 1:
+            raise ValueError(f"the columns of a catalog have different lengths: {sizes}")
         if self.fingerprint:
             return
         object.__setattr__(self, "label_dtype", labels_text(self.labels))
@@ -129,7 +121,7 @@ class Catalog:
             order = members.sort_order()
         own = own.in_order(order)
         if members is None:
-            check_once(own.keys, where or bucket)
+            check_unique(own.keys, where or bucket)
         in_order = tuple(field.in_order(order) for field in sorted(fields, key=lambda field: field.name))
         named = tuple(classes), tuple(warnings), alias, prefix if alias else ""
         return cls(bucket, own.keys, own.versions, labels[order], *named, own.members, in_order)
@@ -152,15 +144,15 @@ class Catalog:
         """Return the size in bytes of each label in its dtype, or only of those at ``indices``."""
         return label_sizes(self.labels, self.label_dtype, indices)
 
-    def most_label_bytes(self, count: int, *, again: bool) -> int:
-        """Return the maximum size in bytes of ``count`` labels; if ``again``, samples may repeat."""
+    def max_label_bytes(self, count: int, *, may_repeat: bool) -> int:
+        """Return the maximum size in bytes of the labels of ``count`` samples, which may repeat."""
         if not isinstance(self.labels, RaggedLabels):
             return count * self.label_bytes
         sizes = np.sort(self.label_sizes())
-        return count * int(sizes[-1]) if again else int(sizes[-count:].sum())
+        return count * int(sizes[-1]) if may_repeat else int(sizes[-count:].sum())
 
     def names_at(self, indices: NDArray[np.int64]) -> list[bytes]:
-        """Return the display names of samples: their keys, and members if they have any."""
+        """Return the display names of samples: the key, and the member's name if there is one."""
         keys = self.keys.take(indices)
         if self.members is None:
             return keys
@@ -168,11 +160,11 @@ class Catalog:
         return [ids.shown_name(key.decode(), name.decode()).encode() for key, name in pairs]
 
     def labels_at(self, indices: NDArray[np.int64]) -> bytes:
-        """Return the labels at the given catalog indices, in their wire format."""
+        """Return the labels of the samples at ``indices``, in wire format."""
         return b"".join(pack_labels(self.labels[indices], self.label_dtype))
 
     def parts(self, names: Sequence[str]) -> list[Field]:
-        """Return the samples' own objects and the named fields. Raises ``SourceError`` if one is missing."""
+        """Return the main objects and the named fields. Raises ``SourceError`` if a field is missing."""
         by_name = {field.name: field for field in self.fields}
         if missing := [name for name in names if name not in by_name]:
             raise SourceError(
@@ -184,7 +176,7 @@ class Catalog:
         return [main_field, *(by_name[name] for name in names)]
 
     def part_columns(self, indices: NDArray[np.int64], names: Sequence[str] = ()) -> dict[str, Any]:
-        """Return the request columns for ``indices`` (keys, versions, member locations), grouped by part."""
+        """Return a request's columns (keys, versions, member locations) for ``indices``, part by part."""
         parts = self.parts(names)
         columns: dict[str, Any] = {
             "keys": tuple(key.decode() for part in parts for key in part.keys.take(indices)),
@@ -193,9 +185,9 @@ class Catalog:
         if not any(part.members for part in parts):
             return columns
         # In a request with members, a whole object is a member without a name.
-        nothing = [""] * len(indices), [0] * len(indices), [0] * len(indices), [""] * len(indices)
-        of_parts = [part.members.at(indices) if part.members else nothing for part in parts]
-        *locations, encodings = (tuple(chain.from_iterable(column)) for column in zip(*of_parts, strict=True))
+        whole = [""] * len(indices), [0] * len(indices), [0] * len(indices), [""] * len(indices)
+        by_part = [part.members.at(indices) if part.members else whole for part in parts]
+        *locations, encodings = (tuple(chain.from_iterable(column)) for column in zip(*by_part, strict=True))
         columns |= zip(("members", "member_offsets", "member_lengths"), locations, strict=True)
         return columns | {"encodings": encodings if any(encodings) else ()}
 
@@ -216,50 +208,19 @@ class Catalog:
         """
         parts = self.parts(fields)
         chosen = np.arange(len(self), dtype=np.int64) if indices is None else indices
-        # About half a microsecond per id.
+        # An id takes about half a microsecond.
         packed, skipped = bytearray(), len(self.prefix.encode())
-        for start in range(0, len(chosen), _AT_A_TIME):
-            chunk = chosen[start : start + _AT_A_TIME]
-            columns = [_id_columns(part, chunk, skipped) for part in parts]
-            _, keys, versions, members = columns[0]
-            theirs = recipe_digest, randomness, members, columns[1:]
-            packed += ids.sample_ids(self.id_bucket, keys, versions, *theirs)
+        for start in range(0, len(chosen), _CHUNK):
+            chunk = chosen[start : start + _CHUNK]
+            (_, keys, versions, members), *others = (_id_columns(part, chunk, skipped) for part in parts)
+            packed += ids.sample_ids(
+                self.id_bucket, keys, versions, recipe_digest, randomness, members, others
+            )
         return bytes(packed)
 
 
-class RecentIds:
-    """A direct-mapped cache of 131,072 ids of a random recipe. Takes 3 MB once it is used."""
-
-    def __init__(self) -> None:
-        # Each id is needed twice: to request the sample, and to send the batch
-        # to the sampler.
-        self._tags: NDArray[np.int64] = np.empty(0, dtype=np.int64)
-        self._ids: NDArray[np.uint8] = np.empty((0, ids.ID_BYTES), dtype=np.uint8)
-
-    def ids(
-        self, indices: NDArray[np.int64], epoch: int, derive: Callable[[NDArray[np.int64]], bytes]
-    ) -> bytes:
-        """Return the concatenated ids in ``epoch``. ``derive`` computes missing ids."""
-        # Later epochs do not fit into a tag, so their ids are not cached.
-        if not 0 <= epoch < _EPOCHS:
-            return derive(indices)
-        if not self._tags.size:
-            self._tags = np.full(_SLOTS, _NONE, dtype=np.int64)
-            self._ids = np.empty((_SLOTS, ids.ID_BYTES), dtype=np.uint8)
-        slots = indices & np.int64(_SLOTS - 1)
-        tags = indices | (np.int64(epoch) << _EPOCH_SHIFT)
-        id_rows = self._ids[slots]
-        missing = np.flatnonzero(self._tags[slots] != tags)
-        if missing.size:
-            derived = np.frombuffer(derive(indices[missing]), dtype=np.uint8).reshape(-1, ids.ID_BYTES)
-            id_rows[missing] = derived
-            self._ids[slots[missing]] = derived
-            self._tags[slots[missing]] = tags[missing]
-        return bytes(id_rows)
-
-
-def check_once(keys: PackedStrings, where: str) -> None:
-    """Raise a ``SourceError`` that lists some repeated keys unless all sorted keys are different."""
+def check_unique(keys: PackedStrings, where: str) -> None:
+    """Raise a ``SourceError`` that names some of the repeated keys, if there are any. Keys must be sorted."""
     if repeated := keys.take(np.flatnonzero(keys.equals_next())[:_SHOWN]):
         names = ", ".join(repr(key.decode()) for key in dict.fromkeys(repeated))
         raise SourceError(
@@ -268,7 +229,7 @@ def check_once(keys: PackedStrings, where: str) -> None:
 
 
 def _id_columns(part: Field, indices: NDArray[np.int64], skipped: int) -> ids.FieldColumns:
-    """Return the columns in the ids of a part, without the first ``skipped`` bytes of each key."""
+    """Return the columns of a part that ids cover, without the first ``skipped`` bytes of each key."""
     keys, versions = part.keys.take(indices), part.versions.take(indices)
     named = [key[skipped:] for key in keys] if skipped else keys
     return ids.FieldColumns(
@@ -293,7 +254,7 @@ def _fingerprint(catalog: Catalog) -> bytes:
     for part in parts:
         columns = [(part.keys, len(catalog.prefix.encode())), (part.versions, 0)]
         for strings, skipped in [*columns, (part.members.names, 0)] if part.members else columns:
-            _add_texts(digest, strings, skipped)
+            _add_strings(digest, strings, skipped)
     for members in filter(None, (part.members for part in parts)):
         numbers = members.offsets.astype("<i8"), members.lengths.astype("<i8"), members.encodings
         for piece in chain((each.tobytes() for each in numbers), map(str.encode, members.row_encodings)):
@@ -313,11 +274,11 @@ def _add_labels(digest: hashlib.blake2b, labels: Labels, dtype: str) -> None:
             digest.update(piece)
         return
     digest.update((len(labels) * label_dtype_of(dtype).itemsize).to_bytes(8, "little"))
-    for start in range(0, len(labels), _AT_A_TIME):
-        digest.update(b"".join(pack_labels(labels[start : start + _AT_A_TIME], dtype)))
+    for start in range(0, len(labels), _CHUNK):
+        digest.update(b"".join(pack_labels(labels[start : start + _CHUNK], dtype)))
 
 
-def _add_texts(digest: hashlib.blake2b, strings: PackedStrings, skipped: int) -> None:
+def _add_strings(digest: hashlib.blake2b, strings: PackedStrings, skipped: int) -> None:
     """Hash strings without their first ``skipped`` bytes, with lengths and contents as two fields."""
     total = 0
     digest.update((8 * len(strings)).to_bytes(8, "little"))

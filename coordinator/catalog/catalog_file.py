@@ -1,17 +1,17 @@
-"""The catalog's file: Arrow IPC, memory-mapped, of which only the requested samples are read.
+"""The catalog's file: a memory-mapped Arrow IPC file, of which only the requested samples are read.
 
-It contains a record batch with a row for each sample. Any Arrow reader can open it:
+It contains one record batch with a row for each sample. Any Arrow reader can open it:
 
 | column | type |
 |---|---|
 | ``key``, ``version`` | large binary; dictionaries of it if samples are members of objects |
 | ``member``, ``offset``, ``length``, ``encoding`` | large binary and unsigned integers; only for members |
-| ``label`` | fixed-size binary: numpy's bytes of a label, or of its fixed part |
-| ``label.NAME`` | large list of fixed-size binary: the items of a list whose length varies by sample |
+| ``label`` | fixed-size binary: a label in numpy's bytes, or its fixed part |
+| ``label.NAME`` | large list of fixed-size binary: a list whose length varies by sample |
 | ``FIELD.key`` and so on | the same columns for an additional field of the samples |
 
-Properties of the catalog (bucket, classes, warnings, dtypes, fingerprint) are stored as JSON in the
-schema's metadata.
+The schema's metadata contains the catalog's properties (bucket, classes, warnings, dtypes, fingerprint) as
+JSON.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def write_catalog(catalog: Catalog, stream: BinaryIO) -> None:
     rows, lists = _rows_and_lists(catalog.labels)
     columns["label"] = _fixed(rows)
     facts["dtypes"] = {name: items.dtype.str for name, items in lists.items()}
-    # Plain labels have a narrowed dtype, and structured labels the dtype in label_dtype.
+    # Plain labels have a narrowed dtype. That of structured labels is in label_dtype.
     facts["dtypes"] |= {} if lists or rows.dtype.names else {"": rows.dtype.str}
     for name, items in lists.items():
         # In the fixed part, a ragged list is represented by its length.
@@ -68,7 +68,7 @@ def write_catalog(catalog: Catalog, stream: BinaryIO) -> None:
 
 
 def map_catalog(path: Path) -> Catalog:
-    """Map the catalog in a file. Raises ``OSError`` if unreadable, or ``ValueError`` if it is invalid."""
+    """Map a catalog's file. Raises ``OSError`` if it is unreadable, or ``ValueError`` if it is invalid."""
     import pyarrow as pa
 
     with pa.memory_map(str(path)) as source:
@@ -107,7 +107,7 @@ def _part_columns(part: Field) -> dict[str, Any]:
 
 
 def _part_of(name: str, columns: dict[str, Any], row_encodings: list[str] | None) -> Field:
-    """Build a part of the samples from columns. ``row_encodings`` is ``None`` if there are no members."""
+    """Build a part from columns. ``row_encodings`` is ``None`` if it has no members."""
     keys, versions = (PackedStrings(columns[_column(name, short)]) for short in ("key", "version"))
     if row_encodings is None:
         return Field(name, keys, versions, None)

@@ -1,4 +1,4 @@
-"""Datasets registered by runs, and the listings of their sources."""
+"""Datasets that runs have registered, and the listings of their sources."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from superdl.coordinator.catalog.catalog import RecentIds
 from superdl.coordinator.core import DatasetFacts, runs_of
 from superdl.super_wire.errors import SourceError, SuperError
 from superdl.super_wire.ids import Naming, digest128
@@ -38,8 +37,8 @@ class Listing:
     listed: int = 0
     # True once all samples are listed and are being sorted and packed.
     packing: bool = False
-    trouble: str = ""
-    # The catalog's file in the state, and the listing's end. Before that, those of the listing to reuse.
+    problem: str = ""
+    # The catalog's file in the state and the end of the listing, or the earlier listing to reuse.
     kept: Kept | None = None
     catalog: Catalog | None = None
     error: SuperError | None = None
@@ -63,7 +62,7 @@ class Listing:
 
     @property
     def note(self) -> Tombstone:
-        """Return the tombstone that readers get until the listing has ended."""
+        """Return the tombstone for readers until the listing has ended."""
         so_far = f"it is being listed, with {self.listed:,} samples so far"
         return Tombstone(self.source, LISTING, so_far, permanent=False)
 
@@ -73,7 +72,7 @@ class Listing:
         return self.catalog is not None or self.error is not None
 
     def dated(self, reason: str) -> str:
-        """Return why a sample failed, with the time of the listing if the sample changed after it."""
+        """Add the time of the listing to the reason of a failure, if the sample changed after it."""
         return reason.replace(CHANGED_SINCE, f"{CHANGED_SINCE} at {self.ended_at}", 1)
 
 
@@ -86,15 +85,14 @@ class Dataset:
     listing: Listing
     # Shape (samples, 16), once derived; always None for a random recipe.
     all_ids: NDArray[np.uint8] | None = None
-    # When this run last asked about it, on the registry's clock, and the ids of the jobs that it opened.
-    asked_at_s: float = 0.0
+    # Time of the run's last request for it, on the registry's clock, and the ids of the jobs that it opened.
+    requested_at_s: float = 0.0
     jobs: set[str] = field(default_factory=set)
     run_id: str = ""
     # Whether the state has recorded the catalog that this run reads.
     noted: bool = False
     # A message for the user if the store has these samples under another directory.
     moved: str = ""
-    _recent: RecentIds = field(default_factory=RecentIds)
 
     @property
     def ready(self) -> bool:
@@ -114,13 +112,13 @@ class Dataset:
 
     @property
     def content(self) -> bytes:
-        """Return a digest of everything that determines the ids. Runs with equal digests share residency."""
+        """Return a digest of all that determines the ids. Datasets with equal digests share records."""
         seed = self.recipe.augment_seed.to_bytes(8, "little", signed=True)
         return digest128(self.catalog.fingerprint, self.recipe.digest, seed)
 
     @property
     def record_bytes(self) -> int:
-        """Return the length of a record in bytes, an estimate unless the recipe determines the shape."""
+        """Return a record's length in bytes. It is an estimate unless the recipe determines the shape."""
         shape = self.recipe.output_shape
         return HEADER_BYTES + shape[0] * shape[1] * shape[2] if shape else _DEFAULT_RECORD_BYTES
 
@@ -145,12 +143,8 @@ class Dataset:
     def ids(self, indices: NDArray[np.int64], epoch: int) -> bytes:
         """Return the concatenated ids in ``epoch``. The dataset must be ready."""
         if self.recipe.random:
-            seed, catalog, recipe = self.recipe.augment_seed, self.catalog, self.recipe
-            return self._recent.ids(
-                indices,
-                epoch,
-                lambda missing: catalog.sample_ids(recipe.digest, (seed, epoch), missing, recipe.beside),
-            )
+            randomness = self.recipe.augment_seed, epoch
+            return self.catalog.sample_ids(self.recipe.digest, randomness, indices, self.recipe.beside)
         if self.all_ids is None:
             raise RuntimeError(f"{self.listing.source}: ids were requested before they were derived")
         return self.all_ids[indices].tobytes()

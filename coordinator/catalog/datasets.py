@@ -1,7 +1,7 @@
 """The registry of datasets, their listings and ids, and the datasets that jobs have open.
 
-The ranks of a run share a listing. A new run also shares it unless it is older than ``catalog_max_age_s``.
-Launchers may give a later run the id of an earlier one, so a run ends after that time without a job or call.
+The ranks of a run share a listing. A new run shares it too, unless it is older than ``catalog_max_age_s``.
+A launcher may reuse the id of an earlier run, so a run ends after that time without a job or a call.
 Jobs, the core and the cache treat datasets with equal content as identical.
 """
 
@@ -47,7 +47,7 @@ _BUSY_PAUSE_MAX_S = 10.0
 _CLOSE_TIMEOUT_S = 5.0
 _LISTINGS_AT_ONCE = 8
 _LISTINGS_MAX = 64
-_RENEWED_AFTER = 10.0  # times a listing's duration, so that listing takes a tenth of the time
+_RENEWED_AFTER = 10.0  # times a listing's duration: listings take at most a tenth of the time
 
 
 class DatasetRegistry:
@@ -55,12 +55,12 @@ class DatasetRegistry:
 
     Args:
         max_age_s: maximum age of a listing that a new run may share.
-        capacity: number of registered datasets to remember, not counting open datasets.
-        clock: returns seconds on a monotonic clock.
+        capacity: maximum number of registered datasets, not counting open ones.
+        clock: returns monotonic time in seconds.
         allowed: limits of listings.
-        lister: lists a source in a thread. The default is :func:`.list_source`, in a
-            separate process beyond ``few_samples``.
-        state: stores catalogs and ids, by default in temporary files.
+        lister: lists a source in a thread. The default is :func:`.list_source`, which
+            continues in a separate process beyond ``few_samples``.
+        state: stores catalogs and ids. The default uses temporary files.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class DatasetRegistry:
         self._clock = clock
         self._lister = lister or partial(list_source, allowed=replace(allowed, here=few_samples))
         self._datasets: OrderedDict[bytes, Dataset] = OrderedDict()
-        # Datasets that jobs read or have recently read, by content.
+        # By content. Jobs read these datasets, or did so recently.
         self.opened: dict[bytes, Dataset] = {}
         self._listings: list[Listing] = []
         self._deriving: dict[bytes, asyncio.Task[NDArray[np.uint8]]] = {}
@@ -99,12 +99,13 @@ class DatasetRegistry:
         renew: bool = False,
         is_open: Callable[[str], bool] | None = None,
     ) -> Dataset:
-        """Return the dataset for these arguments, and start its listing unless a suitable one exists.
+        """Return the dataset for these arguments, and start a listing unless a suitable one exists.
 
-        With ``renew``, even the listing of this run is replaced if it is older than ten times its
-        duration. With ``is_open``, which returns whether a job is open, it is replaced if the run has ended,
-        because a later run may have the same id. Running jobs keep their listing. Raises
-        ``CoordinatorError`` if too many other listings are in progress.
+        With ``renew``, a listing older than ten times its duration is replaced, even that of this run.
+        With ``is_open``, which returns whether a job is open, the listing of a run that has ended is
+        replaced, because a later run may have the same id. Running jobs keep their listing.
+
+        Raises ``CoordinatorError`` if too many other listings are in progress.
         """
         facts = source, key_list, recipe.json, run_id, *(naming if any(naming) else ())
         if classes:
@@ -117,13 +118,13 @@ class DatasetRegistry:
         if known is not None and is_good and (not renew or self._is_fresh(known.listing, renew=True)):
             return known
         listing = self._listing((source, key_list, naming, classes), run_id, dataset_id, renew=renew)
-        dataset = Dataset(dataset_id, recipe, listing, asked_at_s=self._clock(), run_id=run_id)
+        dataset = Dataset(dataset_id, recipe, listing, requested_at_s=self._clock(), run_id=run_id)
         self._datasets[dataset_id] = dataset
-        self._forget_some()
+        self._drop_oldest()
         return dataset
 
     def __iter__(self) -> Iterator[Dataset]:
-        """Iterate over all registered datasets, including those being listed, and all open ones."""
+        """Iterate over registered datasets, including those being listed, and open ones."""
         return iter([*self._datasets.values(), *self.opened.values()])
 
     def __getitem__(self, content: bytes) -> Dataset:
@@ -131,34 +132,31 @@ class DatasetRegistry:
         return self.opened[content]
 
     def ids_of(self, content: bytes) -> bytes:
-        """Return the concatenated ids of the ready datasets with this content, one dataset per run."""
+        """Return the concatenated ids of the ready datasets with this content. Each run has its own."""
         ready = (dataset for dataset in self._datasets.values() if dataset.ready)
         return b"".join(dataset.dataset_id for dataset in ready if dataset.content == content)
 
     def open(self, dataset: Dataset) -> None:
-        """Keep a listed dataset that a job is about to read, until :meth:`close_unknown` drops it."""
-        known = self.opened.get(dataset.content)
+        """Keep a listed dataset that a job is about to read until :meth:`close_unknown` drops it."""
         # If two locations share an alias, the last one wins, because the source may have moved.
-        if known is None or known.catalog is not dataset.catalog:
-            self.opened[dataset.content] = dataset
+        self.opened[dataset.content] = dataset
 
     def close_unknown(self, known: Container[bytes]) -> None:
         """Drop open datasets whose content is no longer in ``known``."""
         self.opened = {content: dataset for content, dataset in self.opened.items() if content in known}
 
     def get(self, dataset_id: bytes) -> Dataset | None:
-        """Return the dataset registered with this id, or ``None`` if it was dropped."""
+        """Return the dataset with this id, or ``None`` if it is not registered any more."""
         dataset = self._datasets.get(dataset_id)
         if dataset is not None:
             self._datasets.move_to_end(dataset_id)
-            dataset.asked_at_s = self._clock()
+            dataset.requested_at_s = self._clock()
         return dataset
 
     async def wait(self, dataset: Dataset, *, listed: int, wait_s: float) -> None:
-        """Wait until the listing has ended or has more than ``listed`` samples, and then until the ids are
-        derived.
+        """Wait until the listing has more than ``listed`` samples or has ended and the ids are derived.
 
-        Waits at most ``wait_s`` in total. Raises the ``SuperError`` that ended the listing, if any.
+        Waits at most ``wait_s``. Raises the ``SuperError`` that ended the listing, if any.
         """
         listing, until_s = dataset.listing, asyncio.get_running_loop().time() + wait_s
         async with listing.changed:
@@ -170,12 +168,12 @@ class DatasetRegistry:
                 async with asyncio.timeout_at(until_s):
                     await self._derive_ids(dataset)
             if dataset.ready and listing.kept is not None and not dataset.noted:
-                # Record this once per dataset, so that after a restart this run gets the same catalog.
+                # After a restart, this run must get the same catalog.
                 dataset.noted = True
                 await asyncio.to_thread(self._state.note, self._key(dataset.dataset_id), listing.kept)
 
     async def close(self) -> None:
-        """Stop the listings in progress."""
+        """Cancel the listings in progress and wait a few seconds for them."""
         for listing in self._listings:
             listing.cancelled.set()
         tasks: list[asyncio.Task[Any]] = [*self._deriving.values()]
@@ -185,8 +183,8 @@ class DatasetRegistry:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _has_ended(self, dataset: Dataset, is_open: Callable[[str], bool]) -> bool:
-        """Return whether a run has been silent about a dataset for long, and has no open job."""
-        is_silent = self._clock() - dataset.asked_at_s > self._max_age_s
+        """Return whether a run has not requested a dataset for long and has no open job."""
+        is_silent = self._clock() - dataset.requested_at_s > self._max_age_s
         of_run = [other for other in self._datasets.values() if other.run_id == dataset.run_id]
         return is_silent and not any(is_open(job) for other in of_run for job in other.jobs)
 
@@ -204,7 +202,7 @@ class DatasetRegistry:
 
     def _listing(
         self,
-        what: tuple[str, str, Naming, tuple[str, ...]],
+        options: tuple[str, str, Naming, tuple[str, ...]],
         run_id: str,
         dataset_id: bytes,
         *,
@@ -213,19 +211,17 @@ class DatasetRegistry:
         for listing in reversed(self._listings):  # the newest suitable one
             is_own = run_id in listing.runs and not renew
             if (
-                listing.options == what
+                listing.options == options
                 and listing.error is None
                 and (is_own or self._is_fresh(listing, renew=renew))
             ):
                 listing.runs.add(run_id)
                 return listing
-        under_way = sum(not other.ended for other in self._listings)
-        if under_way >= _LISTINGS_MAX:
-            raise CoordinatorError(
-                f"this coordinator is already listing {under_way} sources: try again later"
-            )
-        listing = Listing(*what, runs={run_id})
-        # The state may contain the listing of this run, or a recent one.
+        running = sum(not other.ended for other in self._listings)
+        if running >= _LISTINGS_MAX:
+            raise CoordinatorError(f"this coordinator is already listing {running} sources: try again later")
+        listing = Listing(*options, runs={run_id})
+        # The state may have this run's listing or a recent one.
         own, latest = self._state.find(self._key(dataset_id)), self._state.find(self._key(listing.key))
         for kept in filter(None, (latest, own)):
             fresh_s = self._fresh_s(kept.took_s, renew=renew)
@@ -235,8 +231,8 @@ class DatasetRegistry:
         self._listings.append(listing)
         return listing
 
-    def _forget_some(self) -> None:
-        # Limit memory. Clients of a dropped dataset register it again.
+    def _drop_oldest(self) -> None:
+        # Clients of a dropped dataset register it again.
         while len(self._datasets) > self._capacity:
             self._datasets.popitem(last=False)
         used = {id(dataset.listing) for dataset in self._datasets.values()}
@@ -249,13 +245,13 @@ class DatasetRegistry:
     async def _list(self, listing: Listing) -> None:
         loop = asyncio.get_running_loop()
 
-        async def tell() -> None:
+        async def notify() -> None:
             async with listing.changed:
                 listing.changed.notify_all()
 
         reported_s = self._clock()
 
-        def progress(listed: int | None) -> None:  # called from the listing's threads, one at a time
+        def progress(listed: int | None) -> None:  # called by the listing's threads, one at a time
             nonlocal reported_s
             listing.packing = listed is None
             if listed is None:
@@ -263,20 +259,20 @@ class DatasetRegistry:
             added = listed - listing.listed  # negative after a listing was restarted
             if added >= _PROGRESS_STEP or (added > 0 and self._clock() - reported_s >= _PROGRESS_S):
                 listing.listed, reported_s = listed, self._clock()
-                asyncio.run_coroutine_threadsafe(tell(), loop)
+                asyncio.run_coroutine_threadsafe(notify(), loop)
 
         try:
             kept = await asyncio.to_thread(self._state.load, listing.kept) if listing.kept else None
-            self._end(listing, kept or await self._listed_anew(listing, progress))
+            self._end(listing, kept or await self._list_and_keep(listing, progress))
         except ListingCancelledError:
-            self._end(listing, SourceError(f"listing {listing.source} was cancelled: it is no longer needed"))
+            self._end(listing, SourceError(f"the listing of {listing.source} was cancelled as unneeded"))
         except SuperError as error:
             self._end(listing, error)
-        except Exception as error:  # noqa: BLE001  # logged and reported, or clients would poll forever
-            _log.exception("listing %s failed because of a bug", listing.source)
+        except Exception as error:  # noqa: BLE001  # a bug; clients would poll forever
+            _log.exception("the listing of %s failed because of a bug", listing.source)
             reason = f"failed unexpectedly ({type(error).__name__}): see the coordinator's log"
-            self._end(listing, SourceError(f"listing {listing.source} {reason}"))
-        await tell()
+            self._end(listing, SourceError(f"the listing of {listing.source} {reason}"))
+        await notify()
 
     def _end(self, listing: Listing, result: Catalog | SuperError) -> None:
         # The state has wall-clock times, while the registry's clock is monotonic.
@@ -289,56 +285,50 @@ class DatasetRegistry:
         if isinstance(result, SuperError):
             listing.error = result
         else:
-            listing.catalog, listing.listed = self._shared(result), len(result)
+            listing.catalog, listing.listed = result, len(result)
 
-    def _shared(self, catalog: Catalog) -> Catalog:
-        """Return an equal catalog that is already in memory, or otherwise this one."""
-        others = (listing.catalog for listing in self._listings)
-        return next((other for other in others if other and _equal_by(other) == _equal_by(catalog)), catalog)
-
-    async def _listed_anew(self, listing: Listing, progress: Callable[[int | None], None]) -> Catalog:
-        """List a source and store the catalog. A long listing runs in a separate process."""
+    async def _list_and_keep(self, listing: Listing, progress: Callable[[int | None], None]) -> Catalog:
+        """List a source and keep the catalog in the state. A long listing runs in a separate process."""
         listing.kept, began_s = None, self._clock()
         try:
-            catalog = await self._listed(listing, progress, self._lister)
+            catalog = await self._list_patiently(listing, progress, self._lister)
             mapped, file = await asyncio.to_thread(self._state.hold, catalog)
         except LongListingError:
-            # There are many samples, so start again in a separate process.
-            mapped, file = await self._listed(listing, progress, self._list_apart)
+            mapped, file = await self._list_patiently(listing, progress, self._list_apart)
         listing.took_s = self._clock() - began_s
         if file:
             listing.kept = Kept(file, time.time(), listing.took_s)
             await asyncio.to_thread(self._state.note, self._key(listing.key), listing.kept)
         return mapped
 
-    def _list_apart(self, source: str, *what: Any) -> tuple[Catalog, str]:
-        list_into = partial(list_apart, allowed=self._allowed)
+    def _list_apart(self, source: str, *options: Any) -> tuple[Catalog, str]:
         try:
-            mapped, file = self._state.keep(lambda out: list_into(out.name, source, *what))
+            mapped, file = self._state.keep(
+                lambda out: list_apart(out.name, source, *options, allowed=self._allowed)
+            )
         except OSError as error:
-            remedy = "set SUPER_STATE to another directory"
-            raise SourceError(f"there is no room for the catalog of {source} ({error}): {remedy}") from error
+            raise SourceError(
+                f"the catalog of {source} cannot be written ({error}): set SUPER_STATE to another directory"
+            ) from error
         for warning in mapped.warnings:
             _log.warning("%s", warning)
         return mapped, file
 
-    async def _listed(
+    async def _list_patiently(
         self, listing: Listing, progress: Callable[[int | None], None], lister: Callable[..., _Result]
     ) -> _Result:
-        """List a source. If it is throttled or does not answer, retry after increasing pauses."""
-        loop, listed_from = asyncio.get_running_loop(), (listing.source, listing.key_list or None)
-        how = listing.naming, listing.classes
+        """List a source. If it is throttled or does not respond, retry after increasing pauses."""
+        source, key_list, *how = listing.options
+        options = source, key_list or None, progress, listing.cancelled, *how
         until_s, pause_s = self._clock() + _BUSY_S, 1.0
         while True:
             try:
-                return await loop.run_in_executor(
-                    self._threads, lister, *listed_from, progress, listing.cancelled, *how
-                )
+                return await asyncio.get_running_loop().run_in_executor(self._threads, lister, *options)
             except SourceBusyError as error:
                 if self._clock() + pause_s > until_s or listing.cancelled.is_set():
                     raise
-                listing.trouble = f"{error}; the listing will be retried"
-                _log.warning("%s", listing.trouble)
+                listing.problem = f"{error}; the listing will be retried"
+                _log.warning("%s", listing.problem)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _BUSY_PAUSE_MAX_S)
 
@@ -362,8 +352,3 @@ class DatasetRegistry:
             self._deriving[content] = task
             task.add_done_callback(lambda _: self._deriving.pop(content))
         dataset.all_ids = await asyncio.shield(task)  # others may wait even if this caller is cancelled
-
-
-def _equal_by(catalog: Catalog) -> tuple[Any, ...]:
-    # Two locations may share an alias.
-    return catalog.fingerprint, catalog.warnings, catalog.bucket, catalog.prefix

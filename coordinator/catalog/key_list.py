@@ -1,4 +1,4 @@
-"""Key lists: files with the keys of samples, relative to their source, and their labels."""
+"""Key lists: files with samples' keys, relative to the source, and labels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
-from superdl.coordinator.catalog.catalog import check_once
+from superdl.coordinator.catalog.catalog import check_unique
 from superdl.coordinator.catalog.key_list_columns import VARIES, BadRowError, PartColumns
 from superdl.coordinator.catalog.key_list_formats import FORMATS
 from superdl.coordinator.catalog.key_list_labels import LabelColumn
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.catalog.listing import Tally
     from superdl.super_wire.labels import Labels
 
-# Advice for sources whose folders do not determine the labels.
+# Advice for sources without class folders.
 KEY_LIST_HELP = (
     "set key_list to the URL of a CSV, JSONL or Parquet file with the columns key (relative to the source) "
     'and label, for example SuperDataset(source, recipe, key_list="s3://bucket/labels.csv")'
@@ -38,7 +38,7 @@ MAX_KEY_LIST_BYTES = 4 * 2**30
 
 
 class KeyList(NamedTuple):
-    """The columns of a key list, in file order. Labels and classes are as in ``Catalog``."""
+    """A key list's columns, in file order. Labels and classes are as in ``Catalog``."""
 
     url: str
     labels: Labels
@@ -53,8 +53,8 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[s
     Args:
         url: URL of a ``.csv``, ``.jsonl`` or ``.parquet`` file in a bucket, a ``file://``
             URL or a plain path.
-        tally: checked regularly for cancellation. It counts rows if the list alone
-            determines the samples, and notes classes without a row.
+        tally: checked regularly for cancellation. It notes classes without a row, and counts
+            the rows if the source need not be listed.
         of_files: whether the source is a directory or a web server, which keys may not leave.
         classes: class names by label. If empty, the sorted names in the list are used.
 
@@ -62,52 +62,46 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[s
         ConfigError: the URL is malformed.
         SourceError: the list does not exist (``SourceNotFoundError``), may not be read
             (``SourceForbiddenError``), has no rows (``SourceEmptyError``) or has a bad row,
-            whose line number is in the message, or its labels are not names although
-            ``classes`` are given.
+            whose line the message names; or ``classes`` are given, but labels are not names.
         ListingCancelledError: the listing was cancelled.
     """
     read_rows = FORMATS.get(PurePosixPath(url).suffix.lower())
     if read_rows is None:
         shown = without_credentials(url)
-        raise SourceError(
-            f"key_list {shown!r} has an unknown format: use the file extension that matches its contents "
-            f"({', '.join(FORMATS)})"
-        )
+        raise SourceError(f"key_list {shown!r} has an unknown format: use one of {', '.join(FORMATS)}")
     labels = LabelColumn(classes)
     with _open(url, tally) as stream:
         try:
-            columns, count = _columns_of(read_rows(stream), labels, tally, of_files=of_files)
+            columns, count = _packed_columns(read_rows(stream), labels, tally, of_files=of_files)
         except BadRowError as error:
             where = f", line {error.number}" if error.number else ""
             raise SourceError(f"key_list {url}{where}: {error.reason}") from error
     if not count:
-        raise SourceEmptyError(
-            f"key_list {url} lists no samples: add one row for each, below the header if it is a CSV file"
-        )
-    # Otherwise, the samples are counted when their versions are looked up.
+        raise SourceEmptyError(f"key_list {url} has no rows: add one for each sample (below a CSV's header)")
+    # Without versions, the samples are counted when the source is listed.
     if len(columns[""].versions):
         tally.add(count)
     tally.found_all()
     own, (packed, names) = columns.pop("").part(url), labels.finish()
     if labels.unseen and not names:
         raise SourceError(
-            f"key_list {url}: classes= contains {len(labels.unseen)} class names, but no label is a name: "
-            "omit classes=, or write the labels as names (names that consist of digits need JSONL or "
-            "Parquet, since CSV reads them as numbers)"
+            f"key_list {url}: classes= contains {len(labels.unseen)} class names, but the labels are not "
+            "names: omit classes=, or write names as labels (names of digits need JSONL or Parquet, "
+            "because a CSV's are read as numbers)"
         )
     for name in labels.unseen:
         tally.note(Noted.UNSEEN, name)
-    fields = {name: theirs.part(f"{url}, field {name}", shared=True) for name, theirs in columns.items()}
+    fields = {name: column.part(f"{url}, field {name}", shared=True) for name, column in columns.items()}
     if own.members is None and own.versions is None:
-        # They will be looked up by key. Otherwise the catalog detects repeated keys.
-        check_once(own.keys.reorder(own.keys.sort_order()), f"key_list {url}")
+        # Versions are looked up by key. In other cases, the catalog detects repeated keys.
+        check_unique(own.keys.reorder(own.keys.sort_order()), f"key_list {url}")
     return KeyList(url, packed, names, own, fields)
 
 
-def _columns_of(
+def _packed_columns(
     batches: Iterable[Rows], labels: LabelColumn, tally: Tally, *, of_files: bool
 ) -> tuple[dict[str, PartColumns], int]:
-    """Pack all rows. Return the columns of each part, by name, and the number of rows."""
+    """Pack all rows. Return each part's columns, by its name, and the number of rows."""
     columns, count = dict[str, PartColumns](), 0
     for rows in batches:
         tally.reach(count)
@@ -129,12 +123,12 @@ def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
             yield file
         return
     path = Path(key).absolute()
-    # Check this before anything reveals whether the path exists.
+    # Check this first, or errors would reveal whether the path exists.
     tally.allowed.check_path(os.path.realpath(path), f"key_list {url}")
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe waits for a writer
             raise SourceError(f"key_list {path} is not a file")
-        opened = path.open("rb")  # separate from reading, which raises other errors
+        opened = path.open("rb")
     except (FileNotFoundError, NotADirectoryError) as error:
         raise SourceNotFoundError(f"key_list {path} does not exist on the coordinator's machine") from error
     except PermissionError as error:
@@ -144,7 +138,7 @@ def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
     except OSError as error:
         raise SourceError(f"key_list {path} cannot be read: {error.strerror}") from error
     with opened:
-        # Check the opened file again, because a link may have been replaced in the meantime.
+        # Check the opened file again, because a link may have been replaced meanwhile.
         tally.allowed.check_open_file(opened.fileno(), f"key_list {url}")
         _check_size(url, os.fstat(opened.fileno()).st_size)
         yield opened

@@ -1,4 +1,4 @@
-"""The columns of a key list: their names are checked, and those that identify samples are packed."""
+"""The columns of a key list: check their names, and pack those that identify samples."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ if TYPE_CHECKING:
 
     Parts = dict[str, frozenset[str]]
 
-# Name suffix of lists whose length varies by row.
+# Suffix of the names of lists whose length varies by row.
 VARIES = "[]"
 
-# Names of a label column.
 LABELS = ("label", f"label{VARIES}")
 
-# Advice about values of mixed types in a column.
+# Advice about values of different types in a column.
 MIXED = (
     "use only numbers, only strings, or only lists of the same shape "
     '(CSV cannot distinguish the string "7" from the number 7; JSONL and Parquet can)'
@@ -40,7 +39,7 @@ _MAX_NAME_BYTES = 4096
 _MAX_VERSION = 256  # characters
 _MAX_LENGTH = Limits().object_bytes
 _MAX_OFFSET = 2**63 - _MAX_LENGTH
-_MAX_ROW = 2**31 - 1  # for rows of a row group, and for row groups of a file
+_MAX_ROW = 2**31 - 1  # of a row group, and of row groups in a file
 _MAX_ENCODINGS = 256
 _OUTSIDE = r"(\A|/)\.{0,2}(/|\z)"  # a path segment that is empty, . or ..
 _SHOWN = 200  # characters of a name in a message
@@ -49,19 +48,18 @@ _SHOWN = 200  # characters of a name in a message
 class Rows(NamedTuple):
     """A batch of rows."""
 
-    # Line numbers in the file (for Parquet, row numbers from 1), int64.
+    # Line numbers, or for Parquet row numbers from 1, as int64.
     numbers: NDArray[np.int64]
-    # Arrow arrays with one value per row. Columns of fields have names such as mask.key.
+    # Arrow arrays with a value for each row. Columns of fields have names such as mask.key.
     columns: Mapping[str, Any]
-    # Name of the label column, which ends in VARIES for lists of any length.
+    # The label column's name, which ends in VARIES for lists of any length.
     labelled: str
-    # Columns by part: the samples' main objects under an empty name, and each
-    # field under its name.
+    # Columns by part. The part of the samples' main objects has an empty name, others that of their field.
     parts: Parts
 
 
 class BadRowError(ValueError):
-    """A row cannot be read. The error contains its number and the reason."""
+    """A row cannot be used. The error has its number, or 0 for the whole file, and the reason."""
 
     def __init__(self, number: int, reason: str) -> None:
         super().__init__(number, reason)
@@ -69,16 +67,16 @@ class BadRowError(ValueError):
 
 
 def check_rows(bad: Any, numbers: NDArray[np.int64], reason: str | Callable[[int], str]) -> None:
-    """Raise :class:`BadRowError` for the first bad row. ``reason`` may be a function of its index."""
+    """Raise :class:`BadRowError` for the first bad row, if any. ``reason`` may be a function of its index."""
     for at in np.flatnonzero(np.asarray(bad))[:1].tolist():
         raise BadRowError(int(numbers[at]), reason if isinstance(reason, str) else reason(at))
 
 
 def coded(texts: Any, numbers: NDArray[np.int64], code_of: Callable[[str], int]) -> NDArray[np.int64]:
-    """Return the code of each string. ``code_of`` raises ``ValueError`` for an invalid string."""
+    """Return each string's code. ``code_of`` raises ``ValueError`` for an invalid string."""
     encoded, codes = texts.dictionary_encode(), []
     indices = encoded.indices.to_numpy()
-    for index, text in enumerate(encoded.dictionary.to_pylist()):  # in the order of their first rows
+    for index, text in enumerate(encoded.dictionary.to_pylist()):  # in the order of first rows
         try:
             codes.append(code_of(text))
         except ValueError as error:
@@ -88,43 +86,40 @@ def coded(texts: Any, numbers: NDArray[np.int64], code_of: Callable[[str], int])
 
 
 def is_text(kind: Any) -> bool:
-    """Return whether an Arrow type is a string type."""
+    """Return whether an Arrow type is one of strings."""
     import pyarrow as pa
 
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def kind_of(name: str) -> Any:
-    """Return the Arrow type of a part's column."""
+    """Return the Arrow type of a column other than the label."""
     import pyarrow as pa
 
     return pa.int64() if name.endswith(_NUMERIC) else pa.large_string()
 
 
 def other_fields(expected: Iterable[str]) -> str:
-    """Return the message for a label that does not have the ``expected`` fields."""
-    named = ", ".join(filter(None, expected))[:200] or "none"
-    return f"the label's fields differ from those of the labels before it ({named}); all must have the same"
+    """Return the reason to refuse a label without the ``expected`` fields."""
+    names = ", ".join(filter(None, expected))[:200] or "none"
+    return f"all labels must have the same fields, but those before it have others ({names})"
 
 
 def check_columns(names: Sequence[Any], number: int, *needed: str) -> None:
-    """Check that each required column exists exactly once. Other columns are ignored."""
+    """Check that each needed column exists exactly once. Other columns are ignored."""
     if any(names.count(name) != 1 for name in needed):
-        reason = (
-            f"the header must contain the columns key and label, and version if there is one; got {names}"
-        )
-        raise BadRowError(number, reason[:400])
+        raise BadRowError(number, f"the header must contain key and label once each; got {names}"[:400])
 
 
 def labelled_by(names: Collection[Any], number: int) -> str:
-    """Return the name of the label column among ``names``."""
+    """Return the label column's name among ``names``."""
     if set(LABELS) <= set(names):
-        raise BadRowError(number, "the columns label and label[] both exist: keep only the intended one")
+        raise BadRowError(number, "the columns label and label[] both exist: remove one")
     return LABELS[LABELS[1] in names]
 
 
 def parts_of(names: Collection[str], number: int) -> Parts:
-    """Return the columns of the samples' main objects and of each field, such as ``mask`` in ``mask.key``."""
+    """Return the columns of the main objects and of each field, such as ``mask`` in ``mask.key``."""
     by_field: dict[str, list[str]] = {"": [name for name in names if name in _OF_PARTS]}
     for name in names:
         field, _, column = name.partition(".")
@@ -136,12 +131,12 @@ def parts_of(names: Collection[str], number: int) -> Parts:
         if len(set(columns)) < len(columns):
             raise BadRowError(number, f"{where}a column appears twice in {', '.join(columns)}")
         present = [name for name in _MEMBER if name in columns]
-        # A single offset or length is an unrelated column of the user.
+        # A single offset or length is a column of the user's own.
         if len(present) == len(_MEMBER) - 1 or present == ["member"]:
-            has = f"got only {' and '.join(present)}"
-            raise BadRowError(
-                number, f"{where}the columns member, offset and length must be given together; {has}"
+            reason = (
+                f"the columns member, offset and length belong together; got only {' and '.join(present)}"
             )
+            raise BadRowError(number, f"{where}{reason}")
         of_members = len(present) == len(_MEMBER)
         if of_members or "key" in columns:
             try:
@@ -152,32 +147,32 @@ def parts_of(names: Collection[str], number: int) -> Parts:
     if MAIN_FIELD in parts or len(parts) > MAX_FIELDS:
         raise BadRowError(
             number,
-            f"columns such as key and member belong to {MAIN_FIELD}, and at most {MAX_FIELDS - 1} other "
-            f"fields are allowed; got {', '.join(filter(None, parts))}",
+            f"at most {MAX_FIELDS - 1} fields are allowed, none of them named {MAIN_FIELD}, which has the "
+            f"columns without a prefix; got {', '.join(filter(None, parts))}",
         )
     return parts
 
 
 def names_of(parts: Parts) -> list[str]:
-    """Return the full names of the columns of all parts."""
+    """Return all parts' columns by their full names."""
     return [f"{part}." * bool(part) + name for part, names in parts.items() for name in sorted(names)]
 
 
 class Part(NamedTuple):
-    """The columns of a part of the samples: their main objects, or a field."""
+    """The columns of a part: the samples' main objects, or a field."""
 
-    # Relative to the source. With members, keys and versions are those of distinct
-    # objects, in byte order. Keys of whole objects may repeat in a field.
+    # Relative to the source. With members, keys and versions are those of distinct objects, in byte order.
+    # Without, a field's keys may repeat.
     keys: PackedStrings
     # None if the list has no such column.
     versions: PackedStrings | None
-    # In row order, with their row numbers. None if the rows are whole objects.
+    # In row order, with their line numbers. None if the rows are whole objects.
     members: Members | None
     lines: NDArray[np.int64]
 
 
 class PartColumns:
-    """Collects the columns of a part, a batch of rows at a time, in a few bytes per row."""
+    """Collects a part's columns in batches of rows, in a few bytes per row."""
 
     def __init__(self, name: str, *, of_files: bool) -> None:
         self._name, self._of_files = name, of_files
@@ -187,7 +182,7 @@ class PartColumns:
         self._codes = {encoding: code for code, encoding in enumerate(MEMBER_ENCODINGS)}
 
     def extend(self, rows: Rows) -> None:
-        """Add rows, or raise a :class:`BadRowError` for an invalid one."""
+        """Add rows. Raises :class:`BadRowError` for an invalid one."""
         try:
             self._extend(rows, f"{self._name}." if self._name else "")
         except BadRowError as error:
@@ -196,7 +191,7 @@ class PartColumns:
 
     def _extend(self, rows: Rows, prefix: str) -> None:
         names = rows.parts[self._name]
-        # A field without a key is in the sample's main object.
+        # A field without a key is a member of the main object.
         keyed = prefix if "key" in names else ""
         keys = _keys(rows, f"{keyed}key", of_files=self._of_files)
         versions = None
@@ -205,7 +200,7 @@ class PartColumns:
         elif not keyed and "version" in rows.parts[""]:
             versions = _versions(rows, "version")
         if "member" in names:
-            # Members of an object are mostly adjacent, so add its key once for each sequence of them.
+            # Members of an object are mostly adjacent, so add a key once for each run of members.
             is_new = np.ones(len(keys), dtype=np.bool_)
             is_new[1:] = ~keys.equals_next()
             if versions is not None:
@@ -227,8 +222,8 @@ class PartColumns:
             (sizes == 0) | (sizes > _MAX_NAME_BYTES) | np.asarray(pc.match_substring(names, "\0")),
             numbers,
             lambda at: (
-                f"the name of a member of {_shown(keys[at])} must be 1 to {_MAX_NAME_BYTES} bytes long and "
-                f"contain no NUL character; got {names[at].as_py()[:60]!r}"
+                f"the name of a member of {_shown(keys[at])} must be 1 to {_MAX_NAME_BYTES} bytes long, "
+                f"without NUL; got {names[at].as_py()[:60]!r}"
             ),
         )
         encodings, codes = rows.columns.get(f"{prefix}encoding"), np.zeros(len(numbers), dtype=np.int64)
@@ -254,43 +249,42 @@ class PartColumns:
         self._columns["lines"].append(numbers)
 
     def _code_of(self, encoding: str) -> int:
-        """Return the number of an encoding. A new Parquet column gets a new number."""
+        """Return an encoding's number. A new Parquet column gets a new one."""
         if encoding in self._codes:
             return self._codes[encoding]
         if not is_row(encoding) or len(encoding.encode()) > _MAX_NAME_BYTES:
             raise ValueError(
-                f"a member has the encoding {encoding[:60]!r}, which this version of SUPER does not support: "
-                "leave it empty for plain bytes, use 'deflate' for bytes in a compressed zip archive, "
-                f"or '{ROW_ENCODING}' and a column for a row of a Parquet file"
+                f"a member has the unknown encoding {encoding[:60]!r}: leave it empty for plain bytes, use "
+                f"'deflate' for bytes in a compressed zip, '{ROW_ENCODING}COLUMN' for rows of Parquet files"
             )
         if len(self._codes) == _MAX_ENCODINGS:
             raise ValueError(f"the members of a key list may have at most {_MAX_ENCODINGS} encodings")
         return self._codes.setdefault(encoding, len(self._codes))
 
     def part(self, url: str, *, shared: bool = False) -> Part:
-        """Return the objects or members of all rows. Error messages contain ``url``.
+        """Return the objects or members of all rows. Errors name ``url``.
 
-        Raises ``SourceError`` if an object has two versions or, unless rows may be ``shared``,
-        if two members overlap or have the same name.
+        Raises ``SourceError`` if an object has two versions or, unless samples may have ``shared``
+        members, if two members overlap or have the same name.
         """
         keys, versions = self.keys.build(), self.versions.build() if len(self.versions) else None
         if not len(self._names):
             return Part(keys, versions, None, np.empty(0, dtype=np.int64))
         first, which = distinct(keys)
         if versions is not None:
-            # Members of an object may be scattered, so compare the version of each with the first.
+            # An object's members may be scattered, so compare each version with the first.
             version_of = distinct(versions)[1]
             if len(other := np.flatnonzero(version_of != version_of[first][which])):
                 at = int(other[0])
                 raise SourceError(
                     f"key_list {url}: the members of {_shown(keys[at])} have two versions, "
-                    f"{versions[int(first[which[at]])].decode()!r} and {versions[at].decode()!r}, but an "
-                    "object has only one; list its members again"
+                    f"{versions[int(first[which[at]])].decode()!r} and {versions[at].decode()!r}: list the "
+                    "object's members again"
                 )
             versions = versions.reorder(first)
         keys = keys.reorder(first)
         columns = {name: np.concatenate(pieces) for name, pieces in self._columns.items()}
-        # Sorted, regardless of the order of rows, so that equal lists have equal fingerprints.
+        # Sorted, because fingerprints must not depend on the order of rows.
         row_encodings = sorted(list(self._codes)[len(MEMBER_ENCODINGS) :])
         codes = {encoding: code for code, encoding in enumerate((*MEMBER_ENCODINGS, *row_encodings))}
         encodings = np.array([codes[name] for name in self._codes], dtype=np.uint8)[columns["encodings"]]
@@ -302,8 +296,7 @@ class PartColumns:
 
     @staticmethod
     def _check(url: str, keys: PackedStrings, members: Members, lines: NDArray[np.int64]) -> None:
-        """Check that no two members of an object overlap or share a name."""
-        # Members that are sorted by offset overlap only if two neighbours do.
+        # Members sorted by offset overlap only if two neighbours do.
         by_offset, name_of = members.sort_order(), distinct(members.names)[1]
         by_name = np.lexsort((name_of, members.objects))
         overlap = members.ends[by_offset][:-1] > members.offsets[by_offset][1:]
@@ -352,8 +345,8 @@ def _versions(rows: Rows, name: str) -> PackedStrings:
         (length > _MAX_VERSION) | (size == 0),
         rows.numbers,
         lambda at: (
-            "a version must be the object's ETag, or size-mtime_ns of a file, not "
-            f"{versions[at].as_py()[:60]!r}: omit the column to have the versions looked up"
+            f"a version must be an object's ETag, or a file's size-mtime_ns, not "
+            f"{versions[at].as_py()[:60]!r}. Without the column, versions are looked up"
         ),
     )
     return PackedStrings.of(bare)

@@ -1,4 +1,4 @@
-"""Read the rows of a key list from CSV, JSONL or Parquet, a batch at a time."""
+"""Read the rows of CSV, JSONL and Parquet key lists in batches."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ _T = TypeVar("_T")
 
 _MAX_LINE_BYTES = 2**18  # the longest label has 8192 numbers
 _ROWS_AT_A_TIME, _BATCH_BYTES = 8192, 2**20
-# A few bytes of a Parquet file can expand to gigabytes, hence these limits:
+# A few bytes of a Parquet file can expand to gigabytes, so these are limited:
 _MAX_BATCH_BYTES = 2**28  # of _ROWS_AT_A_TIME rows
 _MAX_PAGE_BYTES = 2**29
-_MAX_LISTED = 2**27  # values in the lists of a row group; a single row may contain all of them
-_PIECE_BYTES = 2**14  # holds the header of a page
+_MAX_LISTED = 2**27  # values in a row group's lists, all of which may be in one row
+_PIECE_BYTES = 2**14  # more than a page's header
 _FIELD = "label."
 _SHOWN = 80
-_MAX_DIGITS = 60  # longer texts are not sensible numbers
+_MAX_DIGITS = 60  # nobody writes longer numbers
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 
 
 def _csv_rows(stream: BinaryIO) -> Iterator[Rows]:
-    """Read rows as those of JSONL. In columns of numbers or labels, cells that spell numbers are numbers."""
+    """Read rows like those of JSONL. In label and number columns, cells that spell numbers are numbers."""
     import pyarrow as pa
 
     records = _csv_records(stream)
@@ -56,9 +56,9 @@ def _csv_rows(stream: BinaryIO) -> Iterator[Rows]:
     if not first:
         return
     header = [name.strip() for name in first]
-    # Columns label.NAME are the fields of an object, which CSV cannot express otherwise.
+    # Columns label.NAME are an object's fields, which CSV cannot express otherwise.
     fields = [name for name in header if name.startswith(_FIELD)]
-    # A plain label column wins. If a label.NAME repeats, the check below reports a missing label.
+    # A plain label column takes precedence. If a label.NAME repeats, the check below finds no label.
     if "label" in header or len(set(fields)) < len(fields):
         fields = []
     check_columns(header, line, "key", *() if fields else ["label"])
@@ -77,7 +77,7 @@ def _csv_rows(stream: BinaryIO) -> Iterator[Rows]:
 
 
 def _csv_records(stream: BinaryIO) -> Iterator[tuple[int, list[str]]]:
-    """Yield all non-blank rows with their line numbers. All must have as many fields as the first."""
+    """Yield rows that are not blank, with their line numbers. All must have the width of the first."""
     rows, width = csv.reader((line for _, line in _lines(stream)), strict=True), 0
     while True:
         try:
@@ -93,28 +93,24 @@ def _csv_records(stream: BinaryIO) -> Iterator[tuple[int, list[str]]]:
 
 
 def _number(cell: str) -> float | str:
-    """Parse a cell as a number; return it unchanged if it is not one."""
-    spelt = cell.strip()
-    if len(spelt) > _MAX_DIGITS or not _NUMBER.fullmatch(spelt):
+    """Parse a cell as a number, or return it unchanged if it is none."""
+    text = cell.strip()
+    if len(text) > _MAX_DIGITS or not _NUMBER.fullmatch(text):
         return cell
-    return int(spelt) if _INTEGER.fullmatch(spelt) else float(spelt)
-
-
-def _jsonl_rows(stream: BinaryIO) -> Iterator[Rows]:
-    return _rows_of(stream, _json_records(stream))
+    return int(text) if _INTEGER.fullmatch(text) else float(text)
 
 
 def _rows_of(stream: BinaryIO, records: Iterator[tuple[int, dict[str, Any]]]) -> Iterator[Rows]:
     for numbers, rows in _batches(stream, records):
         parts, labelled = parts_of(rows[0], int(numbers[0])), labelled_by(rows[0], int(numbers[0]))
-        # The encoding of a row may be missing.
+        # A row need not have an encoding.
         names = {*names_of(parts), labelled, *(["encoding"] if "member" in parts[""] else [])}
         columns = {name: _column([row.get(name) for row in rows], numbers, name) for name in names}
         yield Rows(numbers, columns, labelled, parts)
 
 
 def _json_records(stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield all rows with their line numbers. All must have the columns of the first row."""
+    """Yield all rows with their line numbers. All must have the columns of the first."""
     decoder = json.JSONDecoder(object_pairs_hook=once_each)
     names: tuple[str, ...] = ()
     first: set[str] = set()
@@ -129,8 +125,7 @@ def _json_records(stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
             raise BadRowError(number, f"invalid JSON: {error}") from error
         labelled = labelled or labelled_by(row if isinstance(row, dict) else (), number)
         if not isinstance(row, dict) or "key" not in row or labelled not in row:
-            reason = f'a row must be {{"key": ..., "{labelled}": ...}}, with or without "version"'
-            raise BadRowError(number, reason)
+            raise BadRowError(number, f'a row must contain {{"key": ..., "{labelled}": ...}}')
         if isinstance(label := row[labelled], dict):
             fields = fields or {*label}
             if label.keys() != fields:  # otherwise Arrow would fill in nulls
@@ -138,7 +133,7 @@ def _json_records(stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
         # Arrow converts true to 1.0 among floats.
         if ("true" in line or "false" in line) and _holds_bool(label):
             raise BadRowError(number, f"cannot use the label {str(label)[:_SHOWN]!r}: {MIXED}")
-        # Most rows have the columns of the previous row, so check only changes.
+        # Most rows have the columns of the one before.
         if tuple(row) != names:
             names, columns = tuple(row), {*names_of(parts_of(row, number))} - {"encoding"}
             first = first or columns
@@ -153,7 +148,7 @@ def _holds_bool(label: object) -> bool:
 
 
 def _column(values: list[Any], numbers: NDArray[np.int64], name: str) -> Any:
-    """Return a column in the type that its name requires. Labels get any type that fits all of them.
+    """Return a column of the type that its name requires. For labels, any type that fits all will do.
 
     Raises :class:`BadRowError` for the first value that does not fit.
     """
@@ -178,7 +173,7 @@ def _column(values: list[Any], numbers: NDArray[np.int64], name: str) -> Any:
     try:
         return convert(len(values))
     except unfit as error:
-        # Whether the first values fit depends on all of them, so find the first misfit by bisection.
+        # A value fits or not depending on those before it, so find the first misfit by bisection.
         at = bisect_left(range(1, len(values)), True, key=lambda count: bool(misfit(count)))
         shown, why = str(values[at])[:_SHOWN], misfit(at + 1)[:400]
         if name in LABELS:
@@ -196,7 +191,7 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Rows]:
     done = 0
     try:
         footer = parquet.read_metadata(stream)
-        # Read dictionaries, because otherwise a text that many rows share would be copied for each row.
+        # Without dictionaries, a text that many rows share would be copied for each.
         texts = [leaf.path for leaf in footer.schema if leaf.physical_type == "BYTE_ARRAY"]
         table = parquet.ParquetFile(stream, metadata=footer, read_dictionary=texts, pre_buffer=False)
         names = list(table.schema_arrow.names)
@@ -220,7 +215,7 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Rows]:
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:
-    """Yield decoded lines, numbered from 1. Raises ``BadRowError`` if a line is too long."""
+    """Yield lines, numbered from 1. Raises ``BadRowError`` if one is too long or not UTF-8."""
     number = 0
     while line := stream.readline(_MAX_LINE_BYTES + 1):
         number += 1
@@ -236,7 +231,7 @@ def _lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:
 def _batches(
     stream: BinaryIO, records: Iterator[tuple[int, _T]]
 ) -> Iterator[tuple[NDArray[np.int64], list[_T]]]:
-    """Yield the line numbers and records of a stream in batches. Long lines make smaller batches."""
+    """Yield batches of line numbers and records. Batches of long lines are smaller."""
     numbers, batch, begin = list[int](), list[_T](), stream.tell()
     for number, record in records:
         numbers.append(number)
@@ -249,11 +244,11 @@ def _batches(
 
 
 def _typed(column: Any, name: str, number: int) -> Any:
-    """Validate a Parquet column, and return it in the type that its name requires. Labels keep their type."""
+    """Validate a Parquet column and cast it to the type that its name requires. Labels keep their type."""
     import pyarrow as pa
 
     column.validate(full=True)
-    # Treat a tensor as a list of its numbers.
+    # A tensor's storage is a list of numbers.
     column = column.storage if isinstance(column.type, pa.BaseExtensionType) else column
     if name in LABELS:
         return column
@@ -302,17 +297,17 @@ def _check_chunks(stream: BinaryIO, footer: Any, names: Collection[str]) -> None
 def _check_size(batch: Any, number: int) -> None:
     size_bytes = sum(map(_dense_bytes, batch.columns))
     if size_bytes > _MAX_BATCH_BYTES:
-        reason = f"{batch.num_rows} rows starting here take {size_bytes} bytes, more than {_MAX_BATCH_BYTES}"
+        reason = f"{batch.num_rows} rows from here on take {size_bytes} bytes, more than {_MAX_BATCH_BYTES}"
         raise BadRowError(number, reason)
 
 
 def _dense_bytes(column: Any) -> int:
-    """Return the size of a column in bytes, counting a shared string once per row."""
+    """Return a column's size in bytes, counting a shared string for each row."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     kind = column.type
-    # Nested columns have texts in child arrays.
+    # Strings in nested columns are in child arrays.
     if pa.types.is_struct(kind):
         return sum(map(_dense_bytes, column.flatten()))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
@@ -323,9 +318,9 @@ def _dense_bytes(column: Any) -> int:
     return (pc.sum(pc.take(lengths, column.indices)).as_py() or 0) + int(column.indices.nbytes)
 
 
-# Row readers by file extension. All raise BadRowError.
+# Readers by file extension. They raise BadRowError.
 FORMATS: Mapping[str, Callable[[BinaryIO], Iterator[Rows]]] = {
     ".csv": _csv_rows,
-    ".jsonl": _jsonl_rows,
+    ".jsonl": lambda stream: _rows_of(stream, _json_records(stream)),
     ".parquet": _parquet_rows,
 }

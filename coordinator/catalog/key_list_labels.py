@@ -1,7 +1,7 @@
-"""Check the label column of a key list, and pack its Arrow arrays as numpy arrays.
+"""Check a key list's label column, and pack its Arrow arrays as numpy arrays.
 
-A label is a number, a string (a class name), a list of numbers (nested lists are
-arrays), or an object with such fields.
+A label is a number, a string (a class name), a list of numbers (nested lists are arrays), or an object with
+such fields.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 _NUMBERS_MAX = MAX_LABEL_BYTES // 8
 _MAX_NDIM = 8
-_MAX_NAME = 200  # bytes of a field's name
+_MAX_NAME_BYTES = 200
 _WHAT = "labels must all be numbers, all strings, all lists of numbers or all objects with such fields"
 _MAY_VARY = 'if the length of a list varies by row, its name must end in []: "boxes[]", "label[]"'
 _SHOWN = 60  # characters of an invalid label in a message
 
 
 class _ClassNames:
-    """Class names and their codes, in order of appearance. Any name is valid if none is ``given``."""
+    """Class names and their codes, in order of appearance. If names are ``given``, no others are valid."""
 
     def __init__(self, given: Sequence[str]) -> None:
         self.given = dict.fromkeys(given)
@@ -46,23 +46,23 @@ class _ClassNames:
         self._bytes = 0
 
     def code(self, name: str) -> int:
-        """Return the code of a name. Raises ``ValueError`` if the name is invalid."""
+        """Return a name's code. Raises ``ValueError`` if the name is invalid."""
         code = self.code_of.get(name)
         if code is None:
             self._bytes += len(name.encode())
             if not name:
                 raise ValueError("the label is empty")
             if self.given and name not in self.given:
-                given = len(self.given)
-                raise ValueError(f"the label {name[:_SHOWN]!r} is not one of the {given} given classes")
+                raise ValueError(
+                    f"the label {name[:_SHOWN]!r} is not among the {len(self.given)} given classes"
+                )
             if self._bytes > MAX_CLASS_NAMES_BYTES:
-                most = f"{MAX_CLASS_NAMES_BYTES} bytes in total"
-                raise ValueError(f"labels that are strings are class names, which may take at most {most}")
+                raise ValueError(f"the class names take more than {MAX_CLASS_NAMES_BYTES} bytes in total")
             code = self.code_of[name] = len(self.code_of)
         return code
 
     def names(self) -> tuple[str, ...]:
-        """Return the names by label, as given or otherwise sorted. Empty if no name appeared."""
+        """Return the names by label, as given or else sorted. Empty if no name appeared."""
         return tuple(self.given or sorted(self.code_of)) if self.code_of else ()
 
     def labels(self) -> NDArray[np.int64]:
@@ -71,19 +71,17 @@ class _ClassNames:
 
 
 class LabelColumn:
-    """Collects labels in batches, in a few bytes per label. If ``classes`` are given, no other names are
-    valid.
-    """
+    """Collects labels in a few bytes each. If ``classes`` are given, no other names are valid."""
 
     def __init__(self, classes: Sequence[str] = ()) -> None:
         self._names = _ClassNames(classes)
-        # Fields by name. A label that is not an object is a field without a name.
+        # By name. A label that is not an object is a field without a name.
         self._fields: dict[str, _Field] = {}
 
     def extend(self, labels: Any, numbers: NDArray[np.int64], *, varies: bool) -> None:
-        """Add the labels of some rows. If it ``varies``, the Arrow array contains lists of any length.
+        """Add the labels of some rows, an Arrow array. If it ``varies``, it contains lists of any length.
 
-        Raises ``BadRowError`` if a label is invalid, or inconsistent with the labels before it.
+        Raises ``BadRowError`` if a label is invalid or does not match those before it.
         """
         import pyarrow as pa
 
@@ -92,8 +90,7 @@ class LabelColumn:
             columns = self._columns_of(labels, numbers)
         if not self._fields:
             self._fields = {name: _Field(name, self._names) for name in columns}
-        # The first row determines the type, and all others must agree, so that a
-        # typo among numbers does not turn all of them into class names.
+        # The first row determines the type, or a typo among numbers would turn them all into class names.
         if columns.keys() != self._fields.keys():
             raise BadRowError(int(numbers[0]), other_fields(self._fields))
         sizes = np.zeros(len(labels), dtype=np.int64)
@@ -113,7 +110,6 @@ class LabelColumn:
             raise BadRowError(int(numbers[0]), f"{rule}; these are strings: {', '.join(texts)[:400]}")
 
     def _columns_of(self, labels: Any, numbers: NDArray[np.int64]) -> dict[str, Any]:
-        """Return the columns of objects by name. All objects must have the fields of the first object."""
         check_rows(labels.is_null(), numbers, f"{_WHAT}, not null")
         names = [labels.type.field(index).name for index in range(labels.type.num_fields)]
         columns = dict(zip(names, labels.flatten(), strict=True))
@@ -122,21 +118,18 @@ class LabelColumn:
             rule = f"a label that is an object must have 1 to {MAX_LABEL_FIELDS} fields"
             raise BadRowError(int(numbers[0]), f"{rule}, not {len(names)}")
         for name in bare:
-            if not 0 < len(name.encode()) <= _MAX_NAME or bare.count(name) > 1:
-                rule = f"a field's name must be 1 to {_MAX_NAME} bytes long and appear only once"
+            if not 0 < len(name.encode()) <= _MAX_NAME_BYTES or bare.count(name) > 1:
+                rule = f"a field's name must be 1 to {_MAX_NAME_BYTES} bytes long and appear only once"
                 raise BadRowError(int(numbers[0]), f"{rule}; got {name[:_SHOWN]!r}")
-        expected = [*self._fields] or names
-        for name, column in columns.items():
-            bad = column.is_null() if name in expected else column.is_valid()
-            check_rows(bad, numbers, other_fields(expected))
-        return {name: column for name, column in columns.items() if name in expected}
+        for column in columns.values():
+            check_rows(column.is_null(), numbers, f"{_WHAT}, not null")
+        return columns
 
     def finish(self) -> tuple[Labels, tuple[str, ...]]:
-        """Return the labels, of at least one row, and the class names (none for numbers).
+        """Return the labels of all rows, at least one, and the class names (none for numbers).
 
-        Labels are int64 or float64 of shape (rows,), or (rows, ...) if each is a list. They have
-        a structured dtype if they have named fields, and are ``RaggedLabels`` if the
-        length of a list varies by row.
+        Labels are int64 or float64 of shape (rows,), or (rows, ...) if each is a list. If they are
+        objects, they have a structured dtype. If a list's length varies by row, they are ``RaggedLabels``.
         """
         columns, values = dict[str, NDArray[Any]](), dict[str, NDArray[Any]]()
         for field in self._fields.values():
@@ -153,24 +146,24 @@ class LabelColumn:
 
     @property
     def unseen(self) -> list[str]:
-        """Return the given classes that no label has."""
+        """Return the given classes without a label."""
         return [name for name in self._names.given if name not in self._names.code_of]
 
 
 class _Field:
-    """A field of labels: numbers, class names, arrays of numbers, or lists of these."""
+    """A field of labels: numbers, class names, arrays of numbers, or lists of them."""
 
     def __init__(self, name: str, names: _ClassNames) -> None:
         self.name, self.varies = name.removesuffix(VARIES), name.endswith(VARIES)
         self.is_text = False
-        # Lengths of varying lists, by batch.
+        # Lengths of lists that vary, by batch.
         self.counts: list[NDArray[np.uint32]] = []
         self._names = names
         self._shape: tuple[int, ...] | None = None
         self._pieces: list[NDArray[Any]] = []
 
     def extend(self, labels: Any, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Add the labels of some rows, and return the size of each in bytes."""
+        """Add the labels of some rows, and return their sizes in bytes."""
         if not self.varies:
             self._add(labels, numbers)
             return np.full(len(labels), 8 * math.prod(self._shape or ()))
@@ -219,7 +212,7 @@ class _Field:
         self._pieces.append(narrowed(array.reshape(-1, *shape)))
 
     def finish(self) -> NDArray[Any]:
-        """Return all values as int64, or as float64 if any is not an integer."""
+        """Return all values as int64, or as float64 if any is no integer."""
         if not self._pieces:
             return np.empty(0, dtype=np.int64)
         are_floats = any(piece.dtype.kind == "f" for piece in self._pieces)
@@ -244,7 +237,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _opened(lists: Any) -> tuple[Any, NDArray[np.int64]]:
-    """Return the items of non-null lists, and the length of each list."""
+    """Return the items of lists without nulls, and the lists' lengths."""
     import pyarrow.compute as pc
 
     return lists.flatten(), pc.list_value_length(lists).to_numpy().astype(np.int64)

@@ -1,4 +1,4 @@
-"""Build the catalog of a source: list it, determine its classes, sort and pack. Blocks, and uses threads."""
+"""Build the catalog of a source: list it, determine the classes, sort and pack. Blocks and uses threads."""
 
 from __future__ import annotations
 
@@ -12,13 +12,8 @@ import numpy as np
 from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.key_list import KEY_LIST_HELP, KeyList, read_key_list
 from superdl.coordinator.catalog.listing import EXTENSIONS, Noted, Tally
-from superdl.coordinator.catalog.listing_bucket import (
-    list_samples,
-    look_up_versions,
-    pinned,
-    probe_bucket,
-)
-from superdl.coordinator.catalog.listing_file import probe_directory, size_in_version
+from superdl.coordinator.catalog.listing_bucket import check_exists, list_samples, look_up_versions, pinned
+from superdl.coordinator.catalog.listing_file import size_in_version
 from superdl.coordinator.catalog.members import Field, distinct
 from superdl.coordinator.catalog.source import Allowed, Source, parse_source
 from superdl.coordinator.catalog.strings import PackedStrings
@@ -51,22 +46,22 @@ def list_source(
 ) -> Catalog:
     """List a source.
 
-    Without a key list, samples are the images (by extension) below the source's
-    first-level folders. These folders are the classes, sorted by name. The catalog's
-    warnings count what is skipped: folders without an image, images in the source's
-    root, hidden names, unusable names. With a key list, its rows are the samples.
+    Without a key list, the samples are the images (by extension) below the source's
+    first-level folders, which are the classes, sorted by name. The catalog's warnings
+    count what is skipped: folders without an image, images in the source's root, hidden
+    and unusable names. With a key list, its rows are the samples.
 
     Args:
         source: ``s3://bucket/prefix``, another bucket's URL, ``file:///directory``
             or a plain path.
-        key_list: URL of a CSV, JSONL or Parquet file, or ``None`` or empty for class folders.
-        progress: called with the number of samples so far, which never decreases, from any
-            thread, but one call at a time. It is called with ``None`` once all samples are
-            listed and only need to be sorted and packed.
+        key_list: URL of a CSV, JSONL or Parquet file. ``None`` or empty for class folders.
+        progress: called with the number of samples so far, which never decreases, and with
+            ``None`` once all samples are listed and only need to be sorted and packed. Calls
+            come from any thread, one at a time.
         cancelled: set this event to end the listing.
         naming: how samples are named.
         classes: class names by label. If empty, the sorted classes in the source are used.
-        allowed: limits on what may be read, and how much.
+        allowed: what may be read, and how much.
 
     Raises:
         ConfigError: a URL is malformed.
@@ -96,15 +91,13 @@ def list_source(
 
 
 def _fields(place: Source, rows: KeyList, naming: Naming, tally: Tally) -> list[Field]:
-    """Return the samples' main objects and fields with full keys, and look up missing versions."""
+    """Return the samples' main objects and fields with full keys. Look up missing versions."""
     parts = {"": rows.own, **rows.fields}
     every: ListedSamples | None = None
     if any(part.versions is None for part in parts.values()) and not place.is_web:
         every = list_samples(place, tally, images_only=False, digests=naming.versions == "digests")
-    elif place.is_file:  # check that it exists, otherwise only functions would notice
-        probe_directory(place.directory)
-    elif not place.is_web or rows.own.versions is not None:
-        probe_bucket(place, rows.own.keys[0], tally)
+    elif rows.own.versions is not None:  # otherwise only functions would notice that it is missing
+        check_exists(place, rows.own.keys[0], tally)
     fields, prefix = [], place.prefix.encode()
     for name, part in parts.items():
         versions = part.versions
@@ -115,7 +108,7 @@ def _fields(place: Source, rows: KeyList, naming: Naming, tally: Tally) -> list[
             tally.found_all()
             versions = _look_up_versions(place, rows.url, unique_keys, listed)
             versions = versions if which is None else versions.reorder(which)
-        if part.members is not None and place.is_file:
+        if part.members is not None and place.is_file:  # of objects, functions check this
             _check_ends(rows.url, part, part.members, versions)
         keys = part.keys.with_prefix(prefix) if prefix else part.keys
         fields.append(Field(name, keys, versions, part.members))
@@ -146,7 +139,7 @@ def _by_folders(
     images = {name: count for name, count in sorted(zip(listed.names, counts, strict=True)) if count}
     for name in listed.names:
         if name and not (name in images or name in label_of or is_hidden(name)):
-            tally.note(Noted.EMPTY_TOO if classes else Noted.EMPTY, name)
+            tally.note(Noted.EMPTY, name)
     if not images:
         raise _no_samples(place, tally)
     if label_of:
@@ -164,22 +157,21 @@ def _by_folders(
 
 
 def _no_samples(place: Source, tally: Tally) -> SourceError:
-    left_out = "".join(f"; {line}" for line in map(tally.noted, Noted) if line)
+    skipped = "".join(f"; {line}" for line in map(tally.noted, Noted) if line)
     if tally.count:
         return SourceError(
             f"{place.url} contains {tally.count} images but no class folders, so their labels are unknown: "
-            f"put each image into a folder named after its class, or {KEY_LIST_HELP}{left_out}"
+            f"put each image into a folder named after its class, or {KEY_LIST_HELP}{skipped}"
         )
     return SourceEmptyError(
         f"{place.url} contains no images ({', '.join(EXTENSIONS)}); for objects with other names, "
-        f"{KEY_LIST_HELP}{left_out}"
+        f"{KEY_LIST_HELP}{skipped}"
     )
 
 
 def _check_classes(
     place: Source, images: Mapping[str, int], label_of: Mapping[str, int], tally: Tally
 ) -> None:
-    """Reject folders that match no given class, and note classes without a folder."""
     if others := [name for name in images if name not in label_of]:
         names = ", ".join(f"{name!r} ({images[name]:,} images)" for name in others[:_SHOWN])
         raise SourceError(
@@ -191,14 +183,13 @@ def _check_classes(
 
 
 def _as_image_folder(keys: PackedStrings, prefix: bytes, classes: Sequence[str]) -> PackedStrings | None:
-    """Return strings that sort like ImageFolder's files (class, folder, name), or ``None`` if the keys do."""
+    """Return strings that sort like ImageFolder's files: class, folder, name. ``None`` if the keys do so."""
     # In byte order, "hot dog/" sorts before "hot/", and files in "a/b/" before "a/c.jpg".
     joined, ends = keys.parts()
     has_folders = bytes(joined).count(b"/") > len(keys) * (prefix.count(b"/") + 1)
     between = any(
         following.startswith(name) and following[len(name)] < "/" for name, following in pairwise(classes)
     )
-    # Without either, keys already sort like an ImageFolder's files.
     if not (has_folders or between):
         return None
     blob = np.frombuffer(joined, dtype=np.uint8).copy()
@@ -206,39 +197,31 @@ def _as_image_folder(keys: PackedStrings, prefix: bytes, classes: Sequence[str])
     first = slashes[np.searchsorted(slashes, ends[:-1].astype(np.int64) + len(prefix))]
     last = slashes[np.searchsorted(slashes, ends[1:].astype(np.int64)) - 1]
     is_nested = first != last
-    # 0 sorts before every character of a name; files of a class come before its folders.
+    # 0 sorts before every character of a name. A class's files come before its folders.
     blob[first], blob[last] = is_nested, 0
     blob[first[is_nested]] = 1
     return PackedStrings.of_parts(blob, ends)
 
 
 def _look_up_versions(place: Source, url: str, keys: PackedStrings, listed: ListedSamples) -> PackedStrings:
-    prefix = place.prefix.encode()
-    full_keys = keys.with_prefix(prefix)
-    all_keys = PackedStrings.concatenate([full_keys, listed.keys])
-    order = all_keys.sort_order()
-    # Both contain each key once and the sort is stable, so a listed key directly follows its row.
-    is_pair = all_keys.reorder(order).equals_next()
-    listed_at = np.full(len(full_keys), -1, dtype=np.int64)
-    listed_at[order[:-1][is_pair]] = order[1:][is_pair] - len(full_keys)
+    listed_at = keys.with_prefix(place.prefix.encode()).find_in(listed.keys)
     missing = np.flatnonzero(listed_at < 0)
     if len(missing):
         names = ", ".join(repr(key.decode()) for key in keys.take(missing[:_SHOWN]))
         raise SourceError(
-            f"{len(missing)} of the {len(keys)} keys in key_list {url} are not in {place.url} "
-            f"(keys are relative to it): {names}{', ...' if len(missing) > _SHOWN else ''}"
+            f"{len(missing)} of the {len(keys)} keys in key_list {url} are not in {place.url}, to which keys "
+            f"are relative: {names}{', ...' if len(missing) > _SHOWN else ''}"
         )
     return listed.versions.reorder(listed_at)
 
 
-def _check_ends(url: str, rows: Part, members: Members, versions: PackedStrings) -> None:
-    """Check that members end within their files. For objects, functions check this."""
-    sizes = np.fromiter(map(size_in_version, versions), dtype=np.int64, count=len(versions))
+def _check_ends(url: str, part: Part, members: Members, versions: PackedStrings) -> None:
+    """Check that members end within their files, whose versions contain their sizes."""
+    sizes = np.array([size_in_version(version) for version in versions], dtype=np.int64)
     for row in np.flatnonzero(members.ends > sizes[members.objects])[:1].tolist():
         file = int(members.objects[row])
-        name, key = members.names[row].decode()[:200], rows.keys[file].decode()[:200]
+        name, key = members.names[row].decode()[:200], part.keys[file].decode()[:200]
         raise SourceError(
-            f"key_list {url}, line {rows.lines[row]}: the member {name!r} of {key!r} ends at "
-            f"{members.ends[row]}, but the file has only {sizes[file]} bytes. It was truncated or "
-            "rewritten; list its members again"
+            f"key_list {url}, line {part.lines[row]}: the member {name!r} of {key!r} ends at "
+            f"{members.ends[row]}, but the file has only {sizes[file]} bytes: list its members again"
         )

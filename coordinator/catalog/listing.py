@@ -1,10 +1,10 @@
-"""Common parts of all listings: the definition of a sample, counts and reports, and threads."""
+"""What all listings share: the definition of a sample, counts, warnings and threads."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,7 +25,7 @@ _SHOWN = 5  # names in a message
 
 
 class Noted(StrEnum):
-    """Remarks in the warnings of a listing. Each appears between a count and a few names."""
+    """Remarks for a listing's warnings. A count precedes each, and a few names follow it."""
 
     FORBIDDEN = "symbolic links point outside it, to places that functions may not read:"
     LEADING_OUT = "symbolic links point outside it and are followed, to"
@@ -36,8 +36,7 @@ class Noted(StrEnum):
     HIDDEN = "hidden files or folders (.name, __MACOSX) are skipped:"
     LOOSE = "images are not in a class folder and are skipped:"
     NAMELESS = "images are in a folder without a name (//), which is not a class, and are skipped:"
-    EMPTY = "folders contain no images and are not classes (pass those of your training set as classes=):"
-    EMPTY_TOO = "folders contain no images and are not among the given classes:"
+    EMPTY = "folders contain no images and are not classes unless classes= contains them:"
     UNSEEN = "of the given classes have no samples here:"
     SPLITS = "folders are its only classes and look like splits; use one of them as the source:"
 
@@ -53,8 +52,7 @@ def is_image(key: str) -> bool:
 
 def is_sample(key: str, prefix: str, tally: Tally, *, images_only: bool) -> bool:
     """Return whether an object is a sample of the source with this prefix."""
-    # The placeholder of a folder (a/) is not a sample. With images_only, samples
-    # are images that are not hidden.
+    # A folder's placeholder (a/) is not a sample. With images_only, samples are images that are not hidden.
     if not images_only or not is_image(key):
         return not (images_only or key.endswith("/"))
     if is_hidden(key[len(prefix) :]):
@@ -64,15 +62,15 @@ def is_sample(key: str, prefix: str, tally: Tally, *, images_only: bool) -> bool
 
 
 def escaped(name: str) -> str:
-    """Escape a name for messages. File names need not be UTF-8."""
+    """Escape a name, which need not be UTF-8, for messages."""
     return shown(name.encode(errors="surrogateescape").decode(errors="backslashreplace"))
 
 
 class Tally:
-    """Counts the samples of a listing, and collects remarks for its warnings.
+    """Counts the samples of a listing and collects remarks for its warnings.
 
-    Calls ``progress`` with increasing counts, and with ``None`` once everything is listed. Stops the work
-    when ``cancelled`` is set, or when there are more samples than ``allowed``.
+    ``progress`` is called with increasing counts, and with ``None`` once everything is listed. The listing
+    stops when ``cancelled`` is set, or when there are more samples than ``allowed``.
     """
 
     def __init__(
@@ -82,7 +80,7 @@ class Tally:
         allowed: Allowed = Allowed(),  # noqa: B008  # frozen
     ) -> None:
         self.allowed = allowed
-        # Set to end the work of other threads for this listing.
+        # Set to stop the other threads of this listing.
         self.abandoned = threading.Event()
         self._progress = progress
         self._cancelled = cancelled
@@ -98,7 +96,7 @@ class Tally:
         self.reach(self.count)
 
     def reach(self, count: int) -> None:
-        """Report ``count`` samples so far, without adding them. Raises the same errors as :meth:`add`."""
+        """Report that ``count`` samples were seen so far. Raises the same errors as :meth:`add`."""
         self.check()
         with self._lock:
             self.allowed.check_count(count)
@@ -107,17 +105,17 @@ class Tally:
                 self._progress(count)
 
     def found_all(self) -> None:
-        """Report that all samples were listed. Raises the error of :meth:`check`."""
+        """Report that all samples are listed. Raises the error of :meth:`check`."""
         self.check()
         self._progress(None)
 
     def note(self, what: Noted, name: str) -> None:
-        """Count an occurrence of a remark, and keep a few names."""
+        """Count a remark and keep the few names that sort first."""
         with self._lock:
             self._noted[what] += 1
             names = self._names[what]
             names.add(escaped(name))
-            if len(names) > _SHOWN + 1:  # so that the names do not depend on the order of threads
+            if len(names) > _SHOWN + 1:  # keeping the first to come would depend on the threads
                 names.remove(max(names))
 
     def noted(self, what: Noted) -> str:
@@ -127,7 +125,7 @@ class Tally:
         return f"{self._noted[what]:,} {what} {', '.join(names[:_SHOWN])}{more}" if names else ""
 
     def report(self, source: str) -> tuple[str, ...]:
-        """Return a line of text for each remark on the source."""
+        """Return a line for each remark about the source."""
         return tuple(f"{source}: {line}" for line in map(self.noted, Noted) if line)
 
     def check(self) -> None:
@@ -137,18 +135,12 @@ class Tally:
 
 
 def on_threads(work: Callable[[_Item], None], items: Iterable[_Item], tally: Tally, *, threads: int) -> None:
-    """Run ``work`` for every item in threads. The first failure stops the others and is raised."""
+    """Call ``work`` for every item in threads. The first failure stops the others and is raised."""
     with ThreadPoolExecutor(threads, thread_name_prefix="super-list") as pool:
-        futures = [pool.submit(work, item) for item in items]
-        failed = True
         try:
-            failed = any(future.exception() for future in wait(futures, return_when=FIRST_EXCEPTION).done)
-        finally:
-            if failed:  # also after an interrupt, because leaving the pool would wait for every item
-                tally.abandoned.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-    failures = [future.exception() for future in futures if not future.cancelled()]
-    # Sort the cause before the cancellations that it led to.
-    reasons = sorted(filter(None, failures), key=lambda failure: isinstance(failure, ListingCancelledError))
-    if reasons:
-        raise reasons[0]
+            for future in as_completed([pool.submit(work, item) for item in items]):
+                future.result()
+        except BaseException:  # also after an interrupt, because leaving the pool would wait for every item
+            tally.abandoned.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

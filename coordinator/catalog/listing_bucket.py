@@ -1,4 +1,4 @@
-"""List sources of every kind: first their folders, then each folder in a separate thread."""
+"""List sources of every kind: first the folders, then each folder in a thread."""
 
 from __future__ import annotations
 
@@ -10,16 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from superdl.coordinator.catalog.listing import Noted, Tally, is_sample, on_threads
-from superdl.coordinator.catalog.listing_file import Tree
+from superdl.coordinator.catalog.listing_file import Tree, check_directory
 from superdl.coordinator.catalog.source import Source
 from superdl.coordinator.catalog.strings import PackedStrings, PackedStringsBuilder
 from superdl.super_wire.errors import SourceError, SourceForbiddenError
-from superdl.super_wire.objects import (
-    Span,
-    open_bucket,
-    pinned_bucket,
-    source_failures,
-)
+from superdl.super_wire.objects import Span, open_bucket, pinned_bucket, source_failures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,7 +26,7 @@ if TYPE_CHECKING:
     from superdl.super_wire.objects.base import Listed
 
 _THREADS = 16
-_ASKED_AT_A_TIME = 200
+_KEYS_PER_TASK = 200
 _CHUNK_BYTES = 2**26
 
 
@@ -41,14 +36,14 @@ class ListedSamples(NamedTuple):
     # Full object keys.
     keys: PackedStrings
     versions: PackedStrings
-    # Names of the first-level folders, including those without samples. Empty for the source's root.
+    # Names of the first-level folders, also of those without samples. The root's name is empty.
     names: tuple[str, ...]
     # Each sample's folder, as an index into names.
     folders: NDArray[np.uint32]
 
 
 class _Collector:
-    """Collects samples as they are found, on any thread."""
+    """Collects samples from any thread."""
 
     def __init__(self, tally: Tally) -> None:
         self._tally, self._lock = tally, threading.Lock()
@@ -67,13 +62,14 @@ class _Collector:
             self._folders.append(np.full(len(samples), number, dtype=np.uint32))
         self._tally.add(len(samples))
 
-    def take(self, page: Page, source: Source, folder: str | None = None, *, images_only: bool) -> None:
-        """Add the samples of a page, which are in ``folder``, or in various folders if it is ``None``."""
+    def add_page(self, page: Page, source: Source, folder: str | None = None, *, images_only: bool) -> None:
+        """Add the samples of a page. They are in ``folder`` or, if it is ``None``, in various folders."""
         self._tally.check()
         below = len(source.prefix)
         groups: Iterable[tuple[str, Iterable[Listed]]] = [(folder or "", page.objects)]
         if folder is None:
-            groups = groupby(page.objects, lambda item: _folder_of(item.key[below:]))
+            # By first-level folder, with an empty name for the root.
+            groups = groupby(page.objects, lambda item: item.key[below:].rpartition("/")[0].partition("/")[0])
         for name, objects in groups:
             listed = [
                 item
@@ -84,7 +80,7 @@ class _Collector:
             if name or not images_only:
                 self.add(name, [(item.key.encode(), _version_of(item, source)) for item in listed])
                 continue
-            # ImageFolder ignores images in the root, too.
+            # ImageFolder ignores images in the root too.
             for item in listed:
                 what = Noted.NAMELESS if item.key.startswith("/", below) else Noted.LOOSE
                 self._tally.note(what, item.key)
@@ -97,7 +93,7 @@ class _Collector:
 
 
 def pinned(source: Source) -> Source:
-    """Replace a source's branch or tag with its commit. Raises the same errors as :func:`list_samples`."""
+    """Replace a source's branch or tag by its commit. Raises the same errors as :func:`list_samples`."""
     with source_failures(source.url):
         return Source(pinned_bucket(source.bucket), source.prefix)
 
@@ -114,9 +110,9 @@ def list_samples(source: Source, tally: Tally, *, images_only: bool, digests: bo
 
     Raises:
         ConfigError: the package that reads this kind of bucket is not installed.
-        SourceError: the source does not exist (``SourceNotFoundError``) or may not be
-            listed, or a link in it may not be followed (``SourceForbiddenError``), there are
-            no credentials, or there is no answer. The message contains what failed.
+        SourceError: the source does not exist (``SourceNotFoundError``), it may not be
+            listed or a link in it may not be followed (``SourceForbiddenError``), there are
+            no credentials, or the server does not respond.
         ListingCancelledError: the listing was cancelled.
     """
     collector = _Collector(tally)
@@ -132,31 +128,25 @@ def list_samples(source: Source, tally: Tally, *, images_only: bool, digests: bo
         def list_folder(prefix: str) -> None:
             with turns:
                 for page in bucket.pages(prefix):
-                    # Parse one page at a time: more threads would be no faster and block the
-                    # interpreter.
+                    # More threads would parse no faster and block the interpreter.
                     with bucket.page_lock:
-                        collector.take(page, source, prefix[len(source.prefix) : -1], images_only=images_only)
+                        folder = prefix[len(source.prefix) : -1]
+                        collector.add_page(page, source, folder, images_only=images_only)
 
         prefixes: list[str] = []
         for page in bucket.pages(source.prefix, folders=bucket.lists_folders):
-            collector.take(page, source, images_only=images_only)
+            collector.add_page(page, source, images_only=images_only)
             prefixes += [name for name in page.folders if _is_utf8(name, tally)]
         for prefix in prefixes:
             collector.add(prefix[len(source.prefix) : -1], [])
         on_threads(list_folder, prefixes, tally, threads=_THREADS)
-    # All forbidden links are known only now. Nothing that ImageFolder would find may be omitted silently.
+    # Nothing that ImageFolder would find may be skipped silently. All forbidden links are known only now.
     if forbidden := tally.noted(Noted.FORBIDDEN):
         raise SourceForbiddenError(
-            f"{source.url}: {forbidden}. Replace the links with the files themselves, or have the "
-            "operator of the coordinator and its functions set SUPER_FILE_ROOTS to the source and the "
-            "directories that its links lead to"
+            f"{source.url}: {forbidden}. Replace the links by the files, or set SUPER_FILE_ROOTS to the "
+            "source and the directories that its links lead to, for the coordinator and its functions"
         )
     return collector.all()
-
-
-def _folder_of(path: str) -> str:
-    """Return the first-level folder of a path below the source, or an empty string for the root."""
-    return path.rpartition("/")[0].partition("/")[0]
 
 
 def _is_utf8(name: str, tally: Tally) -> bool:
@@ -169,7 +159,7 @@ def _is_utf8(name: str, tally: Tally) -> bool:
 
 
 def look_up_versions(source: Source, keys: PackedStrings, tally: Tally) -> ListedSamples:
-    """Look up the versions of keys, with a request each, in a source that cannot be listed.
+    """Look up the versions of keys by a request each, in a source that cannot be listed.
 
     Keys are relative to the source. Raises the same errors as :func:`list_samples`.
     """
@@ -177,24 +167,27 @@ def look_up_versions(source: Source, keys: PackedStrings, tally: Tally) -> Liste
     with source_failures(source.url):
         bucket = open_bucket(source.bucket, tally.allowed.http_hosts)
 
-    def ask(begin: int) -> None:
+    def look_up(begin: int) -> None:
         samples = []
-        for key in keys.take(range(begin, min(begin + _ASKED_AT_A_TIME, len(keys)))):
+        for key in keys.take(range(begin, min(begin + _KEYS_PER_TASK, len(keys)))):
             tally.check()
             full_key = f"{source.prefix}{key.decode()}"
             with source_failures(f"{source.bucket}/{full_key}"):
                 samples.append((full_key.encode(), bucket.head(full_key)[0].encode()))
         collector.add("", samples)
 
-    on_threads(ask, range(0, len(keys), _ASKED_AT_A_TIME), tally, threads=_THREADS)
+    on_threads(look_up, range(0, len(keys), _KEYS_PER_TASK), tally, threads=_THREADS)
     return collector.all()
 
 
-def probe_bucket(source: Source, key: bytes, tally: Tally) -> None:
+def check_exists(source: Source, key: bytes, tally: Tally) -> None:
     """Check that a source may be listed, or that a web server has ``key``.
 
     Raises the same errors as :func:`list_samples`.
     """
+    if source.is_file:
+        check_directory(source.directory)
+        return
     with source_failures(source.url):
         bucket = open_bucket(source.bucket, tally.allowed.http_hosts)
         if source.is_web:
@@ -206,7 +199,7 @@ def probe_bucket(source: Source, key: bytes, tally: Tally) -> None:
 def download(
     bucket: str, key: str, what: str, check_size: Callable[[int], None], stream: BinaryIO, tally: Tally
 ) -> None:
-    """Write an object to a stream. Messages refer to it as ``what``.
+    """Write an object to a stream. Messages call it ``what``.
 
     Raises the same errors as :func:`list_samples`, and those of ``check_size``.
     """
@@ -234,7 +227,7 @@ class _LargeError(Exception):
 
 
 def bucket_region(bucket: str) -> str:
-    """Return the region of an S3 bucket, or an empty string. Raises ``SourceError`` without an answer."""
+    """Return an S3 bucket's region, or an empty string. Raises ``SourceError`` if S3 does not respond."""
     from superdl.super_wire.objects.s3 import open_s3
 
     with source_failures(f"s3://{bucket}"):
@@ -244,7 +237,7 @@ def bucket_region(bucket: str) -> str:
 def _version_of(item: Listed, source: Source) -> bytes:
     if not item.version:
         raise SourceError(
-            f"the object store returns no ETag for {source.bucket}/{item.key}, which SUPER needs to "
-            "distinguish versions of an object: list the samples in a key_list with a version column"
+            f"the object store returns no ETag for {source.bucket}/{item.key}, so SUPER cannot tell its "
+            "versions apart: list the samples in a key_list with a version column"
         )
     return item.version.encode()

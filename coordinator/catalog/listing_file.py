@@ -1,4 +1,4 @@
-"""Walk a directory and yield pages of the files below it, like those of a bucket."""
+"""Walk a directory and yield pages of files, like those of a bucket."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _BLOCK_BYTES = 2**20
 _PAGE_FILES = 500
 _THREADS = 8
-# On a local disk, threads only compete for the interpreter, and a single thread takes half the time. If
-# _SOME entries take longer than _WORTH_THREADS_S each, as on a network filesystem, all threads run.
+# On a local disk, threads compete for the interpreter, and a single thread takes half the time. All threads
+# run once _SOME entries take longer than _WORTH_THREADS_S each, as on a network filesystem.
 _WORTH_THREADS_S, _SOME = 50e-6, 64
 _MAX_LINKED_DIRECTORIES = 100_000  # nested links can multiply a few directories without limit
 _SURROGATE = re.compile("[\udc80-\udcff]")  # a byte of a name that is not UTF-8
@@ -41,7 +41,7 @@ def size_in_version(version: bytes) -> int:
     return int(match[1]) if match else 2**63 - 1
 
 
-def probe_directory(directory: str) -> None:
+def check_directory(directory: str) -> None:
     """Check that a directory exists and may be read. Raises the same errors as :meth:`Tree.pages`."""
     try:
         os.scandir(directory).close()
@@ -50,7 +50,7 @@ def probe_directory(directory: str) -> None:
 
 
 class _Directory(NamedTuple):
-    """A directory's real path, the key prefix of its files, and the real paths of its parents in the walk."""
+    """A directory's real path, its files' key prefix, and the real paths of its parents in the walk."""
 
     path: str
     key: str
@@ -59,7 +59,7 @@ class _Directory(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """A directory entry. For a link, ``real`` is its target and ``linked`` the status of the target."""
+    """A directory entry. For a link, ``real`` is the target and ``linked`` the target's status."""
 
     key: str
     path: str
@@ -79,9 +79,9 @@ class Tree:
 
     Args:
         root: an absolute real path.
-        tally: records skipped names, and limits the targets of links.
-        images_only: skip files without the extension of an image.
-        digests: read every file, to derive versions from contents.
+        tally: counts what is skipped, and limits the targets of links.
+        images_only: skip files without an image's extension.
+        digests: read every file to derive its version from the contents.
     """
 
     lists_folders = True
@@ -95,18 +95,18 @@ class Tree:
         self._images_only = images_only
         self._linked = 0
         self._alone = not digests  # reading files is always worth threads
-        # Held while a folder is walked, so that threads wait while a single one is faster.
+        # Hold this while walking a folder: the other threads wait as long as a single one is faster.
         self.turns = threading.Semaphore(1 if self._alone else _THREADS)
         self._seen, self._since_s = 0, time.monotonic()
 
     def pages(self, prefix: str, *, folders: bool = False) -> Iterator[Page]:
-        """Yield the files below a folder or, with ``folders``, the files in the root and its folders.
+        """Yield the files below a folder or, with ``folders``, the files and folders in the root.
 
         Raises:
             SourceError: the root does not exist (``SourceNotFoundError``), or a directory
                 may not be read (``SourceForbiddenError``). The message contains its path.
         """
-        # If files are read, each counts as progress.
+        # Each file that is read counts as progress.
         page_files, name = 1 if self._digests else _PAGE_FILES, prefix[:-1]
         trail = () if folders else (self._root,)
         pending = [_Directory(os.path.realpath(f"{self._root}/{name}"), name, trail)]
@@ -127,7 +127,7 @@ class Tree:
         yield Page(files, names)
 
     def _pace(self) -> None:
-        """Let the other threads start once a slow filesystem makes this one wait."""
+        """Start the other threads if this one waits for a slow filesystem."""
         if not self._alone:
             return
         self._seen += 1
@@ -139,11 +139,11 @@ class Tree:
             self._seen, self._since_s = 0, now_s
 
     def _entries(self, here: _Directory, *, top: bool) -> Iterator[_Entry]:
-        """Yield the entries of a directory, without links that cannot be followed."""
+        """Yield a directory's entries, except links that cannot be followed."""
         try:
             descriptor = os.open(here.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                # Check the opened directory, because it may have been replaced with a link.
+                # Check the opened directory: a link may have replaced it.
                 self._tally.allowed.check_open_file(descriptor, f"the target of a link in {self._root}")
                 path, key = f"{here.path.rstrip('/')}/", f"{here.key}/".lstrip("/")
                 with os.scandir(descriptor) as entries:
@@ -154,14 +154,14 @@ class Tree:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            # A directory that disappeared meanwhile counts as empty, unless it is the source itself.
+            # A directory that has disappeared counts as empty, unless it is the source itself.
             if top:
                 _raise_for_source(error, here.path)
             if not isinstance(error, FileNotFoundError):
                 _raise(error, here.path)
 
     def _listed(self, item: _Entry) -> list[Listed]:
-        """Return a file with its version, or nothing if it is not a sample or no longer exists."""
+        """Return a file with its version, or nothing if it is no sample or has disappeared."""
         if self._images_only and not is_image(item.key):
             return []
         try:
@@ -181,21 +181,21 @@ class Tree:
             self._tally.allowed.check_open_file(file.fileno(), f"the target of a link in {self._root}")
             digest = hashlib.blake2b(digest_size=ID_BYTES)
             while block := file.read(_BLOCK_BYTES):
-                self._tally.check()  # a cancelled listing stops within a file
+                self._tally.check()  # stop a cancelled listing within a file
                 digest.update(block)
             return digest_version(file.tell(), digest.digest())
 
     def _note(self, what: Noted, path: str) -> None:
-        # A key list determines the samples, so note nothing.
+        # With a key list, skipped files are not samples anyway.
         if self._images_only or what is Noted.NOT_UTF8:
             self._tally.note(what, path)
 
     def _is_skipped(self, entry: os.DirEntry[str], path: str) -> bool:
-        """Return whether to skip an entry because its name cannot be a key, or is hidden."""
+        """Return whether to skip an entry because its name is hidden or not UTF-8."""
         is_utf8 = entry.name.isascii() or not _SURROGATE.search(entry.name)
         if is_utf8 and not (self._images_only and is_hidden(entry.name)):
             return False
-        # Report only skipped images, and folders that may contain images.
+        # Report only images, and folders that may contain images.
         if is_image(entry.name) or not entry.is_file(follow_symlinks=False):
             self._note(Noted.HIDDEN if is_utf8 else Noted.NOT_UTF8, path)
         return True
@@ -211,16 +211,16 @@ class Tree:
         if resolved.real in (*here.trail, here.path):
             self._note(Noted.CIRCLES, path)
             return None
-        self._linked += resolved.linked is not None  # approximate, because threads may count concurrently
+        self._linked += resolved.linked is not None  # approximate, because several threads count
         if self._linked > _MAX_LINKED_DIRECTORIES:
             raise SourceError(
-                f"file://{self._root} has more than {_MAX_LINKED_DIRECTORIES:,} links to directories, one of "
-                f"them {escaped(path)}: do linked directories link to each other?"
+                f"file://{self._root} has more than {_MAX_LINKED_DIRECTORIES:,} links to directories, for "
+                f"example {escaped(path)}: check whether linked directories link to each other"
             )
         return resolved
 
     def _followed(self, entry: os.DirEntry[str], path: str, key: str) -> _Entry | None:
-        """Return the target of a link, or ``None`` if there is none that may be read."""
+        """Return a link's target, or ``None`` if it is missing or may not be read."""
         real = os.path.realpath(path)
         if not self._tally.allowed.may_lead(real, self._root):
             self._note(Noted.FORBIDDEN, path)
@@ -236,7 +236,7 @@ class Tree:
             return None
         target = _Entry(key, path, real, entry, linked)
         if real != self._root and not real.startswith(self._below):
-            # Report directories rather than each file in them.
+            # Report directories, not each file in them.
             self._note(Noted.LEADING_OUT, real if target.is_directory else real.rpartition("/")[0])
         return target
 
@@ -245,11 +245,11 @@ def _raise_for_source(error: OSError, directory: str) -> NoReturn:
     if isinstance(error, FileNotFoundError):
         raise SourceNotFoundError(
             f"the directory {directory} does not exist on the coordinator's machine "
-            "(file:// paths are taken literally, without percent-decoding)"
+            "(file:// paths are not percent-decoded)"
         ) from error
     if isinstance(error, NotADirectoryError):
         raise SourceNotFoundError(
-            f"{directory}, or one of its parents, is a file; a source must be a directory"
+            f"{directory}, or one of its parents, is a file, but a source must be a directory"
         ) from error
     _raise(error, directory)
 
@@ -259,6 +259,6 @@ def _raise(error: OSError, path: str) -> NoReturn:
     if error.errno in {errno.EACCES, errno.EPERM}:
         raise SourceForbiddenError(
             f"the coordinator (user id {os.geteuid()}) may not read {path}: grant it read and search "
-            "permission, or run it as a user who has both"
+            "permission"
         ) from error
     raise SourceError(f"{path} cannot be listed: {error.strerror or error}") from error

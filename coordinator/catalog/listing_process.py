@@ -1,7 +1,7 @@
 """Run long listings in a separate process, to relieve the coordinator's interpreter and memory.
 
-The process reads a request, a line of JSON. Twice a second, it writes the number of samples
-so far, or that it is packing them. Finally, it writes an error or null.
+The process reads a request, one line of JSON. Twice a second, it writes the number of samples
+so far, or "packing" once all are listed. At the end, it writes an error or null.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from superdl.super_wire.ids import Naming
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_TELL_S = 0.5
+_REPORT_S = 0.5
 _PACKING = "packing"
 
 
@@ -39,32 +39,32 @@ def list_apart(
     *,
     allowed: Allowed,
 ) -> None:
-    """List a source like :func:`.list_source`, and write the catalog to ``out``. Raises ``SuperError`` if the
-    process ends early.
+    """List a source like :func:`.list_source`, and write the catalog to ``out``.
+
+    Raises ``SourceError`` if the process ends early.
     """
     request = {"out": out, "what": (source, key_list, naming, classes), "allowed": asdict(allowed)}
     command = [sys.executable, "-P", "-m", "superdl.coordinator.catalog.listing_process"]
     with subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        to_it, from_it = cast("IO[str]", process.stdin), cast("IO[str]", process.stdout)
+        requests, reports = cast("IO[str]", process.stdin), cast("IO[str]", process.stdout)
         try:
-            to_it.write(json.dumps(request) + "\n")
-            to_it.flush()
-            for line in from_it:
-                # The process reports twice a second, so a cancellation is noticed soon.
+            requests.write(json.dumps(request) + "\n")
+            requests.flush()
+            for line in reports:
                 if cancelled.is_set():
                     raise ListingCancelledError("the listing was cancelled")
-                if (answer := json.loads(line)) is None:
+                if (report := json.loads(line)) is None:
                     return
-                if isinstance(answer, list):
-                    raise error_from_name(*answer)
-                progress(None if answer == _PACKING else answer)
-        except BrokenPipeError:  # the process ended; its exit code shows why
+                if isinstance(report, list):
+                    raise error_from_name(*report)
+                progress(None if report == _PACKING else report)
+        except BrokenPipeError:  # the exit code shows why it ended
             pass
         finally:
             process.kill()
     raise SourceError(
-        f"the process that listed {source} exited unexpectedly (exit code {process.wait()}; -9 means that "
-        "it was killed, for example because it used too much memory): see the coordinator's log"
+        f"the process that listed {source} ended unexpectedly (exit code {process.wait()}; -9 means that it "
+        "was killed, for example because it used too much memory): see the coordinator's log"
     )
 
 
@@ -77,41 +77,40 @@ def _serve() -> None:
     latest: list[int | str] = [0]
     done = threading.Event()
 
-    def tell() -> None:
-        while not done.wait(_TELL_S):
-            _tell(latest[0])
+    def report_regularly() -> None:
+        while not done.wait(_REPORT_S):
+            _report(latest[0])
 
     def progress(count: int | None) -> None:
         latest[0] = _PACKING if count is None else count
         if count is None:
-            _tell(_PACKING)  # immediately, because packing may be short
+            _report(_PACKING)  # at once, because packing may be short
 
-    telling = threading.Thread(target=tell, daemon=True)
+    reporting = threading.Thread(target=report_regularly, daemon=True)
     threading.Thread(target=_end_with_stdin, daemon=True).start()
-    telling.start()
-    answer = None
+    reporting.start()
+    error = None
     try:
-        how = Naming(*naming), tuple(classes)
-        catalog = list_source(source, key_list, progress, None, *how, allowed=Allowed(**limits))
+        options = Naming(*naming), tuple(classes)
+        catalog = list_source(source, key_list, progress, None, *options, allowed=Allowed(**limits))
         with open(request["out"], "wb") as stream:  # noqa: PTH123  # a path chosen by the coordinator
             write_catalog(catalog, stream)
-    except SuperError as error:
-        answer = [type(error).__name__, str(error)]
-    except OSError as error:
-        answer = ["SourceError", f"the catalog of {source} cannot be written: {error}"]
+    except SuperError as failure:
+        error = [type(failure).__name__, str(failure)]
+    except OSError as failure:
+        error = ["SourceError", f"the catalog of {source} cannot be written: {failure}"]
     done.set()
-    telling.join()
-    _tell(answer)
+    reporting.join()
+    _report(error)
     os._exit(0)  # threads of a failed listing may still wait for replies
 
 
-def _tell(what: object) -> None:
-    sys.stdout.write(json.dumps(what) + "\n")
+def _report(report: object) -> None:
+    sys.stdout.write(json.dumps(report) + "\n")
     sys.stdout.flush()
 
 
 def _end_with_stdin() -> None:
-    # This process ends with its standard input.
     sys.stdin.read()
     os._exit(1)
 

@@ -1,4 +1,4 @@
-"""Members: samples that are parts of objects, with the locations of their bytes."""
+"""Members: samples that are parts of objects, and the locations of their bytes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def narrowed(numbers: NDArray[Any]) -> NDArray[Any]:
 
 
 def distinct(strings: PackedStrings) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the indices of the first occurrence of each distinct string, in byte order, and for each string
-    its index in that result.
+    """Return the index of each distinct string's first occurrence, in byte order of the strings.
+
+    The second array has each string's index in the first.
     """
     order = strings.sort_order()
     starts = np.ones(len(strings), dtype=np.bool_)
@@ -39,7 +40,7 @@ def distinct(strings: PackedStrings) -> tuple[NDArray[np.int64], NDArray[np.int6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Members:
-    """Samples as members of objects, one entry per sample. Members of an object never overlap."""
+    """Samples that are members of objects, an entry each. Members of an object never overlap."""
 
     # Index of each member's object.
     objects: NDArray[Any]
@@ -60,20 +61,20 @@ class Members:
 
     @property
     def ends(self) -> NDArray[np.int64]:
-        """Return each member's end in its object, in bytes, or 0 for rows, whose end is in the footer."""
+        """Return each member's end in its object, in bytes, or 0 for rows, whose ends are in the footer."""
         ends = self.offsets.astype(np.int64) + self.lengths.astype(np.int64)
         ends[self.are_rows] = 0
         return ends
 
     @property
     def are_rows(self) -> NDArray[np.bool_]:
-        """Return a mask of the members that are rows of Parquet files rather than spans of bytes."""
+        """Return a mask of the members that are rows of Parquet files, not spans of bytes."""
         if not self.row_encodings:
             return np.zeros(len(self), dtype=np.bool_)
         return self.encodings >= len(MEMBER_ENCODINGS)
 
     def at(self, indices: NDArray[np.int64]) -> tuple[list[str], list[int], list[int], list[str]]:
-        """Return the names, offsets, lengths and encodings at the given catalog indices."""
+        """Return the names, offsets, lengths and encodings of the members at ``indices``."""
         known, codes = (*MEMBER_ENCODINGS, *self.row_encodings), self.encodings
         encodings = [known[code] for code in codes[indices]] if codes.size else [""] * len(indices)
         names = [name.decode() for name in self.names.take(indices)]
@@ -82,11 +83,11 @@ class Members:
     def sort_order(self) -> NDArray[np.int64]:
         """Return the sort order: by object, then offset, then row number within a row group."""
         within = (self.lengths,) if self.row_encodings else ()
-        # Neighbours by offset are neighbours in the catalog, so that a single GET can fetch many.
+        # Members that are neighbours in the catalog can be fetched by a single GET.
         return np.lexsort((*within, self.offsets, self.objects))
 
     def reorder(self, order: NDArray[np.int64]) -> Members:
-        """Return the members rearranged by ``order``, with each column in its smallest dtype."""
+        """Return the members in another order, each column in its smallest dtype."""
         return Members(
             narrowed(self.objects[order]),
             self.names.reorder(order),
@@ -99,7 +100,7 @@ class Members:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Field:
-    """An additional field of samples, with an object or a member of an object for each sample."""
+    """A field of samples: an object, or a member of an object, for each sample."""
 
     name: str
     # With members, one entry per object until the field is in a catalog.
@@ -108,7 +109,7 @@ class Field:
     members: Members | None
 
     def in_order(self, order: NDArray[np.int64]) -> Field:
-        """Return the field as in a catalog, with its samples rearranged by ``order``, an array of indices."""
+        """Return the field as in a catalog, with its samples in another order."""
         if self.members is None:
             return Field(self.name, self.keys.reorder(order), self.versions.reorder(order), None)
         members = self.members.reorder(order)

@@ -1,4 +1,4 @@
-"""Normalise the URLs of sources, and limit their listings."""
+"""Source URLs in normal form, and the limits of listings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DESCRIPTORS = Path("/proc/self/fd")
 
 
 class LongListingError(Exception):
-    """There are more samples than this process may list. Never leaves the coordinator."""
+    """The source has more samples than this process may list. Never leaves the coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Source:
 
     @property
     def url(self) -> str:
-        """Return the URL that parses to this source."""
+        """Return a URL that parses to this source."""
         return join_url(self.bucket, self.prefix) if self.prefix else self.bucket
 
     @property
@@ -47,10 +47,10 @@ class Source:
 
 
 def parse_source(url: str) -> Source:
-    """Parse the URL of a source. Raises a ``ConfigError`` that describes the problem.
+    """Parse a source's URL. Raises ``ConfigError`` if it is malformed.
 
-    Paths are taken literally, except that those of web servers are percent-decoded.
-    A plain relative path is relative to the coordinator's working directory.
+    Only the paths of web servers are percent-decoded. A plain relative path is relative to the
+    coordinator's working directory.
     """
     bucket, path = split_url(url, "source")
     if bucket:
@@ -64,25 +64,23 @@ def parse_source(url: str) -> Source:
 class Allowed:
     """Limits of listings."""
 
-    # Absolute real paths of the directories that must contain file:// sources and
-    # key lists. None allows all directories.
+    # Absolute real paths of the directories that may contain file:// sources and key lists. None allows all.
     roots: tuple[str, ...] | None = None
     # Maximum number of samples in a source.
     samples: int = 2**40
     # Whether functions run on this machine, as this coordinator's user.
     own_functions: bool = True
-    # Allowed web servers, each as https://host. For None, see open_bucket().
+    # Web servers that may be read, as https://host. For None, see open_bucket().
     http_hosts: tuple[str, ...] | None = None
-    # Maximum number of samples to list in this process.
+    # Maximum number of samples that this process may list.
     here: int = 2**40
 
     @property
     def link_roots(self) -> tuple[str, ...]:
-        """Return the directories outside of their source to which links may lead."""
+        """Return the directories outside a source to which its links may lead."""
         if self.roots is not None:
             return self.roots
-        # If only this user configures sources and runs functions, links may
-        # lead anywhere, because functions have the user's permissions.
+        # If only this user names sources and runs functions, functions have the user's permissions anyway.
         return ("/",) if self.own_functions else ()
 
     def may_lead(self, real: str, source: str) -> bool:
@@ -90,31 +88,31 @@ class Allowed:
         return any(_is_within(real, root) for root in (source, *self.link_roots))
 
     def check_path(self, real: str, what: str) -> None:
-        """Raise ``SourceForbiddenError``, which calls the path ``what``, unless ``real`` may be read."""
+        """Raise ``SourceForbiddenError`` unless ``real`` may be read. The message calls it ``what``."""
         if self.roots is None or any(_is_within(real, root) for root in self.roots):
             return
         # Do not reveal whether the path exists, or what may be read.
         why = (
-            "it is not in any of the directories of its operator's file_roots (SUPER_FILE_ROOTS)"
+            "it is outside the directories in the coordinator's file_roots (SUPER_FILE_ROOTS)"
             if self.roots
-            else "others can reach it, so its operator must list directories in file_roots (SUPER_FILE_ROOTS)"
+            else "other machines can reach it, so its operator must set file_roots (SUPER_FILE_ROOTS)"
         )
         raise SourceForbiddenError(f"this coordinator is not allowed to read {what}: {why}")
 
     def check_open_file(self, descriptor: int, what: str) -> None:
         """Check an open file like :meth:`check_path`. Moving the file cannot defeat this check."""
-        if self.roots is not None and _DESCRIPTORS.exists():  # only Linux has these paths
+        if self.roots is not None:
             self.check_path(str((_DESCRIPTORS / str(descriptor)).readlink()), what)
 
     def check_count(self, samples: int) -> None:
         """Raise ``SourceError`` above a source's maximum, or ``LongListingError`` above the process's."""
-        # Check this first: the listing starts over in another process, which checks the other limit.
+        # Check this limit first: the listing starts over in another process, which checks the other one.
         if samples > self.here:
             raise LongListingError
         if samples > self.samples:
             raise SourceError(
-                f"it has more than {self.samples:,} samples, the maximum that this coordinator's "
-                "catalog_max_samples allows: raise it if there is enough memory (about 25 bytes per sample)"
+                f"it has more than {self.samples:,} samples, which is this coordinator's "
+                "catalog_max_samples: raise it if there is enough memory (about 25 bytes per sample)"
             )
 
 
@@ -123,7 +121,7 @@ def _is_within(real: str, root: str) -> bool:
 
 
 def parse_roots(text: str) -> tuple[str, ...]:
-    """Split a string like PATH into directories, and return their real paths. All must be absolute."""
+    """Split a list of absolute directories, written like PATH, and return their real paths."""
     roots = [root for root in text.split(os.pathsep) if root]
     for root in roots:
         if not root.startswith("/"):

@@ -1,4 +1,4 @@
-"""A coordinator's state: a directory of catalogs and ids that are used after a restart.
+"""A coordinator's state: a directory of catalogs and ids that survive restarts.
 
 Files are created atomically. Several coordinators may share a directory.
 
@@ -6,8 +6,8 @@ Files are created atomically. Several coordinators may share a directory.
 |---|---|
 | ``DIGEST.arrow`` | a catalog (:mod:`superdl.coordinator.catalog.catalog_file`), named by its BLAKE2b-128 |
 | ``CONTENT.ids`` | the ids of a dataset's samples, 16 bytes each, followed by their BLAKE2b-128 |
-| ``KEY.json`` | the catalog of a listing or of a run's dataset, and the time of the listing |
-| ``decoder.json`` | the decoder of the latest embedded start (:mod:`superdl.coordinator.executors.local`) |
+| ``KEY.json`` | the catalog of a listing, or of a run's dataset, with the time of the listing |
+| ``decoder.json`` | the decoder at the last embedded start (:mod:`superdl.coordinator.executors.local`) |
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 _CATALOG, _IDS, _ENTRY, _UNFINISHED = ".arrow", ".ids", ".json", ".unfinished"
 _MAX_BYTES = 2**35
-# Seconds to keep a file after its last use, because another coordinator may have mapped it.
+# Keep a file for this long after its last use, because another coordinator may have mapped it.
 _IN_USE_S = 86_400.0
 _ENTRIES_S = 30 * _IN_USE_S
 _AT_A_TIME = 2**16
@@ -54,7 +54,7 @@ _blake2b = partial(hashlib.blake2b, digest_size=ID_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The catalog file of a listing, the end of the listing (Unix time) and its duration in seconds."""
+    """A listing's catalog file, its end (Unix time) and its duration in seconds."""
 
     file: str
     ended_s: float
@@ -65,10 +65,10 @@ class CatalogState:
     """The state in a directory. Methods block, and may be called from any thread.
 
     Args:
-        directory: created when needed, in an existing parent. ``None`` if there is none.
-        max_bytes: maximum size. The least recently used files are removed first.
-        by_default: whether the directory is only a default, so that problems with it are
-            logged as information.
+        directory: created when needed, in an existing parent. ``None`` for temporary files.
+        max_bytes: maximum size, above which the least recently used files are removed.
+        by_default: whether the directory is a default. Problems with it are then logged as
+            information.
     """
 
     def __init__(
@@ -76,26 +76,26 @@ class CatalogState:
     ) -> None:
         self.directory = directory
         self._max_bytes, self._by_default = max_bytes, by_default
-        self._trouble = ""
+        self._problem = ""
 
     def keep(self, write: Callable[[IO[bytes]], None]) -> tuple[Catalog, str]:
-        """Store a catalog that ``write`` writes. Return the mapped catalog and the name of its file.
+        """Store the catalog that ``write`` writes. Return it, mapped, and the name of its file.
 
-        Raises ``OSError`` if there is no room.
+        Raises ``OSError`` if the file cannot be written.
         """
         with self._new_file() as stream:
             write(stream)
             stream.flush()
-            # Map before renaming: the mapping stays valid when the name changes.
+            # A mapping stays valid when the file is renamed.
             mapped = map_catalog(Path(stream.name))
             return mapped, self._named(stream, _digest_of(Path(stream.name)) + _CATALOG)
 
     def hold(self, catalog: Catalog) -> tuple[Catalog, str]:
-        """Move a catalog to a file. It stays in memory if there is no space for a file."""
+        """Move a catalog to a file, like :meth:`keep`. It stays in memory if the file cannot be written."""
         try:
             return self.keep(lambda stream: write_catalog(catalog, cast("BinaryIO", stream)))
         except OSError as error:
-            self._log_trouble(f"a catalog of {len(catalog):,} samples is kept in memory: {error}")
+            self._log_problem(f"a catalog of {len(catalog):,} samples is kept in memory: {error}")
             return catalog, ""
 
     def load(self, kept: Kept) -> Catalog | None:
@@ -104,19 +104,19 @@ class CatalogState:
             return None
         path = self.directory / kept.file
         try:
-            # The name is the digest, so a damaged file does not match its name.
+            # The name is the digest, which a damaged file does not match.
             if _digest_of(path) + _CATALOG == path.name:
                 _touch(path)
                 return map_catalog(path)
-            self._log_trouble(f"{path} is damaged, so the source will be listed again")
+            self._log_problem(f"{path} is damaged, so the source will be listed again")
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError) as error:
-            self._log_trouble(f"{path} cannot be used, so the source will be listed again: {error}")
+            self._log_problem(f"{path} cannot be used, so the source will be listed again: {error}")
         return None
 
     def note(self, key: bytes, kept: Kept) -> None:
-        """Record the catalog of a listing under a key."""
+        """Record a listing's catalog under a key."""
         if self.directory is None or not kept.file:
             return
         try:
@@ -125,7 +125,7 @@ class CatalogState:
                 self._named(stream, key.hex() + _ENTRY)
             self._prune()
         except OSError as error:
-            self._log_trouble(f"a source will be listed again after a restart: {error}")
+            self._log_problem(f"a source will be listed again after a restart: {error}")
 
     def find(self, key: bytes) -> Kept | None:
         """Return the entry under a key, or ``None`` if it is missing or unreadable."""
@@ -133,16 +133,16 @@ class CatalogState:
             return None
         try:
             entry = Kept(**json.loads((self.directory / f"{key.hex()}{_ENTRY}").read_bytes()))
-            # The directory may be shared, so check that the name does not lead out and the times are numbers.
-            is_sound = Path(entry.file).name == entry.file and entry.ended_s > 0 and entry.took_s >= 0
-            return entry if is_sound else None
+            # Others may write to the directory, so check that the name does not lead out of it.
+            is_valid = Path(entry.file).name == entry.file and entry.ended_s > 0 and entry.took_s >= 0
+            return entry if is_valid else None
         except (OSError, ValueError, TypeError):
             return None
 
     def ids(
         self, content: bytes, size: int, derive: Callable[[NDArray[np.int64]], bytes]
     ) -> NDArray[np.uint8]:
-        """Return the mapped ids of a dataset, of shape (size, 16). ``derive`` computes missing ones."""
+        """Return a dataset's ids, mapped, of shape (size, 16). ``derive`` returns those of some indices."""
         name, shape = content.hex() + _IDS, (size, ID_BYTES)
         existing = self._mapped_ids(self.directory / name, size) if self.directory is not None else None
         if existing is not None:
@@ -160,7 +160,7 @@ class CatalogState:
                 self._named(stream, name)
                 return mapped
         except OSError as error:
-            self._log_trouble(f"the ids of {size:,} samples are kept in memory: {error}")
+            self._log_problem(f"the ids of {size:,} samples are kept in memory: {error}")
             return np.frombuffer(derive(np.arange(size)), dtype=np.uint8).reshape(shape)
 
     def _mapped_ids(self, path: Path, size: int) -> NDArray[np.uint8] | None:
@@ -171,16 +171,16 @@ class CatalogState:
             if _blake2b(mapped[:-1].data).digest() == mapped[-1].tobytes():
                 _touch(path)
                 return mapped[:-1]
-            self._log_trouble(f"{path} is damaged, so its ids will be derived again")
-        except OSError:  # the file is written again, which logs the error
+            self._log_problem(f"{path} is damaged, so its ids will be derived again")
+        except OSError:  # writing the file again logs the error
             pass
         return None
 
     @contextmanager
     def _new_file(self) -> Iterator[IO[bytes]]:
-        """Yield a file that is removed at the end unless it was renamed."""
+        """Yield a new file, which is removed at the end unless it was renamed."""
         stream = self._created(self.directory) if self.directory is not None else None
-        # Without a usable directory, catalogs are in temporary files that are removed with the process.
+        # Without a usable directory, use temporary files, which vanish with the process.
         stream = stream or _unfinished_in(Path(temporary_directory()))
         try:
             with stream:
@@ -193,18 +193,18 @@ class CatalogState:
             directory.mkdir(exist_ok=True)
             return _unfinished_in(directory)
         except OSError as error:
-            self._log_trouble(f"sources will be listed again at the next start: {error}")
+            self._log_problem(f"sources will be listed again at the next start: {error}")
             return None
 
     def _named(self, stream: IO[bytes], name: str) -> str:
-        """Rename a new file and return its name, or an empty string for a temporary file."""
+        """Rename a new file and return its name, which is empty for a temporary file."""
         path = Path(stream.name)
         if self.directory is None or path.parent != self.directory:
             return ""
-        # No fsync: a file truncated by a power failure is detected and written again.
+        # Without fsync: a file truncated by a power failure is detected and written again.
         stream.flush()
         path.replace(self.directory / name)
-        self._trouble = ""
+        self._problem = ""
         return name
 
     def _prune(self) -> None:
@@ -216,7 +216,7 @@ class CatalogState:
                     status = path.stat()
                     files.append((status.st_mtime, status.st_size, path))
         total, now_s = sum(size for _, size, _ in files), time.time()
-        # Least recently used first: loading a file updates its time.
+        # Loading a file updates its time.
         for used_s, size, path in sorted(files):
             unused_s = now_s - used_s
             is_old = path.suffix == _UNFINISHED or (path.suffix == _ENTRY and unused_s > _ENTRIES_S)
@@ -224,18 +224,18 @@ class CatalogState:
                 path.unlink(missing_ok=True)
                 total -= size
 
-    def _log_trouble(self, trouble: str) -> None:
-        if trouble != self._trouble:
+    def _log_problem(self, problem: str) -> None:
+        if problem != self._problem:
             level = logging.INFO if self._by_default else logging.WARNING
-            _log.log(level, "state %s: %s", self.directory or "in temporary files", trouble)
-        self._trouble = trouble
+            _log.log(level, "state %s: %s", self.directory or "in temporary files", problem)
+        self._problem = problem
 
 
 def open_state(setting: str, store: str, environment: Mapping[str, str]) -> CatalogState:
-    """Open the state for a setting: a directory, ``none``, or ``auto``.
+    """Open the state in a directory, ``none`` or ``auto``.
 
-    ``auto`` is ``catalogs`` in the store, or in the user's cache directory if the store is
-    not a directory. Raises ``ConfigError`` if a directory in the setting cannot be created.
+    ``auto`` is ``catalogs`` in the store or, if the store is not a directory, in the user's cache
+    directory. Raises ``ConfigError`` if a given directory cannot be created.
     """
     if setting.lower() == "none":
         return CatalogState(None)
@@ -258,7 +258,7 @@ def open_state(setting: str, store: str, environment: Mapping[str, str]) -> Cata
 
 
 def _touch(path: Path) -> None:
-    # This user may not be allowed to change its times.
+    # Another user's file may not be touched.
     with contextlib.suppress(OSError):
         os.utime(path)
 

@@ -1,4 +1,4 @@
-"""Byte strings in an Arrow array, in memory or in a mapped file, without a Python object per string."""
+"""Byte strings in an Arrow array, in memory or in a mapped file, without a Python object for each."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# A million Python objects take 100 MB and slow down the garbage collector. Packed,
-# a key takes its length plus eight bytes.
+# A million Python objects take 100 MB and slow down the garbage collector. A packed key takes its length
+# plus eight bytes.
 _IN_MEMORY_BYTES = 2**26
-_CHUNK = 8192  # number of strings to unpack at a time, a trade-off between memory and speed
+_CHUNK = 8192  # strings to unpack at a time
 
 
 class PackedStrings:
     """An immutable sequence of byte strings.
 
     Args:
-        array: large binaries of Arrow without nulls, or a dictionary of them, which
-            contains each distinct string once.
+        array: Arrow's large binaries without nulls, or a dictionary array that contains each
+            distinct string once.
     """
 
     __slots__ = ("array",)
@@ -48,22 +48,14 @@ class PackedStrings:
 
     @classmethod
     def of_parts(cls, joined: Any, ends: Any) -> PackedStrings:
-        """Wrap two buffers: the joined strings, and their starts as uint64, followed by the end."""
+        """Wrap two buffers: the joined strings, and their starts followed by the end, as uint64."""
         import pyarrow as pa
 
         buffers = [None, pa.py_buffer(ends), pa.py_buffer(joined)]
         return cls(pa.Array.from_buffers(pa.large_binary(), buffers[1].size // 8 - 1, buffers))
 
-    @classmethod
-    def concatenate(cls, parts: Sequence[PackedStrings]) -> PackedStrings:
-        """Return the strings of all parts, in order."""
-        builder = PackedStringsBuilder()
-        for part in parts:
-            builder.extend(part)
-        return builder.build()
-
     def repeated(self, which: NDArray[Any]) -> PackedStrings:
-        """Return the string at each index in ``which``. Each distinct string is stored only once."""
+        """Return the string at each index in ``which``, storing each distinct string once."""
         import pyarrow as pa
 
         return PackedStrings(pa.DictionaryArray.from_arrays(which, self.array))
@@ -79,11 +71,11 @@ class PackedStrings:
             yield from _unpacked(chunk.array)
 
     def take(self, indices: NDArray[Any] | Sequence[int]) -> list[bytes]:
-        """Return the strings at ``indices``, in that order. Raises ``IndexError`` if one is out of range."""
+        """Return the strings at ``indices``. Raises ``IndexError`` if one is out of range."""
         return _unpacked(self._taken(np.asarray(indices, dtype=np.int64)))
 
     def chunks(self) -> Iterator[PackedStrings]:
-        """Yield all strings in chunks of a few thousand. A chunk does not keep others in memory."""
+        """Yield all strings in chunks of a few thousand, which do not keep each other in memory."""
         for start in range(0, len(self), _CHUNK):
             yield PackedStrings(self._taken(np.arange(start, min(start + _CHUNK, len(self)))))
 
@@ -95,7 +87,7 @@ class PackedStrings:
         return self.array.take(pa.array(indices))
 
     def parts(self) -> tuple[bytes | memoryview, NDArray[np.uint64]]:
-        """Return the joined strings, and their starts followed by the end, without a copy."""
+        """Return the joined strings, and their starts followed by the end. Copies nothing."""
         if not len(self):
             return b"", np.zeros(1, dtype=np.uint64)
         _, offsets, joined = self.array.buffers()
@@ -104,15 +96,15 @@ class PackedStrings:
         return memoryview(joined or b"")[int(ends[0]) : int(ends[-1])], ends - ends[0] if ends[0] else ends
 
     def reorder(self, order: NDArray[np.int64]) -> PackedStrings:
-        """Return the strings rearranged by ``order``, an array of indices."""
+        """Return the strings at the indices in ``order``."""
         builder = PackedStringsBuilder()
-        # Copy in pieces, because take() uses memory and the builder moves the strings to a file.
+        # Copy in pieces: take() allocates memory, and the builder moves the strings to a file.
         for start in range(0, len(order), _CHUNK):
             builder.extend(PackedStrings(self._taken(order[start : start + _CHUNK])))
         return builder.build()
 
     def with_prefix(self, prefix: bytes) -> PackedStrings:
-        """Return the strings, each with a prefix."""
+        """Prefix each string."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -123,11 +115,18 @@ class PackedStrings:
         return builder.build()
 
     def equals_next(self) -> NDArray[np.bool_]:
-        """Return a mask of the strings that equal the next one, as bool of shape (len - 1,)."""
+        """Return whether each string equals the next, as bool of shape (len - 1,)."""
         import pyarrow.compute as pc
 
         equal: NDArray[np.bool_] = pc.equal(self.array[:-1], self.array[1:]).to_numpy(zero_copy_only=False)
         return equal
+
+    def find_in(self, others: PackedStrings) -> NDArray[np.int64]:
+        """Return the index in ``others`` of each string, or -1, as int64 of shape (len,)."""
+        import pyarrow.compute as pc
+
+        indices = pc.index_in(self.array, value_set=others.array).fill_null(-1)
+        return indices.to_numpy().astype(np.int64)  # type: ignore[no-any-return]
 
     def sort_order(self) -> NDArray[np.int64]:
         """Return the stable order of the strings by their bytes, as int64 of shape (len,)."""
@@ -143,7 +142,7 @@ def _unpacked(array: Any) -> list[bytes]:
 
 
 class PackedStringsBuilder:
-    """Packs strings, up to 64 MB in memory, and beyond that in temporary files."""
+    """Packs strings in memory or, beyond 64 MB, in temporary files."""
 
     __slots__ = ("_ends", "_joined")
 
@@ -162,7 +161,7 @@ class PackedStringsBuilder:
         return self._ends.tell() // 8 - 1
 
     def extend(self, strings: PackedStrings) -> None:
-        """Append strings, which must not be dictionary-encoded."""
+        """Append strings. Their array must not be a dictionary array."""
         joined, ends = strings.parts()
         self._ends.write((ends[1:] + np.uint64(self._joined.tell())).tobytes())
         self._joined.write(joined)
@@ -173,7 +172,7 @@ class PackedStringsBuilder:
 
 
 def _written(file: tempfile.SpooledTemporaryFile[bytes]) -> bytes | mmap.mmap:
-    """Return the contents of a file, mapped if it is on disk, and close the file."""
+    """Return the contents of a file, mapped if they are on disk, and close the file."""
     with file:
         if file.tell() > _IN_MEMORY_BYTES:
             file.flush()

@@ -1,4 +1,4 @@
-"""The engine, which executes the core's actions and turns every result into an event."""
+"""The engine, which carries out the core's actions and turns their results into events."""
 
 from __future__ import annotations
 
@@ -65,24 +65,24 @@ _log = logging.getLogger(__name__)
 
 _OUTCOME_NUMBERS: dict[str, int] = {outcome: number for number, outcome in enumerate(OUTCOME_ORDER)}
 _ANSWER_GRACE_S = 10.0
-_ANSWER_MARGIN_S = 2.0  # time that a function reserves for returning its result
+_ANSWER_MARGIN_S = 2.0  # a function reserves this for returning its result
 _RETRY_S = 0.5
-_SAVING_S = 2.0  # for writes to the store at shutdown
+_SAVING_S = 2.0  # at shutdown, for writes to the store
 _TICK_LEAST_S = 0.001
 _SENDS_PER_TURN = 16
 _NOTED_S = 60.0  # longer than the time between two attempts
 
 
 class Engine:
-    """The core and the tasks that execute its actions. Create it on its event loop.
+    """The core, and the tasks that carry out its actions. Create it on its event loop.
 
-    ``failed`` receives the exception if a task fails, which is a bug. The core's state is then
-    wrong, and the coordinator should restart.
+    If a task fails, which is a bug, ``failed`` receives the exception. The core's state is then wrong, and
+    the coordinator should restart.
 
     Args:
-        executors: the executors, in settings order.
+        executors: the executors, in the order of the settings.
         datasets: the registry, in which the core's datasets are open.
-        function_memory_mb: a function's memory, to count GB-seconds if results do not report it.
+        function_memory_mb: a function's memory, for GB-seconds if results do not report it.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Engine:
         self._dropping: asyncio.Task[None] | None = None
         self._to_send: deque[tuple[Prefetch, asyncio.Task[None] | None]] = deque()
         self.cache_load = CacheLoad()
-        # Why the cache does not answer, and since when. Upkeep sets both.
+        # The reason why the cache does not respond, and since when. Upkeep sets it.
         self.cache_trouble = ""
         self._run = uuid.uuid4().hex[:8]
         self._timer: asyncio.TimerHandle | None = None
@@ -117,7 +117,7 @@ class Engine:
 
     @property
     def cache_address(self) -> str:
-        """Return the address of the cache, for readers."""
+        """Return the cache's address, for readers."""
         return self._cache.address
 
     @property
@@ -131,11 +131,11 @@ class Engine:
         return time.monotonic()
 
     def post(self, event: Event) -> None:
-        """Pass an event to the core and start the returned actions."""
+        """Pass an event to the core and start its actions."""
         self.post_all((event,))
 
     def post_all(self, events: Iterable[Event]) -> None:
-        """Pass events that arrived together to the core and start the returned actions."""
+        """Pass events that came together to the core and start its actions."""
         if self._closed:
             return
         now = time.monotonic()
@@ -148,7 +148,7 @@ class Engine:
         self._set_timer(now)
 
     def _set_timer(self, now: float) -> None:
-        """Schedule the core's next tick. An early tick is harmless."""
+        """Schedule the core's next tick. An earlier one does no harm."""
         wake_at_s = max(self.core.wake_at_s, now + _TICK_LEAST_S)
         if self._timer is not None:
             if now < self._tick_at_s <= wake_at_s:
@@ -162,11 +162,11 @@ class Engine:
         self.post(Tick())
 
     async def close(self) -> None:
-        """Stop and abandon pending work, but allow writes to the store a limited time to finish."""
+        """Abandon pending work, except that writes to the store get a limited time."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        # The next coordinator detects events that were not sent.
+        # The next coordinator finds out what was not sent.
         self._to_send.clear()
         if self._saving:
             await asyncio.wait(self._saving, timeout=_SAVING_S)
@@ -197,8 +197,7 @@ class Engine:
                 _log.warning("%s", action.message)
 
     def _send_some(self) -> None:
-        # Leave the rest to later iterations of the loop, so that replies are
-        # not delayed while hundreds of requests are built.
+        # Leave the rest to later iterations of the loop: building hundreds of requests would delay replies.
         for _ in range(min(_SENDS_PER_TURN, len(self._to_send))):
             action, dropping = self._to_send.popleft()
             task = self._tasks.start(self._prefetch(action, dropping))
@@ -213,7 +212,7 @@ class Engine:
 
     async def _prefetch(self, action: Prefetch, dropping: asyncio.Task[None] | None) -> None:
         if dropping is not None:
-            await asyncio.wait([dropping])  # otherwise a late UNLINK could delete a new record
+            await asyncio.wait([dropping])  # a late UNLINK would delete a new record
         dataset, executor = self.datasets[action.samples.dataset], self._executors[action.executor]
         keeper, kind = self.keeper, action.kind
         if _log.isEnabledFor(logging.DEBUG):
@@ -246,8 +245,8 @@ class Engine:
             failure = getattr(error, "kind", FailureKind.RAISED)
             about = {"cause": f"{executor.name}: {failure.value}", "executor": executor.name}
             about |= {"request": request.request_id, "job": action.job, "dataset": dataset.listing.source}
-            words = "request %s to %s failed (%s): %s"
-            _log.warning(words, request.request_id, executor.name, failure.value, error, extra=about)
+            facts = request.request_id, executor.name, failure.value, error
+            _log.warning("request %s to %s failed (%s): %s", *facts, extra=about)
             billed = getattr(error, "ran_s", 0.0) * self._memory_gb, getattr(error, "refused", False)
             self.post(RequestFailed(action.request_id, failure, str(error), *billed))
         else:
@@ -255,7 +254,7 @@ class Engine:
             self._report_unavailable(action, result, dataset)
 
     def _report_unavailable(self, action: Prefetch, result: PrefetchResult, dataset: Dataset) -> None:
-        """Warn about samples that the source cannot provide now, and write a note for readers."""
+        """Warn about samples that cannot be read from the source now, and write a note for readers."""
         offsets = [offset for offset, outcome in enumerate(result.outcomes) if outcome == Outcome.UNAVAILABLE]
         if not offsets:
             return
@@ -267,22 +266,21 @@ class Engine:
         self.note(self.datasets.ids_of(dataset.content), Tombstone(source, UNAVAILABLE, why, permanent=False))
 
     def note(self, dataset_ids: bytes, note: Tombstone) -> None:
-        """Write a note to the cache that explains why samples of datasets do not arrive."""
+        """Write a note to the cache for datasets' readers, which says why samples do not arrive."""
 
         async def write() -> None:
-            with suppress(CacheError):  # upkeep reports trouble with the cache
+            with suppress(CacheError):  # upkeep reports it
                 await self._cache.note(dataset_ids, note, _NOTED_S)
 
         self._tasks.start(write())
 
     def _done(self, action: Prefetch, result: PrefetchResult, dataset: Dataset) -> RequestDone:
-        """Return an answer as an event."""
         memory_gb = result.memory_mb / 1024 or self._memory_gb
         bad = [offset for offset, outcome in enumerate(result.outcomes) if outcome == Outcome.TOMBSTONE]
         if bad:
             (first,) = dataset.catalog.names_at(action.indices[bad[:1]])
-            words = f"can never be decoded: {result.messages.get(str(bad[0]), '')}"
-            warn_of_samples(dataset.listing.source, "bad sample", first.decode(), len(bad), words)
+            problem = f"can never be decoded: {result.messages.get(str(bad[0]), '')}"
+            warn_of_samples(dataset.listing.source, "bad sample", first.decode(), len(bad), problem)
         pack, stored = self.keeper.process_result(dataset, action.indices, result)
         is_remote = not dataset.catalog.bucket.startswith("file://")
         return RequestDone(
@@ -308,14 +306,14 @@ class Engine:
 
     async def _audit(self, action: Audit) -> None:
         ids, silent = self._ids(action.samples, action.indices), False
-        while True:  # retry until the cache answers: the core waits, and readers have timeouts
+        while True:  # the core waits, and readers have timeouts
             try:
                 look = self._cache.read_back if action.whole else self._cache.audit
                 lengths = await look(ids)
             except CacheError as error:
                 if not silent:
                     audited = counted(action.indices.size, "sample")
-                    _log.warning("an audit of %s is waiting for the cache: %s", audited, error)
+                    _log.warning("the audit of %s is waiting for the cache: %s", audited, error)
                 silent = True
                 await asyncio.sleep(_RETRY_S)
             else:
@@ -327,14 +325,14 @@ class Engine:
         sample_id = self._ids(action.samples, np.array([action.index], dtype=np.int64))
         try:
             record = await self._cache.record(sample_id)
-        except CacheError:  # the next read-back will detect it, and upkeep reports the failure
+        except CacheError:  # another record is read back later, and upkeep reports the error
             return
         if record is None:
             return
         fault = ""
         try:
             unpack(record, sample_id=sample_id)
-        except RecordVersionError:  # pointers, tombstones and other versions are not faults
+        except RecordVersionError:  # a pointer, tombstone or other version is no fault
             pass
         except RecordError as error:
             fault = str(error)
@@ -343,7 +341,7 @@ class Engine:
     async def _drop(self, ids: bytes, dropping: asyncio.Task[None] | None) -> None:
         if dropping is not None:
             await asyncio.wait([dropping])  # keep the order of drops
-        while True:  # records that are not deleted take memory that the core assumes to be free
+        while True:  # the core counts their memory as free
             try:
                 await self._cache.drop(ids)
             except CacheUnreachableError:
@@ -361,8 +359,8 @@ class Engine:
             for key, message in zip(dataset.catalog.names_at(action.indices), action.messages, strict=True)
         ]
         first = tombstones[0]
-        words = f"could not be produced: {first.message}"
-        warn_of_samples(dataset.listing.source, "not produced", first.key, len(tombstones), words)
+        problem = f"could not be produced: {first.message}"
+        warn_of_samples(dataset.listing.source, "not produced", first.key, len(tombstones), problem)
         try:
             await self._cache.bury(self._ids(action.samples, action.indices), tombstones, action.expires_in_s)
         except CacheError as error:  # readers report the samples again, and the core retries

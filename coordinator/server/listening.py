@@ -1,4 +1,4 @@
-"""A grpc.aio server on a port or a unix socket, with limits on the resources that strangers can use."""
+"""A grpc.aio server on a port or unix socket, which limits what strangers can use up."""
 
 from __future__ import annotations
 
@@ -42,17 +42,16 @@ _HEALTH_SERVICE = "grpc.health.v1.Health"
 _REQUEST_BYTES_MAX = 4 * 2**20
 _REPLY_BYTES_MAX = 8 * 2**20
 _CALLS_MAX = 10_000
-_CALLS_PER_CONNECTION_MAX = 256  # a process has one connection, and a call per sampler
-_CONNECTIONS_MAX = 4096  # 190 MB if idle, measured at 45 KB each
+_CALLS_PER_CONNECTION_MAX = 256  # a process has one connection, and a call for each sampler
+_CONNECTIONS_MAX = 4096  # idle ones take 190 MB: 45 KB each
 _OWN_FILES_MAX = 1024  # for cache nodes, functions, S3, workers' pipes and listings
-_HANDSHAKE_TIMEOUT_MS = 20_000  # drop the connections of silent clients
-_IDLE_MS = 60_000  # time without a call; samplers call every two seconds, others reconnect
+_HANDSHAKE_TIMEOUT_MS = 20_000
+_IDLE_MS = 60_000  # samplers call every two seconds, and others reconnect
 _MESSAGE_TIMEOUT_S = 10.0  # as long as SUPER's clients wait for a reply
 _HEALTH_REQUEST_BYTES_MAX = 4096
 _HEALTH_CALLS_MAX = 100
 _PROBE_TIMEOUT_S = 1.0
-_ERROR_BYTES_MAX = 2000  # it is sent in a header, which must be short
-
+_ERROR_BYTES_MAX = 2000  # headers must be short
 
 _CODES: tuple[tuple[type[SuperError], grpc.StatusCode], ...] = (
     (CoordinatorTrustError, grpc.StatusCode.UNAUTHENTICATED),
@@ -66,27 +65,27 @@ _CODES: tuple[tuple[type[SuperError], grpc.StatusCode], ...] = (
 
 
 class Health:
-    """The Check method of the standard health service, for any service name."""
+    """The method Check of the standard health service, for any service's name."""
 
     def __init__(self) -> None:
         self.serves = True
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """Return the handler for a grpc.aio server."""
-        # No message is read, so that a large or incomplete one uses no resources. There is
-        # no Watch, which would stay open as long as the client likes.
+        # As a stream's handler it reads no message, which could be large or incomplete. There is no Watch,
+        # which a client could keep open.
         check = grpc.stream_unary_rpc_method_handler(
             self._check, response_serializer=health_pb2.HealthCheckResponse.SerializeToString
         )
         return grpc.method_handlers_generic_handler(_HEALTH_SERVICE, {"Check": check})
 
     async def _check(self, _: Any, __: grpc.aio.ServicerContext[Any, Any]) -> health_pb2.HealthCheckResponse:
-        answer = health_pb2.HealthCheckResponse
-        return answer(status=answer.SERVING if self.serves else answer.NOT_SERVING)
+        response = health_pb2.HealthCheckResponse
+        return response(status=response.SERVING if self.serves else response.NOT_SERVING)
 
 
 class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic only in the stubs
-    """An interceptor that refuses calls without a token or a valid, timely message, and maps errors."""
+    """Refuses calls without a token or a valid and timely message, and maps errors to status codes."""
 
     def __init__(
         self, tokens: Tokens | None, timeout_s: float, called: Callable[[str, float], None] | None
@@ -102,27 +101,26 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic o
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
         name = str(handler_call_details.method)
-        # Probes need no token, because they only learn whether the service is running.
+        # A probe needs no token: it only learns whether the service is running.
         tokens = None if name == f"/{_HEALTH_SERVICE}/Check" else self._tokens
-        shown = handler_call_details.invocation_metadata
-        if tokens is not None and (refusal := tokens.refusal(shown)):
-            # For a unary handler, grpc.aio would first wait for the call's message, so strangers could
-            # hold calls open, or use memory with large messages. A stream's handler runs at once, and
-            # this one reads nothing.
+        metadata = handler_call_details.invocation_metadata
+        if tokens is not None and (refusal := tokens.refusal(metadata)):
+            # Before a unary handler, grpc.aio waits for the call's message, so strangers could hold calls
+            # open or use memory. A stream's handler runs at once, and this one reads nothing.
             return grpc.stream_unary_rpc_method_handler(partial(_refuse, CoordinatorTrustError(refusal)))
         handler: Any = await continuation(handler_call_details)
         if handler is None or handler.unary_unary is None:
             return handler  # type: ignore[no-any-return]  # the type is correct
-        # grpc.aio would wait for the message indefinitely, and write a traceback for malformed
-        # bytes. So treat each call as a stream of bytes, and read one message.
+        # grpc.aio would wait for the message without a limit, and log a traceback for malformed bytes. So
+        # treat the call as a stream of bytes, and read one message.
         return grpc.stream_unary_rpc_method_handler(
-            partial(self._answer, handler, name), None, handler.response_serializer
+            partial(self._handle, handler, name), None, handler.response_serializer
         )
 
-    async def _answer(
+    async def _handle(
         self, handler: Any, name: str, _: Any, context: grpc.aio.ServicerContext[Any, Any]
     ) -> Any:
-        # A cancelled read leaves gRPC writing to freed memory, so end the call, which also ends the read.
+        # Abort the call, which ends the read: cancelling a read leaves gRPC writing to freed memory.
         limit = asyncio.get_running_loop().call_later(
             self._timeout_s, lambda: self._ending.start(self._abort(context))
         )
@@ -148,7 +146,7 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic o
                 self._called(name, time.perf_counter() - begun_s)
 
     async def _abort(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        with contextlib.suppress(grpc.aio.AbortError):  # the handler gets it too
+        with contextlib.suppress(grpc.aio.AbortError):  # raised in the handler too
             await context.abort(
                 grpc.StatusCode.DEADLINE_EXCEEDED,
                 f"the call's message did not arrive within {self._timeout_s:g} s",
@@ -157,7 +155,7 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic o
 
 async def _refuse(error: SuperError, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
     code = next(code for kind, code in _CODES if isinstance(error, kind))
-    # Send the message in the status details, and the error's class in the trailing metadata.
+    # The trailing metadata has the error's class.
     message = str(error).encode(errors="replace")[:_ERROR_BYTES_MAX].decode(errors="ignore")
     await context.abort(code, message, ((ERROR_METADATA_KEY, type(error).__name__),))
 
@@ -171,10 +169,10 @@ async def listen(
     called: Callable[[str, float], None] | None = None,
     health: Health | None = None,
 ) -> grpc.aio.Server:
-    """Start serving on ``address``, which is ``host:port`` or ``unix:/path``.
+    """Start a server on ``host:port`` or ``unix:/path``.
 
-    Callers need one of ``tokens``, if given. ``called`` receives the method and duration in seconds of each
-    answered call. Raises ``ConfigError`` if the address is in use or cannot be used.
+    Clients need one of the ``tokens``, if given. ``called`` is called with the method of each call and its
+    duration in seconds. Raises ``ConfigError`` if the address is in use or unusable.
     """
     server = grpc.aio.server(
         options=_options(
@@ -194,7 +192,7 @@ async def listen(
 
 
 async def listen_for_health(address: str, health: Health) -> grpc.aio.Server:
-    """Serve only health checks, without TLS or tokens. Raises ``ConfigError`` like :func:`listen`."""
+    """Start a server of health checks alone, without TLS and tokens. Raises as :func:`listen` does."""
     server = grpc.aio.server(
         options=_options(_HEALTH_REQUEST_BYTES_MAX, _HEALTH_CALLS_MAX),
         maximum_concurrent_rpcs=_HEALTH_CALLS_MAX,
@@ -217,17 +215,17 @@ def _options(request_bytes: int, connections: int, *more: tuple[str, int]) -> Se
 
 
 def raise_limit_of_open_files() -> None:
-    """Raise the limit on open files to the maximum. The usual 1024 is intended for old programs."""
+    """Raise the limit of open files to its maximum. The usual 1024 is for programs that use select()."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def connections_that_fit(most: int) -> int:
-    """Return how many connections the limit on open files allows, at most ``most``."""
+    """Return the number of connections that the limit of open files allows, at most ``most``."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return most
-    # Half of all open files, or 1024, are reserved for other uses.
+    # Reserve half of them, or 1024, for other uses.
     return max(1, min(most, limit - min(limit // 2, _OWN_FILES_MAX)))
 
 
@@ -241,19 +239,17 @@ def _add_port(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> N
         else:
             server.add_secure_port(address, tls.credentials())
     except (RuntimeError, OSError) as error:
-        raise ConfigError(
-            f"cannot listen on {address}: {error}; is something else listening there?"
-        ) from error
+        raise ConfigError(f"cannot listen on {address}: {error}. Check whether it is in use") from error
 
 
 def _clear(path: Path) -> None:
-    """Remove a socket that a killed process left. Anything else is kept."""
+    """Remove the socket of a killed process. Raises ``FileExistsError`` if there is anything else."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise FileExistsError("a file with that name exists and is not a socket")
+        raise FileExistsError("the file exists and is not a socket")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_PROBE_TIMEOUT_S)
         try:

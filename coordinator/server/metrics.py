@@ -1,4 +1,4 @@
-"""The coordinator's metrics: definitions, values at a scrape, and log lines for CloudWatch."""
+"""The coordinator's metrics: definitions, values for a scrape, and log lines for CloudWatch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _Row: TypeAlias = "tuple[str, tuple[str, ...], float]"
 
-# The number of labels is limited: samples have none, and only the busiest jobs have names.
+# Labels are few: samples have none, and only the busiest jobs have names.
 JOBS_NAMED = 50
 OTHER = "other"
 CALL_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -46,26 +46,30 @@ class Metric(NamedTuple):
     kind: str
     labels: tuple[str, ...]
     help: str
-    # The metric's field in the statistics of an executor, a team or the cache, if it has one.
-    field: str = ""
+    # Its fields in the statistics: one of an executor, a team or the cache, or counters of a job, each after
+    # the value of the second label and a colon if there is one.
+    fields: tuple[str, ...] = ()
 
 
-# Name, kind, labels, field of the statistics, help. The label "job" is reserved by Prometheus for its
-# targets.
+# Name, kind, labels = fields | help. Prometheus reserves the label "job" for its targets.
 _LIST = """
-super_batches_read_total counter job_name | Batches that readers have received.
-super_samples_read_total counter job_name place | Samples by where first found: cache, store, missed.
-super_read_bytes_total counter job_name | Bytes that readers read from the cache.
-super_read_seconds_total counter job_name | Seconds that readers spent receiving batches.
+super_batches_read_total counter job_name = batches_read | Batches that readers have received.
+super_samples_read_total counter job_name place = cache:cache_hits store:samples_straight \
+missed:cache_misses | Samples by where first found: cache, store, missed.
+super_read_bytes_total counter job_name = read_bytes | Bytes that readers read from the cache.
+super_read_seconds_total counter job_name = read_s | Seconds that readers spent receiving batches.
 super_wait_seconds_total counter job_name cause | Seconds that readers waited for samples.
 super_stalls_total counter job_name cause | Batches that readers had to wait for.
-super_samples_made_total counter job_name way | Samples decoded, restored, resident when planned, or failed.
-super_retries_total counter job_name | Samples that were requested again.
-super_hedges_total counter job_name | Second requests that raced a straggler.
-super_function_seconds_total counter job_name part | Function seconds: fetch, decode, push.
-super_source_requests_total counter job_name | Requests to the source, such as GETs of a bucket.
-super_source_bytes_total counter job_name | Bytes that functions fetched from the source.
-super_record_bytes_total counter job_name | Bytes that functions pushed into the cache.
+super_samples_made_total counter job_name way = decoded:samples_produced restored:samples_restored \
+reused:samples_reused failed:samples_failed | Samples decoded, restored, resident when planned, or failed.
+super_retries_total counter job_name = retries | Samples that were requested again.
+super_hedges_total counter job_name = hedges | Second requests that raced a straggler.
+super_function_seconds_total counter job_name part = fetch:fetch_s decode:decode_s push:push_s \
+| Function seconds: fetch, decode, push.
+super_source_requests_total counter job_name = source_requests \
+| Requests to the source, such as GETs of a bucket.
+super_source_bytes_total counter job_name = source_bytes | Bytes that functions fetched from the source.
+super_record_bytes_total counter job_name = record_bytes | Bytes that functions pushed into the cache.
 super_lookahead_batches gauge job_name | Batches that a named job currently looks ahead.
 super_lookahead_seconds gauge job_name | The same in seconds, at the job's pace.
 super_job_usd gauge job_name | A job's share of spending, which changes as others read.
@@ -114,50 +118,37 @@ super_build_info gauge version | Always 1; the label is SUPER's version.
 """
 
 
-def _listed(line: str) -> Metric:
+def _parsed(line: str) -> Metric:
     head, _, text = line.partition(" | ")
-    declared, _, field = head.partition(" = ")
+    declared, _, fields = head.partition(" = ")
     name, kind, *labels = declared.split()
-    return Metric(name, kind, tuple(labels), text, field)
+    return Metric(name, kind, tuple(labels), text, tuple(fields.split()))
 
 
-METRICS = tuple(map(_listed, _LIST.strip().splitlines()))
+METRICS = tuple(map(_parsed, _LIST.strip().splitlines()))
 
-
-# Counters of jobs: the metric and the job's attribute, preceded by the value of the other label, if any.
-_COUNTED = """
-batches_read batches_read
-samples_read cache=cache_hits store=samples_straight missed=cache_misses
-read_bytes read_bytes
-read_seconds read_s
-samples_made decoded=samples_produced restored=samples_restored reused=samples_reused failed=samples_failed
-retries retries
-hedges hedges
-function_seconds fetch=fetch_s decode=decode_s push=push_s
-source_requests source_requests
-source_bytes source_bytes
-record_bytes record_bytes
-"""
-_OF_JOBS = [
-    (f"super_{name}_total", tuple(filter(None, [label])), attrgetter(f"counters.{counter}"))
-    for name, *columns in map(str.split, _COUNTED.strip().splitlines())
-    for label, _, counter in (column.rpartition("=") for column in columns)
+# The counters of a job: the metric, its second label if there is one, and the job's attribute.
+_COUNTERS = [
+    (metric.name, tuple(filter(None, [label])), attrgetter(f"counters.{counter}"))
+    for metric in METRICS
+    if metric.labels[:1] == ("job_name",)
+    for label, _, counter in (field.rpartition(":") for field in metric.fields)
 ]
-_ROW = [(name, labels) for name, labels, _ in _OF_JOBS]
+_ROW = [(name, labels) for name, labels, _ in _COUNTERS]
 _ROW += [(f"super_{name}_total", (wait,)) for name in ("stalls", "wait_seconds") for wait in WAITS]
-_NOTHING = np.zeros(len(_ROW))
+_ZEROS = np.zeros(len(_ROW))
 _OUTCOMES = ("answered", *(kind.name.lower() for kind in FailureKind))
 
 
-def _figures(account: Job | ClosedJobs) -> NDArray[np.float64]:
+def _row_of(account: Job | ClosedJobs) -> NDArray[np.float64]:
     by_wait = account.stalls.by_wait()
     batches, waited_us = zip(*(by_wait.get(wait, (0, 0)) for wait in WAITS), strict=True)
-    counted = [of(account) for _, _, of in _OF_JOBS]
-    return np.array([*counted, *batches, *(us / 1e6 for us in waited_us)], np.float64)
+    counts = [count_of(account) for _, _, count_of in _COUNTERS]
+    return np.array([*counts, *batches, *(us / 1e6 for us in waited_us)], np.float64)
 
 
 class Metrics:
-    """A collector of all metrics for ``prometheus_client``. Raises ``ConfigError`` if it is missing."""
+    """A collector for ``prometheus_client``. Raises ``ConfigError`` if that is not installed."""
 
     def __init__(self, engine: Engine, executors: Sequence[Executor]) -> None:
         try:
@@ -166,10 +157,10 @@ class Metrics:
             raise ConfigError("metrics need an optional package: pip install 'superdl[metrics]'") from error
         self._engine, self._executors = engine, executors
         self._named: frozenset[str] = frozenset()
-        # Jobs that were open at the last scrape, and their figures.
+        # The jobs that were open at the last scrape, and their rows.
         self._seen: dict[str, tuple[Job, NDArray[np.float64]]] = {}
         self._rows: dict[str, NDArray[np.float64]] = {}
-        self._in_rows = self._others = _NOTHING
+        self._in_rows = self._others = _ZEROS
         self._usd: dict[str, float] = {}
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -180,11 +171,11 @@ class Metrics:
         )
 
     def called(self, method: str, took_s: float) -> None:
-        """Record an answered call. ``method`` is one of the service's methods."""
+        """Record the duration of a call of one of the service's methods."""
         self._calls.labels(method.rpartition("/")[2]).observe(took_s)
 
     def look(self) -> Callable[[], bytes]:
-        """Take a snapshot of all metrics. Return a function that renders it as text, in any thread."""
+        """Take a snapshot of all metrics. The returned function renders it as text, in any thread."""
         from prometheus_client.openmetrics.exposition import generate_latest
 
         families: list[Family] = list(self._registry.collect())
@@ -215,24 +206,24 @@ class Metrics:
         named = [job for job in jobs if job.name != OTHER][:JOBS_NAMED]
         self._named = frozenset(job.name for job in named)
         before, self._seen = self._seen, {}
-        total = _figures(core.state.closed)
+        total = _row_of(core.state.closed)
         for job in jobs:
-            figures = _figures(job)
-            total += figures
-            seen_job, seen = before.get(job.name, (None, _NOTHING))
-            row, self._seen[job.name] = self._rows.pop(job.name, _NOTHING), (job, figures)
+            counts = _row_of(job)
+            total += counts
+            seen_job, seen = before.get(job.name, (None, _ZEROS))
+            row, self._seen[job.name] = self._rows.pop(job.name, _ZEROS), (job, counts)
             if job.name in self._named:
-                growth = figures - seen if seen_job is job else figures
+                growth = counts - seen if seen_job is job else counts
                 self._rows[job.name] = row + growth
                 self._in_rows = self._in_rows + growth
                 ahead = core.lookahead_batches(job)
                 yield "super_lookahead_batches", (job.name,), ahead
                 yield "super_lookahead_seconds", (job.name,), ahead * job.interval_s
                 yield "super_job_usd", (job.name,), core.state.ledger.job_costs(job.name).usd
-        while len(self._rows) > JOBS_NAMED:  # the first job has been closed the longest
+        while len(self._rows) > JOBS_NAMED:  # the first has been closed the longest
             del self._rows[next(iter(self._rows))]
-        # Figures that had a row never move to OTHER, where they would look like a burst of work. Sums in a
-        # different order differ in the last digit, and a counter must never fall.
+        # What a named job has counted never moves to OTHER, where it would look like a burst of work. Sums in
+        # a different order differ in the last digit, and a counter must never fall.
         self._others = np.maximum(self._others, total - self._in_rows)
         for job_name, row in (*self._rows.items(), (OTHER, self._others)):
             for (name, labels), value in zip(_ROW, row.tolist(), strict=True):
@@ -246,7 +237,7 @@ class Metrics:
         for stats, member, executor in zip(
             executor_stats(core, self._executors), members, self._executors, strict=True
         ):
-            # The store-only executor may have the same name as one that decodes.
+            # A store-only executor may have the name of one that decodes.
             name = (stats.name if member.decodes else f"{stats.name} (store)",)
             for outcome in _OUTCOMES:
                 yield "super_requests_total", (*name, outcome), member.outcomes[outcome]
@@ -270,9 +261,9 @@ class Metrics:
         yield "super_cache_samples", ("in_flight",), stats.in_flight_samples
         costs = engine.core.state.ledger.spent()
         for kind in costs.__slots__:
-            if kind == "earlier_usd":  # already counted by the series before the restart
+            if kind == "earlier_usd":  # counted by series before the restart
                 continue
-            # Sums in a different order differ in the last digit, and a counter must never fall.
+            # Sums in a different order may fall in the last digit.
             usd = self._usd[kind] = max(getattr(costs, kind), self._usd.get(kind, 0.0))
             yield "super_usd_total", (kind.removesuffix("_usd"),), usd
         yield "super_spending_limited", (), list(Spending).index(Spending(stats.spending))
@@ -290,8 +281,8 @@ class Metrics:
 def _fields(stats: object, labels: tuple[str, ...], values: tuple[str, ...]) -> Iterator[_Row]:
     """Yield the metrics that are fields of the statistics. A non-empty string counts as 1."""
     for metric in METRICS:
-        if metric.field and metric.labels == labels:
-            value = getattr(stats, metric.field)
+        if metric.fields and metric.labels == labels:
+            value = getattr(stats, metric.fields[0])
             yield metric.name, values, bool(value) if isinstance(value, str) else value
 
 
@@ -301,10 +292,7 @@ def _states(name: str, lapsed: list[bool]) -> Iterator[_Row]:
 
 
 class EmfLines:
-    """A writer of metrics for alarms in CloudWatch's embedded metric format.
-
-    ``owner`` is the value of the dimension.
-    """
+    """Writes metrics for alarms in CloudWatch's embedded metric format. ``owner`` is their dimension."""
 
     def __init__(self, engine: Engine, owner: str, stream: TextIO | None = None) -> None:
         self._engine, self._owner, self._stream = engine, owner, stream or sys.stdout
@@ -313,7 +301,7 @@ class EmfLines:
         self._written_s = engine.core.now_s
 
     async def write(self) -> None:
-        """Write a line with the metrics since the last one."""
+        """Write a line about the time since the last one."""
         core, load, now_s = self._engine.core, self._engine.cache_load, time.monotonic()
         passed_s, self._written_s = now_s - self._written_s, now_s
         waited_us = {job.name: sum(job.stalls.wait_us.values()) for job in core.jobs}
@@ -334,8 +322,7 @@ class EmfLines:
         metrics = [
             {"Name": name, "Unit": "Percent" if name.endswith("Percent") else "Count"} for name in values
         ]
-        # CloudWatch extracts metrics from such log lines, so a coordinator on AWS needs no agent, permission
-        # or call:
+        # CloudWatch extracts metrics from log lines in this format, without an agent, permission or call:
         # https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/CloudWatch_Embedded_Metric_Format_Specification.html
         described = {"Namespace": "SUPER", "Dimensions": [["Coordinator"]], "Metrics": metrics}
         about = {"Timestamp": int(time.time() * 1000), "CloudWatchMetrics": [described]}

@@ -1,4 +1,4 @@
-"""Plans of newly opened jobs, and pages of plans and catalogs with the batches' ids, labels and status."""
+"""Plans of new jobs, and pages of plans and catalogs."""
 
 from __future__ import annotations
 
@@ -33,19 +33,17 @@ _PLACE_BYTES = 16
 _REPETITION_BYTES = 4
 _PACK_NAME_BYTES = 64  # longer than any name
 _OCCURRENCES_MAX = 16
-_KEYS_AT_A_TIME = 256
-_SAMPLES_BYTES = 2**18  # of keys; unpacking takes milliseconds and blocks all other calls
+_KEYS_PER_PAGE, _SAMPLES_BYTES = 4096, 2**18  # unpacking keys takes milliseconds and blocks other calls
 _EPOCH_MAX = 2**40
-_BATCHES_MAX = 2**60  # of all epochs so far: positions are counted, and added, in 64 bits
+_BATCHES_MAX = 2**60  # of all epochs so far, which are counted in 64 bits
 _JOB_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,256}")  # part of a Redis key: ASCII, no braces
 _INDEX_BYTES = 8
-_KEPT_MAX = 32
-_KEPT_BYTES_MAX = 512 * 2**20
-_TOLD = (SampleState.RESIDENT, SampleState.FAILED)
+_ORDERS_MAX = 32
+_ORDERS_BYTES_MAX = 512 * 2**20
 
 
 class Orders:
-    """Orders drawn by users' samplers, as far as they were received. The oldest are dropped. Thread-safe."""
+    """Orders that users' samplers drew, as far as received. The oldest are dropped. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,8 +52,8 @@ class Orders:
     def add(self, part: pb.OrderPart) -> int:
         """Keep a part of an order. Return the number of indices received without a gap.
 
-        A part at the first index starts the order over, and a part that would leave a gap is
-        not kept. Raises ``ConfigError`` if the part is malformed or the order is too long.
+        A part at index 0 starts the order over. A part that would leave a gap is dropped. Raises
+        ``ConfigError`` if the part is malformed or the order is too long.
         """
         indices, key = unpack_numbers(part.indices), (part.job, part.epoch)
         with self._lock:
@@ -65,15 +63,15 @@ class Orders:
             if len(order) > NUMBERS_MAX * _INDEX_BYTES:
                 raise ConfigError(f"the order of an epoch may contain at most {NUMBERS_MAX:,} indices")
             self._kept[key] = order
-            while len(self._kept) > _KEPT_MAX or sum(map(len, self._kept.values())) > _KEPT_BYTES_MAX:
+            while len(self._kept) > _ORDERS_MAX or sum(map(len, self._kept.values())) > _ORDERS_BYTES_MAX:
                 self._kept.popitem(last=False)
             return len(order) // _INDEX_BYTES
 
     def plan_of(self, request: pb.OpenJobRequest, size: int) -> Plan:
-        """Return a job's plan for a dataset of ``size`` samples. Takes a second for many draws.
+        """Return a job's plan for a dataset of ``size`` samples. Many draws take a second.
 
-        Raises ``ConfigError`` or ``PlanError`` if the plan is invalid, and ``UnknownJobError``
-        if the order was dropped.
+        Raises ``ConfigError`` or ``PlanError`` if the plan is invalid, and ``UnknownJobError`` if the order
+        was dropped.
         """
         draws: Draws | None
         indices, weights = request.indices, request.weights
@@ -112,7 +110,7 @@ def check_job_id(name: str) -> None:
 
 
 def check_position(plan: Plan, epoch: int, position: int) -> None:
-    """Raise ``PlanError`` for a position outside the plan, and ``UnknownJobError`` for an unknown order."""
+    """Raise ``PlanError`` if a position is outside the plan, ``UnknownJobError`` if the order is unknown."""
     if epoch > _EPOCH_MAX:
         raise PlanError(f"epoch must be from 0 to {_EPOCH_MAX}, not {epoch}")
     if not plan.covers(epoch):
@@ -133,11 +131,11 @@ class PlannedBatches:
         self._occurrences: OrderedDict[bytes, dict[BatchPlace, None]] = OrderedDict()
 
     def add(self, batch: bytes, occurrence: BatchPlace) -> None:
-        """Remember an occurrence of a batch."""
+        """Add a batch's latest occurrence."""
         known = self._occurrences.setdefault(batch, {})
         known.pop(occurrence, None)
         known[occurrence] = None
-        if len(known) > _OCCURRENCES_MAX:  # without shuffling, a batch occurs in every epoch
+        if len(known) > _OCCURRENCES_MAX:  # without shuffling, it occurs in every epoch
             del known[next(iter(known))]
         self._occurrences.move_to_end(batch)
         while len(self._occurrences) > self._capacity:
@@ -149,14 +147,14 @@ class PlannedBatches:
 
 
 def locations_fit(plan: Plan, dataset: Dataset) -> bool:
-    """Return whether the locations of a batch fit into a page, even if each record is in a different pack."""
+    """Return whether a batch's locations fit into a page even if each record is in another pack."""
     sample_bytes = ID_BYTES + dataset.catalog.label_bytes + 1 + _PLACE_BYTES + _PACK_NAME_BYTES
     sample_bytes += _REPETITION_BYTES if plan.draws else 0
     return bool(plan.batch_size * sample_bytes + _BATCH_BYTES <= _PAGE_BYTES)
 
 
 def _location_fields(located: RecordPlaces, first: int, end: int) -> dict[str, bytes]:
-    """Return a batch's fields for the locations of its samples, or none if no location is known."""
+    """Return the fields of a batch with its samples' locations, or none if no location is known."""
     if not located.pack_of[first:end].any():
         return {}
     return {
@@ -177,15 +175,15 @@ def page_of(
     with_keys: bool,
     places: Places | None = None,
 ) -> pb.Page:
-    """Return up to ``count`` batches of a rank from ``start`` on, and at least one unless the epoch ends.
+    """Return up to ``count`` batches of a rank from ``start`` on, at least one unless the epoch ends.
 
     A page stays below MAX_REPLY_BYTES. Keys are included if they fit. With ``places``, for readers with
-    access to the store, batches include the locations of records.
+    access to the store, batches have their records' locations.
     """
     catalog = dataset.catalog
     sample_bytes = ID_BYTES + catalog.label_bytes + (_PLACE_BYTES if places else 0)
     sample_bytes += _REPETITION_BYTES if job.plan.draws else 0
-    # The size of a full batch without keys is known before any id is derived.
+    # A full batch's size without keys is known before any id is derived.
     fitting = max(1, _PAGE_BYTES // (job.plan.batch_size * sample_bytes + _BATCH_BYTES))
     stop = min(start + min(count, fitting), job.plan.batches_per_epoch)
     span = job.plan.span(epoch, start, stop, rank)
@@ -195,7 +193,9 @@ def page_of(
     page, size, packs = pb.Page(), 0, 0
     located = places.of(dataset.content, span.indices) if places else None
     states = states if located is None else np.where(located.pack_of > 0, SampleState.RESIDENT, states)
-    resident, failed = (_counts(states == state, span.offsets) for state in _TOLD)
+    resident, failed = (
+        _counts(states == state, span.offsets) for state in (SampleState.RESIDENT, SampleState.FAILED)
+    )
     for number, batch in enumerate(batch_ids(ids, offsets)):
         first, end = offsets[number], offsets[number + 1]
         padding = span.padding[first:end]
@@ -203,7 +203,7 @@ def page_of(
         key_bytes = len(b"".join(keys)) + _KEY_BYTES * len(keys)
         padding_bytes = padding.astype(np.uint8).tobytes() if padding.any() else b""
         again = None if span.repetitions is None else span.repetitions[first:end]
-        # Packs are numbered in the order of their first samples, so these suffice up to this batch.
+        # Packs are numbered by their first samples, so the batches up to this one need no others.
         needed = max(packs, int(located.pack_of[first:end].max(initial=0))) if located else 0
         labels = catalog.labels_at(span.indices[first:end])
         batch_bytes = (end - first) * (sample_bytes - catalog.label_bytes) + len(labels)
@@ -231,9 +231,9 @@ def page_of(
 
 
 def samples_from(catalog: Catalog, start: int, *, with_keys: bool) -> pb.Samples:
-    """Return labels from ``start``: as many as fit, at least one unless at the end, with keys if requested.
+    """Return as many labels from ``start`` on as fit, at least one unless at the end. Add keys if requested.
 
-    Raises ``PlanError`` if ``start`` is beyond the last sample.
+    Raises ``PlanError`` if ``start`` is beyond the end.
     """
     if start > len(catalog):
         raise PlanError(f"the dataset has {len(catalog)} samples, so index {start} does not exist")
@@ -243,14 +243,11 @@ def samples_from(catalog: Catalog, start: int, *, with_keys: bool) -> pb.Samples
     stop = start + min(len(indices), max(1, int(np.searchsorted(ends, _PAGE_BYTES, side="right"))))
     keys = list[bytes]()
     if with_keys:
-        room, end, stop = _SAMPLES_BYTES, stop, start
-        while stop < end and room > 0:
-            names = catalog.names_at(np.arange(stop, min(stop + _KEYS_AT_A_TIME, end)))
-            label_sizes = catalog.label_sizes(np.arange(stop, stop + len(names)))
-            sizes = np.cumsum(label_sizes + [len(key) + _KEY_BYTES for key in names])
-            fitting = int(np.searchsorted(sizes, room, side="right"))
-            keys += names[: max(fitting, 0 if keys else 1)]
-            stop, room = start + len(keys), room - int(sizes[-1])
+        some = indices[: min(stop - start, _KEYS_PER_PAGE)]
+        names = catalog.names_at(some)
+        ends = np.cumsum(catalog.label_sizes(some) + [len(name) + _KEY_BYTES for name in names])
+        keys = names[: max(1, int(np.searchsorted(ends, _SAMPLES_BYTES, side="right")))]
+        stop = start + len(keys)
     return pb.Samples(
         labels=catalog.labels_at(np.arange(start, stop)),
         bucket=catalog.bucket,

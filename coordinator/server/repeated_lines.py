@@ -1,4 +1,4 @@
-"""Log as text or JSON. A repeated cause is logged once a minute, with its count."""
+"""Log lines as text or JSON, and a repeated cause once a minute with its count."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WARNINGS_MAX = 15
 _LATELY_S = 900.0
 _LATEST_MAX = 10
 _TEXT_MAX = 500
-# The parts of the coordinator that log: its packages, and everything else in the process.
+# What logs: the coordinator's packages, and everything else in the process.
 PARTS = ("cache", "catalog", "core", "executors", "server", "store", "other")
 _HUNG_UP = "ExecuteBatchError raised in core by servicer method"
 _NUMBER = re.compile(r"\b[0-9a-f]*[0-9][0-9a-f]*\b|\d+")
@@ -36,7 +36,7 @@ class _Text(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        # Make lines safe for terminals: they may contain keys, sources and errors from strangers.
+        # Keys, sources and errors may come from strangers and must not control a terminal.
         return shown_lines(super().format(record))
 
 
@@ -55,7 +55,7 @@ LINE_FORMATS: dict[str, Callable[[], logging.Formatter]] = {"text": _Text, "json
 
 
 class Warned(NamedTuple):
-    """A cause of warnings or errors: its latest line, the line's Unix time, and the count."""
+    """A cause of warnings or errors: its latest line, that line's Unix time, and the number of lines."""
 
     at_s: float
     level: str
@@ -64,33 +64,33 @@ class Warned(NamedTuple):
 
 
 class RepeatedLines(logging.StreamHandler[TextIO]):
-    """A handler that writes warnings and errors once a minute per cause, and all lower-level lines.
+    """A handler that writes warnings and errors once a minute for each cause, and all other lines.
 
-    The first line of a cause is written at once. Lines within the next minute are only counted,
-    and the line after that includes their number. If there is none, :meth:`log_counts` logs
-    it. Beyond fifteen warnings a minute, warnings with new causes are only counted, too.
+    The first line of a cause is written at once. Lines within a minute are only counted. The next
+    line has their number or, if there is none, :meth:`log_counts` writes it. Beyond fifteen warnings
+    a minute, those of new causes are only counted too.
     """
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(stream)
         self._clock = clock
-        # By cause: when it was last written, the count since then, and the latest counted record.
+        # By cause: when a line was last written, the number of lines since, and the latest of them.
         self._reported: dict[tuple[str, int, str], tuple[float, int, logging.LogRecord]] = {}
         self._minute_s = -_EVERY_S
-        # Number of lines written in this minute, and of lines only counted.
+        # The number of warnings written in this minute, and of those only counted.
         self._warnings = self._beyond = 0
         self._counts: Counter[str] = Counter()
         self._latest: dict[tuple[str, int, str], Warned] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Drop gRPC's tracebacks for clients that hung up before the reply."""
+        """Drop gRPC's tracebacks of clients that hung up before the reply."""
         return not record.getMessage().startswith(_HUNG_UP) and bool(super().filter(record))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write or count a line. Called with the handler's lock held."""
+        """Write or count a line. The caller holds the handler's lock."""
         if record.levelno >= logging.WARNING:
-            # Lines that differ only in numbers share a cause. If a stranger
-            # controls the words, the record must contain the cause (extra=).
+            # Lines that differ only in numbers share a cause. If a stranger controls the words, the caller
+            # must name the cause (extra=).
             words = getattr(record, "cause", None) or _NUMBER.sub("#", record.getMessage())
             cause, now_s = (record.name, record.levelno, words), self._clock()
             self._note(cause, record)
@@ -108,7 +108,7 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
             if len(self._reported) > _CAUSES_MAX:
                 del self._reported[next(iter(self._reported))]
             if repeats:
-                record = _with(record, f" (and {repeats:,} more times since it was last logged)")
+                record = _with_suffix(record, f" (and {repeats:,} more times since it was last logged)")
         super().emit(record)
 
     def _note(self, cause: tuple[str, int, str], record: logging.LogRecord) -> None:
@@ -121,21 +121,20 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
             del self._latest[next(iter(self._latest))]
 
     def warned_of(self) -> tuple[Counter[str], list[Warned]]:
-        """Return the number of warnings by part, and the causes of the last fifteen minutes, newest last."""
+        """Return the number of warnings by part, and the causes of the last fifteen minutes, oldest first."""
         with self.lock or contextlib.nullcontext():
             since_s = time.time() - _LATELY_S
             return self._counts.copy(), [cause for cause in self._latest.values() if cause.at_s >= since_s]
 
     def log_counts(self) -> None:
-        """Log the counts of the last minute. Call this regularly."""
+        """Write the counts of the last minute. Call this regularly."""
         with self.lock or contextlib.nullcontext():
             now_s = self._clock()
             for cause, (reported_s, repeats, record) in list(self._reported.items()):
                 if repeats and now_s - reported_s >= _EVERY_S:
                     self._reported[cause] = now_s, 0, record
-                    late = _with(record, f" (the newest of {repeats:,} in {now_s - reported_s:.0f} s)")
-                    late.created = time.time()
-                    late.msecs = late.created % 1 * 1000
+                    late = _with_suffix(record, f" (the newest of {repeats:,} in {now_s - reported_s:.0f} s)")
+                    late.created, late.msecs = time.time(), time.time() % 1 * 1000
                     super().emit(late)
             if self._beyond and now_s >= self._minute_s + _EVERY_S:
                 text, self._beyond = f"{self._beyond:,} more warnings with other causes", 0
@@ -143,26 +142,26 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
                 super().emit(logging.makeLogRecord({**about, "msg": text}))
 
 
-def _with(record: logging.LogRecord, words: str) -> logging.LogRecord:
-    return logging.makeLogRecord({**record.__dict__, "msg": f"{record.getMessage()}{words}", "args": None})
+def _with_suffix(record: logging.LogRecord, suffix: str) -> logging.LogRecord:
+    return logging.makeLogRecord({**record.__dict__, "msg": f"{record.getMessage()}{suffix}", "args": None})
 
 
 def log_counts() -> None:
-    """Log the counts of this process's handler."""
-    for handler in _of_this_process():
+    """Write the counts of this process's handler."""
+    for handler in _handlers():
         handler.log_counts()
 
 
 def warned_of() -> tuple[Counter[str], list[Warned]]:
-    """Return the warnings of this process's handler; see :meth:`RepeatedLines.warned_of`."""
-    return next((handler.warned_of() for handler in _of_this_process()), (Counter(), []))
+    """Return :meth:`RepeatedLines.warned_of` of this process's handler."""
+    return next((handler.warned_of() for handler in _handlers()), (Counter(), []))
 
 
-def _of_this_process() -> list[RepeatedLines]:
+def _handlers() -> list[RepeatedLines]:
     return [handler for handler in logging.getLogger().handlers if isinstance(handler, RepeatedLines)]
 
 
-def warn_of_samples(source: str, cause: str, first: str, count: int, words: str) -> None:
-    """Warn about samples of a source. The message names the first sample."""
+def warn_of_samples(source: str, cause: str, first: str, count: int, problem: str) -> None:
+    """Warn about samples of a source, naming the first."""
     others = f" (and {counted(count - 1, 'more sample')})" if count > 1 else ""
-    _log.warning("%s%s %s", first, others, words, extra={"cause": cause, "dataset": source})
+    _log.warning("%s%s %s", first, others, problem, extra={"cause": cause, "dataset": source})

@@ -1,4 +1,4 @@
-"""Start a coordinator, serve until it must stop, and shut it down in order."""
+"""Start a coordinator, serve until it has to stop, and shut down in order."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.local import LocalExecutor
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.executors.workers import WorkersExecutor
-from superdl.coordinator.server.doors import Doors
 from superdl.coordinator.server.engine import Engine
 from superdl.coordinator.server.listening import raise_limit_of_open_files
 from superdl.coordinator.server.metrics import EMF_PAUSE_S, EmfLines, Metrics
+from superdl.coordinator.server.ports import Ports
 from superdl.coordinator.server.service import CoordinatorService
 from superdl.coordinator.server.settings import allowed_to_listings, executor_context
 from superdl.coordinator.server.tokens import Tokens
@@ -69,23 +69,23 @@ class Holders(Protocol):
     """The processes for which a coordinator runs.
 
     Attributes:
-        worker: a worker for the local executor that is already loading its modules, if any.
+        worker: a process for the local executor that is already loading its modules, if any.
     """
 
     worker: WorkerProcess | None
 
     def begin(self, stop: Callable[[], None]) -> None:
-        """Start watching in the running event loop. Call ``stop`` when no process holds the coordinator."""
+        """Watch the processes on the running event loop. Calls ``stop`` when the last is gone."""
 
     def serving(self) -> None:
         """Record that the coordinator is serving."""
 
 
 async def serve(settings: Settings, holders: Holders | None = None, decoder: str = "") -> int:
-    """Run until SIGTERM, SIGINT, or the end of the run or of the holders. Then drain.
+    """Serve until SIGTERM, SIGINT, or the end of the run or of the holders. Then drain.
 
-    The decoder in use is ``decoder``, or otherwise that of the cache's records. Returns the
-    exit code, which is 0 or that of the run.
+    Workers must have this ``decoder`` or, if it is empty, that of the cache's records. Returns 0 or the
+    run's exit code.
 
     Raises:
         SuperError: the coordinator cannot start, or lost its cache to another coordinator.
@@ -103,7 +103,7 @@ async def serve(settings: Settings, holders: Holders | None = None, decoder: str
 
     def run_ended(code: int) -> None:
         codes.append(code)
-        loop.call_later(_GOODBYE_S, stop.set)  # so that workers that connect late are told
+        loop.call_later(_GOODBYE_S, stop.set)  # workers that connect late have to learn of it
 
     async with contextlib.AsyncExitStack() as stack:
         stopped = loop.create_task(stop.wait(), name="stop")
@@ -127,13 +127,13 @@ async def serve(settings: Settings, holders: Holders | None = None, decoder: str
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         _limit_shutdown()
         for ended in filter(asyncio.Future.done, ends):
-            ended.result()  # the loops and the engine only end with an error, which this raises
+            ended.result()  # loops and engine only end by an error
         _log.info("draining")
     return codes[-1]
 
 
 def _limit_shutdown() -> None:
-    # Guard against hanging threads, for which the interpreter waits after this module has returned.
+    # The interpreter waits for hanging threads.
     faulthandler.dump_traceback_later(_DRAIN_MAX_S, exit=True)
 
 
@@ -144,9 +144,9 @@ async def _start(
     decoder: str,
     holders: Holders | None,
 ) -> tuple[Engine, _Steps]:
-    """Start everything on the stack, the ports last. Return the steps to repeat, with pauses in seconds."""
+    """Start all parts on the stack, the ports last. Return the engine and the steps to repeat."""
     warn_if_insecure(settings)
-    _facts(settings)  # report mistakes in prices immediately
+    _facts(settings)  # raises for mistakes in prices
     tokens = Tokens(settings.token, settings.token_file) if settings.token or settings.token_file else None
     cache = Cache(settings.cache, owner=settings.owner, insecure=settings.insecure)
     stack.push_async_callback(cache.close)
@@ -154,19 +154,18 @@ async def _start(
     executors = [executor_class(name) for name in settings.executors]
     state = open_state(settings.state, settings.store_choice.address, os.environ)
     scratch = state.directory / _SHARDS if state.directory is not None else None
-    # Only an embedded coordinator with a private cache may find out late that its decoder
-    # differs.
+    # Only with a private cache may a coordinator find out late that its decoder differs.
     starts_early = holders is not None and settings.executors == (LocalExecutor.name,)
     decoder_file = state.directory / _DECODER if starts_early and state.directory is not None else None
     changed = asyncio.Event()
-    doors = Doors(settings, tokens, stack, run_ended)
+    ports = Ports(settings, tokens, stack, run_ended)
     datasets, keeper = await _with_store(settings, state, stack)
-    await doors.open_to_workers(keeper.address, lambda: keeper.store_id)
-    # Executors that only restore and save do not cache shards.
-    saving = replace(executor_context(settings), workers=doors.savers)
+    await ports.open_to_workers(keeper.address, lambda: keeper.store_id)
+    # Functions that only restore and save do not cache shards.
+    saving = replace(executor_context(settings), workers=ports.savers)
     decoding = replace(
         saving,
-        workers=doors.workers,
+        workers=ports.workers,
         scratch=scratch,
         decoder_file=decoder_file,
         changed=changed.set,
@@ -177,10 +176,10 @@ async def _start(
         [partial(executor, given, saving) for executor, given in settings.store_only],
     )
     stack.push_async_callback(manager.close)
-    info = await warm_and_take_over(manager, cache, doors.workers, decoder)
+    info = await warm_and_take_over(manager, cache, ports.workers, decoder)
     await manager.agree(partial(agree_on_fingerprint, cache))
     core_settings = replace(
-        _core_settings(settings, info, _facts(settings, doors.workers), await cache.spent_usd()),
+        _core_settings(settings, info, _facts(settings, ports.workers), await cache.spent_usd()),
         teams=tokens.teams_now() if tokens is not None else (),
     )
     engine = Engine(
@@ -220,15 +219,15 @@ async def _start(
         cache_bytes=settings.cache_bytes,
     )
     stack.push_async_callback(_last_call, upkeep.keep_spent, "the amount spent was not saved")
-    # Functions may take longer to start than a lock lasts, and the memory of others must count at once.
+    # The lock may have expired while functions started, and others' memory must count at once.
     await upkeep.once()
     metrics = Metrics(engine, manager.executors) if settings.metrics_listen else None
-    await doors.open(service, metrics)
+    await ports.open(service, metrics)
 
     steps: _Steps = {
         "upkeep": (upkeep.once, _UPKEEP_S),
         "executors": (
-            partial(_follow, engine, eligibility, manager, watch, tokens, doors.workers, changed),
+            partial(_follow, engine, eligibility, manager, watch, tokens, ports.workers, changed),
             0.0,
         ),
         "reports": (reports.read_once, 0.0),
@@ -248,8 +247,7 @@ async def _with_store(
     choice, read_only = settings.store_choice, settings.store_read_only
     keeper = StoreKeeper(choice, datasets, settings.store_bytes, read_only=read_only)
     stack.push_async_callback(keeper.close)
-    # Open the store before functions look for it.
-    await keeper.open()
+    await keeper.open()  # before functions look for it
     return datasets, keeper
 
 
@@ -262,9 +260,9 @@ async def _follow(
     workers: Workers | None,
     changed: asyncio.Event,
 ) -> None:
-    """Report changes to the core: executors, their sizes, what new ones can produce, and teams' limits.
+    """Report changes of executors, teams and the store to the core.
 
-    Runs once a second, and whenever executors have ``changed``.
+    Waits until executors have ``changed``, but at most a second.
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_UPKEEP_S):
@@ -284,12 +282,12 @@ async def _follow(
         raise DecoderReplacedError
     if workers is not None and (successor := workers.successor(is_needed=is_needed)):
         if is_needed:
-            _log.warning("no worker is left with the decoder of open jobs: they continue with another one")
+            _log.warning("no worker has the open jobs' decoder any more: they continue with another decoder")
         raise DecoderReplacedError(successor)
 
 
 def _facts(settings: Settings, workers: Workers | None = None) -> tuple[ExecutorFacts, ...]:
-    """Return the properties of executors. Connected ``workers`` can access the store if all of them can."""
+    """Return the executors' properties. ``workers`` have access to the store if all of them do."""
     prices_of, store = shipped_prices_of, settings.store_choice.address
     if settings.prices:
         from superdl.coordinator.executors.price_table import load_prices
@@ -299,9 +297,9 @@ def _facts(settings: Settings, workers: Workers | None = None) -> tuple[Executor
     for name in settings.executors:
         all_see = name == WorkersExecutor.name and workers is not None and workers.all_see_store
         facts.append(ExecutorFacts(name, prices_of(name), sees_store=all_see or sees_store(name, store)))
-    for executor, _ in settings.store_only:  # the hours of their machines are already counted
-        of_its_work = replace(prices_of(executor.name), hour=0.0, coordinator_hour=0.0)
-        facts.append(ExecutorFacts(executor.name, of_its_work, decodes=False))
+    for executor, _ in settings.store_only:  # their machines' hours are counted already
+        prices = replace(prices_of(executor.name), hour=0.0, coordinator_hour=0.0)
+        facts.append(ExecutorFacts(executor.name, prices, decodes=False))
     return tuple(facts)
 
 
@@ -326,10 +324,10 @@ def _core_settings(
     )
     if info.policy != "noeviction" or not (info.maxmemory or settings.cache_bytes):
         _log.warning(
-            "the cache %s has maxmemory %d and policy %s: set a maxmemory and the policy noeviction, or it "
-            "may run out of memory or drop records that are about to be read",
-            settings.cache, info.maxmemory, info.policy,
-        )  # fmt: skip
+            "the cache %s has maxmemory %d and policy %s, so it may run out of memory or drop records that "
+            "are about to be read: set a maxmemory and the policy noeviction",
+            *(settings.cache, info.maxmemory, info.policy),
+        )
     return CoreSettings(
         budget_bytes=budget,
         lookahead_batches=settings.lookahead_batches,
@@ -348,7 +346,7 @@ def _core_settings(
 
 
 async def _last_call(step: Callable[[], Awaitable[object]], otherwise: str) -> None:
-    """Make a last call to the cache, which may no longer answer."""
+    """Make a last call to the cache, which may not respond any more."""
     try:
         async with asyncio.timeout(_CACHE_END_S):
             await step()
@@ -357,7 +355,7 @@ async def _last_call(step: Callable[[], Awaitable[object]], otherwise: str) -> N
 
 
 async def _forever(step: Callable[[], Awaitable[None]], *, pause_s: float) -> None:
-    """Repeat a step until cancelled. If the cache does not answer, retry after a pause."""
+    """Repeat a step until cancelled. If the cache does not respond, retry after a pause."""
     while True:
         try:
             await step()

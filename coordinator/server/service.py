@@ -1,4 +1,4 @@
-"""The gRPC service: validate requests and call the engine. Calls are idempotent or raise SuperError."""
+"""The gRPC service: check requests and call the engine. Calls are idempotent, or raise SuperError."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from superdl.coordinator.server.paging import (
     samples_from,
 )
 from superdl.coordinator.server.statistics import batch_status, filling, stats
-from superdl.coordinator.server.tokens import is_named, team_of
+from superdl.coordinator.server.tokens import has_tokens, team_of
 from superdl.coordinator.server.watching import Watch
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 _MAX_WAIT_S = 20.0
 _MAX_COUNT = 1024
-_STORIES_MAX = 16
+_HISTORIES_MAX = 16
 _MAX_JOBS = 10_000
 _MAX_BATCH_REPLY_BYTES = 4 * 2**20
 _MAX_RANKS = 100_000  # of all jobs in total
@@ -69,7 +69,7 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class CoordinatorService(pb_grpc.CoordinatorServicer):
-    """The service for samplers. ``facts_of`` returns a dataset's facts. ``tokens`` determine the team."""
+    """The service for samplers. ``facts_of`` returns a dataset's properties for the core."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._watch = watch or Watch(engine)
 
     async def RegisterDataset(self, request: pb.RegisterDatasetRequest, context: _Context) -> pb.Dataset:
-        """Start listing a source, unless it is already listed."""
+        """Start listing a source unless it is listed already."""
         if request.protocol_version != PROTOCOL_VERSION:
             raise ProtocolMismatchError(
                 f"this coordinator uses protocol version {PROTOCOL_VERSION}, but the sampler uses version "
@@ -102,74 +102,72 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             )
         if max(map(len, (request.source, request.recipe, request.key_list, request.run_id))) > _MAX_TEXT:
             raise ConfigError(
-                f"source, recipe, key list and run id may each be at most {_MAX_TEXT} characters long"
+                f"source, recipe, key list and run id may each have {_MAX_TEXT} characters at most"
             )
         self._eligibility.check_source(request.source)
         recipe = Recipe.from_json(request.recipe)
         naming = checked_naming(request.alias or None, request.versions or None)
         classes = checked_classes(tuple(request.classes)) if request.classes else ()
         registration = request.source, recipe, request.key_list, request.run_id
-        is_open = self._is_living if request.begins else None
+        is_open = self._is_active if request.begins else None
         dataset = self._datasets.register(
             *registration, naming, classes, renew=request.renew, is_open=is_open
         )
-        return await self._described(dataset, listed=0, wait_s=0.5)  # enough for most sources
+        return await self._describe(dataset, listed=0, wait_s=0.5)  # enough for most sources
 
     async def GetDataset(self, request: pb.GetDatasetRequest, context: _Context) -> pb.Dataset:
-        """Return the progress of a listing, after a bounded wait for progress."""
+        """Return a listing's progress, after a limited wait for some."""
         wait_s = min(request.wait_s, _MAX_WAIT_S) if request.wait_s > 0 else 0.0  # NaN is not above 0
-        return await self._described(self._dataset(request.dataset_id), listed=request.listed, wait_s=wait_s)
+        return await self._describe(self._dataset(request.dataset_id), listed=request.listed, wait_s=wait_s)
 
     async def GetSamples(self, request: pb.GetSamplesRequest, context: _Context) -> pb.Samples:
-        """Return a part of a listed dataset's labels, with keys on request."""
+        """Return some of a listed dataset's labels, with keys if requested."""
         catalog = self._dataset(request.dataset_id).catalog
         return samples_from(catalog, request.start, with_keys=request.with_keys)
 
     async def OpenJob(self, request: pb.OpenJobRequest, context: _Context) -> pb.Job:
-        """Open a job or add a rank to it, unless both exist already."""
+        """Open a job, or add a rank to it, unless both exist."""
         check_job_id(request.job)
         dataset, team = self._dataset(request.dataset_id), team_of(self._tokens, context)
         plan = await asyncio.to_thread(self._orders.plan_of, request, len(dataset.catalog))
         if not self._is_ready(dataset):
             raise SourceError(
-                f"{dataset.listing.source} is not ready: its ids are being derived, or its samples tried"
+                f"{dataset.listing.source} is not ready: its ids are being derived, or functions are tried"
             )
         if request.rank >= plan.replicas:
             raise PlanError(f"rank must be from 0 to {plan.replicas - 1}, not {request.rank}")
         check_position(plan, request.epoch, request.position)
         if request.fills and (dataset.recipe.random or plan.replicas > 1 or plan.draws is not None):
             raise ConfigError(
-                "a job that only fills the cache or store must have one rank, all samples and a non-random "
-                "recipe"
+                "a job that only fills the cache or store must have one rank, all samples and a recipe "
+                "without random steps"
             )
         self._check_batch_fits(dataset, plan)
         await self._forget_closed_jobs()
         await self._engine.keeper.opened(dataset)
         await self._reports.follow(request.job)
-        # Do not await anything from here on, so that if two ranks have different plans the second is refused,
-        # and so that no other call takes the job for a closed one and stops reading its reports.
+        # Await nothing from here on. Otherwise two ranks could open different plans, and another call could
+        # take the job for a closed one and stop reading its reports.
         job = self._core.job(request.job)
         facts = (plan, dataset.content, request.fills)
         if job is not None and plan.only_epoch is not None and job.plan.only_epoch is not None:
-            facts = (job.plan, *facts[1:])  # the order of another epoch, or a new order of this epoch
+            facts = (job.plan, *facts[1:])  # another order
         if job is not None and (job.plan, job.dataset, job.fill is not None) != facts:
             raise ConfigError(
                 f"the job {request.job!r} is already open with another plan, dataset or use: choose another "
                 "name with job="
             )
-        if job is not None and job.team != team and is_named(self._tokens, job.team):
+        if job is not None and job.team != team and has_tokens(self._tokens, job.team):
             raise ConfigError(
                 f"job {request.job!r} belongs to another team: use that team's token, or choose "
                 "another name with job="
             )
         if job is None and len(self._core.jobs) >= _MAX_JOBS:
-            raise CoordinatorError(
-                f"this coordinator already has its maximum of {_MAX_JOBS} jobs: close some"
-            )
+            raise CoordinatorError(f"this coordinator has its maximum of {_MAX_JOBS} jobs: close some")
         is_known = job is not None and request.rank in job.cursors
         if not is_known and sum(len(other.cursors) for other in self._core.jobs) >= _MAX_RANKS:
             raise CoordinatorError(
-                f"this coordinator already serves its maximum of {_MAX_RANKS} ranks in all jobs: close some"
+                f"this coordinator has its maximum of {_MAX_RANKS} ranks in all jobs: close some"
             )
         self._datasets.open(dataset)
         dataset.jobs = {request.job, *filter(self._is_open, dataset.jobs)}
@@ -193,12 +191,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         )
 
     async def SendOrder(self, request: pb.OrderPart, context: _Context) -> pb.OrderReceived:
-        """Keep a part of an order until its job is opened."""
+        """Keep a part of an order until a job is opened with it."""
         check_job_id(request.job)
         return pb.OrderReceived(indices=await asyncio.to_thread(self._orders.add, request))
 
     async def NextBatches(self, request: pb.NextBatchesRequest, context: _Context) -> pb.Page:
-        """Return a page of the plan, with the status of its batches."""
+        """Return a page of the plan with the status of its batches."""
         job = self._job(request.job)
         if request.rank not in job.cursors:
             raise UnknownJobError(f"rank {request.rank} has not opened the job {request.job!r}")
@@ -226,7 +224,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return page
 
     async def FillUp(self, request: pb.FillUpRequest, context: _Context) -> pb.Filling:
-        """Make a job fill the cache or the store, and return its progress."""
+        """Let a job fill the cache or the store, and return its progress."""
         job, keeper = self._job(request.job), self._engine.keeper
         if job.fill is None:
             raise ConfigError(f"the job {request.job!r} is for reading: open another one with fills")
@@ -238,14 +236,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return filling(self._core, job, self._datasets[job.dataset])
 
     async def GetBatchStatus(self, request: pb.GetBatchStatusRequest, context: _Context) -> pb.BatchStatuses:
-        """Return the status of batches, and of each sample while the reply is below 1 MiB."""
+        """Return the status of batches and, while the reply is below 1 MiB, of their samples."""
         if len(request.batch_ids) > _MAX_BATCH_IDS:
             raise ConfigError(f"one call may request at most {_MAX_BATCH_IDS} batches")
         if any(len(batch) != ID_BYTES for batch in request.batch_ids):
             raise ConfigError(f"a batch id must be {ID_BYTES} bytes long")
         reply, room_bytes = pb.BatchStatuses(), MAX_REPLY_BYTES
         for number, batch in enumerate(request.batch_ids):
-            with_events = number < _STORIES_MAX  # each takes a few milliseconds
+            with_events = number < _HISTORIES_MAX  # each takes a few milliseconds
             occurrences = self._planned.find(batch)
             status = batch_status(self._engine, occurrences, batch, room_bytes, with_events=with_events)
             room_bytes -= status.ByteSize()
@@ -256,7 +254,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """Close a rank. The job closes with its last rank."""
         check_job_id(request.job)
         known = self._core.job(request.job) is not None
-        # The last reports must reach the core before the job closes.
+        # The core needs the last reports before the job closes.
         await self._reports.catch_up(request.job)
         self._watch.look()
         self._watch.note(request.job)
@@ -270,37 +268,36 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """Return statistics of jobs and of the cache."""
         core = self._core
         if len(request.jobs) > _MAX_JOB_STATS:
-            raise ConfigError(f"one call may request at most {_MAX_JOB_STATS} jobs, or all if it lists none")
+            raise ConfigError(f"one call may request at most {_MAX_JOB_STATS} jobs, or all by naming none")
         jobs = [self._job(name) for name in request.jobs] if request.jobs else core.jobs
         with_stalls = request.with_stalls and len(request.jobs) == 1
         history = self._watch.ended() if request.history else []
         facts = (self._engine, self._settings, jobs, self._eligibility.executors)
         return stats(*facts, with_stalls=with_stalls, history=history)
 
-    async def _described(self, dataset: Dataset, *, listed: int, wait_s: float) -> pb.Dataset:
-        """Describe a dataset, after waiting for progress of its listing or preflight."""
+    async def _describe(self, dataset: Dataset, *, listed: int, wait_s: float) -> pb.Dataset:
         until_s = self._engine.now_s() + wait_s
         await self._datasets.wait(dataset, listed=listed, wait_s=wait_s)
         if dataset.ready:
             await self._eligibility.check(dataset, max(0.0, until_s - self._engine.now_s()))
-        answer = pb.Dataset(
+        reply = pb.Dataset(
             protocol_version=PROTOCOL_VERSION, dataset_id=dataset.dataset_id, listed=dataset.listing.listed
         )
         if not self._is_ready(dataset):
-            answer.warnings.extend(filter(None, [dataset.listing.trouble]))
+            reply.warnings.extend(filter(None, [dataset.listing.problem]))
             if not dataset.ready:
-                answer.packing = dataset.listing.packing or dataset.listing.ended
+                reply.packing = dataset.listing.packing or dataset.listing.ended
                 self._engine.note(dataset.dataset_id, dataset.listing.note)
         else:
             catalog = dataset.catalog
-            answer.ready, answer.size = True, len(catalog)
-            answer.fingerprint = catalog.fingerprint
-            answer.classes.extend(catalog.classes)
-            answer.label_dtype = catalog.label_dtype
-            answer.warnings.extend((*catalog.warnings, *self._eligibility.warnings(dataset)))
-        return answer
+            reply.ready, reply.size = True, len(catalog)
+            reply.fingerprint = catalog.fingerprint
+            reply.classes.extend(catalog.classes)
+            reply.label_dtype = catalog.label_dtype
+            reply.warnings.extend((*catalog.warnings, *self._eligibility.warnings(dataset)))
+        return reply
 
-    def _is_living(self, name: str) -> bool:
+    def _is_active(self, name: str) -> bool:
         job = self._core.job(name)
         return job is not None and not job.lapsed
 
@@ -334,7 +331,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 f"cache budget of {budget:,} bytes: raise cache_bytes (SUPER_CACHE_BYTES) or the cache "
                 "server's maxmemory, or lower batch_size"
             )
-        label_bytes = dataset.catalog.most_label_bytes(samples, again=bool(plan.draws))
+        label_bytes = dataset.catalog.max_label_bytes(samples, may_repeat=bool(plan.draws))
         reply_bytes = samples * (ID_BYTES + 1) + label_bytes
         if reply_bytes > _MAX_BATCH_REPLY_BYTES:
             raise ConfigError(
@@ -350,7 +347,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return [exceeding_text(dataset.listing.source, size, budget, kept=not keeper.unwritten)]
 
     async def _forget_closed_jobs(self) -> None:
-        # Their ranks disappeared without closing them.
+        # Their ranks have disappeared.
         for name in self._reports.jobs:
             if self._core.job(name) is None:
                 await self._reports.leave(name)

@@ -1,4 +1,4 @@
-"""The coordinator's settings: arguments, then ``SUPER_*`` variables, a TOML file and defaults."""
+"""The coordinator's settings, from arguments, ``SUPER_*`` variables, a TOML file and defaults."""
 
 from __future__ import annotations
 
@@ -38,13 +38,12 @@ _FROM_TEXT: dict[str, Callable[[str], Any]] = {
 }
 _ANY_S = 1e9
 _ANY_USD = 1e12
-# Slots that only serve the store copy bytes and need little CPU.
-_STORE_SLOTS = 2
+_STORE_SLOTS = 2  # copying bytes for the store takes little CPU
 
 
 @dataclass(frozen=True)
 class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
-    """A coordinator's settings, checked on creation. A field without help text has no argument."""
+    """A coordinator's settings, checked on creation. Fields without help text have no argument."""
 
     executor: str = setting(
         "local", f"how functions run: {', '.join(EXECUTORS)}, or several such as local,lambda (local)"
@@ -53,10 +52,9 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
         "superdl.lambda_prefetch.handler:handler",
         "module:attribute that the local executor runs (superdl.lambda_prefetch.handler:handler)",
     )
-    # Memory of the cache server, like its maxmemory, including headroom.
     cache_bytes: int = setting(
         0,
-        "memory of the cache server, such as 4gb; nine tenths of it are for records (its maxmemory)",
+        "memory of the cache server, such as 4gb, nine tenths of it for records (its maxmemory)",
         high=2**60,
     )
     lookahead_batches: int = setting(
@@ -91,7 +89,7 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
         1769, "memory of a function in MB, for cost accounting (1769)", low=128, high=10_240
     )
     prices: str = setting("", "TOML price table that replaces built-in prices")
-    # 0 means no cap, also for the next setting.
+    # For both, 0 means no cap.
     max_usd: float = setting(0.0, "stop producing once this much has been spent (no cap)", high=_ANY_USD)
     max_usd_per_hour: float = setting(
         0.0, "above this hourly rate, produce only what readers are waiting for (no cap)", high=_ANY_USD
@@ -118,19 +116,17 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
 
     @property
     def store_choice(self) -> StoreChoice:
-        """Return the store's address, or why there is none. ``ConfigError`` if no functions can access it."""
+        """Return the store, or the reason for none. Raises ``ConfigError`` if no functions can access it."""
         choice = chosen_store(self.store, os.environ)
         if not choice.address or self._is_seen(choice.address) or _is_importable(self.function):
             return choice
-        words = (
-            f"functions of {self.executor} cannot see the directory {choice.address}, and the coordinator's "
-            f"machine cannot run {self.function} instead"
+        reason = (
+            f"functions of {self.executor} cannot access the directory {choice.address}, and this machine "
+            f"cannot run {self.function} instead"
         )
         if self.store.lower() == AUTO:
-            return StoreChoice("", words)
-        raise ConfigError(
-            f"{words}: choose a store that they can reach, such as s3://bucket/prefix, or none (SUPER_STORE)"
-        )
+            return StoreChoice("", reason)
+        raise ConfigError(f"{reason}: set SUPER_STORE to s3://bucket/prefix, which they can reach, or none")
 
     @property
     def store_only(self) -> list[tuple[type[Executor], Settings]]:
@@ -138,7 +134,7 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
         address = self.store_choice.address
         if not address or self._is_seen(address):
             return []
-        # A few local slots, and workers that connect for this purpose.
+        # Some local slots, and workers that connect only for this.
         few = replace(self, slots=min(self.slots, _STORE_SLOTS))
         return [(LocalExecutor, few), (WorkersExecutor, self)]
 
@@ -147,7 +143,7 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
 
     @property
     def executors(self) -> tuple[str, ...]:
-        """Return at least one executor, in order of preference, cheapest first."""
+        """Return the executors, at least one, in order of preference."""
         return executor_names(self.executor)
 
 
@@ -159,10 +155,7 @@ def _is_importable(function: str) -> bool:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--config`` and an option for each setting that has help text.
-
-    :func:`load_settings` reads them.
-    """
+    """Add ``--config`` and an option for each setting with help text, for :func:`load_settings`."""
     parser.add_argument("--config", help="TOML file with settings of the same names")
     for field in fields(Settings):
         if field.metadata["help"]:
@@ -181,15 +174,13 @@ def load_settings(
     """Load settings from all sources.
 
     Args:
-        arguments: values by field name. Other names are ignored, and ``None`` means not given.
-        environment: contains variables such as ``SUPER_LISTEN``. An empty variable counts as not given.
-        file: path of a TOML file with the same names.
+        arguments: values by setting. ``None`` means not given. Other names are ignored.
+        environment: variables such as ``SUPER_LISTEN``. An empty one counts as not given.
+        file: path of a TOML file with the same settings.
 
     Raises:
         ConfigError: a value has the wrong type or is out of range, or the file cannot be used.
     """
-    if environment.get("SUPER_WORKERS"):
-        raise ConfigError("SUPER_WORKERS was renamed to SUPER_SLOTS")
     known = {field.name: field for field in fields(Settings)}
     in_file = _read_file(file, known) if file is not None else {}
     values: dict[str, Any] = {}
@@ -212,15 +203,13 @@ def _read_file(file: str, known: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"the settings file {file} cannot be read: {error}") from error
     if unknown := sorted(set(table) - set(known)):
         raise ConfigError(
-            f"{file} contains unknown settings: {', '.join(unknown)}; known ones are {', '.join(known)}"
+            f"{file} contains unknown settings: {', '.join(unknown)}. Use some of {', '.join(known)}"
         )
     return table
 
 
 def _typed(entry: Field[Any], origin: str, value: Any) -> Any:
-    """Convert text to its field's type; check the type of any other value."""
-    if entry.name == "executor" and isinstance(value, list) and all(isinstance(name, str) for name in value):
-        value = ",".join(value)
+    """Convert text to the setting's type, or check another value's type."""
     if isinstance(value, str) and entry.name.endswith("_bytes"):
         return parse_bytes(value, origin)
     try:
@@ -238,28 +227,27 @@ def _typed(entry: Field[Any], origin: str, value: Any) -> Any:
 
 
 def _ill_typed(entry: Field[Any], origin: str, value: Any) -> ConfigError:
-    shown = repr(str(value)[:80]) if entry.repr else type(value).__name__
+    shown = repr(str(value)[:80]) if entry.repr else type(value).__name__  # never a secret
     return ConfigError(f"the setting {origin} must be of type {entry.type}, not {shown}")
 
 
 def allowed_to_listings(settings: Settings) -> Allowed:
-    """Return the limits of listings for clients."""
+    """Return what clients may have listed."""
     roots, hosts = parse_roots(settings.file_roots), parse_http_hosts(settings.http_hosts, "http_hosts")
-    # Clients on other machines have no access to files and web servers through
-    # this machine, unless settings allow it.
-    anywhere = not leaves_this_machine(settings.listen)
-    # Workers may read this machine's files as a different user.
+    # Other machines may read files and web servers through this one only if settings allow it.
+    is_local = not leaves_this_machine(settings.listen)
+    # Workers may run as another user.
     own = all(EXECUTORS[name].runs_on is not RunsOn.OTHER_HOSTS for name in settings.executors)
     return Allowed(
-        None if anywhere and not roots else roots,
+        None if is_local and not roots else roots,
         settings.catalog_max_samples,
         own,
-        None if anywhere and not hosts else hosts,
+        None if is_local and not hosts else hosts,
     )
 
 
 def executor_context(settings: Settings) -> ExecutorContext:
-    """Return the executors' context. Functions on this machine get the coordinator's permissions."""
+    """Return the executors' context. Functions on this machine may read what the coordinator may."""
     environment = {"SUPER_INSECURE": "1"} if settings.insecure else {}
     roots = allowed_to_listings(settings).link_roots
     environment |= {"SUPER_FILE_ROOTS": os.pathsep.join(roots)} if roots else {}

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from superdl.coordinator.server.engine import Engine
     from superdl.coordinator.server.settings import Settings
 
-_DETAIL_BYTES = 64
+_DETAIL_BYTES = 64  # the least that a sample's status takes
 _SHOWN_OCCURRENCES = 4
-_TOLD_FAILURES = 20
+_SHOWN_FAILURES = 20
 
 
 def stats(
@@ -43,7 +43,7 @@ def stats(
     with_stalls: bool,
     history: Sequence[pb.JobStats],
 ) -> pb.JobStatsList:
-    """Return statistics of jobs and the cache, recent warnings, and the settings."""
+    """Return the answer to ``GetJobStats``."""
     core, sources = engine.core, engine.datasets
     return pb.JobStatsList(
         jobs=[
@@ -61,7 +61,7 @@ def stats(
 
 
 def job_stats(core: Core, job: Job, source: str, *, with_stalls: bool = False) -> pb.JobStats:
-    """Return the statistics of a job, including its latest stalls if requested."""
+    """Return a job's statistics, with its latest stalls if requested."""
     costs = core.state.ledger.job_costs(job.name)
     counters = asdict(job.counters) | {"usd": costs.usd}
     counters |= {name: usd for name, usd in asdict(costs).items() if name in counters}
@@ -86,7 +86,7 @@ def job_stats(core: Core, job: Job, source: str, *, with_stalls: bool = False) -
 
 
 def coordinating(settings: Settings) -> pb.Coordinating:
-    """Describe this coordinator and its settings, except secrets."""
+    """Describe this coordinator and some of its settings, none of them secret."""
     message = pb.Coordinating(
         version=installed_version(),
         clock_s=time.time(),
@@ -102,7 +102,7 @@ def coordinating(settings: Settings) -> pb.Coordinating:
 
 
 def cache_stats(engine: Engine) -> pb.CacheStats:
-    """Return the state of the cache and the store, and statistics of all jobs together."""
+    """Return statistics of the cache, the store and all jobs together."""
     core, keeper = engine.core, engine.keeper
     return pb.CacheStats(
         budget_bytes=core.state.budget_bytes,
@@ -125,12 +125,12 @@ def cache_stats(engine: Engine) -> pb.CacheStats:
         store_used_bytes=keeper.room.used_bytes,
         store_room_bytes=keeper.room.bytes,
         store_packs=len(keeper.room.sizes),
-        store_trouble=core.store_trouble or keeper.trouble,
+        store_trouble=core.store_trouble or keeper.problem,
     )
 
 
 def executor_stats(core: Core, executors: Sequence[Executor]) -> list[pb.ExecutorStats]:
-    """Return the statistics of executors, cheapest first."""
+    """Return the executors' statistics, cheapest first."""
     return [
         pb.ExecutorStats(
             name=member.name,
@@ -148,7 +148,7 @@ def executor_stats(core: Core, executors: Sequence[Executor]) -> list[pb.Executo
 
 
 def team_stats(core: Core) -> list[pb.TeamStats]:
-    """Return the statistics of teams, if there are several."""
+    """Return the teams' statistics, if there are several."""
     jobs = Counter(job.team for job in core.jobs)
     return [
         pb.TeamStats(
@@ -167,7 +167,6 @@ def team_stats(core: Core) -> list[pb.TeamStats]:
 
 
 def _trouble(core: Core, member: ExecutorState) -> str:
-    """Explain why an executor is not fully available."""
     several = len(core.state.fleet.executors) > 1
     reasons = []
     if times := member.concurrency.throttled_lately(core.now_s):
@@ -179,7 +178,7 @@ def _trouble(core: Core, member: ExecutorState) -> str:
 
 
 def executor_prices(core: Core) -> list[pb.ExecutorPrices]:
-    """Return the prices of executors, cheapest first."""
+    """Return the prices of executors that decode, cheapest first."""
     units = [field.name for field in pb.ExecutorPrices.DESCRIPTOR.fields if field.name != "name"]
     return [
         pb.ExecutorPrices(name=facts.name, **{unit: getattr(facts.prices, unit) for unit in units})
@@ -189,18 +188,18 @@ def executor_prices(core: Core) -> list[pb.ExecutorPrices]:
 
 
 def filling(core: Core, job: Job, dataset: Dataset) -> pb.Filling:
-    """Return the progress of a filling job, with its first few failures."""
+    """Return a filling job's progress, with its first few failures."""
     progress = core.filled(job)
-    answer = pb.Filling(
+    reply = pb.Filling(
         there=progress.present, failed=progress.failed, size_bytes=progress.size_bytes, ended=progress.ended
     )
     key, state = job.samples_of(0), core.state
     failed = np.flatnonzero(state.states(key, np.arange(job.plan.size)) == SampleState.FAILED)
-    shown = failed[:_TOLD_FAILURES]
+    shown = failed[:_SHOWN_FAILURES]
     for index, name in zip(shown.tolist(), dataset.catalog.names_at(shown), strict=True):
         reason = state.failures.get((key, index), "it failed earlier, for the reason in its tombstone")
-        answer.failures.add(key=name.decode(), state="failed", message=reason)
-    return answer
+        reply.failures.add(key=name.decode(), state="failed", message=reason)
+    return reply
 
 
 def batch_status(
@@ -211,7 +210,7 @@ def batch_status(
     *,
     with_events: bool,
 ) -> pb.BatchStatus:
-    """Return a batch's status and history, and its samples if they fit into ``room_bytes``."""
+    """Return a batch's status, with its history if requested and its samples if ``room_bytes`` allow."""
     status, core = pb.BatchStatus(batch_id=batch[:ID_BYTES]), engine.core
     current = [occurrence for occurrence in occurrences if core.job(occurrence.job)]
     job = core.job(current[-1].job) if current else None

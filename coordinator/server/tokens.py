@@ -1,4 +1,4 @@
-"""Tokens, which determine who may call a coordinator, and the team of a job. Each token allows every call."""
+"""Tokens, which determine who may call a coordinator and the team of a job. A token allows every call."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ _WRONG = f"the coordinator does not accept this token: {_REMEDY}"
 
 
 class Tokens:
-    """The accepted tokens and their teams. A token file is reread when it changes.
+    """The accepted tokens and their teams. The token file is read again when it changes.
 
-    ``token`` contains tokens separated by commas, and ``token_file`` one token per line. Emptying
-    the file revokes its tokens. Raises ``ConfigError`` if the file cannot be read, a token is
-    malformed, or the limits of its team are invalid.
+    ``token`` contains tokens separated by commas, ``token_file`` one per line. Emptying the file revokes
+    its tokens. Raises ``ConfigError`` if the file cannot be read, or a token or the limits of its team
+    are invalid.
     """
 
     def __init__(self, token: str, token_file: str = "") -> None:
         self._own = tokens_given(token, "token")
         self._file = token_file
         self._stamp = file_stamp(token_file) if token_file else ()
-        self._take(read_tokens(token_file, "token_file") if token_file else ())
+        self._use(read_tokens(token_file, "token_file") if token_file else ())
 
-    def _take(self, from_file: tuple[Token, ...]) -> None:
-        known = (*self._own, *from_file)
-        self._teams = _teams_of(known, "token_file" if self._file else "token")
-        # A token that is also listed without a team, like a client's token in SUPER_TOKEN, keeps its team.
-        named = sorted(known, key=lambda one: "team" in one.rights)
-        self._teams_by_digest = {_digest(token): rights.get("team", NO_TEAM) for token, rights in named}
+    def _use(self, from_file: tuple[Token, ...]) -> None:
+        tokens = (*self._own, *from_file)
+        self._teams = _teams_of(tokens, "token_file" if self._file else "token")
+        # A token that is also given without a team, such as a client's own in SUPER_TOKEN, has its team.
+        teams_last = sorted(tokens, key=lambda token: "team" in token.rights)
+        self._teams_by_digest = {_digest(token): rights.get("team", NO_TEAM) for token, rights in teams_last}
 
     def teams_now(self) -> tuple[Team, ...]:
-        """Return the teams of all tokens in the current file."""
+        """Return the teams of all tokens, after reading a changed file."""
         if self._file and (stamp := file_stamp(self._file)) != self._stamp:
             self._stamp = stamp
-            self._renew()
+            self._read_file()
         return self._teams
 
     def accept(self, presented: str) -> bool:
@@ -63,11 +63,11 @@ class Tokens:
         return self._team(presented) is not None
 
     def refusal(self, metadata: Iterable[tuple[str, Any]]) -> str:
-        """Return why a call with this metadata is refused, or an empty string if its token is accepted."""
-        shown = [str(value) for key, value in metadata if key == TOKEN_METADATA_KEY]
-        if len(shown) != 1 or not shown[0].startswith(_SCHEME):
+        """Return the reason to refuse a call with this metadata. Empty if its token is accepted."""
+        presented = [str(value) for key, value in metadata if key == TOKEN_METADATA_KEY]
+        if len(presented) != 1 or not presented[0].startswith(_SCHEME):
             return _MISSING
-        return "" if self.accept(shown[0].removeprefix(_SCHEME)) else _WRONG
+        return "" if self.accept(presented[0].removeprefix(_SCHEME)) else _WRONG
 
     def team(self, presented: str) -> str:
         """Return a token's team, or :data:`NO_TEAM` if it has no team or is not accepted."""
@@ -76,38 +76,36 @@ class Tokens:
     def _team(self, presented: str) -> str | None:
         self.teams_now()
         digest, matched = _digest(presented), None
-        # Compare all tokens, each in constant time. Logs and errors never contain
-        # a token, valid or not.
+        # Compare with all tokens, each in constant time. Logs and errors never contain a token, valid or not.
         for known, team in self._teams_by_digest.items():
             if hmac.compare_digest(digest, known):
                 matched = team
         return matched
 
-    def _renew(self) -> None:
+    def _read_file(self) -> None:
         try:
             from_file = read_tokens(self._file, "token_file", allow_empty=True)
-            self._take(from_file)
-        # A missing or broken file changes nothing, because it may be incomplete.
-        except ConfigError as error:
-            _log.error("keeping the previous tokens: %s; to revoke them all, empty the file", error)
+            self._use(from_file)
+        except ConfigError as error:  # perhaps the file is being replaced
+            _log.error("keeping the previous tokens: %s. To revoke them all, empty the file", error)
         else:
             level = logging.INFO if from_file else logging.WARNING
-            _log.log(level, "token_file has changed and now contains %d tokens", len(from_file))
+            _log.log(level, "token_file has changed: it contains %d tokens", len(from_file))
 
 
 def team_of(tokens: Tokens | None, context: grpc.aio.ServicerContext[Any, Any]) -> str:
     """Return the team of a call's token."""
-    shown = dict(context.invocation_metadata() or ()).get(TOKEN_METADATA_KEY, "")
-    return NO_TEAM if tokens is None else tokens.team(str(shown).removeprefix(_SCHEME))
+    presented = dict(context.invocation_metadata() or ()).get(TOKEN_METADATA_KEY, "")
+    return NO_TEAM if tokens is None else tokens.team(str(presented).removeprefix(_SCHEME))
 
 
-def is_named(tokens: Tokens | None, team: str) -> bool:
-    """Return whether any current token belongs to ``team``."""
+def has_tokens(tokens: Tokens | None, team: str) -> bool:
+    """Return whether any of the current tokens is of ``team``."""
     return tokens is not None and any(limits.name == team for limits in tokens.teams_now())
 
 
 def _teams_of(tokens: Sequence[Token], origin: str) -> tuple[Team, ...]:
-    """Return the limits of teams. All tokens of a team must agree."""
+    """Return the teams with their limits, on which all tokens of a team must agree."""
     rights_by_team: dict[str, dict[str, str]] = {}
     teams: dict[str, str] = {}
     for number, (token, rights) in enumerate(tokens, 1):
@@ -116,13 +114,13 @@ def _teams_of(tokens: Sequence[Token], origin: str) -> tuple[Team, ...]:
             continue
         name = rights.get("team")
         if not name:
-            raise ConfigError(f"{which} sets a team's limits, but names no team: add team=NAME")
+            raise ConfigError(f"{which} has limits, but no team: add team=NAME")
         if teams.setdefault(token, name) != name:
             raise ConfigError(f"{which} was already listed for another team")
         team_rights = rights_by_team.setdefault(name, {})
         for right, value in rights.items():
             if team_rights.setdefault(right, value) != value:
-                raise ConfigError(f"{which} gives team {name} a different {right} than an earlier token")
+                raise ConfigError(f"{which} has another {right} than an earlier token of team {name}")
     return tuple(_team(origin, **rights) for rights in rights_by_team.values())
 
 
@@ -137,5 +135,5 @@ def _team(origin: str, team: str, share: str = "1", priority: str = "0", max_usd
 
 
 def _digest(token: str) -> bytes:
-    # All digests have the same length, so comparing them does not reveal the length of a token.
+    # Comparing digests, which have one length, does not reveal that of a token.
     return hashlib.sha256(token.encode(errors="surrogateescape")).digest()

@@ -1,4 +1,4 @@
-"""Settings of a coordinator's addresses, TLS and tokens, their checks, and its certificate."""
+"""The settings of a coordinator's addresses, TLS and tokens, their checks, and its certificate."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import datetime as dt
 import logging
 import os
 import ssl
-import tempfile
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,16 @@ _PEM = "-----BEGIN "
 _MAX_FILE_BYTES = 2**20
 _WARN_DAYS = 30
 _SOCKET_PATH_BYTES = 107  # size of the path in the kernel's sockaddr_un
+_RISKS = {
+    "listen": "read what functions can read, and spend your money",
+    "metrics_listen": "read all metrics",
+}
 
 
-# Credentials of the cache are not settings, see superdl.super_wire.cache.Credentials.
+# Credentials of the cache are no settings: see superdl.super_wire.cache.Credentials.
 @dataclass(frozen=True)
 class TrustSettings:
-    """Addresses, certificates and tokens. Each of the ``tls_`` settings may also be PEM text."""
+    """Addresses, certificates and tokens. The ``tls_`` settings may also be PEM text."""
 
     listen: str = setting("127.0.0.1:50051", "host:port or unix:/path (127.0.0.1:50051)")
     cache: str = setting(
@@ -43,7 +46,7 @@ class TrustSettings:
     tls_cert: str = setting("", "PEM file of this server's certificate chain")
     tls_key: str = setting("", "PEM file of the certificate's key", secret=True)
     tls_client_ca: str = setting("", "PEM file of the authority whose certificates clients must present")
-    # Not an argument, because it is secret. Tokens are separated by commas.
+    # Tokens separated by commas. Without help text it has no argument, which others could see.
     token: str = setting("", secret=True)
     token_file: str = setting("", "file with one token per line; clients must present one of them")
     health_listen: str = setting("", "another address, without TLS, for the health service only")
@@ -56,7 +59,7 @@ class TrustSettings:
     )
 
     def check_trust(self) -> None:
-        """Raise :class:`ConfigError` unless addresses, certificates and tokens are consistent."""
+        """Raise :class:`ConfigError` if addresses, certificates or tokens are invalid or inconsistent."""
         check_listen_address(self.listen)
         Credentials(insecure=self.insecure).check_encrypted(CacheAddress.parse(self.cache))
         tokens_given(self.token, "token")
@@ -73,19 +76,17 @@ class TrustSettings:
                 raise ConfigError(
                     f"metrics_listen={self.metrics_listen}: metrics need a host:port of their own"
                 )
-        risky = next((name for name in ("listen", "metrics_listen") if self.missing(name)), "")
+        risky = next(filter(self.missing, _RISKS), "")
         if risky and not self.insecure:
             raise ConfigError(
                 f"{risky}={getattr(self, risky)}: beyond loopback a coordinator needs TLS and a token, "
                 f"but this one has {self.missing(risky)}. Set tls_cert and tls_key, and token or token_file; "
-                "or listen on 127.0.0.1 or a unix socket, and connect from elsewhere through an SSH tunnel; "
+                "or listen on 127.0.0.1 or a unix socket, and connect through an SSH tunnel; "
                 "or, in a network that nobody else can reach, pass --insecure (SUPER_INSECURE=1)"
             )
 
-    def missing(self, name: str = "listen") -> str:
-        """Return the missing protection (TLS, a token) of an address that other machines can reach, or an
-        empty string.
-        """
+    def missing(self, name: str) -> str:
+        """Return what an address that others can reach lacks (TLS, a token), or an empty string."""
         if not leaves_this_machine(getattr(self, name)):
             return ""
         has_tls, has_token = bool(self.tls_cert), bool(self.token or self.token_file)
@@ -98,35 +99,24 @@ class TrustSettings:
             given, other = ("tls_cert", "tls_key") if self.tls_cert else ("tls_key", "tls_cert")
             raise ConfigError(f"{given} is set, but {other} is not: set both or neither")
         if self.tls_client_ca and not self.tls_cert:
-            raise ConfigError(
-                "tls_client_ca is set, but tls_cert is not: to check clients' certificates, set both"
-            )
+            raise ConfigError("tls_client_ca is set, but tls_cert is not: set both or neither")
         if self.tls_cert and socket_path(self.listen) is not None:
             raise ConfigError(
-                f"listen={self.listen}: a unix socket cannot be eavesdropped on, so it does not use TLS. "
-                "Remove tls_cert, tls_key and tls_client_ca, or listen on host:port"
+                f"listen={self.listen}: a unix socket needs no TLS, so it does not use TLS. Remove tls_cert, "
+                "tls_key and tls_client_ca, or listen on host:port"
             )
 
 
 def warn_if_insecure(settings: TrustSettings) -> None:
-    """Log the risks that ``insecure`` allows at this coordinator's ports, if there are any."""
-    if missing := settings.missing():
-        _log.warning(
-            "INSECURE: listening on %s with %s: anyone who can reach this port can read what functions can "
-            "read, and spend your money",
-            settings.listen,
-            missing,
-        )
-    if missing := settings.missing("metrics_listen"):
-        _log.warning(
-            "INSECURE: anyone who can reach %s can read all metrics: it has %s",
-            settings.metrics_listen,
-            missing,
-        )
+    """Warn of each of this coordinator's ports that ``insecure`` leaves unprotected."""
+    for name, risk in _RISKS.items():
+        if missing := settings.missing(name):
+            facts = name, getattr(settings, name), missing, risk
+            _log.warning("INSECURE: %s=%s has %s: anyone who can reach it can %s", *facts)
 
 
 def check_listen_address(listen: str, name: str = "listen") -> None:
-    """Raise :class:`ConfigError`, with the setting's name, unless a server can listen there."""
+    """Raise :class:`ConfigError`, which names the setting, if no server can listen at an address."""
     path = socket_path(listen)
     if path is None:
         if not host_and_port(listen)[1]:
@@ -141,13 +131,13 @@ def check_listen_address(listen: str, name: str = "listen") -> None:
 
 
 def leaves_this_machine(listen: str) -> bool:
-    """Return whether other machines can reach a server that listens there."""
+    """Return whether other machines can reach a server that listens at an address."""
     host, _ = host_and_port(listen)
     return bool(host) and not is_loopback(host)
 
 
 def file_stamp(path: str) -> tuple[int, ...]:
-    """Return a value that changes if the file changes, appears or disappears."""
+    """Return a value that changes when a file changes, appears or disappears."""
     try:
         status = Path(path).stat()
     except OSError as error:
@@ -155,93 +145,80 @@ def file_stamp(path: str) -> tuple[int, ...]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    cert: bytes
-    key: bytes = field(repr=False)
-    client_ca: bytes | None
-
-    def for_grpc(self) -> grpc.ServerCertificateConfiguration:
-        return grpc.ssl_server_certificate_configuration([(self.key, self.cert)], self.client_ca)
-
-
 class ServerTls:
-    """A server's certificate, and the CAs of the clients that it accepts.
+    """A server's certificate, and the authorities of its clients' certificates.
 
-    ``cert`` (the chain), ``key`` and ``client_ca`` are paths of PEM files, or PEM
-    text. With ``client_ca``, clients must present a certificate from these CAs. Raises
-    ``ConfigError`` if one of them cannot be read or is not PEM, or if the key does not
-    match the certificate.
+    ``cert`` (the chain), ``key`` and ``client_ca`` are paths of PEM files, or PEM text. With ``client_ca``,
+    clients must present a certificate of these authorities. Raises ``ConfigError`` if one of them cannot
+    be read or is not PEM, or if the key does not match the certificate.
     """
 
     def __init__(self, cert: str, key: str, client_ca: str = "") -> None:
         self._given = {"tls_cert": cert, "tls_key": key, "tls_client_ca": client_ca}
         self._lock = threading.Lock()
-        self._stamps = self._look()
-        self._loaded = self._load()
+        self._stamps = self._file_stamps()
+        self._for_grpc, self._context = self._load()
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Return credentials for a port of a gRPC server."""
-        # gRPC requests the certificate at each handshake, so a renewed file is
-        # used for the next client.
+        """Return credentials for a gRPC server, which uses the certificate on disk for each handshake."""
+        used = self._for_grpc
+
+        def renewed() -> grpc.ServerCertificateConfiguration | None:  # called before each handshake
+            nonlocal used
+            self._refresh()
+            previous, used = used, self._for_grpc
+            return None if used is previous else used
+
         return grpc.dynamic_ssl_server_credentials(
-            self._loaded.for_grpc(),
-            self._renewed,  # type: ignore[arg-type]  # None means no change, which the stubs do not say
+            used,
+            renewed,  # type: ignore[arg-type]  # None means no change, which the stubs do not say
             require_client_authentication=bool(self._given["tls_client_ca"]),
         )
 
     def context(self) -> ssl.SSLContext:
-        """Return an SSL context for an asyncio server. Each handshake uses the certificate then on disk.
+        """Return a context for an asyncio server, which uses the certificate on disk for each handshake."""
 
-        Do not use this together with :meth:`credentials`: if both check for
-        changes, one misses them.
-        """
-        newest = [_checked_context(self._loaded)]
+        def present(socket: ssl.SSLObject, *_: object) -> None:
+            self._refresh()
+            socket.context = self._context
 
-        def show(socket: ssl.SSLObject, *_: object) -> None:
-            if self._renewed() is not None:
-                newest[0] = _checked_context(self._loaded)
-            socket.context = newest[0]
-
-        first = _checked_context(self._loaded)
-        first.sni_callback = show
+        _, first = self._load()
+        first.sni_callback = present
         return first
 
-    def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return a renewed certificate, or ``None`` for no change."""
-        # gRPC calls this in one of its threads before each handshake.
+    def _refresh(self) -> None:
+        """Load the certificate again if it has changed on disk. Any thread may call this."""
         with self._lock:
-            stamps = self._look()
+            stamps = self._file_stamps()
             if stamps == self._stamps:
-                return None
+                return
             self._stamps = stamps
             try:
-                self._loaded = self._load()
-            except ConfigError as error:  # possibly incomplete; the next change is checked again
+                self._for_grpc, self._context = self._load()
+            except ConfigError as error:  # perhaps half of a renewal; the next change is read too
                 _log.error("cannot load the renewed certificate, keeping the previous one: %s", error)
-                return None
-            _log.info("the certificate was renewed on disk and is now in use")
-            return self._loaded.for_grpc()
+            else:
+                _log.info("the certificate was renewed on disk and is in use")
 
-    def _look(self) -> list[tuple[int, ...]]:
+    def _file_stamps(self) -> list[tuple[int, ...]]:
         return [file_stamp(given) for given in self._given.values() if given and _PEM not in given]
 
-    def _load(self) -> _Loaded:
+    def _load(self) -> tuple[grpc.ServerCertificateConfiguration, ssl.SSLContext]:
         pems = {name: _pem(name, given) for name, given in self._given.items() if given}
-        loaded = _Loaded(pems["tls_cert"], pems["tls_key"], pems.get("tls_client_ca"))
-        _checked_context(loaded)
-        return loaded
+        cert, key, client_ca = pems["tls_cert"], pems["tls_key"], pems.get("tls_client_ca")
+        context = _checked_context(cert, key, client_ca)
+        return grpc.ssl_server_certificate_configuration([(key, cert)], client_ca), context
 
 
 def _pem(name: str, given: str) -> bytes:
-    if _PEM in given:  # secrets that pass through a shell or JSON twice have escaped line breaks
+    if _PEM in given:  # line breaks are escaped after passing through a shell or JSON
         return given.replace("\\n", "\n").encode()
     try:
         with Path(given).open("rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a null byte
         reason = getattr(error, "strerror", None) or "it is not a path"
-        # It may be the key itself, in a mangled form.
+        # It may be the key itself.
         shown = "its value" if name == "tls_key" else repr(given[:200])
         raise ConfigError(
             f"{name} must be the path of a PEM file or its text, but {shown} cannot be read: {reason}"
@@ -251,16 +228,11 @@ def _pem(name: str, given: str) -> bytes:
     return content
 
 
-def _checked_context(loaded: _Loaded) -> ssl.SSLContext:
-    """Check that OpenSSL accepts the certificate and key, and warn of expiry, because gRPC does neither."""
-    # Python's ssl only reads files. Use a file in memory if possible, because a
-    # key must not be written to disk.
-    with (
-        tempfile.TemporaryFile()
-        if not hasattr(os, "memfd_create")
-        else os.fdopen(os.memfd_create("super-tls", os.MFD_CLOEXEC), "wb") as file
-    ):
-        file.write(loaded.key + b"\n" + loaded.cert)
+def _checked_context(cert: bytes, key: bytes, client_ca: bytes | None) -> ssl.SSLContext:
+    """Check certificate and key, and warn before the certificate expires, since gRPC does neither."""
+    # Python's ssl only reads files, and a key must not be written to disk.
+    with os.fdopen(os.memfd_create("super-tls", os.MFD_CLOEXEC), "wb") as file:
+        file.write(key + b"\n" + cert)
         file.flush()
         path = f"/dev/fd/{file.fileno()}"
         try:
@@ -268,13 +240,13 @@ def _checked_context(loaded: _Loaded) -> ssl.SSLContext:
             context.load_cert_chain(path, password=_no_password)
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
-                f"tls_cert and tls_key cannot be used: {error}; they must be the PEM of a certificate "
-                "(followed by its chain) and of that certificate's own key, without a passphrase"
+                f"tls_cert and tls_key cannot be used: {error}. Set them to the PEM of a certificate and its "
+                "chain, and of its own key without a passphrase"
             ) from None
         _warn_of_expiry(path)
-    if loaded.client_ca is not None:
+    if client_ca is not None:
         try:
-            context.load_verify_locations(cadata=loaded.client_ca.decode("ascii", "replace"))
+            context.load_verify_locations(cadata=client_ca.decode("ascii", "replace"))
         except ssl.SSLError as error:
             raise ConfigError(f"tls_client_ca contains no CA certificates: {error}") from error
         context.verify_mode = ssl.CERT_REQUIRED
@@ -286,8 +258,8 @@ def _no_password() -> str:
 
 
 def _warn_of_expiry(path: str) -> None:
-    """Log a warning if the first certificate in a file has expired, or will expire within 30 days."""
-    # ssl has no public function that parses a certificate, except that of a peer.
+    """Warn if the first certificate in a file has expired or will within 30 days."""
+    # Python's ssl has no public function for certificates other than a peer's.
     read: Any = getattr(ssl, "_ssl", None)
     if not hasattr(read, "_test_decode_cert"):
         return
@@ -295,6 +267,8 @@ def _warn_of_expiry(path: str) -> None:
     end = dt.datetime.fromtimestamp(end_s, dt.UTC)
     remaining = end - dt.datetime.now(dt.UTC)
     if remaining < dt.timedelta():
-        _log.error("clients refuse the certificate in tls_cert: it expired at %s; renew it", end.isoformat())
+        _log.error(
+            "the certificate in tls_cert expired at %s, so clients refuse it: renew it", end.isoformat()
+        )
     elif remaining < dt.timedelta(days=_WARN_DAYS):
         _log.warning("the certificate in tls_cert expires at %s, in %d days", end.isoformat(), remaining.days)

@@ -1,4 +1,4 @@
-"""Upkeep of the cache while a coordinator serves: its lock, identity, memory and streams."""
+"""Upkeep of the cache while a coordinator serves: lock, identity, memory and streams."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ _log = logging.getLogger(__name__)
 _REACH_TIMEOUT_S = 10.0
 _DROPPED_AT_ONCE = 2000
 _RETRY_S = 0.2
-_LOOK_TIMEOUT_S = LOCK_TTL_S / 2  # a hanging node must not let the lock on another node expire
+_LOOK_TIMEOUT_S = LOCK_TTL_S / 2  # a hanging node must not let the lock on another one expire
 _BUFFER_SHARE = 0.25
 _SETTLED_S = 60.0
 _CROWDED_SHARE = 0.9
 _FOREIGN_SHARE = 0.125
-_SHORT_SHARE = 1 / 32  # of the budget; with less free, the core will soon drop more
+_SHORT_SHARE = 1 / 32  # of the budget; with less free, the core soon drops more
 _FREED_SHARE = 1 / 16
-_EVEN_S = 15.0  # period over which the CPU of the cache's nodes is averaged
-_RENEWED_S = 0.5  # a larger change of the expiry is a renewal
+_EVEN_S = 15.0  # for averages of the nodes' CPU
+_RENEWED_S = 0.5  # a later expiry by more than this is a renewal
 
 
 async def take_over(cache: Cache) -> CacheInfo:
-    """Connect to the cache and take its lock, within a bounded time.
+    """Connect to the cache and take its lock, within a limited time.
 
-    Raises ``LockHeldError`` if another coordinator owns the cache, ``CacheUnreachableError`` if
-    it does not answer, and ``CacheError`` if it refuses.
+    Raises ``LockHeldError`` if another coordinator has it, ``CacheUnreachableError`` if the cache does not
+    respond, and ``CacheError`` if it refuses.
     """
     clock = asyncio.get_running_loop().time
     reach_until_s, wait_until_s = clock() + _REACH_TIMEOUT_S, clock() + LOCK_TTL_S + _REACH_TIMEOUT_S
@@ -56,11 +56,11 @@ async def take_over(cache: Cache) -> CacheInfo:
         try:
             info = await cache.info()
             await cache.hold_lock()
-            await cache.audit(bytes(ID_BYTES))  # check now whether records may be read
+            await cache.audit(bytes(ID_BYTES))  # may records be read?
         except LockHeldError as error:
             expiry_s = clock() + error.expires_in_s
             first_expiry_s = expiry_s if first_expiry_s is None else first_expiry_s
-            # A lock that is renewed has a live owner. Otherwise wait until it expires.
+            # A renewed lock has a live owner. Otherwise wait until it expires.
             if expiry_s > first_expiry_s + _RENEWED_S or clock() > wait_until_s:
                 raise
         except CacheUnreachableError:
@@ -74,12 +74,10 @@ async def take_over(cache: Cache) -> CacheInfo:
 async def warm_and_take_over(
     manager: ExecutorManager, cache: Cache, workers: Workers | None = None, decoder: str = ""
 ) -> CacheInfo:
-    """Start functions while connecting to the cache, because both take a while."""
+    """Start functions and take the cache at the same time, because both take a while."""
     chooses = workers is not None and workers.patience_s is not None
-    # Start functions that cost money only after taking the cache, because
-    # another coordinator may own it.
+    # Functions that cost money start only once the cache is taken, which another coordinator may own.
     info = await take_over(cache) if manager.remote or chooses else None
-    # Connecting workers must have the decoder of the cache's records, or ``decoder``.
     if workers is not None and chooses and (digest := decoder or await cache.fingerprint()):
         workers.use(digest)
     warming = asyncio.create_task(manager.start(), name="warm")
@@ -87,7 +85,7 @@ async def warm_and_take_over(
         if info is None:
             info = await take_over(cache)
         while not (await asyncio.wait([warming], timeout=LOCK_TTL_S / 4))[0]:
-            with contextlib.suppress(CacheUnreachableError):  # upkeep will report it
+            with contextlib.suppress(CacheUnreachableError):  # upkeep reports it
                 await cache.hold_lock()
         await warming
     finally:
@@ -98,27 +96,27 @@ async def warm_and_take_over(
 
 
 async def agree_on_fingerprint(cache: Cache, digest: str) -> bool:
-    """Return whether the cache was empty. Raises ``ConfigError`` if its records were decoded differently."""
+    """Return whether the cache was empty. Raises ``ConfigError`` if another decoder wrote its records."""
     agreed, is_new = await cache.agree_on_fingerprint(digest)
-    # Functions write it only once.
+    # Ask twice: it never changes, but a reply may be garbled.
     if agreed != digest and (await cache.agree_on_fingerprint(digest))[0] != agreed:
         raise CacheUnreachableError(
-            f"the cache at {cache.address} returned two decoder fingerprints: its answers are garbled"
+            f"the cache at {cache.address} returned two decoder fingerprints: its replies are garbled"
         )
     if agreed != digest:
         raise ConfigError(
-            f"the functions decode the test images to {digest}, but the records in {cache.address} come from "
-            f"functions that decode them to {agreed}: use one version of SUPER and Pillow, or empty the cache"
+            f"the functions have the decoder {digest}, but the records in {cache.address} are by {agreed}: "
+            "use one version of SUPER and Pillow, or empty the cache"
         )
     return is_new
 
 
 class DecoderReplacedError(Exception):
-    """Workers with another ``decoder`` replace the previous ones, so the coordinator must restart."""
+    """The coordinator must restart with another ``decoder``."""
 
     def __init__(self, decoder: str = "") -> None:
         super().__init__(
-            f"switching to workers that decode as {decoder}"
+            f"switching to workers with the decoder {decoder}"
             if decoder
             else "the local worker has another decoder than at the last start, or did not start"
         )
@@ -126,12 +124,13 @@ class DecoderReplacedError(Exception):
 
 
 async def _replace_decoder(cache: Cache, digest: str) -> bool:
-    """Drop all records of another decoder. Return whether there may have been any."""
+    """Drop the records of another decoder. Return whether there may have been any."""
     earlier = await cache.fingerprint()
     if earlier in ("", digest):
         return False
-    words = "workers now decode as %s: dropping the records in %s that were decoded as %s"
-    _log.warning(words, digest, cache.address, earlier)
+    _log.warning(
+        "workers have the decoder %s: dropping the records of %s in %s", digest, earlier, cache.address
+    )
     cursor, first = 0, True
     while cursor or first:
         cursor, ids = await cache.scan_records(cursor, count=_DROPPED_AT_ONCE)
@@ -143,10 +142,10 @@ async def _replace_decoder(cache: Cache, digest: str) -> bool:
 
 
 class Upkeep:
-    """Holds the cache's lock, monitors its identity and memory, and reports changes to the core.
+    """Holds the cache's lock, monitors its identity and memory, and tells the core of changes.
 
-    ``info`` is the server's report when it was taken over, ``fingerprint`` the digest that its
-    records must match, and ``cache_bytes`` the maximum memory to use, or 0 for all of it.
+    ``info`` is the server's state at the start, ``fingerprint`` that of the decoder, and ``cache_bytes`` the
+    most memory to use, or 0 for all of it.
     """
 
     def __init__(
@@ -177,34 +176,34 @@ class Upkeep:
         self._kept_usd = engine.core.state.ledger.total_usd
 
     async def once(self) -> None:
-        """Check the cache once. If it does not answer, the next check retries.
+        """Check the cache once. If it does not respond, the next check tries again.
 
-        Raises ``LockHeldError`` if another coordinator took the cache, and ``ConfigError`` if
-        the functions of that coordinator decode differently.
+        Raises ``LockHeldError`` if another coordinator took the cache, and ``ConfigError`` if that one has
+        another decoder.
         """
         try:
             was_taken = await self._cache.hold_lock()
             async with asyncio.timeout(_LOOK_TIMEOUT_S):
                 self._is_new |= await agree_on_fingerprint(self._cache, self._fingerprint)
                 await self._reports.keep(self._clock())
-                info = await self._cache.info()  # last: new records would count as foreign
+                info = await self._cache.info()  # last, or new records would count as foreign
         except LockHeldError:
             raise
         except (CacheError, TimeoutError) as error:
-            reason = str(error) or "it does not answer in time"
+            reason = str(error) or "it does not respond in time"
             if not self._engine.cache_trouble:
                 _log.warning("waiting for the cache: %s", reason)
                 self._silent_since = time.strftime("%H:%M:%S UTC", time.gmtime())
             self._engine.cache_trouble = f"no answer and no read reports since {self._silent_since}: {reason}"
             return
         if self._engine.cache_trouble:
-            _log.info("the cache is answering again")
+            _log.info("the cache responds again")
         self._engine.cache_trouble = ""
         self._note_load(info)
         if info.nodes == self._nodes and info.evicted_keys > self._evicted_keys:  # perhaps the digest
             _log.warning(
                 "the cache has evicted %d keys by itself: other programs fill it, or its maxmemory is too "
-                "small for the budget. Its policy is %s, but noeviction would be better",
+                "small for the budget. Its policy is %s; set it to noeviction",
                 info.evicted_keys - self._evicted_keys,
                 info.policy,
             )
@@ -212,22 +211,22 @@ class Upkeep:
         elif self._is_new or info.nodes != self._nodes:
             self._lost(info.nodes)
         elif was_taken:
-            _log.warning("the lock on the cache expired and was taken again: this process had stalled")
+            _log.warning("the lock on the cache had expired and was taken again: this process had stalled")
         self._evicted_keys = info.evicted_keys
         self._is_new = False
         await self._watch_memory(info)
         await self.keep_spent()
 
     async def keep_spent(self) -> None:
-        """Save the amount spent if it has changed, so that a cap holds across restarts."""
+        """Save the amount spent if it has changed, because caps hold across restarts."""
         usd = self._core.spent_usd
         if usd == self._kept_usd:
             return
         try:
             teams = self._core.state.teams
             await self._cache.keep_spent_usd(usd, {team.facts.name: team.usd for team in teams if team.usd})
-        except CacheError as error:  # the next check retries
-            _log.warning("could not save the amount spent, so a restart would lose it: %s", error)
+        except CacheError as error:  # the next check tries again
+            _log.warning("the amount spent cannot be saved, so a restart would lose it: %s", error)
         else:
             self._kept_usd = usd
 
@@ -261,38 +260,37 @@ class Upkeep:
         if budget_bytes != core.state.budget_bytes:
             sizes = (budget_bytes, core.state.budget_bytes, info.maxmemory, info.used_memory)
             _log.warning(
-                "the cache's memory has changed: %.1f MiB are now for records, instead of %.1f MiB "
+                "the cache's memory has changed: %.1f MiB are for records instead of %.1f MiB "
                 "(maxmemory %.1f MiB, %.1f MiB used)",
                 *(size / 2**20 for size in sizes),
             )
         self._engine.post(CacheResized(budget_bytes))
         if not info.maxmemory:
             return
-        # Long-lived memory of others may take part of the headroom. The rest is for buffers.
+        # Others' memory may take part of the headroom. The rest is for buffers.
         headroom_bytes = int((1 - _BUFFER_SHARE) * (info.maxmemory - core.state.budget_bytes))
         used_bytes = info.used_memory - headroom_bytes
         foreign_bytes = used_bytes - core.state.resident_bytes
         self._engine.post(CacheGrew(foreign_bytes))
-        wanted_bytes = self._wanted_bytes()
-        # Do not do this at once, because jobs return within seconds of a restart and own their records.
+        needed_bytes = self._needed_bytes()
+        # Jobs return within seconds of a restart, and their records must not be swept.
         if (
-            wanted_bytes > 0
+            needed_bytes > 0
             and used_bytes > _CROWDED_SHARE * core.state.budget_bytes
             and foreign_bytes > _FOREIGN_SHARE * core.state.budget_bytes
             and self._clock() >= self._settled_at_s
         ):
             each_bytes = info.used_memory / max(1, info.keys)
-            await self._sweep.step(self._clock(), math.ceil(wanted_bytes / each_bytes))
+            await self._sweep.step(self._clock(), math.ceil(needed_bytes / each_bytes))
 
-    def _wanted_bytes(self) -> float:
+    def _needed_bytes(self) -> float:
         """Return the bytes that open jobs need beyond the free memory."""
         core = self._core
         requests = sum(member.requests for member in core.state.fleet.executors)
         producing = bool(core.state.requests) or requests > self._asked
         dropping = core.state.dropped_samples > self._dropped
         self._asked, self._dropped = requests, core.state.dropped_samples
-        # Above 0 only if since the last check samples were dropped for others,
-        # or were requested while the cache had hardly any room.
+        # Only if samples were dropped since the last check, or requested while there was hardly any room.
         short = core.state.free_bytes < _SHORT_SHARE * core.state.budget_bytes
         if not core.jobs or not (dropping or (producing and short)):
             return 0.0

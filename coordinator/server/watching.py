@@ -1,4 +1,4 @@
-"""Log changes, a line each, and keep the history of closed jobs in the cache across restarts."""
+"""Log changes, one line each, and keep the history of jobs in the cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _EVERY_S = 60.0
-_NOTED_PER_STEP = 10
+_JOBS_PER_STEP = 10
 HISTORY_PAUSE_S = 2.0
 _JOBS_MAX = 256
 _BYTES_MAX = 2**20
@@ -35,7 +35,7 @@ _TIME_MAX = 1e11
 
 
 class Watch:
-    """Watches the core and logs changes. Call :meth:`step` every second."""
+    """Watches the core and logs its changes. Call :meth:`step` every second."""
 
     def __init__(self, engine: Engine, history: JobHistory | None = None) -> None:
         self._engine = engine
@@ -43,21 +43,21 @@ class Watch:
         self._core = engine.core
         self._jobs: dict[str, Job] = {}
         self._opened_s: dict[str, float] = {}
-        self._turn = 0
+        self._next = 0
         self._lapsed: set[tuple[str, int]] = set()
-        # Executors below their capacity, and the time when this was last logged.
-        self._limited: dict[int, float] = {}
+        # When each throttled executor was last logged.
+        self._throttled_s: dict[int, float] = {}
         self._thrashes = False
         self._stopped: set[str] = set()
         self._capped_s: float | None = None
 
     def step(self) -> None:
-        """Check everything once, and log the counts of the last minute."""
+        """Log what has changed since the last step, and the counts of the last minute."""
         self.look()
         jobs = list(self._jobs.values())
-        for offset in range(min(len(jobs), _NOTED_PER_STEP)):  # in turn, because of their number
-            self._note(jobs[(self._turn + offset) % len(jobs)])
-        self._turn += _NOTED_PER_STEP
+        for offset in range(min(len(jobs), _JOBS_PER_STEP)):  # in turn, because of their number
+            self._note(jobs[(self._next + offset) % len(jobs)])
+        self._next += _JOBS_PER_STEP
         self._look_at_ranks()
         for member in self._core.state.fleet.executors:
             self._look_at_executor(member)
@@ -82,13 +82,13 @@ class Watch:
         self._stopped = stopped
 
     async def end(self) -> None:
-        """Record the last figures of open jobs."""
+        """Save the final statistics of open jobs."""
         for job in self._jobs.values():
             self._note(job)
         await self.history.keep()
 
     def look(self) -> None:
-        """Log opened and closed jobs. Also called immediately before and after jobs may open or close."""
+        """Log the jobs that were opened or closed. Call this before and after calls that do so."""
         now = self._core.state.jobs
         closed = [job for name, job in self._jobs.items() if now.get(name) is not job]
         opened = [job for name, job in now.items() if self._jobs.get(name) is not job]
@@ -106,12 +106,12 @@ class Watch:
             self._note(job)
 
     def note(self, name: str) -> None:
-        """Record the position of a job that may close now, because it is unknown afterwards."""
+        """Record the position of a job that is about to close, after which it is unknown."""
         if job := self._jobs.get(name):
             self._note(job)
 
     def ended(self) -> list[pb.JobStats]:
-        """Return the figures of closed jobs that are still in the history."""
+        """Return the statistics of the closed jobs in the history."""
         return [job for key, job in self.history.jobs.items() if key not in self._opened_s.items()]
 
     def _note(self, job: Job, closed_s: float = 0.0) -> None:
@@ -143,14 +143,14 @@ class Watch:
     def _look_at_executor(self, member: ExecutorState) -> None:
         now, concurrency = self._core.now_s, member.concurrency
         times, about = concurrency.throttled_lately(now), {"executor": member.name}
-        if times and now >= self._limited.get(member.number, -_EVERY_S) + _EVERY_S:
-            self._limited[member.number] = now
+        if times and now >= self._throttled_s.get(member.number, -_EVERY_S) + _EVERY_S:
+            self._throttled_s[member.number] = now
             capacity, limit = concurrency.capacity, concurrency.limit(now)
             words = f"{counted(times, 'request')} in 60 s, concurrency {limit:,} instead of {capacity:,}"
             _log.warning(
                 "%s throttled: %s", member.name, words, extra={**about, "cause": f"throttled at {now}"}
             )
-        elif not times and self._limited.pop(member.number, None) is not None:
+        elif not times and self._throttled_s.pop(member.number, None) is not None:
             _log.info("%s is no longer throttled", member.name, extra=about)
 
 
@@ -159,13 +159,12 @@ class JobHistory:
 
     def __init__(self, cache: Cache | None = None) -> None:
         self._cache = cache
-        # Includes open jobs, so that a killed coordinator leaves their last
-        # figures. Ordered by their last update.
+        # In the order of updates. A killed coordinator leaves the last statistics of its open jobs too.
         self.jobs: dict[tuple[str, float], pb.JobStats] = {}
         self._changed = False
 
     def note(self, stats: pb.JobStats, opened_s: float, closed_s: float = 0.0) -> None:
-        """Record the figures of an open or closing job. Times are Unix time."""
+        """Record the statistics of an open or closed job. Times are Unix times."""
         before = self.jobs.pop((stats.job, opened_s), stats)
         stats.opened_s, stats.closed_s = opened_s, closed_s
         stats.source = (stats.source or before.source)[:_SOURCE_MAX]
@@ -177,33 +176,35 @@ class JobHistory:
         self._changed = True
 
     async def load(self) -> None:
-        """Load the history left by earlier coordinators of this cache."""
+        """Load the history of this cache's earlier coordinators."""
         if self._cache is not None:
             try:
                 jobs = read_history(await self._cache.kept(HISTORY_KEY))
                 self.jobs = {(job.job, job.opened_s): job for job in jobs}
             except (CacheError, ValueError) as error:
-                _log.warning("cannot read the history of jobs in the cache, so it starts over: %s", error)
+                _log.warning("the history of jobs in the cache cannot be read, so it starts over: %s", error)
 
     async def keep(self) -> None:
         """Save the history if it has changed."""
         if self._cache is not None and self._changed:
             self._changed = False
             try:
-                told = pb.JobStatsList(history=self.jobs.values()).SerializeToString()
-                await self._cache.keep(HISTORY_KEY, told)
+                content = pb.JobStatsList(history=self.jobs.values()).SerializeToString()
+                await self._cache.keep(HISTORY_KEY, content)
             except CacheError:  # upkeep reports it
                 self._changed = True
 
 
 def read_history(content: bytes) -> list[pb.JobStats]:
-    """Parse a history written by :class:`JobHistory`. Raises ``ValueError`` for anything else."""
+    """Parse what :class:`JobHistory` saved. Raises ``ValueError`` for anything else."""
     if len(content) > _BYTES_MAX:
         raise ValueError(f"it is too long ({len(content):,} bytes)")
     try:
         jobs = list(pb.JobStatsList.FromString(content).history)
     except DecodeError as error:
         raise ValueError(str(error)) from error
-    times = [(job.opened_s, job.closed_s) for job in jobs]
-    is_valid = [all(0 <= time_s < _TIME_MAX for time_s in span) for span in times]
-    return [job for job, fits in zip(jobs, is_valid, strict=True) if job.job and fits][-_JOBS_MAX:]
+
+    def is_valid(job: pb.JobStats) -> bool:
+        return bool(job.job) and 0 <= job.opened_s < _TIME_MAX and 0 <= job.closed_s < _TIME_MAX
+
+    return list(filter(is_valid, jobs))[-_JOBS_MAX:]

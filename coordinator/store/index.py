@@ -1,4 +1,4 @@
-"""Read and write the index of a store: segments with the entries of many packs, and packs. Blocks."""
+"""A store's index: segments with the entries of many packs, and the packs' own indexes. Blocks."""
 
 from __future__ import annotations
 
@@ -38,17 +38,14 @@ _log = logging.getLogger(__name__)
 
 AT_ONCE = 16
 
-# Maximum per collection; more are merged.
-_SEGMENTS_MAX = 16
+_SEGMENTS_MAX = 16  # of a collection; more are merged
+_FULL_ENTRIES = 2**20  # a segment with this many entries is not extended or merged
 _LENGTH_BYTES, _DIGEST_BYTES = 8, 16
-
-# Number of entries of a full segment, which is not extended or merged.
-_LARGE = 2**20
 
 
 @dataclass(slots=True)
 class Known:
-    """The packs and segments of a collection that have been read. :func:`look` only reads new ones."""
+    """The packs and segments of a collection that were read. :func:`look` reads only new ones."""
 
     packs: set[str] = field(default_factory=set)
     segments: set[str] = field(default_factory=set)
@@ -56,7 +53,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class IndexedPack:
-    """The name of a pack, with its length and its index."""
+    """A pack's name, length and index."""
 
     name: str
     bytes: int
@@ -65,24 +62,24 @@ class IndexedPack:
 
 @dataclass(frozen=True, slots=True)
 class StoreChanges:
-    """The result of :func:`look`: the sizes of all packs in the store, and the new packs."""
+    """The sizes of all packs in the store, and the changes to a collection's packs."""
 
     sizes: dict[str, int]
-    # Packs that contain records of this decoder and have the right length.
+    # New packs with records of this decoder and the right length.
     packs: list[IndexedPack]
-    # Packs of other decoders, and packs with a broken index.
+    # New packs of other decoders, and those with a broken index.
     useless: frozenset[str]
-    # Known packs that are missing now.
+    # Known packs that have disappeared.
     gone: frozenset[str]
 
 
 def collection_in(dataset: Dataset | None) -> str:
-    """Return the collection of a dataset's records, or an empty string if there is no dataset."""
+    """Return the collection of a dataset's records, or an empty string without a dataset."""
     return "" if dataset is None else collection_of(dataset.catalog.id_bucket, dataset.recipe.digest)
 
 
 def look(store: Store, collection: str, fingerprint: str, known: Known) -> StoreChanges:
-    """Add the packs and segments of a collection that are not ``known`` yet. May raise ``StoreError``."""
+    """Read and add a collection's packs and segments that are not ``known``. May raise ``StoreError``."""
     before = frozenset(known.packs)  # excludes packs that are added meanwhile
     sizes = store.packs()
     present = {name for name in sizes if name.startswith(collection)}
@@ -93,8 +90,8 @@ def look(store: Store, collection: str, fingerprint: str, known: Known) -> Store
         store, {name: sizes[name] for name in sorted(new - {pack.name for pack in packs})}
     )
     if indexed and not store.read_only:
-        # Save the next reader from reading these packs again.
-        with contextlib.suppress(StoreError):  # a full disk: packs can be read again
+        # Save the next reader the packs.
+        with contextlib.suppress(StoreError):  # if the disk is full, packs are read again
             names += write_segments(store, collection, indexed)
     packs += indexed
     usable = [
@@ -102,7 +99,7 @@ def look(store: Store, collection: str, fingerprint: str, known: Known) -> Store
         for pack in packs
         if sizes.get(pack.name) == pack.bytes and pack.index.meta.fingerprint == fingerprint
     ]
-    # A segment may contain a pack newer than the listing, which the next look finds.
+    # A segment may contain a pack that is newer than the listing. The next look finds it.
     useless = {pack.name for pack in packs if pack.name in sizes} - {pack.name for pack in usable}
     known.segments.update(names)
     known.packs = present | (known.packs - before)
@@ -113,8 +110,8 @@ def pack_written(
     dataset: Dataset, indices: NDArray[np.int64], result: PrefetchResult, fingerprint: str
 ) -> IndexedPack:
     """Return the pack that a result describes. Raises ``StoreFormatError`` if it is invalid."""
-    made_of = dataset.catalog.id_bucket, dataset.recipe.json, fingerprint, result.function_version
-    meta = PackMeta(collection_in(dataset), *made_of)
+    origin = dataset.catalog.id_bucket, dataset.recipe.json, fingerprint, result.function_version
+    meta = PackMeta(collection_in(dataset), *origin)
     if not checked_name(PACKS, result.pack).startswith(f"{meta.collection}-"):
         raise StoreFormatError(f"the pack does not belong to the collection {meta.collection}")
     offsets = np.array(result.offsets, dtype=np.int64)
@@ -128,10 +125,10 @@ def pack_written(
 
 
 def write_segments(store: Store, collection: str, packs: Iterable[IndexedPack]) -> list[str]:
-    """Write the entries of packs as segments that fit into readers' memory. Return the segments' names."""
+    """Write packs' entries as segments that fit into readers' memory. Return the segments' names."""
     names, group, entries = [], list[IndexedPack](), 0
     for pack in packs:
-        if entries >= _LARGE:
+        if entries >= _FULL_ENTRIES:
             names.append(store.write_segment(pack_segment(group), collection))
             group, entries = [], 0
         group.append(pack)
@@ -142,20 +139,19 @@ def write_segments(store: Store, collection: str, packs: Iterable[IndexedPack]) 
 
 
 def merge_segments(store: Store, collection: str) -> None:
-    """Merge the segments of a collection if there are many."""
+    """Merge a collection's segments if there are many."""
     names = _segments_of(store, collection)
     if len(names) <= _SEGMENTS_MAX:
         return
     existing, kept, merged = set(store.packs()), list[IndexedPack](), []
     for name in names:
         for packs in read_segments(store, [name]):
-            if sum(len(pack.index.entries) for pack in packs) < _LARGE:
-                # Write each pack once, and only if it still exists.
+            if sum(len(pack.index.entries) for pack in packs) < _FULL_ENTRIES:
+                # Keep each pack once, and only if it still exists.
                 kept += [pack for pack in packs if pack.name in existing]
                 existing.difference_update(pack.name for pack in packs)
                 merged.append(name)
-    # Others may merge concurrently, or read removed segments. Then they read
-    # more packs, or entries twice.
+    # Others may merge concurrently or read removed segments. They read some packs or entries again.
     if len(merged) > 1:
         write_segments(store, collection, kept)
         for name in merged:
@@ -167,22 +163,22 @@ def _segments_of(store: Store, collection: str) -> list[str]:
 
 
 def read_segments(store: Store, names: Iterable[str]) -> Iterator[list[IndexedPack]]:
-    """Yield the packs in each readable segment. Skip unreadable ones: packs contain the entries, too."""
+    """Yield the packs in each segment. Skip unreadable segments, because packs have the entries too."""
     for name in names:
         with contextlib.suppress(StoreGoneError):
             try:
                 yield unpack_segment(store.read_segment(name))
             except (StoreFormatError, StoreRefusedError) as error:
-                _log.warning("the segment %s/index/%s is skipped: %s", store.address, name, error)
+                _log.warning("skipping the segment %s/index/%s: %s", store.address, name, error)
 
 
 def read_indexes(store: Store, packs: Mapping[str, int]) -> Iterator[tuple[str, PackIndex | StoreError]]:
-    """Yield each pack's index, or the error that prevents its use. Skips packs that disappear."""
+    """Yield each pack's index, or the error that prevents its use. Packs that disappear are skipped."""
 
     def read(item: tuple[str, int]) -> PackIndex | StoreError:
         try:
             index = store.read_index(*item)
-        except (StoreGoneError, StoreFormatError, StoreRefusedError) as error:  # specific to this pack
+        except (StoreGoneError, StoreFormatError, StoreRefusedError) as error:  # other packs may be readable
             return error
         return replace(index, entries=index.entries.copy())  # a view would keep all read bytes alive
 
@@ -194,7 +190,7 @@ def read_indexes(store: Store, packs: Mapping[str, int]) -> Iterator[tuple[str, 
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    """Yield a thread pool. After an error or an interrupt, work that has not started is dropped."""
+    """Yield a thread pool. After an error or interrupt, work that has not started is dropped."""
     pool = ThreadPoolExecutor(count, thread_name_prefix="super-store")
     try:
         yield pool
@@ -203,7 +199,7 @@ def threads(count: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def _by_own_indexes(store: Store, packs: Mapping[str, int]) -> tuple[list[IndexedPack], set[str]]:
-    """Return packs with the indexes read from them, and the names of damaged packs."""
+    """Return packs with their own indexes, and the names of damaged packs."""
     indexed: list[IndexedPack] = []
     unread: dict[str, StoreError] = {}
     for name, outcome in read_indexes(store, packs):
@@ -214,11 +210,11 @@ def _by_own_indexes(store: Store, packs: Mapping[str, int]) -> tuple[list[Indexe
     if unread:
         example = next(iter(unread.values()))
         _log.warning(
-            "ignoring %s of the store that could not be read; first error: %s",
+            "ignoring %s of the store that cannot be read; first error: %s",
             counted(len(unread), "pack"),
             example,
         )
-    # Packs that may not be read are not broken.
+    # Another user's packs are not damaged.
     return indexed, {name for name, why in unread.items() if isinstance(why, StoreFormatError)}
 
 
@@ -237,9 +233,7 @@ def unpack_segment(data: bytes) -> list[IndexedPack]:
     """Decode a segment into packs, whose entries are views. Raises ``StoreFormatError`` if damaged."""
     body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     if digest128(body) != digest:
-        raise StoreFormatError(
-            "the segment is damaged, truncated or not a segment: its digest does not match"
-        )
+        raise StoreFormatError("the segment is damaged or truncated: its digest does not match")
     try:
         return _packs_in(body)
     except (ArithmeticError, LookupError, ValueError, TypeError, RecursionError) as error:
@@ -253,12 +247,12 @@ def _packs_in(body: bytes) -> list[IndexedPack]:
     sizes, counts = np.array([(size, count) for _, size, count, _ in rows], np.uint64).reshape(-1, 2).T
     if int(counts.sum()) != len(entries) or (counts > len(entries)).any():
         raise ValueError(
-            f"the segment has {len(entries)} entries, but its packs' counts do not add up to that (first "
-            f"counts: {counts[:5].tolist()})"
+            f"the segment has {len(entries)} entries, but its packs' counts do not add up to that: "
+            f"{counts[:5].tolist()}, ..."
         )
     check_entries(entries, 0, np.repeat(sizes, counts.astype(np.int64)))
-    theirs = np.split(entries, np.cumsum(counts[:-1]).astype(np.int64))
+    parts = np.split(entries, np.cumsum(counts[:-1]).astype(np.int64))
     return [
         IndexedPack(checked_name(PACKS, name), size, PackIndex(metas[number], part))
-        for (name, size, _, number), part in zip(rows, theirs, strict=False)
+        for (name, size, _, number), part in zip(rows, parts, strict=False)
     ]

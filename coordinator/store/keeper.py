@@ -1,4 +1,4 @@
-"""The keeper of the store. If the store does not answer, samples are decoded, so none are lost."""
+"""Keeps the coordinator's store. While the store does not respond, samples are decoded instead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from superdl.coordinator.core import PacksLost, RecordsStored
 from superdl.coordinator.store import index
 from superdl.coordinator.store.opening import filesystem_of, is_gone, open_own
-from superdl.coordinator.store.places import Joined, Places, moved_line
+from superdl.coordinator.store.places import Joined, Places, moved_warning
 from superdl.coordinator.store.room import Room
 from superdl.super_wire.cancelling import CallingThreads, HeldTasks, cancel_and_wait
 from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError, StoreRefusedError
@@ -38,29 +38,29 @@ _log = logging.getLogger(__name__)
 
 _OPENING_S, _LOOK_S, _CLOSE_S = 10.0, 5.0, 2.0
 _MINUTE_S, _HOUR_S = 60.0, 3600.0
-_THERE_S, _AGAIN_S = 5.0, 30.0
+_CHECK_S, _REOPEN_S = 5.0, 30.0
 _OPENED_S = 60.0  # keep a dataset's locations this long for the job that is about to open it
 _THREADS = 4
 
 
 class StoreKeeper:
-    """Manages one store, or none, on one event loop. All waits are bounded.
+    """Keeps one store, or none, on one event loop. All waits are bounded.
 
     Args:
-        choice: the store, or the reason why no store is used.
-        datasets: the registry, whose open datasets are read by jobs.
-        wanted_bytes: maximum size of the store; 0 for a quarter of its used plus free bytes.
+        choice: the store, or the reason for having none.
+        datasets: the registry, whose open datasets jobs read.
+        max_bytes: maximum size of the store, or 0 for a quarter of its used plus free bytes.
         read_only: never write to the store.
     """
 
     def __init__(
-        self, choice: StoreChoice, datasets: DatasetRegistry, wanted_bytes: int, *, read_only: bool
+        self, choice: StoreChoice, datasets: DatasetRegistry, max_bytes: int, *, read_only: bool
     ) -> None:
         self.address, self._reason, self._by_default = choice.address, choice.reason, choice.by_default
         self.places = Places()
-        self.room = Room(choice.address, wanted_bytes)
-        # The store's current problem, for display; empty if there is none.
-        self.trouble = ""
+        self.room = Room(choice.address, max_bytes)
+        # The store's current problem, for display. Empty if there is none.
+        self.problem = ""
         self._datasets = datasets
         self._read_only = read_only
         self.fingerprint = ""
@@ -72,23 +72,20 @@ class StoreKeeper:
         self._instance = secrets.token_hex(16)
         self._known: dict[bytes, index.Known] = {}
         self._looks: dict[bytes, asyncio.Task[None]] = {}
-        self._opened_s: dict[bytes, float] = {}
+        self._opened_at_s: dict[bytes, float] = {}
         self._pending: defaultdict[str, list[index.IndexedPack]] = defaultdict(list)
         self._upkeep: asyncio.Task[None] | None = None
         self._tasks = HeldTasks("store's keeper")
-        self._due_s = dict.fromkeys(("touch", "sweep", "flush", "room", "open", "there"), 0.0)
+        self._due_s = dict.fromkeys(("touch", "sweep", "flush", "room", "open", "check"), 0.0)
 
     @property
     def takes_packs(self) -> bool:
-        """Return whether functions should write packs now, which is false once the store is full."""
+        """Return whether functions should write packs. False while the store is full."""
         return not (self.unwritten or self.room.excess_bytes)
 
     @property
     def unwritten(self) -> str:
-        """Return the reason why no packs are written, for display.
-
-        Empty if packs are written, or while room is being made.
-        """
+        """Return the reason for writing no packs, for display. Empty otherwise, and while room is made."""
         if self._store is None:
             return "it is not open"
         if self._store.read_only:
@@ -97,76 +94,70 @@ class StoreKeeper:
 
     @property
     def store_use(self) -> str:
-        """Describe where decoded records are kept and how full the store is, for display.
-
-        Empty if there is no store.
-        """
+        """Return where decoded records are kept and how full the store is, for display. May be empty."""
         if self._store is None:
-            reason = self.trouble if self.address else self._reason
+            reason = self.problem if self.address else self._reason
             return reason and f"decoded images are kept only in the cache: {reason}"
         use = "read only" if self._store.read_only else f"{self.room.usage} used"
         return f"decoded images are kept in {self.address} ({use}); set SUPER_STORE=none to turn this off"
 
     @property
     def store_id(self) -> str:
-        """Return the id by which readers prove access to the store, or an empty string if none can."""
+        """Return the id that readers of the store must know, or an empty string if they cannot access it."""
         return "" if self._store is None or is_bucket(self.address) else self._store.id
 
     async def open(self) -> None:
-        """Open the store, and create it if needed. If it does not answer, a later call tries again.
+        """Open the store, and create it if needed. If it does not respond, a later call continues.
 
-        Raises ``StoreError`` if a store chosen by the user is not a store, has another version,
-        or may not be read.
+        Raises ``StoreError`` if the user's choice is not a store, has another version or may not be read.
         """
         if not self.address:
             return None
-        self._opening = self._opening or asyncio.create_task(self._threads.run(self._opened))
+        self._opening = self._opening or asyncio.create_task(self._threads.run(self._open))
         await asyncio.wait([self._opening], timeout=_OPENING_S)  # a long listing continues
         if not self._opening.done():
-            return self._set_trouble(f"it cannot be opened because it did not answer within {_OPENING_S:g} s")
+            return self._warn_of(f"it cannot be opened: it did not respond within {_OPENING_S:g} s")
         opening, self._opening = self._opening, None
         try:
             self._store = opening.result()
         except StoreError as error:
             if isinstance(error, (StoreFormatError, StoreRefusedError)) and not self._by_default:
                 raise
-            self._set_trouble(f"it cannot be opened: {error}")
+            self._warn_of(f"it cannot be opened: {error}")
         else:
             self.room.exhausted = self.room.excess_bytes > 0
 
     def begin(self, fingerprint: str, post: Callable[[Event], None]) -> None:
-        """Start sending events to ``post``. Packs with a different decoder fingerprint are not used."""
+        """Send events to ``post`` from now on. Packs of decoders with another fingerprint are not used."""
         self.fingerprint, self._post = fingerprint, post
 
     async def opened(self, dataset: Dataset) -> None:
-        """Look up the records of a dataset that will be opened, and wait a limited time for the result."""
+        """Look up the records of a dataset that a job will open. Waits at most a few seconds."""
         if self._store is None or dataset.all_ids is None:  # random recipes have no ids
             return
         content = dataset.content
         self.places.open(content, len(dataset.catalog))
-        self._opened_s[content] = time.monotonic()
+        self._opened_at_s[content] = time.monotonic()
         task = self._looks.get(content)
         if task is None:
             task = self._looks[content] = self._tasks.start(self._look(self._store, dataset, dataset.all_ids))
             task.add_done_callback(lambda _: self._looks.pop(content, None))
         await asyncio.wait([task], timeout=_LOOK_S)
         if not task.done():
-            # The lookup continues, and its result is posted when it is done.
-            self._set_trouble(
-                f"its contents were not listed within {_LOOK_S:g} s, so jobs start without them"
-            )
+            # The lookup continues and posts its result.
+            self._warn_of(f"it was not listed within {_LOOK_S:g} s, so jobs start without it")
 
     def stored(self, content: bytes) -> list[Event]:
-        """Return the events with the locations of an open dataset's records, for the core."""
+        """Return the event for the core with the locations of an open dataset's records, or none."""
         indices, packs = self.places.known(content)
         return [RecordsStored(content, indices, packs)] if indices.size else []
 
     def process_result(
         self, dataset: Dataset, indices: NDArray[np.int64], result: PrefetchResult
     ) -> tuple[int, NDArray[np.bool_] | None]:
-        """Process a function's result. Return its pack's number, or 0, and a mask of stored samples."""
+        """Process a function's result. Return its pack's number, or 0, and which samples were stored."""
         if result.store_trouble:
-            self.trouble = result.store_trouble
+            self.problem = result.store_trouble
             self._due_s["room"] = 0.0  # the store may be full
         lost = np.array([outcome == Outcome.NOT_STORED for outcome in result.outcomes], dtype=np.bool_)
         self.places.forget(dataset.content, indices[lost])
@@ -175,7 +166,7 @@ class StoreKeeper:
         try:
             written = index.pack_written(dataset, indices, result, self.fingerprint)
         except StoreFormatError as error:
-            self._set_trouble(f"a function reported an invalid pack, {result.pack[:80]!r}: {error}")
+            self._warn_of(f"a function reported an invalid pack, {result.pack[:80]!r}: {error}")
             return 0, None
         self._pending[written.index.meta.collection].append(written)
         stored = np.array(result.offsets) > 0
@@ -183,24 +174,24 @@ class StoreKeeper:
         number = self.places.put_pack(dataset.content, written, placed)
         self.room.add(result.pack, result.store_bytes, placed.size)
         if self.room.is_overdue:
-            self.step()  # immediately, because decoded records are not stored until there is room
+            self.step()  # at once, because nothing is stored until there is room
         if dataset.content in self._known:
             self._known[dataset.content].packs.add(result.pack)
-        self.trouble = ""
+        self.problem = ""
         return number, stored
 
     def step(self) -> None:
-        """Start the maintenance that is due, unless it is already running. Call this every second."""
-        soon_s = time.monotonic() - _OPENED_S
-        opening = {content for content, opened_s in self._opened_s.items() if opened_s > soon_s}
+        """Start the maintenance that is due, unless some is running. Call this every second."""
+        since_s = time.monotonic() - _OPENED_S
+        opening = {content for content, at_s in self._opened_at_s.items() if at_s > since_s}
         for content in self.places.close_unknown(opening.union(self._datasets.opened)):
             self._known.pop(content, None)
-            self._opened_s.pop(content, None)
+            self._opened_at_s.pop(content, None)
         if self.address and (self._upkeep is None or self._upkeep.done()):
             self._upkeep = self._tasks.start(self._keep())
 
     async def close(self) -> None:
-        """Write pending segments and remove the mark of this instance. Give up if this takes too long."""
+        """Write pending segments and remove this instance's mark, within a limited time."""
         store = self._store
         await self._tasks.cancel()
         if self._opening is not None:
@@ -211,12 +202,12 @@ class StoreKeeper:
                 if store is not None and not store.read_only:
                     await self._threads.run(lambda: store.forget(self._instance))
         except (StoreError, TimeoutError) as error:
-            _log.info("the store was not closed properly, which does no harm: %s", error)
+            _log.info("the store was not closed in order, which does no harm: %s", error)
         self._threads.close(StoreError("the coordinator is shutting down"))
 
-    def _opened(self) -> Store:
+    def _open(self) -> Store:
         same = self._filesystem in (None, filesystem_of(self.address))
-        create = same and not self._read_only  # never create it in the mount point of a missing disk
+        create = same and not self._read_only  # never in a missing disk's mount point
         store = open_own(self.address, self._instance, create=create, read_only=self._read_only)
         self._filesystem = filesystem_of(self.address)
         self.room.adopt(store.packs(), self.room.sizes)
@@ -225,34 +216,34 @@ class StoreKeeper:
 
     async def _look(self, store: Store, dataset: Dataset, ids: NDArray[np.uint8]) -> None:
         content, collection = dataset.content, index.collection_in(dataset)
-        packs_before = set(self.room.sizes)  # the lookup may miss packs that are written meanwhile
+        packs_before = set(self.room.sizes)  # the lookup may miss packs written meanwhile
         known = self._known.setdefault(content, index.Known())
 
         def looked() -> tuple[Joined, index.StoreChanges]:
             contents = index.look(store, collection, self.fingerprint, known)
             joined = self.places.join(ids, contents.packs)
-            dataset.moved = "" if joined.indices.size or known.packs else moved_line(store, dataset)
+            dataset.moved = "" if joined.indices.size or known.packs else moved_warning(store, dataset)
             return joined, contents
 
         try:
             joined, contents = await self._threads.run(looked)
         except StoreError as error:
-            self._set_trouble(f"its contents cannot be read: {error}")
+            self._warn_of(f"its contents cannot be read: {error}")
             return
-        self.trouble = ""
+        self.problem = ""
         self.room.records.update({pack.name: len(pack.index.entries) for pack in contents.packs})
         self.room.adopt(contents.sizes, packs_before)
         self.room.useless |= contents.useless
         self._mark_lost(contents.gone | contents.useless)
         self.places.put(content, joined)
-        # Jobs that have it open began without the result of this lookup.
+        # Jobs that have it open began without this result.
         if joined.indices.size and content in self._datasets.opened:
             self._post(RecordsStored(content, joined.indices, joined.packs))
         if not store.read_only:
             self._tasks.start(self._mark_and_merge(store, collection))
 
     async def _keep(self) -> None:
-        # Run each part separately, because room must be made even on a full disk.
+        # One failure must not stop the rest: room is needed most on a full disk.
         for work in (self._keep_open, self._keep_room, self._keep_marks, self._keep_index):
             try:
                 try:
@@ -261,24 +252,24 @@ class StoreKeeper:
                     if not await self._close_if_removed():
                         raise
             except StoreError as error:
-                self._set_trouble(str(error))
+                self._warn_of(str(error))
 
     async def _keep_open(self, store: Store | None) -> None:
-        if store is not None and self._is_due("there", _THERE_S):  # cached data would hide its removal
+        if store is not None and self._is_due("check", _CHECK_S):  # caches hide its removal
             await self._close_if_removed()
-        elif store is None and self._is_due("open", _AGAIN_S):
+        elif store is None and self._is_due("open", _REOPEN_S):
             await self.open()
             if self._store is not None:
-                self.trouble = ""
+                self.problem = ""
                 _log.info("the store is open again: %s", self.store_use)
-                for dataset in list(self._datasets.opened.values()):  # they were opened without the store
+                for dataset in list(self._datasets.opened.values()):  # opened without the store
                     await self.opened(dataset)
 
     async def _close_if_removed(self) -> bool:
-        """Drop the handle of a directory that was removed or replaced. Return whether it was."""
+        """Drop the handle of a directory that was removed or replaced, and return whether it was."""
         if self._store is None or not await self._threads.run(partial(is_gone, self.address, self.store_id)):
             return False
-        self._set_trouble("its directory was removed or replaced")
+        self._warn_of("its directory was removed or replaced")
         self._store, self.room.exhausted = None, False
         names = list(self.room.sizes)
         self._mark_lost(names)
@@ -297,14 +288,13 @@ class StoreKeeper:
     async def _keep_marks(self, store: Store | None) -> None:
         if store is None or store.read_only or not self._is_due("touch", _MINUTE_S):
             return
-        # The marks show other coordinators that the store and its collections are in use.
+        # The marks show other coordinators what is in use.
         await self._threads.run(partial(store.touch, self._instance))
         for collection in self._open_collections():
             await self._threads.run(partial(store.mark_used, collection))
         if self._is_due("sweep", _HOUR_S):
-            # Remove the files of dead writers.
-            await self._threads.run(partial(store.sweep, time.time()))
-        self.trouble = ""
+            await self._threads.run(partial(store.sweep, time.time()))  # files of dead writers
+        self.problem = ""
 
     async def _keep_index(self, _: Store | None) -> None:
         if self._is_due("flush", _MINUTE_S):
@@ -330,45 +320,43 @@ class StoreKeeper:
             await self._threads.run(partial(store.mark_used, collection))
             await self._threads.run(partial(index.merge_segments, store, collection))
         except StoreError as error:
-            self._set_trouble(str(error))
+            self._warn_of(str(error))
 
     async def _make_room(self, store: Store) -> None:
-        """Remove packs if the store exceeds its limit, and update whether it may still grow."""
         room, was_exhausted = self.room, self.room.exhausted
         if store.read_only or not room.bounded:
             return
-        if not is_bucket(self.address) or room.excess_bytes:  # others write, too, but S3 charges for listings
+        if not is_bucket(self.address) or room.excess_bytes:  # others write too, but S3 bills listings
             packs_before = set(room.sizes)
             room.adopt(await self._threads.run(store.packs), packs_before)
         await self._threads.run(room.measure)
         if room.excess_bytes:
             used = await self._threads.run(store.used)
+            # Only a whole directory belongs to one dataset: what has left it is of no use.
             listed = [
                 self._known[content].packs
                 for content, dataset in self._datasets.opened.items()
                 if content in self._known and dataset.catalog.whole_bucket and not dataset.listing.key_list
             ]
-            while names := room.to_prune(  # packs may be finished while others are removed, so check again
+            while names := room.to_prune(  # more packs may be written meanwhile
                 used, self._open_collections(), room.live(self.places.live(), listed), time.time()
             ):
                 await self._remove(store, names)
         if room.excess_bytes and not was_exhausted:
             _log.warning(
-                "the store %s is full (%s), and all of it belongs to datasets that jobs have open. Nothing "
-                "more is written: raise store_bytes, or free space on its disk",
+                "the store %s is full (%s) with datasets that jobs have open, so nothing more is written: "
+                "raise store_bytes, or free space on its disk",
                 *(self.address, room.usage),
             )
 
     async def _remove(self, store: Store, names: list[str]) -> None:
-        self._mark_lost(names)  # before removal, so that no more requests use them
+        self._mark_lost(names)  # first, or requests would still use them
         for name in names:
             await self._threads.run(partial(store.remove, name))
             self.room.forget([name])
-            await self._keep_marks(store)  # others must see that the store is in use meanwhile
+            await self._keep_marks(store)  # removing many takes a while
         if names:
-            _log.info(
-                "the store %s dropped %d packs and now uses %s", self.address, len(names), self.room.usage
-            )
+            _log.info("the store %s dropped %d packs: %s used", self.address, len(names), self.room.usage)
 
     def _mark_lost(self, names: Iterable[str]) -> None:
         lost = self.places.mark_lost(names)
@@ -389,7 +377,7 @@ class StoreKeeper:
         self._due_s[what] = now + every_s
         return True
 
-    def _set_trouble(self, words: str) -> None:
-        if words != self.trouble:
-            _log.warning("the store %s: %s", self.address, words)
-        self.trouble = words
+    def _warn_of(self, problem: str) -> None:
+        if problem != self.problem:
+            _log.warning("the store %s: %s", self.address, problem)
+        self.problem = problem

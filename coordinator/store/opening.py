@@ -1,4 +1,4 @@
-"""Choose a coordinator's store, either the configured store or the user's default, and open it."""
+"""Choose a coordinator's store, the configured one or the user's default, and open it."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ _NETWORK = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class StoreChoice:
-    """The normalised address of a store, or if it is empty the reason why there is none, for display."""
+    """A store's normalised address or, if it is empty, the reason for having none, for display."""
 
     address: str
     reason: str = ""
-    # Whether the store is a default. If it cannot be used, no store is used.
+    # Whether the store is a default, without which a coordinator also starts.
     by_default: bool = False
 
 
 def open_own(address: str, instance: str, *, create: bool, read_only: bool) -> Store:
-    """Open the coordinator's store, read-only if necessary, and mark it as used. See open_store()."""
+    """Open the coordinator's store, read-only if need be, and mark it as used. See ``open_store``."""
     try:
         store = open_store(address, create=create, read_only=read_only)
         if not store.read_only:
-            with contextlib.suppress(StoreFullError):  # it can be read, and will soon have room
+            with contextlib.suppress(StoreFullError):  # it can be read, and will have room soon
                 store.touch(instance)
     except StoreRefusedError as error:
         if read_only:
@@ -58,7 +58,7 @@ def open_own(address: str, instance: str, *, create: bool, read_only: bool) -> S
 
 
 def filesystem_of(address: str) -> int:
-    """Return the device number of the filesystem of a directory, which need not exist, or 0 for a bucket."""
+    """Return the device number of a directory's filesystem, or 0 for a bucket. It need not exist."""
     if is_bucket(address):
         return 0
     path = Path(address)
@@ -66,7 +66,7 @@ def filesystem_of(address: str) -> int:
 
 
 def is_gone(address: str, store_id: str) -> bool:
-    """Return whether a store's directory is missing or replaced. Raises ``StoreError`` if it is no store."""
+    """Return whether a store's directory is missing or was replaced. May raise ``StoreError``."""
     try:
         return not is_bucket(address) and open_store(address, create=False, read_only=True).id != store_id
     except StoreGoneError:
@@ -74,36 +74,33 @@ def is_gone(address: str, store_id: str) -> bool:
 
 
 def chosen_store(text: str, environment: Mapping[str, str]) -> StoreChoice:
-    """Return the store for an address, ``none`` (or empty) or ``auto``. Otherwise raise ``ConfigError``."""
+    """Return the store for an address, ``none`` (or empty) or ``auto``. May raise ``ConfigError``."""
     if text.lower() in ("", NONE):
         return StoreChoice("")
     return default_store(environment) if text.lower() == AUTO else StoreChoice(parse_store(text))
 
 
 def default_store(environment: Mapping[str, str]) -> StoreChoice:
-    """Return the user's default store, or none on a network or read-only filesystem or with little space."""
+    """Return the user's default store: none on a network or read-only filesystem, or if space is low."""
     try:
         directory = Path(os.path.realpath(default_directory(environment)))
-        # This raises if messages cannot contain the name.
-        str(directory).encode()
+        str(directory).encode()  # raises if messages cannot contain the name
         existing = next(path for path in (directory, *directory.parents) if path.exists())
         kind = network_filesystem(existing)
-        read_only = _read_only_reason(existing)
+        read_only_reason = _read_only_reason(existing)
         free_bytes = shutil.disk_usage(existing).free
     except (OSError, RuntimeError, UnicodeEncodeError) as error:  # no home directory, or an undecodable name
         return StoreChoice("", f"the cache directory cannot be reached: {error}")
-    # A store on a network filesystem must be configured explicitly.
     if kind:
         return StoreChoice("", f"{existing} is on a network filesystem ({kind})")
-    if read_only:  # check this first, because a read-only filesystem has no free space
-        return StoreChoice("", read_only)
+    if read_only_reason:  # check this first, because a read-only filesystem has no free space
+        return StoreChoice("", read_only_reason)
     if free_bytes < _LEAST_FREE_BYTES:
         return StoreChoice("", f"{existing} has only {free_bytes / 2**30:.1f} GiB free")
     return StoreChoice(str(directory), by_default=True)
 
 
 def _read_only_reason(directory: Path) -> str:
-    """Return why a directory cannot be written, for display, or an empty string if it can."""
     if os.statvfs(directory).f_flag & os.ST_RDONLY:
         return f"{directory} is on a read-only filesystem"
     usable = os.access(directory, os.W_OK | os.X_OK)
@@ -111,7 +108,7 @@ def _read_only_reason(directory: Path) -> str:
 
 
 def network_filesystem(directory: Path) -> str:
-    """Return a directory's type of network filesystem, or an empty string if it is local or unknown."""
+    """Return the type of a directory's network filesystem, or an empty string if it is local or unknown."""
     real, best = Path(os.path.realpath(directory)), (-1, "")
     for mount in psutil.disk_partitions(all=True):
         point = Path(mount.mountpoint)

@@ -1,4 +1,4 @@
-"""Locations of records in the store: pack numbers, and 16 bytes per sample of each open dataset."""
+"""Locations of records in the store: pack numbers, and 16 bytes for each sample of an open dataset."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from superdl.coordinator.store.index import IndexedPack
     from superdl.super_wire.store import Store
 
-_LOOKED_AT = 64
-_IDS_DERIVED = 10**7  # takes seconds
+_COLLECTIONS_MAX = 64
+_IDS_MAX = 10**7  # deriving them takes seconds
 _DIRECTORY = "file://"
 
-# Flag in a pack's number: the record is damaged, but earlier requests may refer to it.
-_SPOILT = np.uint32(2**31)
+# Flag of a damaged record in a pack's number. Earlier requests may still refer to the record.
+_DAMAGED = np.uint32(2**31)
 
 
 class Joined(NamedTuple):
-    """The result of joining a dataset with entries: catalog indices, and the location of each record."""
+    """Catalog indices and the locations of their records."""
 
     indices: NDArray[np.int64]
     packs: NDArray[np.uint32]
@@ -58,7 +58,7 @@ class Places:
         self._columns: dict[bytes, _Columns] = {}
 
     def number(self, pack: str) -> int:
-        """Return the number of a pack, at least 1 and never reused. A lost pack is marked as present."""
+        """Return a pack's number, at least 1 and never reused. A lost pack counts as present again."""
         with self._lock:
             number = self._numbers.get(pack)
             if number is None:
@@ -70,27 +70,27 @@ class Places:
             return number
 
     def join(self, ids: NDArray[np.uint8], packs: Sequence[IndexedPack]) -> Joined:
-        """Return which of a dataset's ids are in packs of the store. The last of equal ids is used."""
+        """Return the records that packs have for ids of shape (samples, 16). The last of equal ids counts."""
         entries = [pack.index.entries for pack in packs]
         numbers = np.array([self.number(pack.name) for pack in packs], dtype=np.uint32)
         of_entries = np.repeat(numbers, [len(part) for part in entries])
         return join(ids, np.concatenate([np.empty(0, ENTRY_DTYPE), *entries]), of_entries)
 
     def open(self, content: bytes, size: int) -> None:
-        """Allocate locations for a dataset with ``size`` samples, unless they exist."""
+        """Allocate locations for a dataset of ``size`` samples, unless it has some."""
         if content not in self._columns:
             pack, length = np.zeros((2, size), dtype=np.uint32)
             self._columns[content] = _Columns(pack, np.zeros(size, dtype=np.uint64), length)
 
     def close_unknown(self, opened: Iterable[bytes]) -> list[bytes]:
-        """Drop all datasets that are not ``opened``, and return them."""
+        """Drop the datasets that are not ``opened``, and return them."""
         closed = [content for content in self._columns if content not in opened]
         for content in closed:
             del self._columns[content]
         return closed
 
     def put(self, content: bytes, joined: Joined) -> None:
-        """Record locations, unless the dataset was closed in the meantime."""
+        """Record locations, unless the dataset was closed meanwhile."""
         columns = self._columns.get(content)
         if columns is not None:
             columns.pack[joined.indices] = joined.packs
@@ -98,7 +98,7 @@ class Places:
             columns.length[joined.indices] = joined.lengths
 
     def put_pack(self, content: bytes, pack: IndexedPack, indices: NDArray[np.int64]) -> int:
-        """Record the locations of ``indices`` in a newly written pack. Return the pack's number."""
+        """Record that a new pack contains ``indices``. Return the pack's number."""
         entries, number = pack.index.entries, self.number(pack.name)
         numbers = np.full(indices.size, number, dtype=np.uint32)
         self.put(content, Joined(indices, numbers, entries["offset"], entries["bytes"]))
@@ -108,10 +108,10 @@ class Places:
         """Mark records as damaged."""
         columns = self._columns.get(content)
         if columns is not None:
-            columns.pack[indices] |= _SPOILT * (columns.pack[indices] > 0)
+            columns.pack[indices] |= _DAMAGED * (columns.pack[indices] > 0)
 
     def mark_lost(self, packs: Iterable[str]) -> NDArray[np.uint32]:
-        """Mark packs as lost. Return the numbers of those that have one."""
+        """Mark packs as lost. Return the numbers of the known ones."""
         with self._lock:
             numbers = [self._numbers[pack] for pack in packs if pack in self._numbers]
             lost = np.array(numbers, dtype=np.uint32)
@@ -119,7 +119,7 @@ class Places:
         return lost
 
     def known(self, content: bytes) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-        """Return the samples of a dataset with known locations, and the numbers of their packs."""
+        """Return the samples of a dataset whose locations are known, and their packs' numbers."""
         columns = self._columns.get(content)
         if columns is None:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint32)
@@ -128,27 +128,26 @@ class Places:
         return indices, packs[indices]
 
     def live(self) -> dict[str, int]:
-        """Return the number of samples of open datasets in each pack that contains any."""
+        """Return how many samples of open datasets each pack contains, unless it contains none."""
         counts = np.zeros(len(self._names), dtype=np.int64)
         for columns in self._columns.values():
             counts += np.bincount(self._valid(columns.pack), minlength=counts.size)[: counts.size]
-        # 0 means no pack.
-        counts[0] = 0
+        counts[0] = 0  # no pack
         return {self._names[number]: int(counts[number]) for number in np.flatnonzero(counts).tolist()}
 
     def of(
         self, content: bytes, indices: NDArray[np.int64], *, with_gone: bool = False
     ) -> RecordPlaces | None:
-        """Return the locations of some samples, or ``None`` if there are none.
+        """Return the locations of some samples, or ``None`` if none is known.
 
-        Set ``with_gone`` to include lost packs and damaged records, for an earlier
-        request that will report them.
+        With ``with_gone``, lost packs and damaged records are included, for an earlier request that will
+        report them.
         """
         columns = self._columns.get(content)
         if columns is None:
             return None
         numbers = columns.pack[indices]
-        numbers = numbers & ~_SPOILT if with_gone else self._valid(numbers)
+        numbers = numbers & ~_DAMAGED if with_gone else self._valid(numbers)
         distinct, first, which = np.unique(numbers, return_index=True, return_inverse=True)
         known = np.flatnonzero(distinct)
         if not known.size:
@@ -165,60 +164,55 @@ class Places:
 
     def _valid(self, numbers: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """Return the pack numbers, with 0 for lost packs and damaged records."""
-        bad = (numbers >= _SPOILT) | self._gone[numbers & ~_SPOILT]
+        bad = (numbers >= _DAMAGED) | self._gone[numbers & ~_DAMAGED]
         usable: NDArray[np.uint32] = np.where(bad, np.uint32(0), numbers)
         return usable
 
 
 def join(ids: NDArray[np.uint8], entries: NDArray[Any], packs: NDArray[np.uint32]) -> Joined:
-    """Return which of a dataset's ids are among the entries of packs. The last of equal ids is used.
+    """Return the records that packs have of a dataset's samples. The last of equal ids counts.
 
     Args:
-        ids: ids of all samples, in their order, of shape (samples, 16).
-        entries: entries of packs' indexes. Those that are not data are skipped.
-        packs: the pack number of each entry.
+        ids: the samples' ids, in catalog order, of shape (samples, 16).
+        entries: entries of packs' indexes. Only those of data are used.
+        packs: each entry's pack number.
     """
-    holds_data = np.isin(entries["kind"], list(DATA_KINDS))
-    if not holds_data.all():
-        entries, packs = entries[holds_data], packs[holds_data]
-    id_halves = np.ascontiguousarray(ids).view("<u8")
-    entry_halves = np.ascontiguousarray(entries["id"]).view("<u8").reshape(-1, 2)
-    # Sort by the first half of an id, then compare the second. A shared first half only costs a decode.
-    order, by_need = np.argsort(entry_halves[:, 0], kind="stable"), np.argsort(id_halves[:, 0])
-    # With a stable sort and side="right", this selects the last of equal ids.
-    at = np.searchsorted(entry_halves[order, 0], id_halves[by_need, 0], side="right") - 1
-    entry = order[np.maximum(at, 0)] if order.size else at[:0]
-    by_need = by_need if order.size else by_need[:0]
-    is_match = (entry_halves[entry] == id_halves[by_need]).all(axis=1)
-    entry_of = np.full(len(id_halves), -1, dtype=np.int64)
-    entry_of[by_need[is_match]] = entry[is_match]
-    indices = np.flatnonzero(entry_of >= 0)
-    found = entry_of[indices]
-    return Joined(indices, packs[found], entries["offset"][found], entries["bytes"][found])
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    def packed(rows: NDArray[Any]) -> Any:
+        buffer = pa.py_buffer(np.ascontiguousarray(rows))
+        return pa.Array.from_buffers(pa.binary(ID_BYTES), len(rows), [None, buffer])
+
+    data = np.flatnonzero(np.isin(entries["kind"], list(DATA_KINDS)))[::-1]  # the last one first
+    matches = pc.index_in(packed(ids), value_set=packed(entries["id"][data])).fill_null(-1).to_numpy()
+    indices = np.flatnonzero(matches >= 0)
+    entry = data[matches[indices]]
+    return Joined(indices, packs[entry], entries["offset"][entry], entries["bytes"][entry])
 
 
-def moved_line(store: Store, dataset: Dataset) -> str:
-    """Return a message for the user if the store has the samples under another path. May raise StoreError."""
+def moved_warning(store: Store, dataset: Dataset) -> str:
+    """Return a warning if the store has the samples under another path, else an empty string.
+
+    May raise ``StoreError``.
+    """
     catalog, recipe = dataset.catalog, dataset.recipe
     if not catalog.whole_bucket:
         return ""
     packs = store.packs()
-    of_collections = {name.partition("-")[0]: name for name in packs}
+    pack_of = {name.partition("-")[0]: name for name in packs}
     used = store.used()
-    # Check one pack of each of the newest collections, for a few seconds at most.
-    newest = sorted(of_collections, key=lambda collection: -used.get(collection, 0.0))[:_LOOKED_AT]
+    # Check one pack of each recently used collection, for a few seconds at most.
+    newest = sorted(pack_of, key=lambda collection: -used.get(collection, 0.0))[:_COLLECTIONS_MAX]
     derived = 0
-    for _, index in read_indexes(
-        store, {of_collections[name]: packs[of_collections[name]] for name in newest}
-    ):
+    for _, index in read_indexes(store, {pack_of[name]: packs[pack_of[name]] for name in newest}):
         if isinstance(index, StoreError) or index.meta.recipe != recipe.json:
             continue
         bucket = index.meta.bucket
         if bucket == catalog.bucket or not bucket.startswith(_DIRECTORY):
             continue
-        # Deriving ids takes time, so limit their number.
         derived += len(catalog)
-        if derived > _IDS_DERIVED:
+        if derived > _IDS_MAX:
             break
         # The ids that the samples have in the other directory.
         ids = replace(catalog, bucket=bucket).sample_ids(recipe.digest, fields=recipe.beside)
@@ -226,8 +220,7 @@ def moved_line(store: Store, dataset: Dataset) -> str:
         if join(by_sample, index.entries, np.ones(len(index.entries), dtype=np.uint32)).indices.size:
             return (
                 f"{dataset.listing.source} has files of {bucket} that the store already contains decoded. "
-                "It was moved or copied and is decoded again, because samples are identified by their "
-                'directory. SuperDataset(..., alias="a-name") identifies them by a name, wherever they are '
-                "(docs/store.md)"
+                "It was moved or copied, so it is decoded again: samples are identified by their directory. "
+                'SuperDataset(..., alias="a-name") identifies them by a name instead (docs/store.md)'
             )
     return ""

@@ -1,4 +1,4 @@
-"""Space in a store: the size of its packs, their limit, and the order of removal."""
+"""Space in a store: the sizes of its packs, their limit, and the order of removal."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class StoredPack:
-    """The properties that determine when a pack is removed."""
+    """The properties of a pack that determine when it is removed."""
 
     name: str
     bytes: int
     useless: bool  # whether it is broken or was written by another decoder
     used_s: float  # Unix time when its collection was last opened; 0 if unknown
     live: float = 1.0  # share of its records that are still in a catalog; 1 if unknown
-    wanted: bool = False  # whether an open job, here or elsewhere, reads its collection
+    in_use: bool = False  # whether an open job, here or elsewhere, reads its collection
 
 
 class Room:
-    """The known packs of a store, and their limit, by default a quarter of its used plus free bytes."""
+    """A store's known packs and their limit, by default a quarter of its used plus free bytes."""
 
-    def __init__(self, address: str, wanted_bytes: int) -> None:
+    def __init__(self, address: str, max_bytes: int) -> None:
         self._address = address
         self._is_bucket = is_bucket(address)
-        self._wanted_bytes = wanted_bytes
-        # Limit of all packs; 0 in an unlimited bucket.
-        self.bytes = wanted_bytes
+        self._max_bytes = max_bytes
+        # The limit of all packs, or 0 in a bucket without a limit.
+        self.bytes = max_bytes
         self.sizes: dict[str, int] = {}
         self.used_bytes = 0
         self.records: dict[str, int] = {}
         self.useless: set[str] = set()
-        # Written by this coordinator's functions since the last measurement.
+        # What this coordinator's functions wrote since the last measurement.
         self.written_bytes = 0
         # Whether the store is still full after everything removable was removed.
         self.exhausted = False
@@ -53,11 +53,11 @@ class Room:
     @property
     def bounded(self) -> bool:
         """Return whether there is a limit."""
-        return bool(self._wanted_bytes) or not self._is_bucket
+        return bool(self._max_bytes) or not self._is_bucket
 
     @property
     def excess_bytes(self) -> int:
-        """Return how many bytes to remove before writing more, with a margin for packs in progress."""
+        """Return how many bytes to remove before more is written, with a margin for packs in progress."""
         most = self.bytes - min(self.bytes // _MARGIN_SHARE, _MARGIN_BYTES)
         is_full = self.bounded and self.used_bytes >= most
         return max(1, self.used_bytes - most + most // _FREED_SHARE) if is_full else 0
@@ -75,7 +75,7 @@ class Room:
         return is_full or (self.bounded and self.written_bytes > self.bytes // _MARGIN_SHARE)
 
     def adopt(self, packs: Mapping[str, int], before: Container[str]) -> None:
-        """Adopt the packs in a listing. Keep known packs missing from ``before``: they are newer."""
+        """Adopt a listing of packs. Known packs that are not in ``before`` are newer and stay."""
         since = {pack: size for pack, size in self.sizes.items() if pack not in before}
         self.sizes = {**packs, **since}
         self.used_bytes = sum(self.sizes.values())
@@ -100,23 +100,24 @@ class Room:
                 disk = shutil.disk_usage(self._address)
             except OSError as error:
                 raise StoreGoneError(f"the store {self._address} cannot be reached: {error}") from error
-            self.bytes = room_bytes(self._wanted_bytes, self.used_bytes, disk.free, disk.total)
+            self.bytes = room_bytes(self._max_bytes, self.used_bytes, disk.free, disk.total)
         self.written_bytes = 0
 
     def live(self, live: Mapping[str, int], listed: Iterable[Iterable[str]]) -> dict[str, float]:
-        """Return the share of each pack's records in open catalogs, if these cover a whole bucket."""
-        # In S3, another folder of the bucket may belong to another dataset, but
-        # a directory has only one.
+        """Return the share of records in open catalogs of each pack in ``listed``.
+
+        ``live`` has the numbers of these records.
+        """
         names = {name for packs in listed for name in packs if self.records.get(name)}
         return {name: live.get(name, 0) / self.records[name] for name in names}
 
     def to_prune(
         self, used: Mapping[str, float], reading: Container[str], live: Mapping[str, float], now: float
     ) -> list[str]:
-        """Return the packs to remove now, or none while there is room.
+        """Return the packs to remove, none if there is room.
 
         Args:
-            used: when each collection was last opened (Unix time).
+            used: the time when each collection was last opened (Unix time).
             reading: collections that jobs have open here.
             live: the share of each pack's records that are still in a catalog, if known.
             now: the current Unix time.
@@ -136,29 +137,30 @@ class Room:
         return to_prune(packs, self.excess_bytes, self.used_bytes - self.bytes)
 
 
-def room_bytes(wanted_bytes: int, stored_bytes: int, free_bytes: int, disk_bytes: int) -> int:
-    """Return the limit of a directory: ``wanted_bytes``, or a quarter of its used plus free bytes."""
-    share = wanted_bytes or (stored_bytes + free_bytes) // _SHARE
+def room_bytes(max_bytes: int, stored_bytes: int, free_bytes: int, disk_bytes: int) -> int:
+    """Return a directory's limit: ``max_bytes`` or, if 0, a quarter of its used plus free bytes."""
+    share = max_bytes or (stored_bytes + free_bytes) // _SHARE
     # The last tenth of the disk is never used.
     return max(0, min(share, stored_bytes + free_bytes - disk_bytes // _KEPT_SHARE))
 
 
 def to_prune(packs: Iterable[StoredPack], bytes_to_free: int, bytes_too_many: int = 0) -> list[str]:
-    """Return the packs to remove to free ``bytes_to_free``."""
+    """Return the packs to remove to free ``bytes_to_free``.
+
+    Packs that open jobs read are only removed to free ``bytes_too_many``.
+    """
 
     def order(pack: StoredPack) -> tuple[int, float, str]:
-        # First useless packs, then packs whose samples are no longer in a catalog,
-        # then the least recently opened collections.
+        # First useless packs, then packs whose samples have left the catalog, then the least recently opened.
         if pack.useless:
             return 0, pack.used_s, pack.name
         if pack.live < 0.5:  # noqa: PLR2004  # mostly unused
             return 1, pack.live, pack.name
-        return (3, pack.live, pack.name) if pack.wanted else (2, pack.used_s, pack.name)
+        return (3, pack.live, pack.name) if pack.in_use else (2, pack.used_s, pack.name)
 
     chosen: list[str] = []
     for pack in sorted(packs, key=order):
-        # Remove packs that open jobs read only if the others do not free
-        # bytes_too_many: losing data is not worth making room for more of it.
+        # It is not worth losing data to make room for more of it.
         if (bytes_too_many if order(pack)[0] == 3 else bytes_to_free) <= 0:  # noqa: PLR2004  # the last group
             break
         chosen.append(pack.name)

@@ -56,7 +56,7 @@ def test_the_address_is_the_health_services_or_the_coordinators(monkeypatch, env
 @pytest.mark.parametrize(
     ("environment", "why"),
     [
-        ({"SUPER_LISTEN": "0.0.0.0:50051"}, "0.0.0.0:50051 (it is not a loopback address"),
+        ({"SUPER_LISTEN": "0.0.0.0:50051"}, "0.0.0.0:50051: it is not a loopback address"),
         ({"SUPER_LISTEN": "127.0.0.1:50051", "SUPER_TLS_CERT": "c.pem"}, "it uses TLS"),
         ({"SUPER_HEALTH_LISTEN": "127.0.0.1"}, "must be host:port or unix:/path"),
     ],

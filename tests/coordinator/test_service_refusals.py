@@ -48,7 +48,7 @@ LONG_OP = '{"pipeline":1,"steps":[{"op":"%s"}],"augment_seed":0}' % ("\U0001f600
         ("RegisterDataset", {"protocol_version": 99}, ProtocolMismatchError, "the sampler uses version 99"),
         ("RegisterDataset", {"recipe": ""}, RecipeError, "a recipe must be JSON"),
         ("RegisterDataset", {"recipe": LONG_OP}, RecipeError, "unknown step"),  # too long for a header
-        ("RegisterDataset", {"run_id": "x" * 65_537}, ConfigError, "at most 65536 characters"),
+        ("RegisterDataset", {"run_id": "x" * 65_537}, ConfigError, "65536 characters"),
         ("GetDataset", {"dataset_id": b"x" * 16}, UnknownJobError, "the dataset 7878.* not registered"),
         ("OpenJob", {"dataset_id": b"x" * 16, "job": "j"}, UnknownJobError, "register it"),
         ("NextBatches", {"job": "j"}, UnknownJobError, "the job 'j' is not open"),

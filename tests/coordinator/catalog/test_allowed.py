@@ -1,4 +1,4 @@
-"""Test which local files a coordinator reads for a client, and how many samples it accepts."""
+"""Which local files a coordinator reads for its clients, and how many samples it accepts."""
 
 import os
 import re
@@ -26,7 +26,7 @@ def allowed(places):
     return Allowed(roots=parse_roots(str(places / "data")))
 
 
-def test_what_lies_in_a_root_is_read(places, allowed):
+def test_sources_and_key_lists_in_a_root_are_read(places, allowed):
     pets = places / "data" / "pets"
     assert len(list_source(pets.as_uri(), allowed=allowed)) == 2
     assert len(list_source(str(pets), str(places / "data" / "labels.csv"), allowed=allowed)) == 1
@@ -37,7 +37,7 @@ def test_what_lies_in_a_root_is_read(places, allowed):
     "path",
     ["data-private/pets", "data/../data-private/pets", "data/away", "data/away/cat", "", "data/none/../.."],
 )
-def test_a_source_outside_of_all_roots_is_refused_whether_it_exists_or_not(places, allowed, path):
+def test_a_source_outside_all_roots_is_refused_whether_it_exists_or_not(places, allowed, path):
     (places / "data" / "away").symlink_to(places / "data-private" / "pets")
     source = f"file://{places}/{path}"
     with pytest.raises(SourceForbiddenError, match=re.escape(source)) as caught:
@@ -50,14 +50,14 @@ def test_a_source_outside_of_all_roots_is_refused_whether_it_exists_or_not(place
 @pytest.mark.parametrize(
     "path", ["data-private/labels.csv", "data/../data-private/labels.csv", "data/away.csv"]
 )
-def test_a_key_list_outside_of_all_roots_is_refused(places, allowed, path):
+def test_a_key_list_outside_all_roots_is_refused(places, allowed, path):
     (places / "data" / "away.csv").symlink_to(places / "data-private" / "labels.csv")
     for named in (str(places / path), f"file://{places}/{path}"):
         with pytest.raises(SourceForbiddenError, match="not allowed to read key_list"):
             list_source(str(places / "data" / "pets"), named, allowed=allowed)
 
 
-def test_a_source_with_a_link_out_of_all_roots_is_refused_and_names_it(places, allowed):
+def test_links_out_of_all_roots_are_refused_by_name(places, allowed):
     pets = places / "data" / "pets"
     (pets / "cat" / "away.jpg").symlink_to(places / "data-private" / "pets" / "cat" / "1.jpg")
     (pets / "secrets").symlink_to(places / "data-private" / "pets" / "cat")
@@ -86,16 +86,14 @@ def test_a_source_with_a_link_out_of_all_roots_is_refused_and_names_it(places, a
         ({"listen": "0.0.0.0:1", "insecure": True}, ()),
     ],
 )
-def test_functions_are_told_where_links_may_lead(settings, link_roots):
-    """Listing and local functions follow the same links, as decided by the settings alone."""
-    made = Settings(**settings)
-    assert allowed_to_listings(made).link_roots == link_roots
-    environment = executor_context(made).environment
+def test_listings_and_functions_follow_the_same_links(settings, link_roots):
+    configured = Settings(**settings)
+    assert allowed_to_listings(configured).link_roots == link_roots
+    environment = executor_context(configured).environment
     assert environment.get("SUPER_FILE_ROOTS", "") == os.pathsep.join(link_roots)
 
 
-def test_a_key_list_that_is_swapped_between_look_and_open_is_refused(places, allowed):
-    """The check applies to the opened file, wherever its path leads by then."""
+def test_a_key_list_replaced_by_a_link_before_opening_is_refused(places, allowed):
     within, outside = places / "data" / "labels.csv", places / "data-private" / "labels.csv"
     allowed.check_path(os.path.realpath(within), "key_list")
     within.unlink()
@@ -104,20 +102,20 @@ def test_a_key_list_that_is_swapped_between_look_and_open_is_refused(places, all
         allowed.check_open_file(swapped.fileno(), "key_list")
 
 
-def test_where_others_reach_the_coordinator_nothing_is_read_unless_it_is_named(places):
+def test_a_coordinator_that_others_reach_reads_only_its_roots(places):
     tls = {"tls_cert": "c", "tls_key": "k", "token": "0123456789abcdef"}
     source = str(places / "data" / "pets")
     reachable = allowed_to_listings(Settings(listen="0.0.0.0:50051", **tls))
-    with pytest.raises(SourceForbiddenError, match="others can reach it, .*SUPER_FILE_ROOTS"):
+    with pytest.raises(SourceForbiddenError, match="other machines can reach it, .*SUPER_FILE_ROOTS"):
         list_source(source, allowed=reachable)
-    with pytest.raises(SourceForbiddenError, match="others can reach it"):
+    with pytest.raises(SourceForbiddenError, match="other machines can reach it"):
         list_source("s3://bucket", str(places / "data" / "labels.csv"), allowed=reachable)
     named = allowed_to_listings(Settings(listen="0.0.0.0:50051", file_roots=str(places / "data"), **tls))
     for allowed in (named, allowed_to_listings(Settings())):
         assert len(list_source(source, allowed=allowed)) == 2
 
 
-def test_roots_are_absolute_and_may_be_several(tmp_path):
+def test_several_absolute_roots_are_accepted(tmp_path):
     (tmp_path / "link").symlink_to("/usr")
     assert parse_roots(f"{tmp_path}/link::/tmp/") == ("/usr", os.path.realpath("/tmp"))
     assert parse_roots("") == ()
@@ -126,7 +124,7 @@ def test_roots_are_absolute_and_may_be_several(tmp_path):
 
 
 @pytest.mark.parametrize("key_list", [False, True])
-def test_a_source_has_no_more_samples_than_are_allowed(places, key_list):
+def test_too_many_samples_are_refused(places, key_list):
     pets, listed = places / "data" / "pets", places / "data" / "both.csv"
     listed.write_text("key,label,version\n" + "".join(f"cat/{n}.jpg,0,v\n" for n in range(2000)))
     with pytest.raises(SourceError, match="more than 1 samples.* catalog_max_samples"):

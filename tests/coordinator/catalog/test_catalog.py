@@ -1,24 +1,16 @@
-"""A catalog is sorted by key bytes, fingerprints its content and gives the same ids as super_wire."""
+"""A catalog is sorted by key bytes, and its fingerprint covers its content."""
 
 import hashlib
-import pickle
-import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.coordinator.catalog.catalog import Catalog, RecentIds
+from superdl.coordinator.catalog.catalog import Catalog
 from superdl.coordinator.catalog.strings import PackedStrings
 from superdl.super_wire.errors import SourceError
-from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.labels import MAX_CLASS_NAMES_BYTES
-from superdl.super_wire.recipe import Recipe
-
-ROOT = Path(__file__).resolve().parents[3]
-RECIPE = Recipe.image(resize=8, crop=8)
 
 KEYS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12), unique=True)
 
@@ -36,7 +28,7 @@ def catalog_of(keys, *, bucket="s3://b", versions=None, labels=None, classes=("x
 
 
 @given(KEYS)
-def test_is_sorted_by_key_bytes_and_keeps_rows_together(keys):
+def test_a_catalog_is_sorted_by_key_bytes_with_its_rows_together(keys):
     catalog = catalog_of(keys)
     assert list(catalog.keys) == sorted(key.encode() for key in keys)
     place = {key.encode(): i for i, key in enumerate(keys)}
@@ -61,7 +53,7 @@ def test_is_sorted_by_key_bytes_and_keeps_rows_together(keys):
     ],
     ids=repr,
 )
-def test_any_change_gives_another_fingerprint(change):
+def test_any_change_changes_the_fingerprint(change):
     same = {"keys": ["a", "c"]}
     assert catalog_of(**same).fingerprint == catalog_of(**same).fingerprint
     assert catalog_of(**same | change).fingerprint != catalog_of(**same).fingerprint
@@ -83,21 +75,7 @@ def test_the_fingerprint_is_what_earlier_versions_computed():
     assert here == by_hand.digest()
 
 
-def test_ids_of_many_samples_are_packed():
-    count = 50_000
-    catalog = catalog_of([f"train/{i % 100:03d}/{i}.jpg" for i in range(count)])
-    tracemalloc.start()
-    try:
-        ids = catalog.sample_ids(RECIPE.digest)
-        held, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert len({ids[at : at + 16] for at in range(0, len(ids), 16)}) == count
-    assert held < 1.5 * 16 * count, "one object per sample would take three times as much"
-    assert len(pickle.dumps(catalog)) < 60 * count
-
-
-def test_class_names_that_fit_no_message_are_refused():
+def test_class_names_too_long_for_a_message_are_refused():
     with pytest.raises(SourceError, match="2 class names"):
         catalog_of(["a", "b"], classes=("x" * MAX_CLASS_NAMES_BYTES, "y"))
 
@@ -116,25 +94,8 @@ def test_class_names_that_fit_no_message_are_refused():
     ],
     ids=repr,
 )
-def test_labels_take_the_memory_of_the_smallest_dtype_and_come_out_as_they_went_in(labels, itemsize):
+def test_labels_are_stored_in_the_smallest_dtype_and_returned_unchanged(labels, itemsize):
     catalog = catalog_of([str(number) for number in range(len(labels))], labels=labels)
     assert catalog.labels.nbytes == itemsize * len(labels)
     assert catalog.label_bytes * len(labels) == labels.nbytes
     assert catalog.labels_at(np.arange(len(labels))[::-1]) == labels[::-1].tobytes()
-
-
-# Many indices that share few slots.
-INDICES = st.lists(st.sampled_from([0, 1, 2**17, 2**17 + 1, 2**18, 2**39]), max_size=8)
-EPOCHS = st.sampled_from([0, 1, 2, 2**22 - 1, 2**22, 2**40])
-
-
-def derive(indices, epoch):
-    return b"".join((int(index) + (epoch << 48)).to_bytes(ID_BYTES, "little") for index in indices)
-
-
-@given(st.lists(st.tuples(INDICES, EPOCHS), max_size=8))
-def test_gives_what_would_be_derived(calls):
-    recent = RecentIds()
-    for indices, epoch in calls:
-        places = np.array(indices, dtype=np.int64)
-        assert recent.ids(places, epoch, lambda some: derive(some, epoch)) == derive(indices, epoch)  # noqa: B023  # called at once

@@ -1,4 +1,4 @@
-"""Registered datasets: who shares a listing, how its end is reported, what is shared in memory."""
+"""Registered datasets: which runs share a listing, and how its progress and end are reported."""
 
 import asyncio
 import contextlib
@@ -32,11 +32,11 @@ class Clock:
 
 @contextlib.asynccontextmanager
 async def registry(max_age_s=300.0, clock=None, **options):
-    made = DatasetRegistry(max_age_s=max_age_s, clock=clock or Clock(), **options)
+    datasets = DatasetRegistry(max_age_s=max_age_s, clock=clock or Clock(), **options)
     try:
-        yield made
+        yield datasets
     finally:
-        await made.close()
+        await datasets.close()
 
 
 async def listed(datasets, source, run_id="run", recipe=PLAIN, key_list="", **how):
@@ -73,9 +73,7 @@ class SlowLister:
 
 
 @pytest.mark.parametrize(("max_age_s", "young_s"), [(300.0, 20.0), (5.0, 5.0)])
-def test_a_new_sampler_sees_what_was_added_once_its_listing_is_ten_times_older_than_it_took(
-    source, max_age_s, young_s
-):
+def test_a_new_sampler_lists_again_what_is_ten_times_older_than_its_listing_took(source, max_age_s, young_s):
     clock = Clock()
 
     def lister(*arguments):
@@ -98,7 +96,7 @@ def test_a_new_sampler_sees_what_was_added_once_its_listing_is_ten_times_older_t
     run(work, clock=clock, lister=lister, max_age_s=max_age_s)
 
 
-def test_a_run_with_the_id_of_one_that_has_ended_lists_again(source):
+def test_a_run_with_the_id_of_an_ended_run_lists_again(source):
     clock, open_jobs = Clock(), {"job"}
 
     async def work(datasets):
@@ -128,7 +126,7 @@ def test_a_run_with_the_id_of_one_that_has_ended_lists_again(source):
     run(work, clock=clock)
 
 
-def test_ranks_of_a_run_share_one_listing_recipes_do_too_and_ids_are_derived_once(source):
+def test_ranks_runs_and_recipes_share_one_listing_and_ids_are_derived_once(source):
     lister = SlowLister()
     lister.opened.set()
 
@@ -148,19 +146,19 @@ def test_ranks_of_a_run_share_one_listing_recipes_do_too_and_ids_are_derived_onc
     run(work, lister=lister)
 
 
-def test_two_places_of_one_alias_are_one_dataset_that_is_read_where_it_was_opened_last(source, tmp_path):
+def test_two_locations_of_an_alias_are_one_dataset_read_where_it_was_opened_last(source, tmp_path):
     moved = shutil.copytree(source, tmp_path / "moved")
 
     async def work(datasets):
         named = Naming("pets", "digests")
-        made = []
+        registered = []
         for place in (source, moved, source):
-            dataset = datasets.register(f"file://{place}", PLAIN, "", f"run {len(made)}", named)
+            dataset = datasets.register(f"file://{place}", PLAIN, "", f"run {len(registered)}", named)
             await datasets.wait(dataset, listed=2**62, wait_s=ENOUGH_S)
             datasets.open(dataset)
             assert datasets[dataset.content].catalog.bucket == f"file://{place}"
-            made.append(dataset)
-        first, other, again = made
+            registered.append(dataset)
+        first, other, again = registered
         assert first.content == other.content
         assert other.all_ids is first.all_ids
         assert again.listing is first.listing
@@ -171,53 +169,43 @@ def test_two_places_of_one_alias_are_one_dataset_that_is_read_where_it_was_opene
     run(work)
 
 
-def test_a_listing_that_gets_on_slowly_is_told_of(source):
+def test_slow_progress_of_a_listing_is_reported_every_few_seconds(source):
     """Reading each file can make a thousand files take minutes."""
-    clock, told = Clock(), []
+    clock, reported, registered = Clock(), [], []
 
     def lister(source, key_list, progress, *_):
         for count in range(1, 5):
             clock.now_s += 3.0
             progress(count)
-            told.append(dataset.listing.listed)
+            reported.append(registered[0].listing.listed)
         return list_source(source)
 
-    async def work():
-        nonlocal dataset
-        async with registry(300.0, clock, lister=lister) as datasets:
-            dataset = datasets.register(f"file://{source}", PLAIN, "", "run")
-            await datasets.wait(dataset, listed=2**62, wait_s=ENOUGH_S)
+    async def work(datasets):
+        registered.append(datasets.register(f"file://{source}", PLAIN, "", "run"))
+        await datasets.wait(registered[0], listed=2**62, wait_s=ENOUGH_S)
 
-    dataset = None
-    asyncio.run(work())
-    assert told == [0, 2, 2, 4]
+    run(work, clock=clock, lister=lister)
+    assert reported == [0, 2, 2, 4]
 
 
 @pytest.mark.parametrize(("age_s", "is_shared"), [(299.0, True), (300.0, True), (301.0, False)])
-def test_a_new_run_lists_again_what_is_too_old(source, age_s, is_shared):
-    async def work():
-        clock = Clock()
-        async with registry(300.0, clock) as datasets:
-            first = await listed(datasets, source, "one")
-            (source / "cat" / "new.jpg").write_bytes(b"new")
-            clock.now_s += age_s
-            assert (await listed(datasets, source, "one", OTHER)).listing is first.listing
-            second = await listed(datasets, source, "two")
-            third = await listed(datasets, source, "three")
-            clock.now_s += 301.0
-            fourth = await listed(datasets, source, "four")
-            return first, second, third, fourth
+def test_a_new_run_lists_again_after_the_maximum_age(source, age_s, is_shared):
+    clock = Clock()
 
-    first, second, third, fourth = asyncio.run(work())
-    assert fourth.listing is not third.listing
-    assert is_shared or fourth.catalog is third.catalog, "equal content is kept in memory once"
-    assert (second.listing is first.listing) is is_shared
-    assert third.listing is second.listing
-    assert len(second.catalog) == (6 if is_shared else 7)
-    assert len(first.catalog) == 6
+    async def work(datasets):
+        first = await listed(datasets, source, "one")
+        (source / "cat" / "new.jpg").write_bytes(b"new")
+        clock.now_s += age_s
+        assert (await listed(datasets, source, "one", OTHER)).listing is first.listing
+        second, third = [await listed(datasets, source, run_id) for run_id in ("two", "three")]
+        assert (second.listing is first.listing) is is_shared
+        assert third.listing is second.listing
+        assert (len(first.catalog), len(second.catalog)) == (6, 6 if is_shared else 7)
+
+    run(work, clock=clock)
 
 
-def test_progress_answers_a_long_poll(source):
+def test_progress_ends_a_long_poll(source):
     lister = SlowLister()
 
     async def work(datasets):
@@ -240,7 +228,7 @@ def test_progress_answers_a_long_poll(source):
     run(work, lister=lister)
 
 
-def test_who_waits_is_answered_in_time_while_ids_are_derived(source):
+def test_a_wait_is_limited_while_ids_are_derived(source):
     going = threading.Event()
 
     class SlowState(CatalogState):
@@ -262,7 +250,7 @@ def test_who_waits_is_answered_in_time_while_ids_are_derived(source):
     run(work, state=SlowState(None))
 
 
-def test_a_failed_listing_is_told_to_everybody_and_tried_anew_by_the_next(tmp_path):
+def test_all_waiting_ranks_get_the_error_of_a_listing_and_the_next_tries_again(tmp_path):
     missing = tmp_path / "later"
 
     async def work(datasets):
@@ -282,7 +270,7 @@ def test_a_failed_listing_is_told_to_everybody_and_tried_anew_by_the_next(tmp_pa
     run(work)
 
 
-def test_a_bug_in_listing_is_an_error_and_no_hang(source, caplog):
+def test_a_bug_in_a_listing_is_an_error_and_no_hang(source, caplog):
     def broken(*_):
         raise ZeroDivisionError
 
@@ -294,18 +282,21 @@ def test_a_bug_in_listing_is_an_error_and_no_hang(source, caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_closing_ends_a_listing_under_way(source):
+@pytest.mark.parametrize("how", ["closed", "dropped"])
+def test_a_listing_ends_with_the_registry_or_its_last_dataset(source, how):
     async def work(datasets):
         dataset = datasets.register(f"file://{source}", PLAIN, "", "run")
-        await datasets.wait(dataset, listed=0, wait_s=ENOUGH_S)
-        await datasets.close()
+        if how == "closed":
+            await datasets.close()
+        else:
+            datasets.register(f"file://{source}/cat", PLAIN, "", "run")
         with pytest.raises(SourceError, match="was cancelled"):
             await datasets.wait(dataset, listed=2**62, wait_s=ENOUGH_S)
 
-    run(work, lister=SlowLister())
+    run(work, capacity=1, lister=SlowLister())
 
 
-def test_what_was_registered_longest_ago_is_forgotten(source):
+def test_the_least_recently_used_dataset_is_dropped_and_can_be_registered_again(source):
     async def work(datasets):
         first, second, _ = [await listed(datasets, source, f"run {number}") for number in range(3)]
         assert datasets.get(first.dataset_id) is first  # use it, so that it is not the oldest any more
@@ -317,13 +308,3 @@ def test_what_was_registered_longest_ago_is_forgotten(source):
         assert again.ready
 
     run(work, capacity=3)
-
-
-def test_a_listing_that_nobody_wants_any_more_is_ended(source):
-    async def work(datasets):
-        first = datasets.register(f"file://{source}", PLAIN, "", "run")
-        datasets.register(f"file://{source}/cat", PLAIN, "", "run")
-        with pytest.raises(SourceError, match="was cancelled"):
-            await datasets.wait(first, listed=2**62, wait_s=ENOUGH_S)
-
-    run(work, capacity=1, lister=SlowLister())

@@ -1,4 +1,4 @@
-"""Key lists of all formats are equivalent, and errors name the file and line."""
+"""Key lists of all formats are equivalent, and errors name the file and the line."""
 
 import json
 import os
@@ -28,31 +28,31 @@ from tests.coordinator.catalog.key_lists import WRITERS, read, written
     ],
     ids=["integers", "extremes", "floats", "texts"],
 )
-def test_labels_keys_and_versions(tmp_path, extension, labels, dtype, values, classes):
+def test_every_format_has_keys_labels_and_versions(tmp_path, extension, labels, dtype, values, classes):
     rows = [{"key": f'größe "猫", {i}', "label": label, "other": "-"} for i, label in enumerate(labels)]
-    found = read(written(tmp_path, extension, rows))
-    assert list(found.own.keys) == [row["key"].encode() for row in rows]
-    assert found.own.versions is None
-    assert (found.labels.dtype.name, found.labels.tolist(), found.classes) == (dtype, values, classes)
+    listed = read(written(tmp_path, extension, rows))
+    assert list(listed.own.keys) == [row["key"].encode() for row in rows]
+    assert listed.own.versions is None
+    assert (listed.labels.dtype.name, listed.labels.tolist(), listed.classes) == (dtype, values, classes)
     progress = []
     rows = [row | {"version": f'"v{i}"' if i % 2 else f"v{i}"} for i, row in enumerate(rows)]
-    found = read(written(tmp_path, extension, rows), progress=progress.append)
-    assert list(found.own.versions) == [b"v%d" % i for i in range(len(rows))]
+    listed = read(written(tmp_path, extension, rows), progress=progress.append)
+    assert list(listed.own.versions) == [b"v%d" % i for i in range(len(rows))]
     assert progress == [len(rows), None]
 
 
-def test_numbers_as_people_write_them_and_texts_of_digits(tmp_path):
+def test_csv_cells_that_spell_numbers_are_numbers_and_strings_of_digits_elsewhere_are_not(tmp_path):
     path = tmp_path / "x.csv"
     path.write_text("key,label\na, 7\nb,+3.\nc,.5e1\nd,007\n")
-    found = read(path).labels
-    assert (found.dtype, found.tolist()) == (np.float64, [7, 3, 5, 7])
+    listed = read(path).labels
+    assert (listed.dtype, listed.tolist()) == (np.float64, [7, 3, 5, 7])
     for extension in ("jsonl", "parquet"):
         rows = [{"key": "a", "label": "7"}, {"key": "b", "label": "x"}]
         assert read(written(tmp_path, extension, rows)).classes == ("7", "x")
 
 
 @pytest.mark.parametrize("extension", WRITERS)
-def test_more_rows_than_are_read_at_a_time_until_they_are_cancelled(tmp_path, extension):
+def test_many_rows_are_read_in_batches_and_can_be_cancelled(tmp_path, extension):
     path = written(tmp_path, extension, [{"key": f"{i:05d}", "label": i} for i in range(20_001)])
     assert np.array_equal(read(path).labels, np.arange(20_001))
     cancelled = threading.Event()
@@ -61,19 +61,19 @@ def test_more_rows_than_are_read_at_a_time_until_they_are_cancelled(tmp_path, ex
         read_key_list(str(path), Tally(lambda _: None, cancelled), of_files=True)
 
 
-def test_types_of_parquet_columns(tmp_path):
+def test_parquet_labels_may_have_any_numeric_or_dictionary_type(tmp_path):
     for kind in (pa.int8(), pa.uint32(), pa.uint64(), pa.float32()):
         table = pa.table({"key": ["a", "b"], "label": pa.array([1, 2], pa.int8()).cast(kind)})
         parquet.write_table(table, tmp_path / "x.parquet")
         assert read(tmp_path / "x.parquet").labels.tolist() == [1, 2]
     table = pa.table({"key": ["a", "b"], "label": pa.array(["u", "t"]).dictionary_encode()})
     parquet.write_table(table, tmp_path / "x.parquet")
-    found = read(tmp_path / "x.parquet")
-    assert (found.labels.tolist(), found.classes) == ([1, 0], ("t", "u"))
+    listed = read(tmp_path / "x.parquet")
+    assert (listed.labels.tolist(), listed.classes) == ([1, 0], ("t", "u"))
 
 
 @pytest.mark.parametrize("scheme", ["{}", "file://{}"])
-def test_byte_order_mark_blank_lines_crlf_and_quoted_newlines(tmp_path, scheme):
+def test_byte_order_marks_blank_lines_crlf_and_quoted_newlines_are_accepted(tmp_path, scheme):
     path = tmp_path / "x.CSV"
     path.write_bytes(b'\xef\xbb\xbf\r\n label ,key\r\n\r\n1,"a\nb"\r\n\r\n2,c')
     assert list(read(scheme.format(path)).own.keys) == [b"a\nb", b"c"]
@@ -133,7 +133,7 @@ BAD = {  # extension, content, and the line that the error names, or 0 for none
 
 
 @pytest.mark.parametrize(("extension", "content", "line"), BAD.values(), ids=BAD)
-def test_a_bad_line_is_named(tmp_path, extension, content, line):
+def test_the_line_of_a_bad_row_is_named(tmp_path, extension, content, line):
     path = tmp_path / f"x.{extension}"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     where = f"^key_list {path}{f', line {line}' * bool(line)}: "
@@ -142,31 +142,26 @@ def test_a_bad_line_is_named(tmp_path, extension, content, line):
     assert len(str(caught.value)) < 1000
 
 
+ROW = {"key": ["a"], "label": [1]}
+ROWS = {"key": ["a", "b"], "label": [1, 2]}
+
+
 @pytest.mark.parametrize(
     ("columns", "line"),
     [
         ({"name": ["a"], "label": [1]}, 0),
-        ({"key": ["a", None], "label": [1, 2]}, 2),
-        ({"key": [b"a"], "label": [1]}, 1),
-        ({"key": pa.array([1, 2], pa.duration("us")), "label": [1, 2]}, 1),
-        (
-            {
-                "key": ["a"],
-                "label": [1],
-                "member": ["m"],
-                "length": [1],
-                "offset": pa.array([1], "time32[s]"),
-            },
-            1,
-        ),
-        ({"key": ["a", "b"], "label": [1, None]}, 2),
-        ({"key": ["a"], "label": [True]}, 1),
-        ({"key": ["a"], "label": pa.array([2**62], pa.timestamp("us"))}, 1),
-        ({"key": ["a"], "label": pa.array([2**63], pa.uint64())}, 1),
-        ({"key": ["a", "b"], "label": [1, 2], "version": ["v", None]}, 2),
+        (ROWS | {"key": ["a", None]}, 2),
+        (ROW | {"key": [b"a"]}, 1),
+        (ROWS | {"key": pa.array([1, 2], pa.duration("us"))}, 1),
+        (ROW | {"member": ["m"], "length": [1], "offset": pa.array([1], "time32[s]")}, 1),
+        (ROWS | {"label": [1, None]}, 2),
+        (ROW | {"label": [True]}, 1),
+        (ROW | {"label": pa.array([2**62], pa.timestamp("us"))}, 1),
+        (ROW | {"label": pa.array([2**63], pa.uint64())}, 1),
+        (ROWS | {"version": ["v", None]}, 2),
     ],
 )
-def test_a_bad_row_of_parquet_is_named(tmp_path, columns, line):
+def test_the_row_of_a_bad_parquet_value_is_named(tmp_path, columns, line):
     path = tmp_path / "x.parquet"
     parquet.write_table(pa.table(columns), path)
     with pytest.raises(SourceError, match=f"^key_list {path}{f', line {line}' * bool(line)}: "):
@@ -174,38 +169,38 @@ def test_a_bad_row_of_parquet_is_named(tmp_path, columns, line):
 
 
 @pytest.mark.parametrize("extension", WRITERS)
-def test_a_key_of_a_list_with_versions_comes_once_too(tmp_path, extension):
+def test_a_repeated_key_is_refused_in_a_list_with_versions_too(tmp_path, extension):
     rows = [{"key": key, "label": 1, "version": "v"} for key in ("b", "a", "b")]
     path = written(tmp_path, extension, rows)
     with pytest.raises(SourceError, match=f"^key_list {path}: .*'b'$"):
         list_source(str(tmp_path), str(path))
 
 
-def test_long_lines_are_read_few_at_a_time(tmp_path):
+def test_batches_of_long_lines_are_small(tmp_path):
     path = tmp_path / "x.jsonl"
     rows = [{"key": f"{n}", "label": [n] * 8000} for n in range(300)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with path.open("rb") as stream:
-        sizes = [len(some.numbers) for some in key_list_formats.FORMATS[".jsonl"](stream)]
+        sizes = [len(rows.numbers) for rows in key_list_formats.FORMATS[".jsonl"](stream)]
     assert sum(sizes) == 300
     assert 1 < max(sizes) < 60
 
 
-def test_keys_of_object_stores_may_hold_anything(tmp_path):
+def test_keys_of_object_stores_are_opaque(tmp_path):
     path = tmp_path / "x.csv"
     path.write_text("key,label\n../a//b/./c,1\n/d,2\n")
     assert list(read(path, of_files=False).own.keys) == [b"../a//b/./c", b"/d"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"key,label\n"])
-def test_no_rows(tmp_path, content):
+def test_a_list_without_rows_is_refused(tmp_path, content):
     path = tmp_path / "x.csv"
     path.write_bytes(content)
     with pytest.raises(SourceEmptyError, match=f"key_list {path} "):
         read(path)
 
 
-def test_no_such_file_no_file_and_no_format(tmp_path):
+def test_missing_files_other_kinds_of_files_and_unknown_formats_are_refused(tmp_path):
     with pytest.raises(SourceNotFoundError, match=f"key_list {tmp_path}/gone.csv "):
         read(tmp_path / "gone.csv")
     (tmp_path / "folder.csv").mkdir()
@@ -218,14 +213,14 @@ def test_no_such_file_no_file_and_no_format(tmp_path):
             read(url)
 
 
-def test_classes_of_digits_in_csv_are_refused(tmp_path):
+def test_given_classes_of_digits_do_not_match_the_numbers_of_csv(tmp_path):
     path = tmp_path / "x.csv"
     path.write_text("key,label\na,0\nb,1\n")
     with pytest.raises(SourceError, match="classes="):
         read_key_list(str(path), Tally(lambda _: None, threading.Event()), of_files=True, classes=("0", "1"))
 
 
-def test_few_bytes_of_parquet_that_stand_for_many_are_refused(tmp_path, monkeypatch):
+def test_parquet_that_expands_too_much_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "x.parquet"
     parquet.write_table(pa.table({"key": [str(n) for n in range(1000)], "label": ["x" * 1000] * 1000}), path)
     assert path.stat().st_size < 50_000
@@ -242,7 +237,7 @@ def test_few_bytes_of_parquet_that_stand_for_many_are_refused(tmp_path, monkeypa
         "https://name:SEC/SECRET@example.org/l.txt",
     ],
 )
-def test_credentials_in_a_url_are_not_repeated(url):
+def test_errors_do_not_repeat_credentials_in_a_url(url):
     with pytest.raises(SuperError, match=r"\*\*\*") as caught:
         read_key_list(url, Tally(lambda _: None, threading.Event()), of_files=False)
     assert "SEC" not in str(caught.value)

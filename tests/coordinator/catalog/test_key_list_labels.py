@@ -1,4 +1,4 @@
-"""Labels that are arrays or have named fields: all rows alike, packed, and unchanged over the wire."""
+"""Labels that are arrays or objects: all rows have one form, and labels travel unchanged."""
 
 import json
 
@@ -13,13 +13,13 @@ from superdl.super_wire.labels import RaggedLabels, unpack_labels
 from tests.coordinator.catalog.key_lists import read, write_jsonl, written
 
 
-def test_csv_writes_the_fields_of_a_label_as_columns(tmp_path):
+def test_fields_of_a_label_are_columns_in_csv(tmp_path):
     path = tmp_path / "x.csv"
     path.write_text("label.age,key,label.kind,other\n3,a,dog,x\n4.5,b,cat,y\n")
-    found = read(path)
-    assert found.labels["age"].tolist() == [3.0, 4.5]
-    assert found.labels["kind"].tolist() == [1, 0]
-    assert found.classes == ("cat", "dog")
+    key_list = read(path)
+    assert key_list.labels["age"].tolist() == [3.0, 4.5]
+    assert key_list.labels["kind"].tolist() == [1, 0]
+    assert key_list.classes == ("cat", "dog")
     path.write_text("label.age,key,label\n3,a,7\n")  # a column called label takes precedence
     assert read(path).labels.tolist() == [7]
 
@@ -47,21 +47,22 @@ def label_columns(draw):
 
 
 @given(label_columns())
-def test_any_labels_come_out_as_they_went_in_also_over_the_wire(tmp_path_factory, made):
-    labels, columns = made
+def test_labels_travel_unchanged(tmp_path_factory, drawn):
+    labels, columns = drawn
     rows = [{"key": f"{n}", "label": label} for n, label in enumerate(labels)]
     # A label that is not an object is a field without a name.
     name, column = next(iter(columns.items()))
     unnamed = [{"key": f"{n}", "label": label[name]} for n, label in enumerate(labels)]
     for extension in ("jsonl", "parquet"):
         for some, expected in ((rows, columns), (unnamed, {"": column})):
-            found = read(written(tmp_path_factory.getbasetemp(), extension, some))
-            catalog = Catalog("file:///x", found.own.keys, found.own.keys, found.labels, found.classes)
+            key_list = read(written(tmp_path_factory.getbasetemp(), extension, some))
+            keys = key_list.own.keys
+            catalog = Catalog("file:///x", keys, keys, key_list.labels, key_list.classes)
             travelled = unpack_labels(catalog.labels_at(np.arange(len(catalog))), catalog.label_dtype)
             for name, column in expected.items():
-                given_back = travelled[name] if name else travelled
-                assert np.array_equal(given_back, column)
-                assert given_back.dtype == column.dtype
+                returned = travelled[name] if name else travelled
+                assert np.array_equal(returned, column)
+                assert returned.dtype == column.dtype
 
 
 # ------------------------------------------------------------------------ lists that vary in length by row
@@ -78,44 +79,42 @@ DETECTED = [
 
 
 @pytest.mark.parametrize("extension", ["jsonl", "parquet"])
-def test_lists_whose_names_say_so_may_have_any_length_and_name_classes(tmp_path, extension):
-    found = read(
-        written(tmp_path, extension, [{"key": f"{n}", "label": one} for n, one in enumerate(DETECTED)])
+def test_lists_in_varying_fields_may_have_any_length_and_contain_class_names(tmp_path, extension):
+    key_list = read(
+        written(tmp_path, extension, [{"key": f"{n}", "label": label} for n, label in enumerate(DETECTED)])
     )
-    assert found.classes == ("cat", "dog", "emu")
-    assert found.labels.names == ("boxes", "classes", "size")
-    assert found.labels["size"].tolist() == [[48, 64], [5, 6], [7, 8]]
-    for label, given_label in zip(found.labels, DETECTED, strict=True):
+    assert key_list.classes == ("cat", "dog", "emu")
+    assert key_list.labels.names == ("boxes", "classes", "size")
+    assert key_list.labels["size"].tolist() == [[48, 64], [5, 6], [7, 8]]
+    for label, given_label in zip(key_list.labels, DETECTED, strict=True):
         assert label["boxes"].shape == (len(given_label["boxes[]"]), 4)
         assert label["boxes"].tolist() == given_label["boxes[]"]
-        assert [found.classes[place] for place in label["classes"]] == given_label["classes[]"]
+        assert [key_list.classes[place] for place in label["classes"]] == given_label["classes[]"]
 
 
 @pytest.mark.parametrize("extension", ["jsonl", "parquet"])
-def test_a_label_itself_may_be_such_a_list(tmp_path, extension):
+def test_a_label_may_be_a_list_of_any_length(tmp_path, extension):
     tokens = [[5, 6, 7], [], [8]]
-    rows = [{"key": f"{n}", "label[]": one} for n, one in enumerate(tokens)]
-    found = read(written(tmp_path, extension, rows))
-    assert isinstance(found.labels, RaggedLabels)
-    assert [one.tolist() for one in found.labels] == tokens
+    rows = [{"key": f"{n}", "label[]": label} for n, label in enumerate(tokens)]
+    key_list = read(written(tmp_path, extension, rows))
+    assert isinstance(key_list.labels, RaggedLabels)
+    assert [label.tolist() for label in key_list.labels] == tokens
     rows = [{"key": f"{n}", "label[]": []} for n in range(3)]  # the element type is unknown
-    assert [one.shape for one in read(written(tmp_path, "jsonl", rows)).labels] == [(0,)] * 3
+    assert [label.shape for label in read(written(tmp_path, "jsonl", rows)).labels] == [(0,)] * 3
 
 
 @given(
     st.lists(st.lists(st.lists(NUMBER, min_size=2, max_size=2), max_size=4), min_size=1, max_size=6),
     st.randoms(),
 )
-def test_any_lists_come_out_as_they_went_in_also_over_the_wire_and_in_any_order(
-    tmp_path_factory, lists, chance
-):
-    rows = [{"key": f"{n:03}", "label": {"n": n, "pairs[]": one}} for n, one in enumerate(lists)]
+def test_lists_travel_unchanged_whatever_the_order_of_rows(tmp_path_factory, lists, chance):
+    rows = [{"key": f"{n:03}", "label": {"n": n, "pairs[]": pairs}} for n, pairs in enumerate(lists)]
     path = tmp_path_factory.getbasetemp() / "any-lists.jsonl"
     write_jsonl(path, rows)
     fingerprints = set()
     for _ in range(2):
-        found = read(path)
-        columns = found.own.keys, found.own.keys, found.labels, found.classes
+        key_list = read(path)
+        columns = key_list.own.keys, key_list.own.keys, key_list.labels, key_list.classes
         catalog = Catalog.build("file:///x", *columns)
         fingerprints.add(catalog.fingerprint)
         places = chance.choices(range(len(lists)), k=5)
@@ -124,25 +123,15 @@ def test_any_lists_come_out_as_they_went_in_also_over_the_wire_and_in_any_order(
         assert [label["n"] for label in travelled] == places
         sizes = catalog.label_sizes(np.array(places))
         assert len(catalog.labels_at(np.array(places))) == sizes.sum() + 4
-        assert catalog.most_label_bytes(5, again=True) >= sizes.sum()
+        assert catalog.max_label_bytes(5, may_repeat=True) >= sizes.sum()
         chance.shuffle(rows)  # the order of rows must not affect the catalog
         write_jsonl(path, rows)
     assert len(fingerprints) == 1
     rows[0]["label"]["pairs[]"] = [*rows[0]["label"]["pairs[]"], [1, 2]]
     write_jsonl(path, rows)
-    found = read(path)
-    columns = found.own.keys, found.own.keys, found.labels, found.classes
+    key_list = read(path)
+    columns = key_list.own.keys, key_list.own.keys, key_list.labels, key_list.classes
     assert Catalog.build("file:///x", *columns).fingerprint not in fingerprints
-
-
-def test_such_lists_take_the_bytes_of_their_numbers(tmp_path):
-    rows = [{"key": f"{n}", "label": {"ids[]": list(range(n % 7))}} for n in range(700)]
-    path = tmp_path / "x.jsonl"
-    write_jsonl(path, rows)
-    found = read(path)
-    catalog = Catalog.build("file:///x", found.own.keys, found.own.keys, found.labels)
-    assert catalog.labels.values["ids"].nbytes == 100 * sum(range(7))  # one byte per value
-    assert catalog.label_bytes == 4 + 8 * 3
 
 
 def row(label, name="label", key="a"):
@@ -186,12 +175,12 @@ BAD = {  # labels of a list, the last of which is bad
 }
 
 
-LATER_TOO = [(name, before) for name in BAD for before in (0, 9000)[: len(BAD[name])]]
+# Lines are also counted in later batches of rows.
+LATER = [("a longer list", 9000), ("a text among numbers in a field", 9000), ("other boxes", 9000)]
 
 
-@pytest.mark.parametrize(("name", "rows_before"), LATER_TOO)
-def test_a_bad_label_is_named_by_its_line(tmp_path, name, rows_before):
-    """The line number is also right in a later batch of rows."""
+@pytest.mark.parametrize(("name", "rows_before"), [*((name, 0) for name in BAD), *LATER])
+def test_the_line_of_a_bad_label_is_named(tmp_path, name, rows_before):
     path, labels = tmp_path / "x.jsonl", BAD[name][:1] * rows_before + BAD[name]
     path.write_text("\n".join(row(label, key=f"{n}") for n, label in enumerate(labels)))
     with pytest.raises(SourceError, match=f"^key_list {path}, line {len(labels)}: ") as caught:
@@ -199,7 +188,7 @@ def test_a_bad_label_is_named_by_its_line(tmp_path, name, rows_before):
     assert len(str(caught.value)) < 1000
 
 
-def test_lists_that_vary_or_not_and_classes_in_two_fields_are_refused(tmp_path):
+def test_mixed_kinds_of_lists_and_two_fields_of_classes_are_refused(tmp_path):
     path = tmp_path / "x.jsonl"
     for lines in (
         [row([1], "label[]"), row([1])],
@@ -211,7 +200,7 @@ def test_lists_that_vary_or_not_and_classes_in_two_fields_are_refused(tmp_path):
             read(path)
 
 
-def test_classes_that_name_too_much_are_refused_in_a_field_too(tmp_path):
+def test_too_many_class_names_in_a_field_are_refused(tmp_path):
     rows = [{"key": str(i), "label": {"kind": f"{i:05d}" + "x" * 60_000}} for i in range(40)]
     with pytest.raises(SourceError, match="line 35: field 'kind': "):
         read(written(tmp_path, "jsonl", rows))

@@ -1,4 +1,4 @@
-"""A source becomes a catalog with classes from folders or a key list, in an order set by the keys alone."""
+"""Catalogs of sources: classes from folders or a key list, and an order that depends only on the keys."""
 
 import os
 import threading
@@ -27,12 +27,12 @@ NAMES = (ANY | st.text("a-é", min_size=1, max_size=3)).filter(lambda name: name
 
 def as_image_folder(directory):
     """List paths in the order of torchvision's ``make_dataset``."""
-    found = []
-    for folder in sorted(one for one in directory.iterdir() if one.is_dir()):
+    paths_below = []
+    for folder in sorted(path for path in directory.iterdir() if path.is_dir()):
         for root, _, names in sorted(os.walk(folder)):
             paths = [Path(root, name).relative_to(directory) for name in sorted(names)]
-            found += [str(path).encode() for path in paths if path.suffix == ".jpg"]
-    return found
+            paths_below += [str(path).encode() for path in paths if path.suffix == ".jpg"]
+    return paths_below
 
 
 @given(
@@ -40,10 +40,10 @@ def as_image_folder(directory):
 )
 @example(names={("hot", (), "1"), ("hot dog", (), "1"), ("hot-pot", (), "1"), ("hot", ("a", "b"), "0")})
 @example(names={("c", ("sub",), "a"), ("c", ("sub-1",), "a"), ("c", (), "sub"), ("c", (), "z")})
-def test_any_names_in_the_order_of_an_image_folder(tmp_path_factory, names):
+def test_samples_have_image_folders_order(tmp_path_factory, names):
     directory = tmp_path_factory.mktemp("any")
     keys = ["/".join((folder, *between, f"{name}.jpg")) for folder, between, name in names]
-    assume(not any(other.startswith(f"{one}/") for one in keys for other in keys))
+    assume(not any(other.startswith(f"{key}/") for key in keys for other in keys))
     make(directory, *keys)
     make(directory, "top.jpg", "text/a.txt")  # not in a class folder, and not an image
     catalog = list_source(str(directory))
@@ -53,22 +53,13 @@ def test_any_names_in_the_order_of_an_image_folder(tmp_path_factory, names):
         assert catalog.classes[label] == key.decode().split("/")[0]
 
 
-def test_what_is_noted_names_the_same_few_in_any_order(tmp_path):
+def test_a_warning_names_the_first_few_in_order_of_names(tmp_path):
     make(tmp_path, "a/1.jpg", *(f"{number:02d}.jpg" for number in reversed(range(20))))
     (warning,) = list_source(str(tmp_path)).warnings
     assert warning.endswith(": 00.jpg, 01.jpg, 02.jpg, 03.jpg, 04.jpg, ...")
 
 
-def test_an_empty_folder_beside_given_classes_is_not_told_to_give_them(tmp_path):
-    make(tmp_path, "a/1.jpg", "notes/readme.txt")
-    (warning,) = list_source(str(tmp_path)).warnings
-    assert "classes=" in warning
-    (warning,) = list_source(str(tmp_path), classes=("a",)).warnings
-    assert "classes=" not in warning
-    assert "notes" in warning
-
-
-def test_no_image_no_classes_and_keys_that_are_not_there(tmp_path):
+def test_sources_without_images_classes_or_listed_keys_are_refused(tmp_path):
     make(tmp_path, "a/notes.txt")
     with pytest.raises(SourceEmptyError, match=f"file://{tmp_path} contains no images .*\\.webp.*key_list"):
         list_source(str(tmp_path))
@@ -78,11 +69,11 @@ def test_no_image_no_classes_and_keys_that_are_not_there(tmp_path):
     assert not isinstance(caught.value, SourceEmptyError)
     labels = tmp_path / "labels.csv"
     labels.write_text("key,label\n1.jpg,1\n0.jpg,1\n")
-    with pytest.raises(SourceError, match=f"1 of the 2 keys .* not in file://{tmp_path} .*: '0.jpg'$"):
+    with pytest.raises(SourceError, match=f"1 of the 2 keys .* not in file://{tmp_path}, .*: '0.jpg'$"):
         list_source(str(tmp_path), str(labels))
 
 
-def test_what_is_left_out_or_guessed_is_counted(tmp_path):
+def test_what_is_skipped_or_guessed_is_counted(tmp_path):
     make(tmp_path, "train/1.jpg", "val/.ipynb_checkpoints/1.jpg", "val/._1.jpg", "val/1.jpg", "val/.DS_Store")
     make(
         tmp_path, "__MACOSX/train/1.jpg", "top.jpg", "notes.txt", ".git/config", "Test/notes.txt", "Thumbs.db"
@@ -104,38 +95,38 @@ def test_what_is_left_out_or_guessed_is_counted(tmp_path):
 
 
 @given(st.data())
-def test_every_row_gets_the_version_of_its_own_key(tmp_path_factory, data):
+def test_each_row_gets_the_version_of_its_key(tmp_path_factory, data):
     directory = tmp_path_factory.mktemp("join")
     endings = ("jpg", "bin")  # in a key list, a file without an image's extension is a sample too
     names = [f"{number}.{endings[number % 2]}" for number in range(data.draw(st.integers(1, 20)))]
     for size, name in enumerate(names):
         (directory / name).write_bytes(bytes(size))
-    wanted = data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
+    chosen = data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
     labels = directory / "labels.csv"
-    labels.write_text("key,label\n" + "".join(f"{name},{name.split('.')[0]}\n" for name in wanted))
+    labels.write_text("key,label\n" + "".join(f"{name},{name.split('.')[0]}\n" for name in chosen))
     catalog = list_source(str(directory), str(labels))
-    assert list(catalog.keys) == sorted(name.encode() for name in wanted)
+    assert list(catalog.keys) == sorted(name.encode() for name in chosen)
     for key, version, label in zip(catalog.keys, catalog.versions, catalog.labels, strict=True):
         assert int(version.split(b"-")[0]) == label == int(key.split(b".")[0])
 
 
-def test_key_list_with_versions_asks_nobody(tmp_path):
+def test_a_key_list_with_versions_needs_no_listing(tmp_path):
     (tmp_path / "data").mkdir()
     labels = tmp_path / "labels.jsonl"
     labels.write_text(
         '{"key": "b.jpg", "label": "x", "version": "1-2"}\n{"key": "a.jpg", "label": "y", "version": "3-4"}\n'
     )
-    told = []
-    catalog = list_source(str(tmp_path / "data"), f"file://{labels}", told.append)
+    counts = []
+    catalog = list_source(str(tmp_path / "data"), f"file://{labels}", counts.append)
     assert list(catalog.keys) == [b"a.jpg", b"b.jpg"]
     assert list(catalog.versions) == [b"3-4", b"1-2"]
     assert catalog.labels.tolist() == [1, 0]
-    assert told == [2, None]
+    assert counts == [2, None]
     with pytest.raises(SourceNotFoundError, match="gone does not exist"):
         list_source(str(tmp_path / "gone"), str(labels))
 
 
-def test_keys_of_links_that_lead_out_are_there_where_functions_follow_them(tmp_path):
+def test_keys_behind_links_exist_where_functions_follow_them(tmp_path):
     make(tmp_path, "source/a.jpg", "outside/b.jpg")
     (tmp_path / "source/out").symlink_to("../outside")
     labels = tmp_path / "labels.csv"
@@ -145,7 +136,7 @@ def test_keys_of_links_that_lead_out_are_there_where_functions_follow_them(tmp_p
     assert len(list_source(str(tmp_path / "source"), str(labels))) == 2
 
 
-def test_the_first_failure_ends_the_others():
+def test_the_first_failure_stops_the_other_threads():
     tally, endless_runs = Tally(lambda _: None, threading.Event()), threading.Event()
 
     def work(name):
@@ -177,7 +168,7 @@ def test_the_first_failure_ends_the_others():
         ("link/a%20b c", "file://{}/real/a%20b c", ""),
     ],
 )
-def test_a_source_has_one_canonical_form(tmp_path, monkeypatch, url, bucket, prefix):
+def test_a_source_has_one_normal_form(tmp_path, monkeypatch, url, bucket, prefix):
     monkeypatch.chdir(tmp_path)  # relative paths start here
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
@@ -186,7 +177,7 @@ def test_a_source_has_one_canonical_form(tmp_path, monkeypatch, url, bucket, pre
     assert parse_source(source.url) == source
 
 
-def test_a_directory_whose_name_is_not_utf8(tmp_path):
+def test_a_directory_whose_name_is_not_utf8_is_refused(tmp_path):
     name = b"caf\xe9".decode("utf-8", "surrogateescape")
     with pytest.raises(ConfigError, match="UTF-8"):
         parse_source(f"{tmp_path}/{name}")

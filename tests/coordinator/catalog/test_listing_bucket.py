@@ -1,4 +1,4 @@
-"""List buckets over HTTP from a real server: pages, folders, key lists, and every way to fail."""
+"""Listings of buckets over HTTP: pages, folders, key lists and failures."""
 
 import contextlib
 import http.client
@@ -65,17 +65,17 @@ def store():
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     host, port = server.get_host_and_port()
-    found = Store(f"http://{host}:{port}")
-    found.put(
+    pets = Store(f"http://{host}:{port}")
+    pets.put(
         "train/cat/1.jpg", "train/cat/deep/er/2.PNG", "train/dog/größe & 猫+%20.jpeg", "train/dog/notes.txt"
     )
-    found.put(
+    pets.put(
         "train/top.jpg", "train/empty/", "train//nameless.jpg", "training/x/9.jpg", "flat/1.jpg", "flat/2.jpg"
     )
     # Bypass HTTP, which would take six seconds for this alone.
     for number in range(MANY):
         s3_backends[ACCOUNT]["aws"].put_object("pets", f"many/a/{number}.jpg", b"x")
-    yield found
+    yield pets
     server.stop()
 
 
@@ -89,7 +89,7 @@ def credentials(store, monkeypatch):
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
 
 
-def test_images_by_class_folder():
+def test_images_are_labelled_by_class_folder():
     catalog = list_source("s3://pets/train")
     assert catalog.bucket == "s3://pets"
     assert [key.decode() for key in catalog.keys] == [
@@ -109,7 +109,7 @@ BELOW_O += ["a/%61.png", "a/ü 猫.png", "a/1~'()*!@:,$.png", "a/b\\c.png"]
 ODD = [f"o/{key}" for key in BELOW_O], ["o//b/1.png"], ["/x/1.png"]
 
 
-def test_each_key_is_read_as_it_is_or_counted(store):
+def test_each_key_is_read_unchanged_or_counted(store):
     below_o, nameless_in_o, nameless = ODD
     store.client.create_bucket(Bucket="odd")
     for key in (*below_o, *nameless_in_o, *nameless):
@@ -131,7 +131,7 @@ def test_each_key_is_read_as_it_is_or_counted(store):
             assert body == key
 
 
-def test_a_name_stands_for_bucket_and_prefix(store):
+def test_an_alias_replaces_bucket_and_prefix_in_ids(store):
     """ETags depend only on an object's bytes, so a copy keeps them, whichever versions are requested."""
     store.client.create_bucket(Bucket="zoo")
     for key in ("a/b/cat/1.jpg", "a/b/cat/deep/er/2.PNG", "a/b/dog/größe & 猫+%20.jpeg"):
@@ -143,22 +143,22 @@ def test_a_name_stands_for_bucket_and_prefix(store):
     assert (zoo.bucket, zoo.keys[0], zoo.prefix) == ("s3://zoo", b"a/b/cat/1.jpg", "a/b/")
 
 
-def test_a_whole_bucket_with_more_keys_than_a_page_holds():
-    told = []
-    catalog = list_source("s3://pets", progress=told.append)
+def test_a_bucket_of_several_pages_is_listed_completely():
+    counts = []
+    catalog = list_source("s3://pets", progress=counts.append)
     assert catalog.classes == ("flat", "many", "train", "training")
     # All but the object in the nameless folder and the one at the top of the bucket.
     assert catalog.labels.tolist().count(1) == MANY
     keys = list(catalog.keys)
     assert keys == sorted(keys, key=lambda key: [key.split(b"/")[0], *key.rpartition(b"/")[::2]])
     assert len(set(keys)) == len(keys)
-    assert told.pop() is None
-    assert told == sorted(told)
-    assert told[-1] == len(catalog)
-    assert len(told) > MANY / 1000
+    assert counts.pop() is None
+    assert counts == sorted(counts)
+    assert counts[-1] == len(catalog)
+    assert len(counts) > MANY / 1000
 
 
-def test_cancelled_while_pages_come():
+def test_a_listing_can_be_cancelled():
     cancelled = threading.Event()
     with pytest.raises(ListingCancelledError):
         list_source("s3://pets/many", progress=lambda _: cancelled.set(), cancelled=cancelled)
@@ -174,12 +174,12 @@ def test_cancelled_while_pages_come():
         ("s3://pets/flat", "s3://pets/lists/gone.csv", SourceNotFoundError, "key_list .*NoSuchKey"),
     ],
 )
-def test_what_is_not_there_is_named(source, key_list, error, named):
+def test_missing_buckets_prefixes_and_key_lists_are_named(source, key_list, error, named):
     with pytest.raises(error, match=named):
         list_source(source, key_list)
 
 
-def test_key_list_in_the_bucket_joined_with_the_listing(store):
+def test_a_key_list_gets_its_versions_from_the_listing(store):
     store.put("lists/flat.csv", body=b"key,label\n2.jpg,cat\n1.jpg,ant\n")
     catalog = list_source("s3://pets/flat", "s3://pets/lists/flat.csv")
     assert list(catalog.keys) == [b"flat/1.jpg", b"flat/2.jpg"]
@@ -194,7 +194,7 @@ def test_key_list_in_the_bucket_joined_with_the_listing(store):
         list_source("s3://no-such-bucket", "s3://pets/lists/v.csv")
 
 
-def test_names_that_are_not_utf8_are_counted_and_left_out(monkeypatch):
+def test_keys_that_are_not_utf8_are_skipped_and_counted(monkeypatch):
     keys = "".join(
         f"<Contents><Key>train/a/{name}.jpg</Key><ETag>e</ETag><Size>1</Size></Contents>"
         for name in ("1", "2%FF", "3%C3%BC")
@@ -216,7 +216,7 @@ def test_names_that_are_not_utf8_are_counted_and_left_out(monkeypatch):
     assert ["2 names are not UTF-8" in words for words in catalog.warnings] == [True]
 
 
-def test_no_permission(store, monkeypatch):
+def test_a_missing_permission_is_named(store, monkeypatch):
     store.put("lists/closed.csv", body=b"key,label\n1.jpg,1\n")
     iam = store.client_of("iam")
     iam.create_user(UserName="reader")
@@ -240,14 +240,14 @@ def test_no_permission(store, monkeypatch):
         store.check_permissions(after=10**9)
 
 
-def test_a_throttled_store_with_a_thousand_folders_of_one_image(monkeypatch):
+def test_a_throttled_bucket_of_1001_folders_is_listed_completely(monkeypatch):
     """Each folder is a request of its own, and every tenth request is refused once."""
-    asked = Counter()
+    requests = Counter()
 
     def answer(request):
         query = dict(parse_qsl(urlsplit(request.path).query))
-        asked[request.path] += 1
-        if sum(asked.values()) % 10 == 0 and asked[request.path] == 1:
+        requests[request.path] += 1
+        if sum(requests.values()) % 10 == 0 and requests[request.path] == 1:
             request.answer(503, {}, b"<Error><Code>SlowDown</Code></Error>")
             return
         prefix, content = query.get("prefix", ""), ""
@@ -266,4 +266,4 @@ def test_a_throttled_store_with_a_thousand_folders_of_one_image(monkeypatch):
         catalog = list_source("s3://pets/train")
         close_connections()
     assert len(catalog.classes) == len(catalog.keys) == 1001
-    assert sum(asked.values()) > 1050
+    assert sum(requests.values()) > 1050

@@ -1,4 +1,4 @@
-"""List directories as they are: nested folders, links, odd names, and unreadable files."""
+"""Listings of directories with nested folders, links, odd names and unreadable files."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import pytest
 from superdl.coordinator.catalog import list_objects, list_source
 from superdl.coordinator.catalog.listing import Tally
 from superdl.coordinator.catalog.listing_bucket import list_samples
-from superdl.coordinator.catalog.listing_file import probe_directory
+from superdl.coordinator.catalog.listing_file import check_directory
 from superdl.coordinator.catalog.source import Allowed, parse_source
 from superdl.lambda_prefetch.sources import read_object
 from superdl.super_wire.errors import SourceError, SourceForbiddenError, SourceNotFoundError
@@ -78,7 +78,7 @@ def as_image_folder(source):
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2, 3))])
-def test_nothing_that_image_folder_finds_is_left_out_in_silence(tmp_path, part):
+def test_listings_equal_image_folders_or_warn(tmp_path, part):
     """Compare listings of random trees of links with ImageFolder, and with what functions can read."""
     seen = dict.fromkeys(("circles", "nowhere", "followed", "forbidden", "no image", "equal"), 0)
     for number in range(150):
@@ -87,8 +87,8 @@ def test_nothing_that_image_folder_finds_is_left_out_in_silence(tmp_path, part):
         ours = listed(source, warnings=warnings)
         ours.pop("", None)
         theirs = as_image_folder(source)
-        told = " ".join(warnings)
-        circles, nowhere = "in circles" in told, "are broken" in told
+        text = " ".join(warnings)
+        circles, nowhere = "in circles" in text, "are broken" in text
         assert (theirs is None) <= circles, (part, number)
         if theirs is not None and not circles:
             present = {
@@ -101,7 +101,7 @@ def test_nothing_that_image_folder_finds_is_left_out_in_silence(tmp_path, part):
         for key in (key for keys in ours.values() for key in keys):
             version = file_version((source / key).stat())
             read_object(files, key, version, limit_bytes=99, reserve=lambda _: None)
-        leads_out = "and are followed" in told
+        leads_out = "and are followed" in text
         try:
             confined = listed(source, allowed=CONFINED)
         except SourceForbiddenError:
@@ -110,18 +110,18 @@ def test_nothing_that_image_folder_finds_is_left_out_in_silence(tmp_path, part):
             assert not leads_out
             confined.pop("", None)
             assert confined == ours
-        for word, told_so in {
+        for word, is_reported in {
             "circles": circles,
             "nowhere": nowhere,
             "followed": leads_out,
             "no image": not all(ours.values()),
         }.items():
-            seen[word] += told_so
+            seen[word] += is_reported
     assert min(seen.values()) > 5, seen
 
 
 @pytest.mark.slow
-def test_links_to_directories_full_of_links_are_bounded(tmp_path):
+def test_links_to_directories_of_links_are_limited(tmp_path):
     """Twenty directories, each with two links to the next, look like a million."""
     make(tmp_path, "source/a/1.jpg")
     for number in range(20):
@@ -135,7 +135,7 @@ def test_links_to_directories_full_of_links_are_bounded(tmp_path):
         listed(tmp_path / "source")
 
 
-def test_names_that_are_not_utf8_are_left_out_and_shown_escaped(tmp_path):
+def test_names_that_are_not_utf8_are_skipped_and_shown_escaped(tmp_path):
     source, odd = tmp_path / "source", os.fsdecode(b"caf\xe9")
     make(source, "a/1.jpg", f"a/{odd}.jpg", f"a/{odd}.txt", f"{odd}/2.jpg", f"../{odd}/2.jpg")
     (source / f"a/{odd}.png").symlink_to("/nowhere")
@@ -150,8 +150,8 @@ def test_names_that_are_not_utf8_are_left_out_and_shown_escaped(tmp_path):
     assert sorted(list_objects(str(source))[0]) == [b"a/1.jpg", b"b/2.jpg"]
 
 
-@pytest.mark.parametrize("look", [listed, lambda path: probe_directory(str(path))], ids=["list", "probe"])
-def test_no_such_directory(tmp_path, look):
+@pytest.mark.parametrize("look", [listed, lambda path: check_directory(str(path))], ids=["list", "probe"])
+def test_a_missing_directory_is_named(tmp_path, look):
     make(tmp_path, "file")
     with pytest.raises(SourceNotFoundError, match=f"{tmp_path}/gone does not exist"):
         look(tmp_path / "gone")
@@ -197,7 +197,7 @@ def open_path():
     shutil.rmtree(path)
 
 
-def test_what_may_not_be_read_is_named(open_path):
+def test_an_unreadable_file_or_directory_is_named(open_path):
     make(open_path, "good/a/1.jpg", "closed/a/1.jpg", "shut/a/1.jpg", "shut/b/2.jpg", "blind/a/1.jpg")
     make(open_path, "linked/a/1.jpg", "linked/b/sub/2.jpg", "labels.csv")
     (open_path / "linked/a/link.jpg").symlink_to("../b/sub/2.jpg")

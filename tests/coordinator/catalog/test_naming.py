@@ -1,4 +1,4 @@
-"""With names for paths and digests for times, copies keep their ids and changed files do not."""
+"""With an alias and digests, copies keep their ids and changed files do not."""
 
 import os
 import shutil
@@ -32,7 +32,7 @@ def ids_of(directory, naming=NAMED, randomness=None):
 
 
 @given(tree=TREES, data=st.data())
-def test_a_copy_has_the_ids_of_the_first_and_a_changed_byte_another(tmp_path_factory, tree, data):
+def test_a_copy_keeps_its_ids_and_a_changed_byte_changes_one(tmp_path_factory, tree, data):
     first = write(tmp_path_factory.mktemp("first"), tree)
     copy = write(tmp_path_factory.mktemp("copy") / "deeper", tree)
     for file in copy.glob("*/*"):
@@ -52,7 +52,7 @@ def test_a_copy_has_the_ids_of_the_first_and_a_changed_byte_another(tmp_path_fac
     assert fingerprint != other
 
 
-def test_what_is_not_named_keeps_the_ids_of_its_place_and_times(tmp_path):
+def test_without_an_alias_ids_depend_on_location_and_times(tmp_path):
     first = write(tmp_path / "first", {("cat", "1"): b"one", ("dog", "2"): b"two"})
     copy = tmp_path / "copy"
     shutil.copytree(first, copy)  # preserves modification times
@@ -68,7 +68,7 @@ def test_what_is_not_named_keeps_the_ids_of_its_place_and_times(tmp_path):
     assert named != ids_of(copy, Naming("pets"))
 
 
-def test_a_key_list_and_links_have_digests_too(tmp_path):
+def test_digests_apply_to_key_lists_and_links(tmp_path):
     source = write(tmp_path / "source", {("cat", "1"): b"one", ("cat", "2"): b"two"})
     (source / "dog").mkdir()
     (source / "dog" / "same.jpg").symlink_to("../cat/1.jpg")
@@ -82,16 +82,15 @@ def test_a_key_list_and_links_have_digests_too(tmp_path):
     assert dict(zip(keys, versions, strict=True))[b"cat/1.jpg"] == catalog.versions[0]
 
 
-def test_each_file_that_was_read_is_progress(tmp_path):
-    """Otherwise listing large files would seem to hang."""
+def test_each_digested_file_is_progress(tmp_path):
     source = write(tmp_path, {("cat", str(number)): b"x" for number in range(5)})
-    told = []
-    list_source(str(source), None, told.append, naming=NAMED)
-    assert sorted(set(told[:-1])) == [1, 2, 3, 4, 5]
-    assert told[-1] is None
+    counts = []
+    list_source(str(source), None, counts.append, naming=NAMED)
+    assert sorted(set(counts[:-1])) == [1, 2, 3, 4, 5]
+    assert counts[-1] is None
 
 
 @pytest.mark.parametrize("version", ["5-12345", "5-b2:abc", f"-1-b2:{'0' * 32}", f"5-b2:{'0' * 33}", "etag"])
-def test_other_versions_are_no_digests(version):
+def test_other_versions_are_not_digests(version):
     assert size_of_digest(version) is None
     assert size_of_digest(digest_version(5, bytes(16))) == 5

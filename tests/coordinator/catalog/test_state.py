@@ -58,50 +58,50 @@ def registered(directory, source, run="run", max_age_s=300.0, *, renew=False, **
         await datasets.wait(dataset, listed=2**62, wait_s=20.0)
         assert dataset.ready
         catalog, every = dataset.catalog, np.arange(len(dataset.catalog))
-        said = catalog.fingerprint, catalog.names_at(every), catalog.labels_at(every), dataset.ids(every, 0)
+        listed = catalog.fingerprint, catalog.names_at(every), catalog.labels_at(every), dataset.ids(every, 0)
         await datasets.close()
-        return said, listings.count
+        return listed, listings.count
 
     return asyncio.run(register())
 
 
-def test_a_coordinator_that_starts_again_goes_on_with_the_runs_catalog(state, source):
-    said, listings = registered(state.directory, source)
+def test_a_restarted_coordinator_continues_with_the_runs_catalog(state, source):
+    listed, listings = registered(state.directory, source)
     assert listings == 1
     (source / "dog" / "3.jpg").write_bytes(b"x")
-    assert registered(state.directory, source, max_age_s=1e-3) == (said, 0)
-    assert registered(state.directory, source, "another run") == (said, 0)
+    assert registered(state.directory, source, max_age_s=1e-3) == (listed, 0)
+    assert registered(state.directory, source, "another run") == (listed, 0)
     for how in ({"max_age_s": 1e-3}, {"renew": True, "max_age_s": 1e-3}):
-        found, listings = registered(state.directory, source, f"a run {how}", **how)
-        assert (len(found[1]), listings) == (7, 1)
-    assert registered(state.directory, source, max_age_s=1e-3) == (said, 0), "the run keeps its own listing"
+        entry, listings = registered(state.directory, source, f"a run {how}", **how)
+        assert (len(entry[1]), listings) == (7, 1)
+    assert registered(state.directory, source, max_age_s=1e-3) == (listed, 0), "the run keeps its own listing"
     assert registered(state.directory, source, max_age_s=1e-3, renew=True)[1] == 1
 
 
 def test_two_coordinators_share_a_state(state, source):
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as processes:
         both = [processes.submit(registered, state.directory, source) for _ in range(2)]
-        (said, _), (also, _) = (registering.result(60) for registering in both)
-    assert said == also
-    assert registered(state.directory, source) == (said, 0)
+        (first, _), (second, _) = (registering.result(60) for registering in both)
+    assert first == second
+    assert registered(state.directory, source) == (first, 0)
 
 
-def test_a_state_that_may_only_be_read_is_read(state, source, monkeypatch):
-    said, _ = registered(state.directory, source)
+def test_a_read_only_state_is_read(state, source, monkeypatch):
+    listed, _ = registered(state.directory, source)
     refused = mock.Mock(side_effect=PermissionError(13, "Permission denied"))
     for name in ("os.utime", "os.mkdir", "tempfile.NamedTemporaryFile"):  # file modes do not stop root
         monkeypatch.setattr(name, refused)
-    assert registered(state.directory, source) == (said, 0)
+    assert registered(state.directory, source) == (listed, 0)
     assert refused.called
 
 
-def test_what_may_be_listed_no_longer_is_not_served(state, source):
-    said, _ = registered(state.directory, source)
+def test_a_catalog_of_other_permissions_is_not_used(state, source):
+    listed, _ = registered(state.directory, source)
     for allowed in (Allowed(roots=("/nowhere",)), Allowed(http_hosts=())):
-        assert registered(state.directory, source, allowed=allowed) == (said, 1)
+        assert registered(state.directory, source, allowed=allowed) == (listed, 1)
 
 
-def test_any_byte_that_is_spoilt_is_found(state, source):
+def test_any_damaged_byte_is_detected(state, source):
     catalog, file = state.hold(list_source(str(source)))
     kept = Kept(file, time.time())
     state.note(KEY, kept)
@@ -111,35 +111,35 @@ def test_any_byte_that_is_spoilt_is_found(state, source):
         content = path.read_bytes()
         assert len(content) <= 4096
         for place in range(len(content)):
-            spoilt = bytearray(content)
-            spoilt[place] ^= 1 << place % 8
-            path.write_bytes(spoilt)
-            found = state.find(KEY)
-            loaded = None if found is None else state.load(found)
+            damaged = bytearray(content)
+            damaged[place] ^= 1 << place % 8
+            path.write_bytes(damaged)
+            entry = state.find(KEY)
+            loaded = None if entry is None else state.load(entry)
             assert loaded is None or (path.suffix != ".arrow" and loaded.fingerprint == catalog.fingerprint)
             assert state.ids(KEY, 6, derive).tobytes() == ids
         path.write_bytes(content[:-1])
-        found = state.find(KEY)
-        assert path.suffix == ".ids" or found is None or state.load(found) is None
+        entry = state.find(KEY)
+        assert path.suffix == ".ids" or entry is None or state.load(entry) is None
         path.write_bytes(content)
     assert state.load(kept).fingerprint == catalog.fingerprint
 
 
-def test_what_is_spoilt_or_of_another_version_is_listed_again(state, source, monkeypatch):
-    said, _ = registered(state.directory, source)
+def test_a_damaged_catalog_or_one_of_another_version_is_listed_again(state, source, monkeypatch):
+    listed, _ = registered(state.directory, source)
     (path,) = state.directory.glob("*.arrow")
     path.write_bytes(path.read_bytes()[:-9])
-    assert registered(state.directory, source) == (said, 1)
+    assert registered(state.directory, source) == (listed, 1)
     for path in state.directory.iterdir():
         path.unlink()
     with monkeypatch.context() as later:
         later.setattr("superdl.coordinator.catalog.catalog_file.VERSION", 2)
-        assert registered(state.directory, source) == (said, 1)
-        assert registered(state.directory, source) == (said, 0)
-    assert registered(state.directory, source) == (said, 1)
+        assert registered(state.directory, source) == (listed, 1)
+        assert registered(state.directory, source) == (listed, 0)
+    assert registered(state.directory, source) == (listed, 1)
 
 
-def test_where_nothing_can_be_written_temporary_files_serve_or_memory(source, tmp_path, caplog):
+def test_without_a_writable_directory_catalogs_are_in_temporary_files_or_memory(source, tmp_path, caplog):
     (tmp_path / "file").write_bytes(b"")
     gone, full = CatalogState(tmp_path / "store" / "state"), CatalogState(tmp_path / "full")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -157,7 +157,7 @@ def test_where_nothing_can_be_written_temporary_files_serve_or_memory(source, tm
     assert list(full.directory.iterdir()) == []
 
 
-def test_without_a_directory_nothing_stays(source, monkeypatch, tmp_path):
+def test_without_a_directory_no_files_remain(source, monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     state = CatalogState(None)
@@ -170,7 +170,7 @@ def test_without_a_directory_nothing_stays(source, monkeypatch, tmp_path):
     assert state.find(KEY) is None
 
 
-def test_what_was_used_least_recently_goes_first_and_nothing_that_was_used_today(source, tmp_path):
+def test_the_least_recently_used_files_are_removed_but_none_of_today(source, tmp_path):
     state, now_s = CatalogState(tmp_path / "state", max_bytes=3000), time.time()
     files = []
     for days, classes in ((3, ("cat", "dog", "a")), (2, ("cat", "dog", "b")), (0, ("cat", "dog", "c"))):
@@ -205,13 +205,13 @@ def test_what_was_used_least_recently_goes_first_and_nothing_that_was_used_today
         ("{here}/a/state", "/store", "{here}/a/state"),
     ],
 )
-def test_where_it_lies(setting, store, directory, tmp_path):
+def test_a_setting_determines_the_directory(setting, store, directory, tmp_path):
     environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    found = open_state(setting.format(here=tmp_path), store, environment).directory
-    assert (found and str(found)) == (directory and directory.format(here=tmp_path))
+    entry = open_state(setting.format(here=tmp_path), store, environment).directory
+    assert (entry and str(entry)) == (directory and directory.format(here=tmp_path))
 
 
-def test_a_state_that_was_named_and_cannot_be_made_is_refused(tmp_path):
+def test_a_given_directory_that_cannot_be_created_is_refused(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match=f"{tmp_path}/file/state cannot be created: Not a directory"):
         open_state(f"{tmp_path}/file/state", "", {})

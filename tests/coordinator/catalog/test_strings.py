@@ -14,7 +14,7 @@ LISTS = st.lists(st.one_of(ALIKE, st.binary(max_size=40)), max_size=200)
 
 
 @given(LISTS, st.data())
-def test_gives_back_what_was_there(strings, data):
+def test_packed_strings_equal_the_originals(strings, data):
     packed = PackedStrings.pack(strings)
     assert len(packed) == len(strings)
     assert list(packed) == strings
@@ -29,19 +29,19 @@ def test_gives_back_what_was_there(strings, data):
 
 
 @given(LISTS)
-def test_sorts_by_bytes_and_keeps_equals_in_order(strings):
+def test_strings_are_sorted_by_bytes_and_found_by_value(strings):
     packed = PackedStrings.pack(strings)
     order = packed.sort_order()
     assert order.tolist() == sorted(range(len(strings)), key=strings.__getitem__)
     equal = [first == second for first, second in pairwise(sorted(strings))]
     assert packed.reorder(order).equals_next().tolist() == equal
+    distinct = list(dict.fromkeys(strings))
+    assert packed.find_in(PackedStrings.pack(distinct)).tolist() == [distinct.index(text) for text in strings]
+    assert PackedStrings.pack([b"not there, too long"]).find_in(packed).tolist() == [-1]
 
 
-def test_more_than_memory_should_hold_lies_in_a_file():
+def test_strings_beyond_64_mb_lie_in_a_file():
     strings = [bytes([byte]) * (20 << 20) for byte in (3, 1, 4, 2, 4)]
-    packed = PackedStrings.concatenate([PackedStrings.pack([string]) for string in strings])
+    packed = PackedStrings.pack(strings).reorder(np.arange(5))
     assert packed.take([4, 0]) == [strings[4], strings[0]]
-    held = PackedStrings.concatenate([packed, PackedStrings.pack([b"more"])]).reorder(
-        np.array([5, 1, 2, 3, 4])
-    )
-    assert list(held) == [b"more", *strings[1:]]
+    assert list(packed.reorder(np.array([3, 1]))) == [strings[3], strings[1]]

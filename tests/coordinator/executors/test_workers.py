@@ -9,7 +9,7 @@ import pytest
 
 from superdl.coordinator.core import FailureKind
 from superdl.coordinator.executors.called_in import Workers
-from superdl.coordinator.server.doors import Reception
+from superdl.coordinator.server.ports import Servicer
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.protocol import PROTOCOL_VERSION, installed_version
@@ -24,7 +24,7 @@ async def coordinator(tmp_path, **options):
     """A server that workers can connect to."""
     workers, server = Workers(**options), grpc.aio.server()
     address = f"unix:{tmp_path}/c.sock"
-    pb_grpc.add_CoordinatorServicer_to_server(Reception({True: workers}), server)
+    pb_grpc.add_CoordinatorServicer_to_server(Servicer({True: workers}), server)
     server.add_insecure_port(address)
     await server.start()
     try:

@@ -1,4 +1,4 @@
-"""Run the engine on a real core and cache: actions are carried out in order, results become events."""
+"""The engine on a real core and cache: actions are carried out in order, and results become events."""
 
 import asyncio
 import dataclasses
@@ -36,7 +36,7 @@ def produced(coordinator):
 
 def in_cache(valkey, ids):
     with valkey.client() as client:
-        return [client.get(cache_key(one)) for one in split_ids(ids)]
+        return [client.get(cache_key(sample_id)) for sample_id in split_ids(ids)]
 
 
 async def ids_of(coordinator, job="job"):
@@ -53,7 +53,7 @@ async def ids_of(coordinator, job="job"):
     ],
 )
 @pytest.mark.coordinator(attempts=3, tombstone_ttl_s=3000.0, **FAST)
-async def test_what_a_sample_may_be_to_blame_for_ends_in_a_tombstone(coordinator, valkey, source, error):
+async def test_a_sample_that_may_crash_functions_becomes_a_tombstone(coordinator, valkey, source, error):
     async def fail(request):
         if "cat/1.jpg" in request.keys:
             raise error
@@ -74,7 +74,7 @@ async def test_what_a_sample_may_be_to_blame_for_ends_in_a_tombstone(coordinator
 
 
 @pytest.mark.coordinator(**FAST)
-async def test_an_answer_that_makes_no_sense_is_a_failure_and_is_tried_again(coordinator, source):
+async def test_an_invalid_result_is_a_failure_and_its_samples_are_retried(coordinator, source):
     executor = coordinator.executor
     untouched = executor.edit
 
@@ -106,9 +106,9 @@ class SlowDrops(Cache):
 
 
 @pytest.mark.coordinator(budget_bytes=2000, cache_type=SlowDrops)  # room for about six of ten records
-async def test_nothing_is_produced_before_earlier_deletions_have_ended(coordinator, source):
+async def test_nothing_is_produced_before_earlier_deletions_end(coordinator, source):
     await coordinator.open(await coordinator.register(source), batch_size=2)
-    cache, asked = coordinator.cache, coordinator.executor.requests
+    cache, requests = coordinator.cache, coordinator.executor.requests
     cache.tell = coordinator.look
     position = 0
     while not cache.begun:  # look further ahead until it has to make room
@@ -116,20 +116,18 @@ async def test_nothing_is_produced_before_earlier_deletions_have_ended(coordinat
         coordinator.engine.post(was_read(position=position))
         await coordinator.until(lambda: not coordinator.engine.busy or cache.begun)
         position += 1
-    asked_before = len(asked)
+    requests_before = len(requests)
     coordinator.engine.post(CacheReset())  # all samples are needed again
     await coordinator.call("GetJobStats", pb.GetJobStatsRequest())
-    assert len(asked) == asked_before
+    assert len(requests) == requests_before
     begun_before = cache.begun
     cache.gate.set()
-    await coordinator.until(lambda: len(asked) > asked_before)
+    await coordinator.until(lambda: len(requests) > requests_before)
     assert cache.ended >= begun_before
 
 
 @pytest.mark.coordinator(store=True)
-async def test_while_the_store_makes_room_no_function_is_asked_to_write_to_it(
-    coordinator, source, monkeypatch
-):
+async def test_no_function_writes_to_the_store_while_it_makes_room(coordinator, source, monkeypatch):
     monkeypatch.setattr(StoreKeeper, "unwritten", "")
     monkeypatch.setattr(StoreKeeper, "takes_packs", False)
     await coordinator.open(await coordinator.register(source))
@@ -140,7 +138,7 @@ async def test_while_the_store_makes_room_no_function_is_asked_to_write_to_it(
     assert {request.kind for request in coordinator.executor.requests} == {RequestKind.DECODE}
 
 
-async def test_a_bug_in_an_executor_is_seen(valkey, caplog):
+async def test_a_bug_in_an_executor_stops_the_engine(valkey, caplog):
     class Broken(ScriptedExecutor):
         async def invoke(self, request, *, timeout_s):
             raise ZeroDivisionError
@@ -172,7 +170,7 @@ MEMORY_GB = 1769 / 1024
     ],
 )
 @pytest.mark.coordinator(**FAST)
-async def test_what_ran_is_billed_and_what_was_never_sent_is_not(coordinator, source, first, gb_s, unbilled):
+async def test_what_ran_is_billed_and_what_was_not_sent_is_not(coordinator, source, first, gb_s, unbilled):
     executor = coordinator.executor
     untouched = executor.edit
 
@@ -196,19 +194,19 @@ async def test_what_ran_is_billed_and_what_was_never_sent_is_not(coordinator, so
     assert counters.samples_failed == 0
 
 
-async def test_a_record_that_was_spoilt_on_its_way_into_the_cache_is_found_and_produced_again(
+async def test_a_record_damaged_on_its_way_into_the_cache_is_produced_again(
     coordinator, valkey, source, monkeypatch, caplog
 ):
     written = set()
 
-    def spoilt(key, sample_id):
+    def damaged(key, sample_id):
         record = bytearray(whole(key, sample_id))
         record[-1] ^= key not in written
         written.add(key)
         return bytes(record)
 
     whole = running_module.record_of
-    monkeypatch.setattr(running_module, "record_of", spoilt)
+    monkeypatch.setattr(running_module, "record_of", damaged)
     await coordinator.open(await coordinator.register(source))
     await coordinator.page()
     await coordinator.until(lambda: "was corrupt when read back" in caplog.text)

@@ -1,4 +1,4 @@
-"""Arbitrary bytes and calls that start but never finish must not tie up resources on any port."""
+"""Arbitrary bytes, silent connections and calls that never finish tie up no resources on any port."""
 
 import contextlib
 import resource
@@ -11,7 +11,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,7 +37,7 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], connections_that_fit(20_000
 
 
 @pytest.mark.parametrize(("soft", "hard", "limits"), [(256, 1024, "1024 512"), (64, 64, "64 32")])
-def test_strangers_leave_descriptors_for_the_cache_and_s3(soft, hard, limits):
+def test_connections_leave_descriptors_for_the_cache_and_s3(soft, hard, limits):
     """In a process of its own, because a hard limit cannot be raised again."""
     command = [sys.executable, "-c", LIMITS.format(soft=soft, hard=hard)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
@@ -67,7 +66,7 @@ def listening_on(serving_loop, address):
     serving_loop.run(work())
 
 
-def test_the_socket_of_a_killed_predecessor_is_replaced(serving_loop, directory):
+def test_the_socket_of_a_killed_process_is_replaced(serving_loop, directory):
     path = directory / "c.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
@@ -75,7 +74,7 @@ def test_the_socket_of_a_killed_predecessor_is_replaced(serving_loop, directory)
     assert not path.exists()
 
 
-def test_what_is_in_the_way_and_lives_is_left_alone(serving_loop, directory):
+def test_an_address_in_use_and_a_file_in_the_way_are_refused(serving_loop, directory):
     path, precious = directory / "c.sock", directory / "precious.txt"
     precious.write_text("mine")
     with (
@@ -97,26 +96,20 @@ def test_what_is_in_the_way_and_lives_is_left_alone(serving_loop, directory):
     assert precious.read_text() == "mine"
 
 
-@pytest.fixture
-def usual_limit():
-    """Set a login shell's usual limit of open files."""
+def test_a_coordinator_raises_its_limit_of_open_files():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
-    yield 1024
-    resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-def test_a_coordinator_raises_its_limit(usual_limit):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))  # a login shell's usual limit
     stack = Stack()
-    stack.start()
     try:
+        stack.start()
         soft, hard = resource.prlimit(stack.process.pid, resource.RLIMIT_NOFILE)
-        assert soft == hard > usual_limit
+        assert soft == hard > 1024
     finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
         stack.close()
 
 
-def test_silent_connections_are_few_and_end_so_that_others_come_in(serving_loop, monkeypatch):
+def test_silent_connections_are_limited_and_time_out(serving_loop, monkeypatch):
     most, strangers = 40, 400
     assert listening._CONNECTIONS_MAX * 45 * 1024 < 2**28  # measured: 45 KB each
     monkeypatch.setattr(listening, "_CONNECTIONS_MAX", most)
@@ -125,13 +118,13 @@ def test_silent_connections_are_few_and_end_so_that_others_come_in(serving_loop,
     def ended(sockets):
         """Count how many of all connections the server has closed so far."""
         readable, _, _ = select.select(sockets, [], [], 0.1)
-        for one in readable:
+        for connection in readable:
             try:
-                closed = not one.recv(4096)  # the server sends its settings first
+                closed = not connection.recv(4096)  # the server sends its settings first
             except OSError:
                 closed = True
             if closed:
-                sockets.remove(one)
+                sockets.remove(connection)
         return strangers - len(sockets)
 
     def use(port, _):
@@ -154,7 +147,7 @@ def test_silent_connections_are_few_and_end_so_that_others_come_in(serving_loop,
     serving(serving_loop, use)
 
 
-def test_idle_connections_are_ended_and_a_client_connects_anew_unawares(serving_loop, monkeypatch):
+def test_idle_connections_are_closed_without_an_error_for_their_clients(serving_loop, monkeypatch):
     monkeypatch.setattr(listening, "_IDLE_MS", 200)
 
     def use(port, probed):
@@ -171,7 +164,7 @@ def test_idle_connections_are_ended_and_a_client_connects_anew_unawares(serving_
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-def test_the_port_takes_any_bytes(serving_loop, certificates, encrypted):
+def test_any_bytes_end_a_connection_and_harm_no_other(serving_loop, certificates, encrypted):
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
     headers = bytes([0, 0, 5, 1, 4, 0, 0, 0, 1]) + b"\x83\x84\x86\x45\x01"
     hello = bytes([22, 3, 1, 0, 60, 1, 0, 0, 56, 3, 3]) + b"\0" * 54
@@ -194,8 +187,8 @@ def test_the_port_takes_any_bytes(serving_loop, certificates, encrypted):
         speak()
         credentials = grpc.ssl_channel_credentials(Path(certificates.ca_file).read_bytes())
         target = f"localhost:{port}"
-        made = grpc.secure_channel(target, credentials) if encrypted else grpc.insecure_channel(target)
-        with made as channel:
+        connecting = grpc.secure_channel(target, credentials) if encrypted else grpc.insecure_channel(target)
+        with connecting as channel:
             assert CoordinatorStub(channel).CloseJob(pb.CloseJobRequest(), timeout=ENOUGH_S).closed
 
     pair = certificates.server
@@ -231,7 +224,7 @@ def answer(port):
         ("/grpc.health.v1.Health/Check", True),
     ],
 )
-def test_strangers_are_answered_without_waiting_for_their_messages(serving_loop, path, is_probe):
+def test_calls_of_strangers_end_without_their_messages(serving_loop, path, is_probe):
     def use(*ports):
         for port in ports[: 1 + is_probe]:
             with HalfCalls(port) as strangers:
@@ -244,7 +237,7 @@ def test_strangers_are_answered_without_waiting_for_their_messages(serving_loop,
 
 
 @pytest.mark.parametrize("tokens", [None, Tokens(TOKEN)])
-def test_a_call_of_one_who_is_let_in_ends_when_its_message_does_not_come(serving_loop, monkeypatch, tokens):
+def test_a_call_ends_if_its_message_does_not_arrive(serving_loop, monkeypatch, tokens):
     monkeypatch.setattr(listening, "_MESSAGE_TIMEOUT_S", 0.3)
 
     def use(port, _):
@@ -256,7 +249,7 @@ def test_a_call_of_one_who_is_let_in_ends_when_its_message_does_not_come(serving
     serving(serving_loop, use, tokens=tokens)
 
 
-def test_a_call_that_ends_without_its_message_is_told(serving_loop):
+def test_a_call_without_a_message_is_refused(serving_loop):
     def use(port, _):
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             said_nothing = channel.stream_unary(CLOSE_JOB)
@@ -264,19 +257,5 @@ def test_a_call_that_ends_without_its_message_is_told(serving_loop):
                 said_nothing(iter(()), timeout=10)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert answer(port)
-
-    serving(serving_loop, use)
-
-
-def test_nobody_watches_so_that_watchers_hold_no_probe_up(serving_loop):
-    def use(_, probed):
-        with grpc.insecure_channel(f"127.0.0.1:{probed}") as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            watching = [stub.Watch(health_pb2.HealthCheckRequest(), timeout=10) for _ in range(CALLS)]
-            for call in watching:
-                with pytest.raises(grpc.RpcError) as caught:
-                    next(call)
-                assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-            assert stub.Check(health_pb2.HealthCheckRequest(service="any"), timeout=10).status == 1
 
     serving(serving_loop, use)

@@ -1,4 +1,4 @@
-"""Metrics: what a scrape reports, bounded labels, CloudWatch lines, and trouble with executors."""
+"""Metrics: what a scrape reports, a limited number of labels, and lines for CloudWatch."""
 
 import asyncio
 import io
@@ -27,15 +27,15 @@ def metrics_of(coordinator):
 
 
 def parsed(text):
-    """Return values by name and labels, in order, as parsed by the strict OpenMetrics parser."""
+    """Return values by name and labels, in order. The OpenMetrics parser is strict."""
     order = {metric.name: metric.labels for metric in METRICS}
-    found = {}
+    values = {}
     for family in text_string_to_metric_families(text.decode()):
         for sample in family.samples:
             labels = sample.labels
             names = order.get(sample.name) or sorted(labels)
-            found[sample.name, *(labels[name] for name in names)] = sample.value
-    return found
+            values[sample.name, *(labels[name] for name in names)] = sample.value
+    return values
 
 
 def scrape(metrics):
@@ -54,7 +54,7 @@ def read(name, position, hits=4):
 
 
 @pytest.mark.coordinator(teams=(Team("vision", share=3.0),))
-async def test_a_scrape_tells_what_readers_functions_cache_and_calls_do(coordinator, source):
+async def test_a_scrape_reports_readers_functions_cache_and_calls(coordinator, source):
     metrics = metrics_of(coordinator)
     coordinator.executor.outcomes = {"cat/0.jpg": Outcome.TOMBSTONE}
     await coordinator.open(await coordinator.register(source))
@@ -62,70 +62,56 @@ async def test_a_scrape_tells_what_readers_functions_cache_and_calls_do(coordina
     await coordinator.until(lambda: not coordinator.engine.core.state.requests)
     coordinator.engine.post(read("job", 0, hits=3))
     metrics.called("/super.v1.Coordinator/OpenJob", 0.002)
-    told = scrape(metrics)
-    assert told["super_batches_read_total", "job"] == 1
-    assert told["super_samples_read_total", "job", "cache"] == 3
-    assert told["super_samples_read_total", "job", "missed"] == 1
-    assert told["super_stalls_total", "job", "unknown"] == 1
-    assert told["super_wait_seconds_total", "job", "unknown"] == 5e-6
-    assert told["super_samples_made_total", "job", "decoded"] == 9
-    assert told["super_samples_made_total", "job", "failed"] == 1
-    assert told["super_function_seconds_total", "job", "decode"] == pytest.approx(20e-5)
+    values = scrape(metrics)
+    assert values["super_batches_read_total", "job"] == 1
+    assert values["super_samples_read_total", "job", "cache"] == 3
+    assert values["super_samples_read_total", "job", "missed"] == 1
+    assert values["super_stalls_total", "job", "unknown"] == 1
+    assert values["super_wait_seconds_total", "job", "unknown"] == 5e-6
+    assert values["super_samples_made_total", "job", "decoded"] == 9
+    assert values["super_samples_made_total", "job", "failed"] == 1
+    assert values["super_function_seconds_total", "job", "decode"] == pytest.approx(20e-5)
     name = coordinator.engine.core.state.fleet.executors[0].name
-    assert told["super_requests_total", name, "answered"] >= 1
-    assert [told["super_workers", name, state] for state in ("working", "waiting")] == [1, 2]
-    assert told["super_slot_failures_total", name, "crashed"] == 2
-    assert told["super_concurrency_wanted", name] == told["super_concurrency_had", name] == 2
-    assert told["super_cache_samples", "resident"] == 9
-    assert told["super_cache_trouble",] == 0.0
-    assert ("super_usd_total", "earlier") not in told, "spending before a restart is in other series"
-    assert told["super_jobs", "reading"] == told["super_ranks", "reading"] == 1
-    assert told["super_call_seconds_bucket", "0.0025", "OpenJob"] == 1
-    assert (told["super_team_share", "vision"], told["super_team_share", "-"]) == (3, 1)
-    assert told["super_team_requests_total", "-"] >= 1
-    names = {name for name, *_ in told}
-    assert {one.name + "_count" * (one.kind == "histogram") for one in METRICS} <= names
+    assert values["super_requests_total", name, "answered"] >= 1
+    assert [values["super_workers", name, state] for state in ("working", "waiting")] == [1, 2]
+    assert values["super_slot_failures_total", name, "crashed"] == 2
+    assert values["super_concurrency_wanted", name] == values["super_concurrency_had", name] == 2
+    assert values["super_cache_samples", "resident"] == 9
+    assert values["super_cache_trouble",] == 0.0
+    assert ("super_usd_total", "earlier") not in values, "spending before a restart is in other series"
+    assert values["super_jobs", "reading"] == values["super_ranks", "reading"] == 1
+    assert values["super_call_seconds_bucket", "0.0025", "OpenJob"] == 1
+    assert (values["super_team_share", "vision"], values["super_team_share", "-"]) == (3, 1)
+    assert values["super_team_requests_total", "-"] >= 1
+    names = {name for name, *_ in values}
+    assert {metric.name + "_count" * (metric.kind == "histogram") for metric in METRICS} <= names
 
 
-async def test_fifty_jobs_have_names_the_others_are_one_and_no_counter_falls(coordinator, source):
-    metrics, engine = metrics_of(coordinator), coordinator.engine
-    await coordinator.open(await coordinator.register(source))
-    hostile = 'a"} 1\n# EOF\n\\super_evil{x="' + "x" * 300
-    names = [hostile, OTHER, *(f"{number:0256}" for number in range(998))]
-    engine.post_all(open_like(coordinator, name) for name in names)
-    await coordinator.page()
-    engine.post_all(read(name, 0) for name in [hostile, *names[:49]])
-    text = metrics.look()()
-    assert len(text) < 10**6
-    told = parsed(text)
-    batches = {key[1]: value for key, value in told.items() if key[0] == "super_batches_read_total"}
-    assert len(batches) == JOBS_NAMED + 1
-    assert batches[hostile] == 2
-    assert batches[OTHER] == 1
-    # The busiest unnamed jobs grow. They count as others, and named jobs keep their labels.
-    engine.post_all(read(name, position) for name in names[-100:] for position in range(3))
-    later = scrape(metrics)
-    assert {key[1] for key in later if key[0] == "super_batches_read_total"} == set(batches)
-    assert later["super_batches_read_total", OTHER] == 1 + 300
-    falling = [
-        key for key, value in told.items() if key[0].endswith("_total") and later.get(key, value) < value
-    ]
-    assert not falling
-
-
-def totals(told, name, *more):
+def totals(values, name, *labels):
     """Return the sum of a counter over the rows of all jobs."""
-    return sum(value for key, value in told.items() if key[0] == name and key[2:] == more)
+    return sum(value for key, value in values.items() if key[0] == name and key[2:] == labels)
 
 
-NAMES = [*(f"job-{number}" for number in range(JOBS_NAMED + 6)), OTHER]
+HOSTILE = 'a"} 1\n# EOF\n\\super_evil{x="' + "x" * 300
+NAMES = [HOSTILE, OTHER, *(f"job-{number}" for number in range(JOBS_NAMED + 5))]
 
 
-async def test_rows_grow_by_exactly_what_jobs_do_whatever_becomes_of_them(coordinator, source):
+async def test_the_fifty_busiest_jobs_have_rows_that_grow_by_exactly_what_they_do(coordinator, source):
     metrics, engine, chance = metrics_of(coordinator), coordinator.engine, random.Random(7)
     await coordinator.open(await coordinator.register(source))
     await coordinator.page()
-    read_batches, grown, before, places = 0, 0.0, scrape(metrics), dict.fromkeys(NAMES, 0)
+    engine.post_all(open_like(coordinator, name) for name in NAMES)
+    engine.post_all(read(name, 0) for name in NAMES[: JOBS_NAMED + 1])
+    before = scrape(metrics)
+    batches = {key[1]: value for key, value in before.items() if key[0] == "super_batches_read_total"}
+    assert batches == dict.fromkeys(NAMES[: JOBS_NAMED + 1], 1), "an idle job has no row, OTHER always has"
+    assert batches[HOSTILE] == 1
+    # Unnamed jobs that become the busiest count as others. Named ones keep their rows.
+    engine.post_all(read(name, position) for name in NAMES[JOBS_NAMED + 1 :] for position in range(3))
+    later = scrape(metrics)
+    assert {key[1] for key in later if key[0] == "super_batches_read_total"} == set(batches)
+    read_batches, grown, before = 0, 0.0, later
+    places = dict.fromkeys(NAMES, 3)
     for _ in range(60):
         for name in chance.sample(NAMES, 20):
             if engine.core.job(name) is None:
@@ -139,18 +125,18 @@ async def test_rows_grow_by_exactly_what_jobs_do_whatever_becomes_of_them(coordi
                 engine.post(JobClosed(name, 0))
                 if chance.random() < 0.5:
                     engine.post(open_like(coordinator, name))
-        told = scrape(metrics)
-        rows = {key: value for key, value in told.items() if key[0].endswith("_total")}
+        values = scrape(metrics)
+        rows = {key: value for key, value in values.items() if key[0].endswith("_total")}
         growth = {key: value - before.get(key, 0) for key, value in rows.items()}
         assert not [key for key, value in growth.items() if value < 0]
         # As rate() and increase() see it: each batch counts exactly once, even when its job closes.
         grown += totals(growth, "super_batches_read_total")
         assert grown == read_batches
         assert len([key for key in rows if key[0] == "super_retries_total"]) <= JOBS_NAMED + 1
-        before = told
+        before = values
 
 
-def test_a_line_says_how_long_readers_waited_since_the_last_one():
+def test_a_cloudwatch_line_covers_the_time_since_the_last_one():
     driver = Driver(size=64, capacity=2)
     driver.now_s = time.monotonic() - 60.0
     driver.open()

@@ -1,4 +1,4 @@
-"""Pages of a plan: what fits, what is omitted, and that their batches match the plan."""
+"""Pages of plans and catalogs: their batches match the plan, and their size is limited."""
 
 import numpy as np
 import pytest
@@ -44,33 +44,27 @@ class Planned:
             self.core.handle(JobOpened("job", facts, self.plan, rank), 0.0)
 
     def page(self, **options):
-        asked = {"rank": 0, "epoch": 0, "start": 0, "count": 1000, "with_keys": False} | options
-        return page_of(self.core, self.core.job("job"), self.dataset, **asked)
+        options = {"rank": 0, "epoch": 0, "start": 0, "count": 1000, "with_keys": False} | options
+        return page_of(self.core, self.core.job("job"), self.dataset, **options)
 
 
-def test_batches_are_those_of_the_plan():
-    planned = Planned(100, 8, shuffle=True, seed=5, replicas=2)
-    page = planned.page(rank=1, epoch=3, start=2, count=3, with_keys=True)
-    assert [batch.position for batch in page.batches] == [2, 3, 4]
-    for batch in page.batches:
-        indices = planned.plan.batch(3, batch.position, 1).indices
-        assert batch.sample_ids == planned.dataset.ids(indices, 3)
-        assert np.frombuffer(batch.labels, dtype=np.int64).tolist() == indices.tolist()
-        assert list(batch.keys) == [key.decode() for key in planned.dataset.catalog.keys.take(indices)]
-        assert batch.batch_id == batch_id(batch.sample_ids)
-        assert batch.padding == b""
-
-
-def test_padding_is_flagged_by_a_byte_for_each_sample():
-    planned = Planned(10, 4, replicas=2)
-    pages = [planned.page(rank=rank).batches for rank in range(2)]
-    assert [batch.padding for batch in pages[0]] == [b"", b""]
-    assert [batch.padding for batch in pages[1]] == [b"", b""]
-    planned = Planned(9, 4, replicas=2)
-    first, second = (planned.page(rank=rank).batches[-1] for rank in range(2))
-    assert (first.padding, second.padding) == (b"", b"\x01")
-    planned = Planned(11, 4, replicas=2)
-    assert planned.page(rank=1).batches[-1].padding == b"\x00\x01"
+@pytest.mark.parametrize(
+    ("size", "plan"), [(100, {"shuffle": True, "seed": 5, "epoch": 3}), (10, {}), (9, {}), (11, {})]
+)
+def test_batches_match_the_plan(size, plan):
+    epoch = plan.pop("epoch", 0)
+    planned = Planned(size, 4, replicas=2, **plan)
+    for rank in range(2):
+        page = planned.page(rank=rank, epoch=epoch, start=1, count=3, with_keys=True)
+        assert [batch.position for batch in page.batches] == [1, 2, 3][: planned.plan.batches_per_epoch - 1]
+        for batch in page.batches:
+            expected = planned.plan.batch(epoch, batch.position, rank)
+            indices, padding = expected.indices, expected.padding
+            assert batch.sample_ids == planned.dataset.ids(indices, epoch)
+            assert np.frombuffer(batch.labels, dtype=np.int64).tolist() == indices.tolist()
+            assert list(batch.keys) == [key.decode() for key in planned.dataset.catalog.keys.take(indices)]
+            assert batch.batch_id == batch_id(batch.sample_ids)
+            assert batch.padding == (bytes(padding.tolist()) if padding.any() else b"")
 
 
 @pytest.mark.parametrize("with_keys", [False, True])
@@ -110,7 +104,7 @@ def stored(planned, packs, *, share, seed):
 @pytest.mark.parametrize(
     ("batch_size", "packs", "share"), [(1, 9, 0.5), (64, 60_000, 1.0), (1000, 300, 0.9), (9000, 60_000, 1.0)]
 )
-def test_places_are_those_of_the_samples_and_leave_a_page_below_a_mebibyte(batch_size, packs, share):
+def test_a_page_with_locations_has_those_of_the_samples_and_stays_below_a_mebibyte(batch_size, packs, share):
     planned = Planned(60_000, batch_size, shuffle=True)
     places, where = stored(planned, packs, share=share, seed=batch_size)
     assert locations_fit(planned.plan, planned.dataset)
@@ -121,20 +115,20 @@ def test_places_are_those_of_the_samples_and_leave_a_page_below_a_mebibyte(batch
         indices = planned.plan.batch(0, batch.position, 0).indices.tolist()
         pack_of = np.frombuffer(batch.pack_of, "<u4").tolist()
         begins, lengths = np.frombuffer(batch.offsets, "<u8"), np.frombuffer(batch.lengths, "<u4")
-        told = {
+        located = {
             index: (page.packs[number - 1], begin, length)
             for index, number, begin, length in zip(indices, pack_of, begins, lengths, strict=bool(pack_of))
             if number
         }
-        assert told == {index: where[index] for index in indices if index in where}
-        assert (batch.resident, batch.failed) == (len(told), 0)
+        assert located == {index: where[index] for index in indices if index in where}
+        assert (batch.resident, batch.failed) == (len(located), 0)
 
 
 def place(epoch, job="job"):
     return BatchPlace(job, rank=0, epoch=epoch, position=1)
 
 
-def test_planned_batches_are_found_with_their_occurrences_newest_last_and_are_bounded():
+def test_the_latest_batches_are_found_with_their_latest_occurrences():
     planned = PlannedBatches(capacity=3)
     for epoch in (0, 1, 0):
         planned.add(b"a", place(epoch))
@@ -152,7 +146,7 @@ def test_planned_batches_are_found_with_their_occurrences_newest_last_and_are_bo
     ("size", "key_bytes"), [(10, 12), (3000, 12), (3000, 600), (600, 4096), (200_000, 12)]
 )
 @pytest.mark.parametrize("with_keys", [False, True])
-def test_the_samples_of_a_catalog_come_whole_in_bounded_pages(size, key_bytes, with_keys):
+def test_pages_of_a_catalog_have_all_samples_and_a_limited_size(size, key_bytes, with_keys):
     catalog = Planned(size, key_bytes=key_bytes).dataset.catalog
     labels, keys, start = [], b"", 0
     while start < size:
@@ -175,7 +169,7 @@ def test_the_samples_of_a_catalog_come_whole_in_bounded_pages(size, key_bytes, w
 @pytest.mark.parametrize(
     "most", [3, 2000, pytest.param(8000, marks=pytest.mark.slow)]
 )  # lengths of a label: from 0 to 64,000 bytes
-def test_labels_whose_lists_vary_are_whole_in_bounded_pages(most):
+def test_labels_of_any_length_fit_into_pages_of_limited_size(most):
     size, batch_size = 3000, 16
     counts = np.random.default_rng(most).integers(0, most, size)
     begins = np.cumsum(counts) - counts
@@ -197,9 +191,9 @@ def test_labels_whose_lists_vary_are_whole_in_bounded_pages(most):
     # The number of batches per page follows the mean label size, not the largest.
     assert pages <= 2 + 1.5 * size * (ID_BYTES + catalog.label_bytes + 20) / MAX_REPLY_BYTES
     for with_keys in (True, False):
-        found = []
-        while len(found) < size:
-            samples = samples_from(catalog, len(found), with_keys=with_keys)
+        received = []
+        while len(received) < size:
+            samples = samples_from(catalog, len(received), with_keys=with_keys)
             assert samples.ByteSize() < MAX_REPLY_BYTES
-            found += unpack_labels(samples.labels, catalog.label_dtype)
-        assert [label.tolist() for label in found] == [expected(place) for place in range(size)]
+            received += unpack_labels(samples.labels, catalog.label_dtype)
+        assert [label.tolist() for label in received] == [expected(place) for place in range(size)]

@@ -1,4 +1,4 @@
-"""Test every RPC over real gRPC: its answer, and that repeating it is safe."""
+"""Every RPC over real gRPC: its response, and that repeating it is safe."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ from tests.coordinator.running import RECORD_BYTES, report
 RANDOM = Recipe([{"op": "random_resized_crop", "size": 4}], augment_seed=1)
 
 
-async def test_looking_ahead_begins_where_a_rank_says_that_it_will_begin(coordinator, source):
+async def test_looking_ahead_begins_where_a_rank_begins(coordinator, source):
     dataset = await coordinator.register(source, recipe=RANDOM)  # each epoch has its own samples
     await coordinator.open(dataset, epoch=7, position=2)
     core, executor = coordinator.engine.core, coordinator.executor
@@ -33,7 +33,7 @@ async def test_looking_ahead_begins_where_a_rank_says_that_it_will_begin(coordin
     )
 
 
-async def test_the_status_of_batches_sample_by_sample(coordinator, source):
+async def test_the_status_of_a_batch_has_its_samples_and_history(coordinator, source):
     coordinator.executor.outcomes = {"cat/1.jpg": Outcome.TOMBSTONE}
     await coordinator.open(await coordinator.register(source))
     counters = coordinator.engine.core.job("job").counters
@@ -48,7 +48,7 @@ async def test_the_status_of_batches_sample_by_sample(coordinator, source):
     assert any("cached" in event.what for event in good.events)
     assert (bad.samples, bad.resident, bad.failed) == (4, 3, 1)
     assert b"".join(detail.sample_id for detail in bad.details) == first.sample_ids
-    assert [(one.key, one.state, one.message) for one in bad.details] == [
+    assert [(sample.key, sample.state, sample.message) for sample in bad.details] == [
         ("cat/0.jpg", "resident", ""),
         ("cat/1.jpg", "failed", "cat/1.jpg is no image"),
         ("cat/2.jpg", "resident", ""),
@@ -56,7 +56,7 @@ async def test_the_status_of_batches_sample_by_sample(coordinator, source):
     ]
 
 
-async def test_the_status_of_more_samples_than_fit_leaves_details_out_and_counts_in(coordinator, source):
+async def test_a_status_reply_omits_samples_that_do_not_fit(coordinator, source):
     for number in range(3000):
         (source / "cat" / f"{number:05d}-with-a-name-that-takes-some-room.jpg").write_bytes(b"x")
     await coordinator.open(await coordinator.register(source), batch_size=100)
@@ -70,7 +70,7 @@ async def test_the_status_of_more_samples_than_fit_leaves_details_out_and_counts
     assert answer.ByteSize() < 2 * 2**20
 
 
-async def test_stats_account_for_what_was_read_and_produced(coordinator, valkey, source):
+async def test_statistics_count_what_was_read_and_produced(coordinator, valkey, source):
     await coordinator.open(await coordinator.register(source))
     await coordinator.page(yielded=2)
     counters = coordinator.engine.core.job("job").counters
@@ -79,33 +79,25 @@ async def test_stats_account_for_what_was_read_and_produced(coordinator, valkey,
         client.xadd(report_stream("job"), report(0))
         client.xadd(report_stream("job"), report(1, hits=3, straight=2))
     await coordinator.until(lambda: counters.batches_read == 2)
-    answer = await coordinator.call("GetJobStats", pb.GetJobStatsRequest(jobs=["job"]))
-    (stats,) = answer.jobs
+    reply = await coordinator.call("GetJobStats", pb.GetJobStatsRequest(jobs=["job"]))
+    (stats,) = reply.jobs
     assert stats.source == f"file://{source}"
     assert (stats.epoch, stats.position, stats.batches_read) == (0, 2, 2)
     assert (stats.cache_hits, stats.samples_straight, stats.cache_misses) == (5, 2, 1)
     assert (stats.samples_produced, stats.samples_failed, stats.retries) == (10, 0, 0)
-    assert stats.invocations == len(coordinator.executor.requests)
-    assert (stats.requests_in_flight, stats.source_bytes, stats.record_bytes) == (
-        0,
-        1000,
-        10 * RECORD_BYTES,
-    )
-    assert stats.fetch_s == pytest.approx(1e-4)
-    assert stats.decode_s == pytest.approx(2e-4)
-    assert stats.push_s == pytest.approx(3e-4)
-    assert stats.read_s == pytest.approx(14e-6)
-    assert stats.wait_s == pytest.approx(10e-6)
-    assert answer.cache.budget_bytes == 2**24
-    assert answer.cache.resident_samples == 10
-    assert answer.cache.resident_bytes >= 10 * RECORD_BYTES
-    assert answer.cache.free_bytes <= 2**24 - answer.cache.resident_bytes
-    assert [one.name for one in answer.prices] == ["local"]
+    assert (stats.invocations, stats.requests_in_flight) == (len(coordinator.executor.requests), 0)
+    assert (stats.source_bytes, stats.record_bytes) == (1000, 10 * RECORD_BYTES)
+    seconds = (stats.fetch_s, stats.decode_s, stats.push_s, stats.read_s, stats.wait_s)
+    assert seconds == pytest.approx((1e-4, 2e-4, 3e-4, 14e-6, 10e-6))
+    cache = reply.cache
+    assert (cache.budget_bytes, cache.resident_samples) == (2**24, 10)
+    assert 10 * RECORD_BYTES <= cache.resident_bytes <= 2**24 - cache.free_bytes
+    assert [prices.name for prices in reply.prices] == ["local"]
     every = await coordinator.call("GetJobStats", pb.GetJobStatsRequest())
     assert [job.job for job in every.jobs] == ["job"]
 
 
-async def test_reports_are_read_of_a_job_that_waits_for_the_store_while_another_opens(
+async def test_reports_of_a_job_waiting_for_the_store_are_read_while_another_job_opens(
     coordinator, valkey, source, monkeypatch
 ):
     dataset, looking, going = await coordinator.register(source), asyncio.Event(), asyncio.Event()
@@ -126,7 +118,7 @@ async def test_reports_are_read_of_a_job_that_waits_for_the_store_while_another_
     await coordinator.until(lambda: coordinator.engine.core.job("job").counters.batches_read == 1)
 
 
-async def test_closing_a_job_ends_it_with_its_last_rank_and_again_is_safe(coordinator, valkey, source):
+async def test_a_job_closes_with_its_last_rank_and_closing_twice_is_safe(coordinator, valkey, source):
     dataset = await coordinator.register(source)
     for rank in range(2):
         await coordinator.open(dataset, replicas=2, rank=rank)
@@ -145,7 +137,7 @@ async def test_closing_a_job_ends_it_with_its_last_rank_and_again_is_safe(coordi
     assert (await coordinator.page()).batches
 
 
-async def test_a_dataset_knows_the_open_jobs_of_its_run(coordinator, source):
+async def test_a_dataset_has_the_open_jobs_of_its_run(coordinator, source):
     dataset = await coordinator.register(source)
     registered = coordinator.datasets.get(dataset.dataset_id)
     for job in ("one", "two"):
@@ -156,9 +148,7 @@ async def test_a_dataset_knows_the_open_jobs_of_its_run(coordinator, source):
     assert registered.jobs == {"two", "three"}
 
 
-async def test_a_job_that_fills_asks_for_nothing_before_it_is_told_and_says_how_far_it_is(
-    coordinator, source
-):
+async def test_a_filling_job_waits_for_its_request_and_reports_progress(coordinator, source):
     async def fill(job="fill", **bounds):
         return await coordinator.call("FillUp", pb.FillUpRequest(job=job, **bounds))
 
@@ -169,10 +159,12 @@ async def test_a_job_that_fills_asks_for_nothing_before_it_is_told_and_says_how_
     await fill()
     core = coordinator.engine.core
     await coordinator.until(lambda: core.filled(core.job("fill")).ended == "all")
-    told = await fill()
-    assert (told.there, told.failed, told.ended) == (9, 1, "all")
-    assert told.size_bytes >= 9 * RECORD_BYTES
-    assert [(one.key, one.message) for one in told.failures] == [("cat/1.jpg", "cat/1.jpg is no image")]
+    progress = await fill()
+    assert (progress.there, progress.failed, progress.ended) == (9, 1, "all")
+    assert progress.size_bytes >= 9 * RECORD_BYTES
+    assert [(sample.key, sample.message) for sample in progress.failures] == [
+        ("cat/1.jpg", "cat/1.jpg is no image")
+    ]
     with pytest.raises(ConfigError, match="no store to fill: start it with --store"):
         await fill(to_store=True)
     with pytest.raises(UnknownJobError):

@@ -1,9 +1,10 @@
-"""A coordinator's certificates: from files and text, renewed while serving, and bad ones reported."""
+"""A coordinator's certificate: from files or text, renewed while serving, and checked."""
 
 import logging
 import shutil
 import socket
 import ssl
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -17,7 +18,7 @@ from superdl.super_wire.errors import ConfigError
 from tests.coordinator.running import serving
 
 
-def shown(port, ca_file, client=None):
+def presented(port, ca_file, client=None):
     """Return the names in the certificate that a server presents to a TLS client."""
     context = ssl.create_default_context(cafile=ca_file)
     context.check_hostname = False
@@ -37,25 +38,23 @@ def shown(port, ca_file, client=None):
     "form",
     [str, lambda file: Path(file).read_text(), lambda file: Path(file).read_text().replace("\n", "\\n")],
 )
-def test_a_certificate_is_a_file_or_its_text(serving_loop, certificates, form):
+def test_a_certificate_may_be_a_file_or_text(serving_loop, certificates, form):
     tls = ServerTls(form(certificates.server.cert_file), form(certificates.server.key_file))
-    serving(serving_loop, lambda port, _: shown(port, certificates.ca_file), tls=tls)
+    serving(serving_loop, lambda port, _: presented(port, certificates.ca_file), tls=tls)
 
 
-def test_clients_without_a_certificate_of_the_authority_are_turned_away(serving_loop, certificates):
+def test_clients_need_a_certificate_of_the_authority(serving_loop, certificates):
     def use(port, _):
-        assert "localhost" in shown(port, certificates.ca_file, certificates.client)
+        assert "localhost" in presented(port, certificates.ca_file, certificates.client)
         for wrong in (None, certificates.stranger):
             with pytest.raises((EOFError, OSError)):
-                shown(port, certificates.ca_file, wrong)
+                presented(port, certificates.ca_file, wrong)
 
     pair = certificates.server
     serving(serving_loop, use, tls=ServerTls(pair.cert_file, pair.key_file, certificates.ca_file))
 
 
-def test_a_certificate_that_is_renewed_on_disk_is_shown_from_then_on(
-    serving_loop, certificates, tmp_path, caplog
-):
+def test_a_certificate_renewed_on_disk_is_used_on_all_ports(serving_loop, certificates, tmp_path, caplog):
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
 
     def put(cert_file, key_file):
@@ -63,20 +62,35 @@ def test_a_certificate_that_is_renewed_on_disk_is_shown_from_then_on(
         shutil.copy(key_file, key)
 
     def use(port, _):
-        assert "localhost" in shown(port, certificates.ca_file)
-        put(certificates.server.cert_file, certificates.elsewhere.key_file)  # as in the middle of a renewal
-        assert "localhost" in shown(port, certificates.ca_file)
-        put(certificates.elsewhere.cert_file, certificates.elsewhere.key_file)
-        assert shown(port, certificates.ca_file) == ["cache.example"]
-        cert.unlink()
-        assert shown(port, certificates.ca_file) == ["cache.example"]
+        with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+            context, other_port = tls.context(), server.getsockname()[1]  # that of the metrics
+
+            def serve():
+                with context.wrap_socket(server.accept()[0], server_side=True) as connection:
+                    connection.sendall(b"x")
+
+            def names():
+                serving_other = pool.submit(serve)
+                other = presented(other_port, certificates.ca_file)
+                serving_other.result()
+                assert presented(port, certificates.ca_file) == other
+                return other
+
+            assert "localhost" in names()
+            put(certificates.server.cert_file, certificates.elsewhere.key_file)  # half of a renewal
+            assert "localhost" in names()
+            put(certificates.elsewhere.cert_file, certificates.elsewhere.key_file)
+            assert names() == ["cache.example"]
+            cert.unlink()
+            assert names() == ["cache.example"]
 
     put(certificates.server.cert_file, certificates.server.key_file)
-    serving(serving_loop, use, tls=ServerTls(str(cert), str(key)))
+    tls = ServerTls(str(cert), str(key))
+    serving(serving_loop, use, tls=tls)
     assert caplog.text.count("cannot load the renewed certificate") == 2
 
 
-def test_what_cannot_be_used_is_named_and_no_key_is_repeated(certificates, tmp_path):
+def test_an_unusable_certificate_is_named_without_repeating_a_key(certificates, tmp_path):
     pair, secret = certificates.server, "MHcCAQEEIIIIIIIIIIIIIIIIIIIIIIIIII"
     text = tmp_path / "text"
     text.write_text("no certificate")
@@ -96,11 +110,11 @@ def test_what_cannot_be_used_is_named_and_no_key_is_repeated(certificates, tmp_p
         assert broken.splitlines()[1] not in str(caught.value)
 
 
-def test_an_end_that_is_near_or_past_is_logged_when_a_certificate_is_taken(certificates, caplog, monkeypatch):
+def test_a_certificate_that_expires_soon_or_has_expired_is_logged(certificates, caplog, monkeypatch):
     for pair, days, expected in (
         (certificates.server, 30, (logging.WARNING, "expires at")),
         (certificates.server, 0, None),
-        (certificates.expired, 0, (logging.ERROR, "clients refuse the certificate")),
+        (certificates.expired, 0, (logging.ERROR, "expired at")),
     ):
         caplog.clear()
         monkeypatch.setattr(trust_module, "_WARN_DAYS", days)
@@ -109,7 +123,7 @@ def test_an_end_that_is_near_or_past_is_logged_when_a_certificate_is_taken(certi
         assert not expected or expected[1] in caplog.text
 
 
-def test_health_is_told_in_plain_text_beside_a_guarded_port(serving_loop, certificates):
+def test_a_health_port_serves_only_checks_in_plain_text(serving_loop, certificates):
     health, tls = Health(), ServerTls(certificates.server.cert_file, certificates.server.key_file)
 
     def use(_, probed):
@@ -118,8 +132,10 @@ def test_health_is_told_in_plain_text_beside_a_guarded_port(serving_loop, certif
             for service, health.serves in (("super.v1.Coordinator", True), ("", False)):
                 status = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10).status
                 assert (status == health_pb2.HealthCheckResponse.SERVING) == health.serves
-            with pytest.raises(grpc.RpcError) as caught:
-                channel.unary_unary("/super.v1.Coordinator/GetJobStats")(b"", timeout=10)
-            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            # A client could keep a Watch open.
+            for method in ("super.v1.Coordinator/GetJobStats", "grpc.health.v1.Health/Watch"):
+                with pytest.raises(grpc.RpcError) as caught:
+                    channel.unary_unary(f"/{method}")(b"", timeout=10)
+                assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
     serving(serving_loop, use, tls=tls, health=health)

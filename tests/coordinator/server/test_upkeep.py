@@ -82,7 +82,7 @@ def left(valkey):
     [(0.92, 0.0, True, True), (0.92, 0.0, False, False), (0.6, 0.0, True, False), (0.92, 60.0, True, False)],
     ids=["needed", "no job", "room", "may come back"],
 )
-async def test_what_an_earlier_coordinator_left_goes_as_far_as_a_job_needs_its_room(
+async def test_records_of_an_earlier_coordinator_are_swept_as_far_as_a_job_needs_room(
     small, source, serving_loop, monkeypatch, share, settles_s, reads, goes
 ):
     monkeypatch.setattr(upkeep_module, "_SETTLED_S", settles_s)
@@ -103,7 +103,7 @@ async def test_what_an_earlier_coordinator_left_goes_as_far_as_a_job_needs_its_r
     assert left(small) > 0.8 * records
 
 
-async def test_the_load_is_that_of_the_busiest_node_since_the_last_measure(valkey_cluster, monkeypatch):
+async def test_the_load_is_that_of_the_busiest_node(valkey_cluster, monkeypatch):
     monkeypatch.setattr(upkeep_module, "_EVEN_S", 0.0)
     busy = valkey_cluster.nodes[1]
 
@@ -127,7 +127,7 @@ async def test_the_load_is_that_of_the_busiest_node_since_the_last_measure(valke
         assert kept.engine.cache_load.evicted_keys == evicted_keys
 
 
-async def test_a_node_that_hangs_does_not_let_the_lock_expire(valkey_cluster, monkeypatch):
+async def test_a_hanging_node_does_not_let_the_lock_expire(valkey_cluster, monkeypatch):
     monkeypatch.setattr(upkeep_module, "_LOOK_TIMEOUT_S", 0.3)
     locking = valkey_cluster.node_of(LOCK_KEY)
     hanging = next(node for node in valkey_cluster.nodes if node is not locking)
@@ -143,7 +143,7 @@ async def test_a_node_that_hangs_does_not_let_the_lock_expire(valkey_cluster, mo
             hanging.process.send_signal(signal.SIGCONT)
 
 
-async def test_the_budget_follows_what_becomes_of_a_clusters_shards(valkey_cluster):
+async def test_the_budget_follows_a_clusters_shards(valkey_cluster):
     """The budget adapts even if no command of the coordinator has hit a moved slot."""
     async with kept_at(valkey_cluster.url) as kept:
         before = kept.engine.core.state.budget_bytes

@@ -1,6 +1,5 @@
-"""The log reports each change of state once. The history keeps closed jobs' figures, even after a crash."""
+"""The log has each change of state once. The history keeps jobs' statistics, even after a crash."""
 
-import io
 import json
 import logging
 import time
@@ -8,13 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import redis
-from rich.console import Console
 
 from superdl.coordinator.core import ExecutorFacts, FailureKind, JobClosed, JobOpened, Plan, Prices, Team
-from superdl.coordinator.server.watching import _JOBS_MAX, JobHistory, Watch, read_history
+from superdl.coordinator.server.watching import JobHistory, Watch, read_history
 from superdl.main import main as superdl
 from superdl.sampler import SuperSampler
-from superdl.stats_command import _print_jobs, mapping
 from superdl.super_dataset import Recipe, SuperDataset
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.keys import HISTORY_KEY
@@ -29,10 +26,10 @@ def log(caplog):
     caplog.set_level(logging.INFO)
 
     def lines():
-        told = [record.getMessage() for record in caplog.records]
-        lines.last = caplog.records[-1] if told else None
+        messages = [record.getMessage() for record in caplog.records]
+        lines.last = caplog.records[-1] if messages else None
         caplog.clear()
-        return told
+        return messages
 
     return lines
 
@@ -43,7 +40,7 @@ def watched(driver):
     return Watch(SimpleNamespace(core=driver.core, datasets=registry))
 
 
-def test_jobs_and_ranks_are_told_of_once_and_many_in_one_line(log):
+def test_jobs_and_ranks_are_logged_once_and_many_ranks_in_one_line(log):
     driver = Driver(lease_s=10.0)
     watch = watched(driver)
     for rank in (0, 1):
@@ -76,22 +73,22 @@ def test_jobs_and_ranks_are_told_of_once_and_many_in_one_line(log):
     assert log() == []
 
 
-def test_throttling_is_counted_told_once_a_minute_and_its_end(log):
+def test_throttling_is_logged_once_a_minute_with_its_count_and_so_is_its_end(log):
     driver = Driver(capacity=40, request_samples=1, lease_s=1000.0)
     watch = watched(driver)
     driver.open()
     driver.ask(0, 8)
     watch.step()
     log()
-    told = []
+    logged = []
     for refused, pause_s in ((30, 30.0), (1, 31.0), (0, 61.0), (0, 0.0)):
         for request in driver.requests[:refused]:
             driver.fail(request, FailureKind.THROTTLED)
         watch.step()
-        told.append((log(), log.last))
+        logged.append((log(), log.last))
         driver.wait(pause_s)
     name = driver.state.fleet.executors[0].name
-    ((first,), record), (within_a_minute, _), ((second,), _), ((last,), _) = told
+    ((first,), record), (within_a_minute, _), ((second,), _), ((last,), _) = logged
     assert (record.executor, within_a_minute) == (name, [])
     assert first.startswith(f"{name} throttled: 30 requests in 60 s")
     assert first.endswith(" instead of 40")
@@ -99,16 +96,16 @@ def test_throttling_is_counted_told_once_a_minute_and_its_end(log):
     assert last == f"{name} is no longer throttled"
 
 
-def test_a_request_says_what_it_rests_on():
+def test_a_request_can_be_explained_in_the_log():
     driver = Driver(executors=(ExecutorFacts("lambda"),))
     driver.open()
     driver.ask(0, 8)
-    said = driver.core.basis(driver.requests[0])
-    assert said.startswith("request 1 for ")
-    assert "in flight at lambda" in said
+    basis = driver.core.basis(driver.requests[0])
+    assert basis.startswith("request 1 for ")
+    assert "in flight at lambda" in basis
 
 
-def test_a_team_that_may_spend_no_more_is_told_of_once_and_so_is_one_that_may_again(log):
+def test_a_team_at_its_cap_is_logged_once_and_so_is_its_return(log):
     facts = (ExecutorFacts("lambda", Prices(invocation=1.0)),)
     driver = Driver(executors=facts, teams=(Team("a", max_usd=1.5), Team("b")), request_samples=4)
     watch = watched(driver)
@@ -123,48 +120,45 @@ def test_a_team_that_may_spend_no_more_is_told_of_once_and_so_is_one_that_may_ag
     assert log() == ["team a may spend again"]
 
 
-async def test_a_closed_job_is_told_of_as_it_was_and_a_broken_history_begins_again(coordinator, source):
+async def test_a_closed_job_stays_in_the_history_and_a_broken_history_starts_over(coordinator, source):
     await coordinator.open(await coordinator.register(source))
     await coordinator.page()
     coordinator.engine.post(read("job", 0, hits=3))
     await coordinator.call("CloseJob", pb.CloseJobRequest(job="job", rank=0))
     assert not (await coordinator.call("GetJobStats", pb.GetJobStatsRequest())).history
-    (told,) = (await coordinator.call("GetJobStats", pb.GetJobStatsRequest(history=True))).history
-    assert (told.job, told.source, told.batches_read) == ("job", f"file://{source}", 1)
-    assert (told.epoch, told.position) == (0, 1)
-    assert told.opened_s <= told.closed_s
+    (job,) = (await coordinator.call("GetJobStats", pb.GetJobStatsRequest(history=True))).history
+    assert (job.job, job.source, job.batches_read) == ("job", f"file://{source}", 1)
+    assert (job.epoch, job.position) == (0, 1)
+    assert job.opened_s <= job.closed_s
     await coordinator.cache.keep(HISTORY_KEY, b"\xff" * 9)
     again = JobHistory(coordinator.cache)
     await again.load()
     assert not again.jobs
 
 
-def test_it_is_bounded_keeps_the_newest_and_says_where_a_closed_job_stood():
+def test_the_history_keeps_the_newest_256_jobs_and_their_last_positions():
     history = JobHistory()
     history.note(pb.JobStats(job="a", source="s" * 9999, epoch=3, position=7, lapsed=True), 1000.0)
-    for number in range(_JOBS_MAX - 1):
+    for number in range(255):
         history.note(pb.JobStats(job=f"b{number}"), 1.0, 2.0)
     history.note(pb.JobStats(job="a", batches_read=5), 1000.0, 1010.0)
     history.note(pb.JobStats(job="a"), 1020.0)
-    assert len(history.jobs) == _JOBS_MAX
+    assert len(history.jobs) == 256
     assert next(iter(history.jobs)) == ("b1", 1.0)
-    told = history.jobs["a", 1000.0]
-    assert (told.epoch, told.position, told.batches_read, told.lapsed) == (3, 7, 5, False)
-    assert (told.opened_s, told.closed_s, len(told.source)) == (1000.0, 1010.0, 512)
-    console = Console(file=io.StringIO(), width=500)
-    _print_jobs(mapping(pb.JobStatsList(history=[told], cache=pb.CacheStats())), console)
-    assert " to 1970-01-0" in console.file.getvalue()
+    closed = history.jobs["a", 1000.0]
+    assert (closed.epoch, closed.position, closed.batches_read, closed.lapsed) == (3, 7, 5, False)
+    assert (closed.opened_s, closed.closed_s, len(closed.source)) == (1000.0, 1010.0, 512)
 
 
-@pytest.mark.parametrize("told", [b"\xff", b"\x00" * 9, b"x" * (2**20 + 1)])
-def test_other_bytes_are_refused(told):
+@pytest.mark.parametrize("content", [b"\xff", b"\x00" * 9, b"x" * (2**20 + 1)])
+def test_content_that_is_no_history_is_refused(content):
     with pytest.raises(ValueError, match="."):
-        read_history(told)
+        read_history(content)
     hostile = [pb.JobStats(job="a", opened_s=opened_s) for opened_s in (float("nan"), -1.0, 1e300)]
     assert read_history(pb.JobStatsList(history=[*hostile, pb.JobStats()]).SerializeToString()) == []
 
 
-def test_a_coordinator_that_was_killed_and_started_again_has_the_history(valkey, source, capsys):
+def test_the_history_survives_a_killed_coordinator(valkey, source, capsys):
     with (
         Stack(arguments=("--slots", "1"), cache=valkey.url) as stack,
         redis.Redis.from_url(valkey.url) as cache,
@@ -179,5 +173,5 @@ def test_a_coordinator_that_was_killed_and_started_again_has_the_history(valkey,
             stack.kill_coordinator()
             stack.start_coordinator()
             assert superdl(["stats", "--coordinator", stack.address, "--history", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["history"]
-    assert [one["closed_s"] > 0 for one in told] == [True, False]
+    history = json.loads(capsys.readouterr().out)["history"]
+    assert [job["closed_s"] > 0 for job in history] == [True, False]

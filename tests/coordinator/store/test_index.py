@@ -1,4 +1,4 @@
-"""Segments of a store's index round-trip, and broken or false ones are refused."""
+"""Segments of a store's index survive a round trip, and broken or false ones are refused."""
 
 import json
 from dataclasses import asdict, replace
@@ -32,18 +32,18 @@ def shown(packs):
 
 
 @given(st.lists(st.builds(indexed, METAS, RECORDS), max_size=3))
-def test_a_segment_comes_back(packs):
+def test_segments_survive_a_round_trip(packs):
     assert shown(unpack_segment(pack_segment(packs))) == shown(packs)
 
 
-def test_a_segment_of_many_has_each_meta_once():
+def test_a_segment_contains_each_meta_once():
     packs = [indexed(META, [])] * 500
     data = pack_segment(packs)
     assert data.count(META.recipe.replace('"', '\\"').encode()) == 1
     assert shown(unpack_segment(data)) == shown(packs)
 
 
-def test_many_segments_become_one_that_lists_each_pack_that_still_exists_once(tmp_path):
+def test_merging_keeps_each_existing_pack_once(tmp_path):
     store = DirectoryStore.open(tmp_path, create=True)
     other = replace(META, collection="0" * 16)
     (others,) = write_segments(store, other.collection, [indexed(other, [1])])
@@ -59,8 +59,8 @@ def test_many_segments_become_one_that_lists_each_pack_that_still_exists_once(tm
         store.remove(gone.name)
     merge_segments(store, META.collection)
     (merged,) = set(store.segments()) - {others}
-    (found,) = read_segments(store, [merged])
-    assert sorted(shown(found)) == sorted(shown(packs[5:]))
+    (contents,) = read_segments(store, [merged])
+    assert sorted(shown(contents)) == sorted(shown(packs[5:]))
 
 
 PACK = indexed(META, [1])
@@ -111,7 +111,7 @@ GOOD = pack_segment([PACK])
         digest128(b""),
     ],
 )
-def test_what_is_broken_or_lies_is_refused(data):
+def test_broken_and_false_segments_are_refused(data):
     honest = sealed({"metas": [META_TABLE], "packs": [[PACK.name, PACK.bytes, 1, 0]]})
     assert shown(unpack_segment(honest)) == shown(unpack_segment(GOOD)) == shown([PACK])
     with pytest.raises(StoreFormatError):

@@ -1,4 +1,4 @@
-"""The keeper waits a bounded time for a store, rejects impossible packs and drops those that are gone."""
+"""The keeper waits a limited time for a store, rejects impossible packs and drops lost ones."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ def kept(tmp_path, source):
 
     @contextlib.asynccontextmanager
     async def opened(store_bytes=0):
-        one = Kept(tmp_path.parent / f"{tmp_path.name}-store", source, store_bytes)
+        case = Kept(tmp_path.parent / f"{tmp_path.name}-store", source, store_bytes)
         try:
-            yield one, await one.begin()
+            yield case, await case.begin()
         finally:
-            await one.end()
+            await case.end()
 
     return opened
 
@@ -99,24 +99,24 @@ class ThenAnother(DirectoryStore):
     others: Callable[[], object] = staticmethod(lambda: None)
 
     def packs(self):
-        there = super().packs()
+        names = super().packs()
         self.others()
-        return there
+        return names
 
     def remove(self, pack):
         super().remove(pack)
         self.others()
 
 
-async def test_a_pack_that_comes_after_the_listing_is_found_by_the_next_look(kept):
-    async with kept() as (one, dataset):
+async def test_a_pack_written_after_the_listing_is_found_by_the_next_look(kept):
+    async with kept() as (case, dataset):
         collection, known = collection_of(dataset.catalog.bucket, RECIPE.digest), Known()
-        write_pack(one.path, dataset, [0])
-        store, added = ThenAnother.open(one.path, create=False), []
+        write_pack(case.path, dataset, [0])
+        store, added = ThenAnother.open(case.path, create=False), []
 
         def add():
-            added.append(write_pack(one.path, dataset, [1, 2]))
-            look(DirectoryStore.open(one.path, create=False), collection, FINGERPRINT, Known())
+            added.append(write_pack(case.path, dataset, [1, 2]))
+            look(DirectoryStore.open(case.path, create=False), collection, FINGERPRINT, Known())
 
         store.others = add
         assert not look(store, collection, FINGERPRINT, known).useless
@@ -125,9 +125,9 @@ async def test_a_pack_that_comes_after_the_listing_is_found_by_the_next_look(kep
         assert [pack.name for pack in again.packs] == added
 
 
-async def test_from_the_answer_on_that_fills_it_nothing_is_written_until_there_is_room(kept, caplog):
-    async with kept(store_bytes=100_000) as (one, dataset):
-        keeper, packs = one.keeper, one.path / "packs"
+async def test_a_full_store_takes_no_packs_until_others_are_removed(kept, caplog):
+    async with kept(store_bytes=100_000) as (case, dataset):
+        keeper, packs = case.keeper, case.path / "packs"
         packs.mkdir(exist_ok=True)
         old = [packs / f"{'0' * 16}-{letter * 24}.pack" for letter in "ab"]  # of another dataset
         for path in old:
@@ -136,12 +136,12 @@ async def test_from_the_answer_on_that_fills_it_nothing_is_written_until_there_i
         assert keeper.takes_packs
 
         def report(indices, size):
-            written = write_pack(one.path, dataset, indices)
+            written = write_pack(case.path, dataset, indices)
             os.truncate(packs / written, size)
             keeper.process_result(dataset, np.array(indices), answer(pack=written, store_bytes=size))
 
         late = iter([([2, 3], 6_000), ([4, 5], 50_000)])  # after the listing, and when an old one goes
-        keeper._store = ThenAnother.open(one.path, create=False)
+        keeper._store = ThenAnother.open(case.path, create=False)
         keeper._store.others = lambda: [report(*pack) for pack in islice(late, 1)]
         report([0, 1], 6_000)
         assert not keeper.takes_packs
@@ -153,18 +153,18 @@ async def test_from_the_answer_on_that_fills_it_nothing_is_written_until_there_i
         assert not [line for line in caplog.messages if "is full" in line]
 
 
-async def test_packs_of_another_decoder_and_broken_ones_are_not_used(kept):
-    async with kept() as (one, dataset):
-        good = write_pack(one.path, dataset, [0, 1, 2])
-        write_pack(one.path, dataset, [3, 4], "another decoder's")
-        cut = write_pack(one.path, dataset, [5, 6])
-        os.truncate(one.path / "packs" / cut, 100)
-        await one.keeper.opened(dataset)
-        (event,) = one.keeper.stored(dataset.content)
+async def test_packs_of_another_decoder_and_broken_packs_are_not_used(kept):
+    async with kept() as (case, dataset):
+        good = write_pack(case.path, dataset, [0, 1, 2])
+        write_pack(case.path, dataset, [3, 4], "another decoder's")
+        cut = write_pack(case.path, dataset, [5, 6])
+        os.truncate(case.path / "packs" / cut, 100)
+        await case.keeper.opened(dataset)
+        (event,) = case.keeper.stored(dataset.content)
         assert isinstance(event, RecordsStored)
         assert event.indices.tolist() == [0, 1, 2]
-        assert len(one.keeper.room.useless) == 2
-        places = one.keeper.places.of(dataset.content, np.array([2, 3]))
+        assert len(case.keeper.room.useless) == 2
+        places = case.keeper.places.of(dataset.content, np.array([2, 3]))
         assert (places.packs, places.pack_of.tolist()) == ((good,), [1, 0])
 
 
@@ -186,39 +186,39 @@ class Another(DirectoryStore):
             raise StoreRefusedError(f"{self.address}/{name}: Permission denied")
 
 
-async def test_what_another_user_keeps_private_hides_nothing_else(kept, caplog):
-    async with kept() as (one, dataset):
+async def test_another_users_private_packs_hide_no_others(kept, caplog):
+    async with kept() as (case, dataset):
         collection = collection_of(dataset.catalog.bucket, RECIPE.digest)
-        private = {write_pack(one.path, dataset, [n]) for n in range(4)}
-        look(DirectoryStore.open(one.path, create=False), collection, FINGERPRINT, Known())
-        store = Another.open(one.path, create=False)
-        good = write_pack(one.path, dataset, [8, 9])
+        private = {write_pack(case.path, dataset, [n]) for n in range(4)}
+        look(DirectoryStore.open(case.path, create=False), collection, FINGERPRINT, Known())
+        store = Another.open(case.path, create=False)
+        good = write_pack(case.path, dataset, [8, 9])
         store.private = frozenset(private | set(store.segments()))
-        found = look(store, collection, FINGERPRINT, Known())
-        assert [pack.name for pack in found.packs] == [good]
-        assert (found.useless, found.gone) == (frozenset(), frozenset())
+        changes = look(store, collection, FINGERPRINT, Known())
+        assert [pack.name for pack in changes.packs] == [good]
+        assert (changes.useless, changes.gone) == (frozenset(), frozenset())
         contents = contents_of(store, 0.0)
         assert contents.broken.keys() == private
         assert contents.collections[collection].records == 2
         assert sum("4 packs of the store" in line for line in caplog.messages) == 1
 
 
-async def test_what_others_add_and_remove_is_seen_at_the_next_opening(kept):
-    async with kept() as (one, dataset):
-        first = write_pack(one.path, dataset, [0, 1])
-        await one.keeper.opened(dataset)
-        write_pack(one.path, dataset, [7])
-        (one.path / "packs" / first).unlink()
-        await one.keeper.opened(dataset)
-        (event,) = one.keeper.stored(dataset.content)
+async def test_packs_that_others_add_and_remove_are_noticed_when_a_job_opens(kept):
+    async with kept() as (case, dataset):
+        first = write_pack(case.path, dataset, [0, 1])
+        await case.keeper.opened(dataset)
+        write_pack(case.path, dataset, [7])
+        (case.path / "packs" / first).unlink()
+        await case.keeper.opened(dataset)
+        (event,) = case.keeper.stored(dataset.content)
         assert event.indices.tolist() == [7]
-        (lost,) = [event for event in one.events if isinstance(event, PacksLost)]
-        assert lost.packs.tolist() == [one.keeper.places.number(first)]
+        (lost,) = [event for event in case.events if isinstance(event, PacksLost)]
+        assert lost.packs.tolist() == [case.keeper.places.number(first)]
 
 
-async def test_an_answer_that_names_an_impossible_pack_is_not_believed(kept):
-    async with kept() as (one, dataset):
-        await one.keeper.opened(dataset)
+async def test_a_result_with_an_impossible_pack_is_rejected(kept):
+    async with kept() as (case, dataset):
+        await case.keeper.opened(dataset)
         collection, indices = collection_of(dataset.catalog.bucket, RECIPE.digest), np.array([0, 1])
         name = f"{collection}-{'a' * 24}.pack"
         for lie in (
@@ -227,106 +227,106 @@ async def test_an_answer_that_names_an_impossible_pack_is_not_believed(kept):
             {"pack": name, "offsets": (64, 1000)},
             {"pack": name, "lengths": (112, 3)},
         ):
-            assert one.keeper.process_result(dataset, indices, answer(**lie)) == (0, None)
-            assert "an invalid pack" in one.keeper.trouble
-        assert one.keeper.stored(dataset.content) == []
-        number, stored = one.keeper.process_result(dataset, indices, answer(pack=name, offsets=(64, 0)))
-        assert (number, stored.tolist(), one.keeper.trouble) == (1, [True, False], "")
-        assert one.keeper.stored(dataset.content)[0].indices.tolist() == [0]
+            assert case.keeper.process_result(dataset, indices, answer(**lie)) == (0, None)
+            assert "an invalid pack" in case.keeper.problem
+        assert case.keeper.stored(dataset.content) == []
+        number, stored = case.keeper.process_result(dataset, indices, answer(pack=name, offsets=(64, 0)))
+        assert (number, stored.tolist(), case.keeper.problem) == (1, [True, False], "")
+        assert case.keeper.stored(dataset.content)[0].indices.tolist() == [0]
 
 
-async def test_a_store_that_is_removed_is_made_again_and_what_it_held_forgotten(kept, monkeypatch, caplog):
-    async with kept() as (one, dataset):
-        keeper, at = one.keeper, np.array([0, 1])
-        first = write_pack(one.path, dataset, [0, 1])
+async def test_a_removed_store_is_created_again_unless_its_disk_is_missing(kept, monkeypatch, caplog):
+    async with kept() as (case, dataset):
+        keeper, at = case.keeper, np.array([0, 1])
+        first = write_pack(case.path, dataset, [0, 1])
         await keeper.opened(dataset)
         await asyncio.gather(*keeper._tasks._running)  # let it write the index
-        shutil.rmtree(one.path)
+        shutil.rmtree(case.path)
         keeper.process_result(dataset, at, answer(offsets=(), store_trouble="a function could not write"))
         for _ in range(3):  # it checks, recreates the directory, then finds nothing wrong
             keeper.step()
             await keeper._upkeep
-        assert (keeper.takes_packs, keeper.trouble) == (True, "")
-        assert stat.S_IMODE(one.path.stat().st_mode) == 0o700
-        assert keeper.store_id == DirectoryStore.open(one.path, create=False).id
+        assert (keeper.takes_packs, keeper.problem) == (True, "")
+        assert stat.S_IMODE(case.path.stat().st_mode) == 0o700
+        assert keeper.store_id == DirectoryStore.open(case.path, create=False).id
         assert keeper.stored(dataset.content) == []
-        (lost,) = [event for event in one.events if isinstance(event, PacksLost)]
+        (lost,) = [event for event in case.events if isinstance(event, PacksLost)]
         assert lost.packs.tolist() == [keeper.places.number(first)]
-        keeper.process_result(dataset, at, answer(pack=write_pack(one.path, dataset, [0, 1])))
+        keeper.process_result(dataset, at, answer(pack=write_pack(case.path, dataset, [0, 1])))
         assert keeper.stored(dataset.content)[0].indices.tolist() == [0, 1]
-        told = [record.getMessage().removeprefix(f"the store {one.path}") for record in caplog.records]
-        assert told == [": its directory was removed or replaced"]
+        messages = [record.getMessage().removeprefix(f"the store {case.path}") for record in caplog.records]
+        assert messages == [": its directory was removed or replaced"]
 
         # Simulate that the store's disk is gone and the path is on another filesystem.
         monkeypatch.setattr(module, "filesystem_of", lambda _: -1)
-        shutil.rmtree(one.path)
+        shutil.rmtree(case.path)
         keeper.process_result(dataset, at, answer(offsets=(), store_trouble="a function could not write"))
         for _ in range(3):
             keeper._due_s["open"] = 0.0
             keeper.step()
             await keeper._upkeep
-        assert not one.path.exists()
-        assert (keeper.takes_packs, "does not exist" in keeper.trouble) == (False, True)
+        assert not case.path.exists()
+        assert (keeper.takes_packs, "does not exist" in keeper.problem) == (False, True)
 
 
-async def test_a_store_that_comes_later_serves_the_jobs_that_began_without_it(kept):
-    async with kept() as (one, dataset):
-        keeper = one.keeper
-        write_pack(one.path, dataset, [0, 1])
-        one.path.rename(f"{one.path}-unmounted")
-        one.path.write_bytes(b"no store")
-        one.datasets.open(dataset)
+async def test_a_store_that_returns_serves_the_jobs_that_started_without_it(kept):
+    async with kept() as (case, dataset):
+        keeper = case.keeper
+        write_pack(case.path, dataset, [0, 1])
+        case.path.rename(f"{case.path}-unmounted")
+        case.path.write_bytes(b"no store")
+        case.datasets.open(dataset)
         keeper._store = None  # as if the store had not answered at startup
         await keeper.opened(dataset)
         assert keeper.stored(dataset.content) == []
-        one.path.unlink()
-        one.path.with_name(f"{one.path.name}-unmounted").rename(one.path)
+        case.path.unlink()
+        case.path.with_name(f"{case.path.name}-unmounted").rename(case.path)
         keeper.step()
         await keeper._upkeep
-        (event,) = one.events
+        (event,) = case.events
         assert event.indices.tolist() == [0, 1]
-        at, written = np.array([2, 3]), write_pack(one.path, dataset, [2, 3])
+        at, written = np.array([2, 3]), write_pack(case.path, dataset, [2, 3])
         number, _ = keeper.process_result(dataset, at, answer(pack=written))
         places = keeper.places.of(dataset.content, at)
         assert (number, len(places.packs), places.pack_of.tolist()) == (2, 1, [1, 1])
 
 
-async def test_what_a_dead_writer_left_is_swept_while_the_coordinator_lives(kept):
-    async with kept() as (one, _):
-        one.keeper.step()
-        await one.keeper._upkeep
-        left, begun = (one.path / "tmp" / name for name in ("left by one that was killed", "being written"))
+async def test_files_of_dead_writers_are_swept(kept):
+    async with kept() as (case, _):
+        case.keeper.step()
+        await case.keeper._upkeep
+        dead, begun = (case.path / "tmp" / name for name in ("left by one that was killed", "being written"))
         begun.touch()
-        left.touch()
-        os.utime(left, (1, 1))
-        one.keeper._due_s = dict.fromkeys(one.keeper._due_s, 0.0)  # an hour has passed
-        one.keeper.step()
-        await one.keeper._upkeep
-        assert (left.exists(), begun.exists()) == (False, True)
+        dead.touch()
+        os.utime(dead, (1, 1))
+        case.keeper._due_s = dict.fromkeys(case.keeper._due_s, 0.0)  # an hour has passed
+        case.keeper.step()
+        await case.keeper._upkeep
+        assert (dead.exists(), begun.exists()) == (False, True)
 
 
-async def test_a_store_that_does_not_answer_is_not_waited_for(kept, monkeypatch):
-    async with kept() as (one, dataset):
-        write_pack(one.path, dataset, [0, 1])
-        answers, told = threading.Event(), asyncio.Event()
+async def test_a_job_does_not_wait_for_a_silent_store(kept, monkeypatch):
+    async with kept() as (case, dataset):
+        write_pack(case.path, dataset, [0, 1])
+        answers, posted = threading.Event(), asyncio.Event()
 
         def look_late(*arguments):
             answers.wait(20)
             return look(*arguments)
 
-        one.keeper.begin(FINGERPRINT, lambda event: (one.events.append(event), told.set()))
-        one.datasets.open(dataset)
+        case.keeper.begin(FINGERPRINT, lambda event: (case.events.append(event), posted.set()))
+        case.datasets.open(dataset)
         monkeypatch.setattr(index, "look", look_late)
         monkeypatch.setattr(module, "_LOOK_S", 0.1)
-        await one.keeper.opened(dataset)
-        assert one.keeper.stored(dataset.content) == []
-        assert "not listed within 0.1 s" in one.keeper.trouble  # superdl stats shows it
+        await case.keeper.opened(dataset)
+        assert case.keeper.stored(dataset.content) == []
+        assert "not listed within 0.1 s" in case.keeper.problem  # superdl stats shows it
         answers.set()
-        await asyncio.wait_for(told.wait(), 20)
-        assert (one.events[0].indices.tolist(), one.keeper.trouble) == ([0, 1], "")
+        await asyncio.wait_for(posted.wait(), 20)
+        assert (case.events[0].indices.tolist(), case.keeper.problem) == ([0, 1], "")
 
 
-async def test_the_default_store_that_is_none_is_done_without(source):
+async def test_an_unusable_default_store_is_not_used(source):
     choice = StoreChoice(str(source), by_default=True)
     keeper = StoreKeeper(choice, DatasetRegistry(max_age_s=1.0), 0, read_only=False)
     await keeper.open()
@@ -335,7 +335,7 @@ async def test_the_default_store_that_is_none_is_done_without(source):
     await keeper.close()
 
 
-async def test_a_store_whose_packs_take_long_to_list_is_listed_once(tmp_path, monkeypatch):
+async def test_a_store_that_takes_long_to_open_is_opened_once(tmp_path, monkeypatch):
     may_end, begun = threading.Event(), []
 
     def open_slowly(*arguments, **options):
@@ -349,7 +349,7 @@ async def test_a_store_whose_packs_take_long_to_list_is_listed_once(tmp_path, mo
     keeper = StoreKeeper(choice, DatasetRegistry(max_age_s=1.0), 0, read_only=False)
     for _ in range(3):
         await keeper.open()
-        assert "did not answer" in keeper.store_use
+        assert "did not respond" in keeper.store_use
     may_end.set()
     monkeypatch.setattr(module, "_OPENING_S", 60.0)
     await keeper.open()

@@ -1,4 +1,4 @@
-"""A coordinator's ports: the main port, and further ports for health probes and metrics."""
+"""A coordinator's ports: one for samplers and workers, and others for health checks and metrics."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _DRAIN_S = 5.0
 _MAX_EXIT_CODE = 255
 
 
-class Reception(WorkServicer):
-    """A servicer of the protocol, for :func:`superdl.coordinator.server.listening.listen`.
+class Servicer(WorkServicer):
+    """Serves all calls: those of workers, and those of samplers once ``service`` is set.
 
     ``run_ended`` is called with the exit code of the coordinator's run. It is ``None`` if there is no run.
     """
@@ -42,13 +42,12 @@ class Reception(WorkServicer):
     ) -> None:
         super().__init__(workers)
         self._run_ended = run_ended
-        # The service for samplers, or None while it is not ready.
         self.service: CoordinatorService | None = None
         for name in pb.DESCRIPTOR.services_by_name["Coordinator"].methods_by_name:
             if name not in {"Work", "EndRun"}:
-                setattr(self, name, partial(self._answer, name))
+                setattr(self, name, partial(self._forward, name))
 
-    async def _answer(self, name: str, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    async def _forward(self, name: str, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         if self.service is None:
             reason = "the coordinator is starting and waiting for its first worker, or is shutting down"
             await context.abort(grpc.StatusCode.UNAVAILABLE, reason)
@@ -57,9 +56,9 @@ class Reception(WorkServicer):
     async def EndRun(  # noqa: N802  # the protocol's name
         self, request: pb.EndRunRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.EndRunReply:
-        """Stop the coordinator and its workers, if it was started for a single run."""
+        """Stop the coordinator and its workers if they serve a single run."""
         if self._run_ended is None or request.exit_code > _MAX_EXIT_CODE:
-            reason = "this coordinator does not end with a run (--ends-with-run), or the exit code is invalid"
+            reason = "the coordinator was started without --ends-with-run, or the exit code is invalid"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
         for workers in self.workers.values():
             workers.send_goodbye(request.exit_code)
@@ -67,8 +66,8 @@ class Reception(WorkServicer):
         return pb.EndRunReply()
 
 
-class Doors:
-    """The coordinator's ports, which close with the stack. ``run_ended`` is passed to :class:`Reception`."""
+class Ports:
+    """The coordinator's ports, which close with the stack. ``run_ended`` is that of :class:`Servicer`."""
 
     def __init__(
         self,
@@ -80,31 +79,31 @@ class Doors:
         files = settings.tls_cert, settings.tls_key, settings.tls_client_ca
         self._tls = ServerTls(*files) if settings.tls_cert else None
         self._settings, self._tokens, self._stack = settings, tokens, stack
-        # With another executor, the decoder cannot change, because all must decode identically.
+        # With another executor the decoder cannot change, because all must decode alike.
         patience_s = _PATIENCE_S if settings.executors == (WorkersExecutor.name,) else None
-        calls_in = WorkersExecutor.name in settings.executors
-        # The workers that decode, or None if none may connect.
-        self.workers = Workers(patience_s=patience_s) if calls_in else None
+        may_decode = WorkersExecutor.name in settings.executors
+        # The workers that decode and those that only save and restore, or None if they may not connect.
+        self.workers = Workers(patience_s=patience_s) if may_decode else None
         self.savers = Workers(decodes=False) if settings.store_only else None
         both = {True: self.workers, False: self.savers}
         self._all_workers = {decodes: workers for decodes, workers in both.items() if workers is not None}
-        self._reception = Reception(self._all_workers, run_ended if settings.ends_with_run else None)
+        self._servicer = Servicer(self._all_workers, run_ended if settings.ends_with_run else None)
         self._health = Health()
         self._health.serves = False
         self._is_open = False
         self._metrics: Metrics | None = None
 
     async def open_to_workers(self, store: str, store_id: Callable[[], str]) -> None:
-        """Admit workers, if functions run in any. ``store_id`` returns the id of an existing directory."""
+        """Admit workers if they may decode. ``store_id`` returns the id of the store's directory."""
         for workers in self._all_workers.values():
             workers.follow_store(store, store_id)
-        # Open this first, because the workers' decoder determines which cached records are usable.
+        # Their decoder determines which cached records are usable.
         if self.workers is not None:
             await self._listen()
 
     async def open(self, service: CoordinatorService, metrics: Metrics | None) -> None:
-        """Admit all callers, and also serve metrics if they are configured."""
-        self._reception.service, self._metrics = service, metrics
+        """Admit all clients, and serve metrics if they are configured."""
+        self._servicer.service, self._metrics = service, metrics
         if not self._is_open:
             await self._listen()
         self._health.serves = True
@@ -123,20 +122,18 @@ class Doors:
 
     def _close(self) -> None:
         self._health.serves = False
-        # Close them before their service ends.
-        self._reception.service = None
+        self._servicer.service = None
         for workers in self._all_workers.values():
-            # Release the workers, which would otherwise wait.
-            workers.close()
+            workers.close()  # or they would wait
 
     async def _listen(self) -> None:
         self._is_open = True
         server = await listen(
             self._settings.listen,
-            self._reception,
+            self._servicer,
             tls=self._tls,
             tokens=self._tokens,
-            called=self._called,
+            called=self._note_call,
             health=self._health,
         )
         self._stack.push_async_callback(server.stop, _DRAIN_S)
@@ -144,6 +141,6 @@ class Doors:
             probed = await listen_for_health(self._settings.health_listen, self._health)
             self._stack.push_async_callback(probed.stop, None)
 
-    def _called(self, method: str, seconds: float) -> None:
+    def _note_call(self, method: str, seconds: float) -> None:
         if self._metrics is not None:
             self._metrics.called(method, seconds)
