@@ -10,7 +10,7 @@ from PIL import Image
 from superdl.super_dataset import PerSample
 from superdl.super_dataset.memory.batch_memory import RecycledMemory, map_tensors, receiving_into
 from superdl.super_dataset.per_sample import for_batches
-from superdl.super_dataset.pictures import in_fewer_steps
+from superdl.super_dataset.pictures import split_end
 from superdl.super_dataset.splitting import may_use_rng
 from tests.fixtures.torchvision import torchvision_transforms
 from tests.super_dataset.augmenting import batch, info_of, picture
@@ -113,7 +113,7 @@ def test_every_bit_of_timms_pipelines(training):
 @pytest.mark.parametrize("end", sorted(AS_THEY_ARE))
 def test_others_stay_as_they_are(end):
     pipeline = v1.Compose(AS_THEY_ARE[end])
-    assert in_fewer_steps(pipeline) == (pipeline, None)
+    assert split_end(pipeline) == (pipeline, None)
 
 
 @pytest.mark.parametrize("end", sorted(SHORTER))
@@ -130,7 +130,7 @@ def test_the_end_may_come_later_and_elsewhere(end, device):
     assert (made.dtype, made.shape, made.device.type) == (expected.dtype, expected.shape, device)
     assert device == "meta" or torch.equal(made, expected)
     if expected.dtype == torch.float32:  # what other devices compute, run here
-        assert torch.equal(in_fewer_steps(pipeline)[1].looked_up(unfinished), expected)
+        assert torch.equal(split_end(pipeline)[1].look_up(unfinished), expected)
 
 
 @given(sizes=st.lists(st.sampled_from([(9, 9, 3), (9, 9, 1), (8, 9, 3)]), min_size=1, max_size=4))

@@ -45,7 +45,7 @@ def receive(buffer, stream, cuts, asking=(), owed=0):
     wire = Wire(stream, cuts, owed)
     batch = Batch(ref_of(buffer.size, "unix:///c"), buffer, in_flight_bytes=2**40)
     receiver = Receiver(wire, batch, range(buffer.size), asking=asking)
-    receiver.ask()
+    receiver.send_requests()
     while wire.left:
         receiver.receive()
     receiver.settle()

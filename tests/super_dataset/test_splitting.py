@@ -9,7 +9,7 @@ from PIL import Image
 
 from superdl.lambda_prefetch.transforms import Program
 from superdl.super_dataset import PerSample, Recipe, split_transform
-from superdl.super_dataset.pictures import in_fewer_steps
+from superdl.super_dataset.pictures import split_end
 from tests.fixtures.torchvision import torchvision_transforms
 from tests.lambda_prefetch.prefetching import pixels
 from tests.super_dataset.augmenting import batch, info_of
@@ -134,8 +134,8 @@ def test_the_preset_of_pretrained_weights_is_cut_within():
     assert pipeline.resize_size == [32]
     assert_equal_pixels(pipeline, parts)
     images, info = batch(1, 2, height=24, width=24), info_of(1, 2)
-    assert in_fewer_steps(pipeline)[1] is None
-    assert in_fewer_steps(parts.rest)[1] is not None
+    assert split_end(pipeline)[1] is None
+    assert split_end(parts.rest)[1] is not None
     for size in (images, batch(1, height=30, width=24)):  # the taller one is cropped, as in the preset
         expected, _ = PerSample(lambda image: parts.rest(Image.fromarray(np.array(image))))(size, None, info)
         assert torch.equal(PerSample(parts.rest)(size, None, info)[0], expected)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from superdl.sampler.rpc.client import RUNNING, CallStoppedError, Client, Patience, job_start
+from superdl.sampler.rpc.client import RUNNING, CallStoppedError, Client, Patience, startup_patience
 from superdl.sampler.rpc.connection import MAX_MESSAGE_BYTES, CallCutError, checked_address, connection_to
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.errors import (
@@ -53,11 +53,11 @@ def test_a_job_says_what_it_waits_for_and_for_how_long(monkeypatch, caplog):
     monkeypatch.setenv("SUPER_CONNECT_TIMEOUT_S", "2.5")
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(CoordinatorUnreachableError, match="SUPER_CONNECT_TIMEOUT_S"):
-        call(address, job_start())
+        call(address, startup_patience())
     assert f"waiting for the coordinator at {address}" in caplog.text
     monkeypatch.setenv("SUPER_CONNECT_TIMEOUT_S", "soon")
     with pytest.raises(ConfigError, match="SUPER_CONNECT_TIMEOUT_S"):
-        job_start()
+        startup_patience()
 
 
 def test_a_server_that_says_nothing_is_given_up(coordinator):

@@ -10,7 +10,7 @@ import pytest
 from superdl.coordinator.server.trust import ServerTls
 from superdl.sampler.rpc import client
 from superdl.sampler.rpc.client import FIRST_CONTACT, Client, Patience
-from superdl.sampler.rpc.distrust import why_distrusted
+from superdl.sampler.rpc.distrust import diagnose_distrust
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.credentials import CoordinatorCredentials
 from superdl.super_wire.errors import ConfigError, CoordinatorTrustError, CoordinatorUnreachableError
@@ -148,7 +148,7 @@ def test_all_looks_of_a_call_have_a_bound_together(silent, monkeypatch):
     with serving() as server:
         server.script.failures["GetJobStats"] = failing
         asking = Client(server.address, credentials=CoordinatorCredentials())
-        monkeypatch.setattr(client, "why_distrusted", lambda _, *rest: why_distrusted(silent, *rest))
+        monkeypatch.setattr(client, "diagnose_distrust", lambda _, *rest: diagnose_distrust(silent, *rest))
         with pytest.raises(CoordinatorUnreachableError, match="200 attempts"):
             asking.call(
                 "GetJobStats",

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from superdl.super_dataset.reading.buffer import BatchBuffer
-from superdl.super_dataset.reading.packs import OPEN_PACKS, OpenPacks, StoreTroubleLog, read_placed
+from superdl.super_dataset.reading.packs import OPEN_PACKS, OpenPacks, StoreErrorLog, read_placed
 from superdl.super_wire.store import DirectoryStore
 from tests.super_dataset.stored_batches import images, packed, ref_of
 
@@ -124,7 +124,7 @@ def test_where_few_files_may_be_open_packs_make_room(store, batches):
 
 def test_what_could_not_be_read_is_counted_and_told_once_a_minute(caplog):
     now_s = [0.0]
-    log, ref = StoreTroubleLog(lambda: now_s[0]), ref_of(3, "redis://x")
+    log, ref = StoreErrorLog(lambda: now_s[0]), ref_of(3, "redis://x")
     failures = {0.0: {1: "gone"}, 1.0: {0: "gone", 2: "cut off"}, 59.0: {0: "gone"}, 60.0: {2: "cut off"}}
     for now_s[0], failed in failures.items():
         log.add(ref, failed)
