@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import _thread
 import atexit
 import logging
 import os
-import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping
@@ -24,7 +22,7 @@ from superdl.super_wire.batch_ref import BatchRef, MixedRef
 from superdl.super_wire.errors import ConfigError, SuperError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from superdl.sampler.arguments import Arguments
     from superdl.sampler.prefetch import Cursor, PlanPosition, PrefetchBuffer
@@ -38,7 +36,6 @@ _EXIT_S = 1.0
 # Process ids of the openers by coordinator, job and rank. A forked child closes no job.
 _open_jobs: dict[tuple[str, str, int], int] = {}
 _pagers: weakref.WeakSet[Pager] = weakref.WeakSet()
-_background: set[tuple[int, threading.Event]] = set()  # running tasks, with their process ids
 
 
 class Part:
@@ -78,7 +75,7 @@ class Part:
         )
         self.pager = Pager(session, client, rank=spec.rank, in_order=in_order)
         _pagers.add(self.pager)
-        # A sampler that is dropped unclosed must not leave its thread behind.
+        # A sampler that is dropped unclosed must not leave its thread behind. Its job's lease expires.
         weakref.finalize(self, self.pager.stop_soon)
 
     @property
@@ -256,34 +253,11 @@ def check_process(pid: int) -> None:
         )
 
 
-def in_background(task: Callable[[], None]) -> None:
-    """Run ``task`` without waiting for it, for use in finalizers. The interpreter waits briefly at exit."""
-    entry = os.getpid(), threading.Event()
-
-    def run() -> None:
-        try:
-            task()
-        finally:
-            _background.discard(entry)
-            entry[1].set()
-
-    _background.add(entry)
-    # A finalizer may run under any lock, and threading.Thread acquires Python's own locks to start.
-    try:
-        _thread.start_new_thread(run, ())
-    except BaseException:  # at the process limit
-        _background.discard(entry)
-        raise
-
-
 @atexit.register
 def _clean_up() -> None:
     # Stop threads first: one inside grpc can abort the process, and would reopen its job.
     for pager in [pager for pager in _pagers if pager.pid == os.getpid()]:
         pager.stop()
-    for pid, done in list(_background):
-        if pid == os.getpid():
-            done.wait(_EXIT_S)
     jobs = [job for job, pid in _open_jobs.items() if pid == os.getpid()]
     if not jobs:
         return

@@ -18,7 +18,7 @@ from superdl.sampler.arguments import (
 )
 from superdl.sampler.checkpoint import extract_sampler_state
 from superdl.sampler.distributed import check_rank, check_schedules
-from superdl.sampler.parts import Part, Parts, PlanIterator, check_process, in_background
+from superdl.sampler.parts import Part, Parts, PlanIterator, check_process
 from superdl.sampler.prefetch import Cursor
 from superdl.super_wire.batch_ref import BatchRef
 from superdl.super_wire.errors import ConfigError, UsageError
@@ -314,11 +314,6 @@ class SuperSampler(DistributedSampler[BatchRef]):
         self._closed = True
         for part in self.parts:
             part.close()
-
-    def close_soon(self) -> None:
-        """Close the sampler in the background, for use in finalizers. Does nothing in a forked process."""
-        if self._pid == os.getpid() and not self._closed:
-            in_background(self.close)
 
     def __enter__(self) -> Self:
         return self

@@ -47,8 +47,8 @@ class SuperLoader:
     Both give the same batches. The choice and its reason are logged at level INFO and shown by
     ``repr(loader)``.
 
-    Pass a sampler, or a ``batch_size`` to create one, which is closed when the loader is closed or garbage
-    collected. To replace a ``DataLoader``, only the name changes.
+    Pass a sampler, or a ``batch_size`` to create one, which is closed with the loader. To replace a
+    ``DataLoader``, only the name changes.
 
     On CPU, a batch's memory is reused only once the batch and all of its views are gone, so you can keep,
     slice and pass on batches. With a CUDA ``device``, batches are received into page-locked memory and
@@ -149,8 +149,6 @@ class SuperLoader:
             self._own_sampler = self.sampler = SuperSampler(
                 dataset, batch_size=batch_size, shuffle=shuffle or False, drop_last=drop_last, **for_sampler
             )
-            # At exit, the sampler's own clean-up closes it.
-            weakref.finalize(self, self._own_sampler.close_soon).atexit = False
         self._latest: _Progress | None = None
         load = Load(
             whole,

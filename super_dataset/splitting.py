@@ -208,27 +208,19 @@ def _steps_of(transform: Any, before: Recipe) -> tuple[list[dict[str, Any]], Tra
     raise _StopError(f"recipes have no step for {getattr(transform, '__module__', '?')}.{name_of(transform)}")
 
 
-def _resize(transform: Any) -> dict[str, Any]:
-    return _resize_step(transform, transform.size, getattr(transform, "max_size", None))
-
-
-def _resize_step(transform: Any, size: Any, max_size: Any = None) -> dict[str, Any]:
+def _resize(transform: Any, size: Any = None) -> dict[str, Any]:
     if getattr(transform, "antialias", None) is False:
         raise _StopError("antialias=False only applies to tensors: images are always antialiased")
-    shorter_or_both = size[0] if isinstance(size, Sequence) and len(size) == 1 else size
-    return {
-        "op": "resize",
-        "size": shorter_or_both,
-        "interpolation": _filter_of(transform),
-        "max_size": max_size,
-    }
-
-
-def _filter_of(transform: Any) -> Any:
-    """Return the name of Pillow's filter, given a string, an enum member or Pillow's number."""
+    size = transform.size if size is None else size
+    # Pillow's filter, given by its number, a string or an enum member.
     given = transform.interpolation
     name = _BY_PILLOWS_NUMBER.get(given) if isinstance(given, int) else getattr(given, "value", given)
-    return "nearest" if name == "nearest-exact" else name
+    return {
+        "op": "resize",
+        "size": size[0] if isinstance(size, Sequence) and len(size) == 1 else size,
+        "interpolation": "nearest" if name == "nearest-exact" else name,
+        "max_size": getattr(transform, "max_size", None),
+    }
 
 
 def _pad(transform: Any) -> dict[str, Any]:
@@ -245,7 +237,7 @@ def _preset(preset: Any) -> tuple[list[dict[str, Any]], Transform]:
     rest = copy.copy(preset)
     rest.resize_size = preset.crop_size
     (side,) = preset.crop_size
-    return [_resize_step(preset, preset.resize_size), {"op": "center_crop", "size": side}], rest
+    return [_resize(preset, preset.resize_size), {"op": "center_crop", "size": side}], rest
 
 
 # Functions that convert a torchvision transform to a step, by class name.

@@ -240,9 +240,6 @@ class Client:
         """
         from superdl.super_wire import coordinator_pb2 as pb
 
-        def log_progress(count: int) -> None:
-            _LOG.info("listing %s: %d samples so far", shown(dataset.source), count)
-
         request = pb.RegisterDatasetRequest(
             protocol_version=PROTOCOL_VERSION,
             source=dataset.source,
@@ -282,8 +279,10 @@ class Client:
             if info.listed > so_far or info.packing:
                 progress_s = time.monotonic()
                 end_s += progress_s - polled_s
-            if info.listed > so_far:
-                (listed or log_progress)(info.listed)
+            if info.listed > so_far and listed is not None:
+                listed(info.listed)
+            elif info.listed > so_far:
+                _LOG.info("listing %s: %d samples so far", shown(dataset.source), info.listed)
         return info, end_s
 
     def _connection(self) -> Connection:

@@ -164,10 +164,6 @@ class BatchRandom:
         words = philox4x32(self._counter, key)  # (words, blocks, samples)
         return words.transpose(1, 0, 2).reshape(-1, len(self))[:count]
 
-    def uniform(self, purpose: str, count: int) -> NDArray[np.float64]:
-        """Return ``count`` draws per sample from [0, 1), of shape (count, samples)."""
-        return unit_interval(self.bits(purpose, count))
-
 
 def unit_interval(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Convert 32-bit draws to numbers in [0, 1)."""

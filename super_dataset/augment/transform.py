@@ -15,6 +15,7 @@ from superdl.super_dataset.augment.geometry import (
     crop_resize,
     crop_resize_by_products,
     random_boxes,
+    unit_interval,
 )
 from superdl.super_dataset.memory.batch_memory import empty_batch
 from superdl.super_dataset.reading.delivery import BatchInfo
@@ -143,7 +144,7 @@ class Augment:
             boxes = np.stack([nothing, nothing, heights, widths])
         else:
             boxes = random_boxes(draws, heights, widths, scale=self._scale, ratio=self._ratio)
-        flips = draws.uniform("flip", 1)[0] < self._flip
+        flips = unit_interval(draws.bits("flip", 1)[0]) < self._flip
         jitter = self._jitter.draw(draws) if self._jitter else None
         device = images[0].device
         output = empty_batch((len(images), *size, channels), self._dtype, device)

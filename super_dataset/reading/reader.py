@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import random
@@ -38,11 +37,6 @@ _LONGEST_PAUSE_S = 1.0
 
 _SEEN = SeenRecords()  # shared by all datasets of this process
 _JITTER = random.SystemRandom()  # the random module's global state is the user's, and forks share it
-
-
-@functools.lru_cache(maxsize=64)
-def _keeps_bytes(cache: str) -> bool:
-    return CacheAddress.parse(cache).keeps_bytes
 
 
 Verify: TypeAlias = Literal["auto", "all"]
@@ -111,7 +105,7 @@ class BatchReader:
             CacheError: the cache rejected a request.
         """
         link, settings = self.link(), self._settings
-        seen = _SEEN if settings.verify == "auto" and _keeps_bytes(ref.cache) else None
+        seen = _SEEN if settings.verify == "auto" and CacheAddress.parse(ref.cache).keeps_bytes else None
         expected_bytes = None if link.record_bytes is None else link.record_bytes - HEADER_BYTES
         buffer = BatchBuffer(len(ref), memory=memory, uniform=link.uniform, expected_bytes=expected_bytes)
         began_s = self._clock()

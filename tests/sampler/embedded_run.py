@@ -1,4 +1,4 @@
-"""A run of the embedded default for tests: short temporary directory, settings, a look at its processes."""
+"""A run of the embedded default: a short temporary directory, settings, and a view of its processes."""
 
 import shutil
 import subprocess

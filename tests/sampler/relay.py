@@ -1,4 +1,4 @@
-"""A relay between samplers and a coordinator that counts how many connections are open at once."""
+"""A relay between samplers and a coordinator that counts open connections."""
 
 from tests.fixtures.cut_network import CutNetwork
 

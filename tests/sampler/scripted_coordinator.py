@@ -1,4 +1,4 @@
-"""A real gRPC server that speaks the coordinator's protocol and does what a test tells it.
+"""A real gRPC server that speaks the coordinator's protocol as scripted by a test.
 
 Its plans are made of digests; it lists, decodes and caches nothing.
 """

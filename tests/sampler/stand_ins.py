@@ -1,4 +1,4 @@
-"""A dataset that only remembers what a sampler told it, for tests of the sampler alone."""
+"""A dataset that records what a sampler passes to it."""
 
 from __future__ import annotations
 

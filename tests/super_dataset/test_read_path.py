@@ -1,4 +1,4 @@
-"""Odd replies are skipped, kept or detected; ``tests/hostile/fuzz_reading.py`` covers the others."""
+"""Unusual replies are skipped, kept or detected; ``tests/hostile/fuzz_reading.py`` covers others."""
 
 import numpy as np
 import pytest
@@ -65,7 +65,7 @@ LATE = st.sampled_from([b"+OK\r\n", b"-MOVED 1 h:1\r\n", b"$-1\r\n", b"$2\r\nab\
     cuts=st.lists(st.integers(1, 300), min_size=1, max_size=30),
     redirected=st.booleans(),
 )
-def test_late_replies_are_skipped_before_the_batchs_own_and_their_errors_kept(late, cuts, redirected):
+def test_late_replies_are_skipped_and_their_errors_kept(late, cuts, redirected):
     buffer, asking = BatchBuffer(3), {0} if redirected else ()
     own = [*[b"+OK\r\n"] * redirected, REPLY, REPLY, b"$-1\r\n"]
     wire = receive(buffer, b"".join([*late, *own]), cuts, asking, owed=len(late))
@@ -77,7 +77,7 @@ def test_late_replies_are_skipped_before_the_batchs_own_and_their_errors_kept(la
     assert not buffer.errors
 
 
-def test_an_error_in_answer_to_asking_shifts_nothing():
+def test_an_error_reply_to_asking_shifts_no_reply():
     """The GET is still answered. If the error counted as its answer, another sample would get its record."""
     buffer = BatchBuffer(3)
     refused = b"-LOADING not yet\r\n"
@@ -102,7 +102,7 @@ def test_an_error_in_answer_to_asking_shifts_nothing():
         (REPLY * 4 + b"$", "not requested"),
     ],
 )
-def test_nonsense_is_noticed(stream, reason):
+def test_invalid_replies_are_detected(stream, reason):
     for cuts in ([1] if len(stream) < 1000 else [999], [7, 500], [100_000]):
         with pytest.raises(ProtocolDoubtError, match=reason):
             receive(BatchBuffer(4), stream, cuts)

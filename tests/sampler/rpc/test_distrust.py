@@ -1,4 +1,4 @@
-"""A client and a coordinator that do not trust each other: who is wrong, and the remedy, told at once."""
+"""A client and a coordinator that do not trust each other: the error names the cause and the remedy."""
 
 import logging
 import socket
@@ -34,12 +34,16 @@ def ask(address, **credentials):
     return asking.call("GetJobStats", REQUEST, FIRST_CONTACT)
 
 
+def pair(of):
+    return {"cert_file": of.cert_file, "key_file": of.key_file}
+
+
 @pytest.fixture
 def trusting(certificates):
     return {"ca_file": certificates.ca_file}
 
 
-def test_a_certificate_of_the_authority_for_this_name_is_trusted(certificates, trusting):
+def test_a_certificate_for_this_name_is_trusted(certificates, trusting):
     with serving(certificates.server) as server:
         port = server.address.partition(":")[2]
         for host in ("127.0.0.1", "localhost"):
@@ -48,64 +52,53 @@ def test_a_certificate_of_the_authority_for_this_name_is_trusted(certificates, t
         assert ask(server.address, name="cache.example", **trusting)
 
 
-def test_another_authoritys_certificate_is_told_with_the_variable(certificates):
-    with serving(certificates.server) as server:
-        with pytest.raises(CoordinatorTrustError, match="set SUPER_COORDINATOR_CA_FILE") as caught:
-            ask(server.address, ca_file=certificates.strange_ca_file)
-        assert f"which {certificates.strange_ca_file} is not" in str(caught.value)
+@pytest.mark.parametrize(
+    ("server", "client_ca", "credentials", "message"),
+    [
+        ("server", False, lambda c: {"ca_file": c.strange_ca_file}, "Set SUPER_COORDINATOR_CA_FILE.* is not"),
+        ("elsewhere", False, lambda c: {"ca_file": c.ca_file}, r"not valid for '127\.0\.0\.1'"),
+        (
+            "elsewhere",
+            False,
+            lambda c: {"ca_file": c.ca_file, "name": "other.example"},
+            r"'other\.example'.*SUPER_COORDINATOR_NAME",
+        ),
+        ("expired", False, lambda c: {"ca_file": c.ca_file}, "certificate has expired.*Renew"),
+        ("server", True, lambda c: {"ca_file": c.ca_file}, "set SUPER_COORDINATOR_CERT_FILE"),
+        (
+            "server",
+            True,
+            lambda c: {"ca_file": c.ca_file, **pair(c.stranger)},
+            r"stranger\.pem \(SUPER_COORDINATOR_CERT_FILE\)",
+        ),
+        ("", False, lambda c: {"ca_file": c.ca_file}, "does not use TLS"),
+        ("server", False, lambda _: {"token": TOKEN}, "speaks TLS, but this client does not"),
+    ],
+)
+def test_mismatched_trust_is_reported_with_a_remedy(certificates, server, client_ca, credentials, message):
+    serving_by = getattr(certificates, server) if server else None
+    with serving(serving_by, certificates.ca_file if client_ca else "") as coordinator:
+        with pytest.raises(CoordinatorTrustError, match=message):
+            ask(coordinator.address, **credentials(certificates))
+        assert not coordinator.calls
 
 
-def test_the_systems_authorities_are_believed_where_no_file_is_named(certificates, monkeypatch):
+def test_a_client_certificate_of_the_authority_is_accepted(certificates, trusting):
+    with serving(certificates.server, certificates.ca_file) as server:
+        assert ask(server.address, **pair(certificates.client), **trusting)
+
+
+def test_the_system_s_authorities_are_the_default(certificates, monkeypatch):
     """Linux takes ``0.0.0.0`` for this machine, and SUPER does not: so TLS it must be."""
     with serving(certificates.server) as server:
         address = f"0.0.0.0:{server.address.partition(':')[2]}"
-        with pytest.raises(CoordinatorTrustError, match="set SUPER_COORDINATOR_CA_FILE"):
+        with pytest.raises(CoordinatorTrustError, match="Set SUPER_COORDINATOR_CA_FILE"):
             ask(address, name="localhost", token=TOKEN)
         monkeypatch.setenv("SSL_CERT_FILE", certificates.ca_file)
         assert ask(address, name="localhost", token=TOKEN)
 
 
-def test_a_certificate_for_another_name_is_told_with_both_names(certificates, trusting):
-    with serving(certificates.elsewhere) as server:
-        with pytest.raises(CoordinatorTrustError, match=r"not valid for '127\.0\.0\.1'"):
-            ask(server.address, **trusting)
-        with pytest.raises(CoordinatorTrustError, match=r"'other\.example'.*SUPER_COORDINATOR_NAME"):
-            ask(server.address, name="other.example", **trusting)
-
-
-def test_an_expired_certificate_is_told(certificates, trusting):
-    expired = pytest.raises(CoordinatorTrustError, match="certificate has expired.*renew")
-    with serving(certificates.expired) as server, expired:
-        ask(server.address, **trusting)
-
-
-def test_a_missing_or_strange_client_certificate_is_told(certificates, trusting):
-    with serving(certificates.server, certificates.ca_file) as server:
-        with pytest.raises(CoordinatorTrustError, match="set SUPER_COORDINATOR_CERT_FILE"):
-            ask(server.address, **trusting)
-        strange = {"cert_file": certificates.stranger.cert_file, "key_file": certificates.stranger.key_file}
-        with pytest.raises(CoordinatorTrustError, match=r"stranger\.pem \(SUPER_COORDINATOR_CERT_FILE\)"):
-            ask(server.address, **strange, **trusting)
-        mine = {"cert_file": certificates.client.cert_file, "key_file": certificates.client.key_file}
-        assert ask(server.address, **mine, **trusting)
-
-
-def test_a_coordinator_without_tls_is_told(trusting):
-    with (
-        serving() as server,
-        pytest.raises(CoordinatorTrustError, match="does not use TLS"),
-    ):
-        ask(server.address, **trusting)
-
-
-def test_a_client_without_tls_is_told(certificates):
-    with serving(certificates.server) as server:
-        with pytest.raises(CoordinatorTrustError, match="speaks TLS, but this client does not"):
-            ask(server.address, token=TOKEN)
-        assert not server.calls
-
-
-def test_the_token_is_shown_in_every_call_and_followed_in_its_file(certificates, trusting, tmp_path, caplog):
+def test_every_call_sends_the_token_and_follows_its_file(certificates, trusting, tmp_path, caplog):
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")
     with serving(certificates.server) as server:
@@ -122,7 +115,7 @@ def test_the_token_is_shown_in_every_call_and_followed_in_its_file(certificates,
             ask(server.address, token_file=str(file), name="localhost", **trusting)
 
 
-def test_beyond_loopback_nothing_is_said_in_plain_text_unless_insecure(caplog):
+def test_plain_text_beyond_loopback_requires_insecure(caplog):
     with serving() as server:
         address = f"0.0.0.0:{server.address.partition(':')[2]}"
         with pytest.raises(CoordinatorTrustError, match="does not use TLS.*SUPER_INSECURE=1"):
@@ -142,7 +135,7 @@ def silent():
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_all_looks_of_a_call_have_a_bound_together(silent, monkeypatch):
+def test_all_probes_of_a_call_share_a_time_limit(silent, monkeypatch):
     monkeypatch.setattr(client, "PROBING_S", 0.3)
     failing = [grpc.StatusCode.UNAVAILABLE] * 200  # of 0.3 s each, they would outlast it too
     with serving() as server:
