@@ -1,14 +1,12 @@
 """Unusual replies are skipped, kept or detected; ``tests/hostile/fuzz_reading.py`` covers others."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from superdl.super_dataset.reading.batch import Batch
 from superdl.super_dataset.reading.buffer import BatchBuffer, ReplyKind
 from superdl.super_dataset.reading.receiver import Receiver
-from superdl.super_wire.cache import ProtocolDoubtError
 from tests.super_dataset.stored_batches import record, ref_of
 
 
@@ -86,23 +84,3 @@ def test_an_error_reply_to_asking_shifts_no_reply():
     assert bytes(buffer.raw_headers[0]) + bytes(buffer.payload(0)) == GOOD
     assert buffer.errors == {1: "LOADING not yet"}
     assert buffer.replies[2] == ReplyKind.NIL
-
-
-@pytest.mark.parametrize(
-    ("stream", "reason"),
-    [
-        (b"HTTP/1.1 400 Bad Request\r\n", "does not answer"),
-        (b"+OK\r\n", "reply to a GET: 'OK'"),
-        (b"$99999999999\r\n", "does not answer"),
-        (b"x" * 70_000, "longer"),
-        (b"$3\r\nabcde", "instead of a line end"),
-        (REPLY[:-2] + b"XX", "instead of a line end"),
-        (REPLY[:-2] + b"\rX", "instead of a line end"),
-        (b"$-1\r\n" * 4 + b"$-1\r\n", "not requested"),
-        (REPLY * 4 + b"$", "not requested"),
-    ],
-)
-def test_invalid_replies_are_detected(stream, reason):
-    for cuts in ([1] if len(stream) < 1000 else [999], [7, 500], [100_000]):
-        with pytest.raises(ProtocolDoubtError, match=reason):
-            receive(BatchBuffer(4), stream, cuts)

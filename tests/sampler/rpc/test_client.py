@@ -53,18 +53,6 @@ def test_creating_a_job_waits_a_limited_time_for_the_coordinator(monkeypatch, ca
         startup_patience()
 
 
-def test_a_silent_server_is_abandoned(coordinator):
-    coordinator.gate.clear()
-    coordinator.jobs["j"] = 1
-    client = Client(coordinator.address)
-    with pytest.raises(CoordinatorUnreachableError, match=r"2 attempts.*DEADLINE_EXCEEDED"):
-        client.call(
-            "NextBatches",
-            pb.NextBatchesRequest(job="j", count=1),
-            Patience(attempts=2, total_s=9.0, deadline_s=0.2, backoff_s=0.001),
-        )
-
-
 def test_an_error_of_the_coordinator_is_raised_at_once(coordinator):
     coordinator.script.failures["GetJobStats"] = [SourceForbiddenError("not yours")]
     with pytest.raises(SourceForbiddenError, match="not yours"):
