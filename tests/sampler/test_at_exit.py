@@ -19,7 +19,7 @@ def make(**arguments):
 
 
 def ended(coordinator, program, code=0):
-    """Run a program to its end; what it printed."""
+    """Run a program to its end and return its output."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(  # our own program
         [sys.executable, "-c", PROLOGUE + program, coordinator.address],
@@ -62,7 +62,7 @@ if not child:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 sys.stdout.flush()
 next(iter(sampler))  # the job is still open for the parent
-os._exit(0)  # without a goodbye of its own
+os._exit(0)  # without closing the job
 """
     assert ended(coordinator, program).stdout == "7\n"
     assert closed(coordinator) == []

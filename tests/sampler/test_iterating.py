@@ -45,7 +45,7 @@ def epoch(number, first=0):
 @pytest.mark.parametrize("consumed", [0, 1, 25, 49, 50])
 def test_training_resumes_from_the_batches_consumed(make, consumed):
     sampler = make()
-    places(iter(sampler))  # a loader with workers has asked for all of it
+    places(iter(sampler))  # as a loader with workers requests all batches
     state = json.loads(json.dumps(sampler.state_dict(batches_consumed=consumed)))
     assert place(state) == (0, consumed)
     resumed = make()
@@ -122,7 +122,7 @@ def test_set_epoch_sets_the_next_epoch(sampler):
 def test_setting_an_epoch_too_late_warns_once(sampler, caplog):
     iterator = iter(sampler)
     next(iterator)
-    sampler.set_epoch(0)  # what it is, as Lightning says in each first epoch
+    sampler.set_epoch(0)  # the current epoch, as Lightning does in each first epoch
     next(iterator)
     assert caplog.messages == []
     sampler.set_epoch(3)

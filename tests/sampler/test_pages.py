@@ -46,7 +46,7 @@ def test_pages_are_fetched_ahead_into_a_bounded_buffer(coordinator, make_pager):
     positions(pager, buffer, 1)
     assert coordinator.count("NextBatches") == 1
     assert len(buffer) == BUFFER_BATCHES - 1
-    positions(pager, buffer, PAGE_BATCHES - 1)  # now there is room for a page, and it is asked for unasked
+    positions(pager, buffer, PAGE_BATCHES - 1)  # now there is room for a page, which is requested
     coordinator.wait_for(lambda: coordinator.count("NextBatches") == 2)
     asked = coordinator.requests("NextBatches")[-1]
     assert (asked.position, asked.count, asked.yielded) == (BUFFER_BATCHES, PAGE_BATCHES, PAGE_BATCHES)

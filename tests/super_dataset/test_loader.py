@@ -102,7 +102,7 @@ def test_errors_are_raised_in_place_of_their_batch(valkey, refs, by):
     foreign = replace(refs[1], dataset_id=b"x" * 16)
     given, dataset = [refs[0], bad, foreign, refs[3]], bound_dataset()
     if by == "a DataLoader's worker":
-        batches = iter(loader_of(dataset, given, 1, "fork"))
+        batches = iter(DataLoader(dataset, sampler=given, batch_size=None, num_workers=1, timeout=60))
     else:
         workers = {"processes": 2, "the process itself": 0}.get(by)
         batches = iter(SuperLoader(dataset, given, threads=int(by == "threads"), num_workers=workers))
@@ -230,15 +230,3 @@ def test_a_script_may_exit_mid_epoch(threads):
     script = [sys.executable, "-c", LEFT_IN_MID_EPOCH.format(threads=threads)]
     done = subprocess.run(script, capture_output=True, timeout=100, check=False, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def loader_of(dataset, refs, workers, method=None, **arguments):
-    return DataLoader(
-        dataset,
-        sampler=refs,
-        batch_size=None,
-        num_workers=workers,
-        multiprocessing_context=method if workers else None,
-        timeout=60 if workers else 0,
-        **arguments,
-    )

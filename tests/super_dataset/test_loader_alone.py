@@ -106,7 +106,7 @@ def say_which(number):
 
 
 class Saying:
-    """A dataset whose items tell which worker read them."""
+    """A dataset whose items include which worker read them."""
 
     def __getitem__(self, number):
         worker = get_worker_info()

@@ -62,7 +62,7 @@ def global_states():
 
 
 class AlsoStates:
-    """A dataset whose items also tell whether the read left the process's generators unchanged."""
+    """A dataset whose items include whether the read left the process's generators unchanged."""
 
     def __init__(self, dataset):
         self.dataset = dataset
@@ -84,9 +84,6 @@ def refs(tmp_path):
         f"redis://127.0.0.1:{free_port()}",
     )
     return [packed(pack_store, ref_of(SIZE, cache, position=n), images(SIZE, seed=n)) for n in range(BATCHES)]
-
-
-# ----------------------------------------------------------------- what a sample's draws are
 
 
 @given(
@@ -167,9 +164,6 @@ def test_a_deterministic_transform_touches_no_generator(result):
     assert global_states() == before
 
 
-# ----------------------------------------------------------------------- wherever it is read
-
-
 def loaded(refs, transform, *, workers=0, method=None):
     dataset = AlsoStates(bound_dataset(transform=transform, return_info=True))
     context = {"multiprocessing_context": method} if method else {}
@@ -234,9 +228,6 @@ def test_a_loader_moves_bytes_and_returns_the_pipeline_s_results(refs):
         assert made.shape == on_cpu[0].shape
     # A dataset's wrapper sees finished batches.
     assert all(torch.equal(*pair) for pair in zip(seen, on_cpu, strict=True))
-
-
-# ------------------------------------------------------------------------ what becomes of it
 
 
 @pytest.mark.parametrize("policy", ["skip", "replace"])

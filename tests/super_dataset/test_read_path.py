@@ -39,7 +39,7 @@ class Wire:
 
 
 def receive(buffer, stream, cuts, asking=(), owed=0):
-    """Receive a whole stream, which must answer every request. Return the connection."""
+    """Receive a stream that answers every request, and return the connection."""
     wire = Wire(stream, cuts, owed)
     batch = Batch(ref_of(buffer.size, "unix:///c"), buffer, in_flight_bytes=2**40)
     receiver = Receiver(wire, batch, range(buffer.size), asking=asking)
@@ -76,7 +76,7 @@ def test_late_replies_are_skipped_and_their_errors_kept(late, cuts, redirected):
 
 
 def test_an_error_reply_to_asking_shifts_no_reply():
-    """The GET is still answered. If the error counted as its answer, another sample would get its record."""
+    """If the error counted as the GET's reply, the record would go to another sample."""
     buffer = BatchBuffer(3)
     refused = b"-LOADING not yet\r\n"
     stream = refused + REPLY + refused + b"-MOVED 1 h:1\r\n" + b"$-1\r\n"

@@ -30,7 +30,7 @@ NOT_TOLD = [
     PerSample,
     Augment,
     print,
-    max,  # Python cannot tell its parameters
+    max,  # Python does not know its parameters
     torch.nn.Bilinear(1, 1, 1),
 ]
 

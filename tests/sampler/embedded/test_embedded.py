@@ -149,7 +149,7 @@ def test_invalid_settings_are_reported_at_once(embedded_run):
 
 
 def test_settings_that_protect_another_coordinator_are_not_inherited(embedded_run, monkeypatch):
-    """On its own socket it would refuse certificates, and turn its own trainer away for want of a token."""
+    """With them, the embedded coordinator would reject its own trainer."""
     guards = ("SUPER_TLS_CERT", "SUPER_TLS_KEY", "SUPER_TOKEN", "SUPER_TOKEN_FILE", "SUPER_HEALTH_LISTEN")
     for name in (*guards, "SUPER_METRICS_LISTEN", "SUPER_FILE_ROOTS"):
         monkeypatch.setenv(name, "/somewhere")

@@ -18,16 +18,16 @@ def of_tests(embedded_run, monkeypatch):
     release_all()
 
 
-def ask(run):
-    """A question and its answer."""
+def query(run):
+    """Run a query."""
     hold = embedded_for(run, for_query=True)
     query_done(hold.coordinator)
     return hold
 
 
 def test_a_sampler_uses_the_coordinator_of_earlier_queries(embedded_run):
-    hold = ask(embedded_run.run)
-    assert ask(embedded_run.run) is embedded_for(embedded_run.run) is hold
+    hold = query(embedded_run.run)
+    assert query(embedded_run.run) is embedded_for(embedded_run.run) is hold
     assert not hold.is_over
 
 
@@ -36,17 +36,17 @@ def test_a_shared_cache_is_released_after_the_last_query(embedded_run, monkeypat
     settings = replace(embedded_run.settings(), choice=choice)
     monkeypatch.setattr(EmbeddedSettings, "of_this_host", lambda: settings)
     hold = embedded_for(embedded_run.run, for_query=True)
-    assert ask(embedded_run.run) is hold
+    assert query(embedded_run.run) is hold
     assert not hold.is_over, "the first is not answered yet"
     query_done(hold.coordinator)
     assert hold.is_over
     sampler = embedded_for(embedded_run.run)
-    assert ask(embedded_run.run) is sampler
+    assert query(embedded_run.run) is sampler
     assert not sampler.is_over
 
 
 def test_queries_do_not_block_a_run_that_gets_its_id_later(embedded_run):
-    ask(embedded_run.run)
+    query(embedded_run.run)
     embedded_run.processes()
     embedded_for(f"{embedded_run.run}, renamed")
     embedded_run.assert_all_gone()

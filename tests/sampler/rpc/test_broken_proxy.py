@@ -76,7 +76,7 @@ PASSING = {
 
 
 class Proxy(CutNetwork):
-    """Gives ``answer`` to the first call of each of the first ``times`` connections; later ones pass."""
+    """Sends ``answer`` to the first call of the first ``times`` connections, and relays later ones."""
 
     def __init__(self, target, answer, times):
         self._answer, self._left = answer, times

@@ -61,7 +61,7 @@ def test_an_error_of_the_coordinator_is_raised_at_once(coordinator):
 
 
 def test_calls_are_retried_while_the_coordinator_lacks_its_cache(coordinator):
-    """It reconnects: a job that is opened again just then goes on. What stays is told by its own name."""
+    """The coordinator reconnects to its cache. A lasting error is raised with its own type."""
     lost = CacheUnreachableError("connection reset by peer")
     coordinator.script.failures["GetJobStats"] = [lost, lost]
     assert call(coordinator.address).cache.budget_bytes == 77

@@ -29,9 +29,9 @@ def serving(pair=None, client_ca=""):
     server.stop()
 
 
-def ask(address, **credentials):
-    asking = Client(address, credentials=CoordinatorCredentials(**credentials))
-    return asking.call("GetJobStats", REQUEST, FIRST_CONTACT)
+def call(address, **credentials):
+    caller = Client(address, credentials=CoordinatorCredentials(**credentials))
+    return caller.call("GetJobStats", REQUEST, FIRST_CONTACT)
 
 
 def pair(of):
@@ -47,9 +47,9 @@ def test_a_certificate_for_this_name_is_trusted(certificates, trusting):
     with serving(certificates.server) as server:
         port = server.address.partition(":")[2]
         for host in ("127.0.0.1", "localhost"):
-            assert ask(f"{host}:{port}", **trusting)
+            assert call(f"{host}:{port}", **trusting)
     with serving(certificates.elsewhere) as server:
-        assert ask(server.address, name="cache.example", **trusting)
+        assert call(server.address, name="cache.example", **trusting)
 
 
 @pytest.mark.parametrize(
@@ -79,50 +79,50 @@ def test_mismatched_trust_is_reported_with_a_remedy(certificates, server, client
     serving_by = getattr(certificates, server) if server else None
     with serving(serving_by, certificates.ca_file if client_ca else "") as coordinator:
         with pytest.raises(CoordinatorTrustError, match=message):
-            ask(coordinator.address, **credentials(certificates))
+            call(coordinator.address, **credentials(certificates))
         assert not coordinator.calls
 
 
 def test_a_client_certificate_of_the_authority_is_accepted(certificates, trusting):
     with serving(certificates.server, certificates.ca_file) as server:
-        assert ask(server.address, **pair(certificates.client), **trusting)
+        assert call(server.address, **pair(certificates.client), **trusting)
 
 
 def test_the_system_s_authorities_are_the_default(certificates, monkeypatch):
-    """Linux takes ``0.0.0.0`` for this machine, and SUPER does not: so TLS it must be."""
+    """Linux connects ``0.0.0.0`` to this machine, but SUPER does not treat it as loopback."""
     with serving(certificates.server) as server:
         address = f"0.0.0.0:{server.address.partition(':')[2]}"
         with pytest.raises(CoordinatorTrustError, match="Set SUPER_COORDINATOR_CA_FILE"):
-            ask(address, name="localhost", token=TOKEN)
+            call(address, name="localhost", token=TOKEN)
         monkeypatch.setenv("SSL_CERT_FILE", certificates.ca_file)
-        assert ask(address, name="localhost", token=TOKEN)
+        assert call(address, name="localhost", token=TOKEN)
 
 
 def test_every_call_sends_the_token_and_follows_its_file(certificates, trusting, tmp_path, caplog):
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")
     with serving(certificates.server) as server:
-        ask(server.address, token_file=str(file), **trusting)
+        call(server.address, token_file=str(file), **trusting)
         file.write_text(f"{TOKEN}-renewed\n{TOKEN}\n")
-        ask(server.address, token_file=str(file), **trusting)
+        call(server.address, token_file=str(file), **trusting)
         file.write_text("")
         with caplog.at_level(logging.WARNING):
-            ask(server.address, token_file=str(file), **trusting)
+            call(server.address, token_file=str(file), **trusting)
         assert server.tokens == [f"Bearer {TOKEN}", f"Bearer {TOKEN}-renewed", f"Bearer {TOKEN}-renewed"]
         assert "keeping the previous token" in caplog.text
         assert TOKEN not in caplog.text
         with pytest.raises(ConfigError, match="contains no token"):
-            ask(server.address, token_file=str(file), name="localhost", **trusting)
+            call(server.address, token_file=str(file), name="localhost", **trusting)
 
 
 def test_plain_text_beyond_loopback_requires_insecure(caplog):
     with serving() as server:
         address = f"0.0.0.0:{server.address.partition(':')[2]}"
         with pytest.raises(CoordinatorTrustError, match="does not use TLS.*SUPER_INSECURE=1"):
-            ask(address, token=TOKEN)
+            call(address, token=TOKEN)
         assert not server.calls
         for _ in range(2):
-            ask(address, token=TOKEN, insecure=True)
+            call(address, token=TOKEN, insecure=True)
         assert server.tokens == [f"Bearer {TOKEN}"] * 2
         assert caplog.text.count("INSECURE:") == 1
         assert TOKEN not in caplog.text
@@ -130,7 +130,7 @@ def test_plain_text_beyond_loopback_requires_insecure(caplog):
 
 @pytest.fixture
 def silent():
-    """A listener that takes connections and says nothing."""
+    """A listener that accepts connections and sends nothing."""
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
@@ -140,10 +140,10 @@ def test_all_probes_of_a_call_share_a_time_limit(silent, monkeypatch):
     failing = [grpc.StatusCode.UNAVAILABLE] * 200  # of 0.3 s each, they would outlast it too
     with serving() as server:
         server.script.failures["GetJobStats"] = failing
-        asking = Client(server.address, credentials=CoordinatorCredentials())
+        caller = Client(server.address, credentials=CoordinatorCredentials())
         monkeypatch.setattr(client, "diagnose_distrust", lambda _, *rest: diagnose_distrust(silent, *rest))
         with pytest.raises(CoordinatorUnreachableError, match="200 attempts"):
-            asking.call(
+            caller.call(
                 "GetJobStats",
                 REQUEST,
                 Patience(attempts=200, total_s=50.0, backoff_s=0.0001, backoff_max_s=0.001),

@@ -11,7 +11,7 @@ from tests.fixtures.tls_front import TlsFront
 from tests.fixtures.valkey import Valkey
 from tests.super_dataset.stored_batches import JOB, id_at, images, record, ref_of, store
 
-# The rights that docs/reference.md gives a reader. Redis 6.2 has no %R~ and %W~.
+# A reader's permissions in docs/reference.md. Redis 6.2 has no %R~ and %W~.
 LEAST = [
     "on",
     ">geheim",

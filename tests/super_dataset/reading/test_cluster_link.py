@@ -151,7 +151,7 @@ def test_a_failover_is_followed_at_the_next_attempt(valkey_cluster):
         client.execute_command("CLUSTER FAILOVER TAKEOVER")
         while client.execute_command("ROLE")[0] != b"master":
             pass
-    with valkey_cluster.nodes[1].client() as client:  # this node is asked for the map, so it must know
+    with valkey_cluster.nodes[1].client() as client:  # the reader gets the slot map from this node
         while f"127.0.0.1', {replica.port}" not in str(client.execute_command("CLUSTER SLOTS")):
             pass
     read = reader.read(ref)

@@ -89,7 +89,7 @@ def in_a_fork(work):
         try:
             work()
             status = 0
-        except BaseException:  # noqa: BLE001 # told, and seen by the status
+        except BaseException:  # noqa: BLE001 # printed, and visible in the status
             traceback.print_exc()
         finally:
             os._exit(status)
