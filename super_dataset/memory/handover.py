@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 _MAX_BLOCKS = 16
 # Free blocks beyond this number are returned to the system, one per batch.
 _IDLE_BLOCKS = 5
-_MIN_BYTES = 64 * 1024  # below this, sharing memory costs more than copying
+_MIN_BYTES = 64 * 1024  # below this, torch's method costs no more
+# Tensors up to this size are sent inside the message. Larger ones could fill the pipe, on which the workers
+# of a killed trainer would block forever.
+_VALUE_BYTES = 8 * 1024
 _DYING_S = 5.0  # a killed process closes its files before its parent sees it dead
 
 # A tensor's process, file descriptor, token, block size and flag.
@@ -178,9 +181,7 @@ class WorkerMemory:
             ForkingPickler.register(torch.Tensor, self._reduce)
         # torch's method creates, faults in and frees pages for every batch, which costs a worker more than
         # receiving the batch.
-        if size < _MIN_BYTES:
-            return torch.empty(size, dtype=torch.uint8)
-        if not self._usable:
+        if not self._usable or size < _MIN_BYTES:
             return shared_bytes(size)
         with self._lock:
             block = self._free_block(size)
@@ -215,7 +216,7 @@ class WorkerMemory:
             return reduce_tensor(tensor)  # type: ignore[no-untyped-call]  # torch's own, without annotations
         layout = (tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
         storage = tensor.untyped_storage()
-        if 0 < storage.nbytes() < _MIN_BYTES:
+        if 0 < storage.nbytes() <= _VALUE_BYTES:
             content = torch.empty(0, dtype=torch.uint8).set_(storage).numpy().tobytes()
             return _rebuild_small, (content, layout)
         location = self._locate(tensor) if self._pid == os.getpid() else None

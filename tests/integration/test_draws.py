@@ -121,7 +121,7 @@ def test_torchs_own_objects_say_what_is_drawn(shared_stack, images):
         SuperSampler(
             dataset, batch_size=4, shuffle=True, weights=WeightedRandomSampler(weights, 5, replacement=False)
         )
-    with pytest.raises(ConfigError, match="do not pass draws"):
+    with pytest.raises(ConfigError, match="Omit draws"):
         SuperSampler(dataset, batch_size=4, shuffle=True, weights=by_weight, draws=7)
 
 

@@ -60,6 +60,7 @@ def test_the_state_of_another_mix_is_refused_and_changes_nothing(photos):
         half["mix"][1]["mix"][0] += 1
         with pytest.raises(ConfigError, match="datasets, sizes or proportions"):
             sampler.load_state_dict(half)
+        half["mix"][1]["mix"][0] -= 1
         half["mix"][1]["position"] -= 1
         with pytest.raises(ConfigError, match="at different positions"):
             sampler.load_state_dict(half)
