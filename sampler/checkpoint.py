@@ -1,8 +1,7 @@
-"""Sampler states, which store a position in the plan as a small JSON-compatible dict."""
+"""Sampler states: positions in the plan as small JSON-compatible dicts."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +12,10 @@ if TYPE_CHECKING:
     from superdl.sampler.ordering import UserOrder
     from superdl.sampler.session import JobSpec
 
-_LOADERS = "torchdata.stateful_dataloader.stateful_dataloader"
-
 STATE_VERSION = 1
 
 _MAX_EPOCH = 2**40
 _MAX_AHEAD = 1024
-_MAX_BITS = 64
 _MUST_AGREE = ("seed", "shuffle", "drop_last", "fingerprint")
 _KINDS: dict[str, type] = {
     "version": int,
@@ -38,7 +34,7 @@ _KINDS: dict[str, type] = {
 
 
 class Checkpoint:
-    """Conversion between positions in a sampler's plan and its states. An epoch has ``batches`` batches."""
+    """Converts positions in a sampler's plan to states and back. An epoch has ``batches`` batches."""
 
     def __init__(
         self,
@@ -49,8 +45,9 @@ class Checkpoint:
         in_order: bool,
         order: UserOrder | None = None,
     ) -> None:
-        # If a user's sampler draws the order, the length of an epoch is not known yet.
-        self._batches, self._order = batches if order is None else _MAX_EPOCH, order
+        # If the user's sampler draws the order, the epoch's length is still unknown.
+        self._batches = batches if order is None else _MAX_EPOCH
+        self._order = order
         self._fields: dict[str, Any] = {
             "version": STATE_VERSION,
             "seed": spec.seed,
@@ -68,7 +65,7 @@ class Checkpoint:
             self._fields["mix"] = [*spec.mix, spec.member] + [spec.mix_run] * (spec.mix_run > 1)
 
     def state_of(self, at: PlanPosition) -> dict[str, Any]:
-        """Return a position as a state."""
+        """Return the state for a position."""
         state = self._fields | {
             "epoch": at.epoch,
             "position": at.position,
@@ -77,7 +74,11 @@ class Checkpoint:
         return state if self._order is None else state | self._order.state_of(at.epoch)
 
     def position_in(self, state: Mapping[str, Any]) -> PlanPosition:
-        """Return the position in ``state``. If its plan differs, a ``ConfigError`` lists the differences."""
+        """Return the position saved in ``state``.
+
+        Raises ``ConfigError`` if the state is invalid or belongs to another plan. The message lists the
+        differences.
+        """
         _check_kinds(state)
         self._check_plan(state)
         position, ahead = state["position"], state["given_ahead"]
@@ -93,7 +94,7 @@ class Checkpoint:
             type(other) is int and position < other < self._batches for other in ahead
         ):
             raise ConfigError(
-                f"this state's given_ahead is {_shown(ahead)}, but it may only contain positions between "
+                f"this state's given_ahead is {str(ahead)[:200]}, but it may only contain positions between "
                 f"{position} and {self._batches}"
             )
         if self._order is not None:
@@ -102,38 +103,34 @@ class Checkpoint:
 
     def _check_plan(self, state: Mapping[str, Any]) -> None:
         here = self._fields
-        differ = [
+        differences = [
             f"{name} is {state[name]!r} in the state but {here[name]!r} here"
             for name in _MUST_AGREE
             if state[name] != here[name]
         ]
         if ("order" in state) != (self._order is not None):
-            differ.append(
-                "the order is drawn by your own sampler either in the state or here, but not in both"
-            )
+            differences.append("only one of the two has an order drawn by your own sampler")
         if state.get("draws") != here.get("draws"):
-            differ.append("the sampler's indices, weights, draws or repeats differ from those in the state")
+            differences.append("indices, weights, draws or repeats differ from those in the state")
         if state.get("mix") != here.get("mix"):
-            differ.append("the datasets, sizes or proportions of the mix differ from those in the state")
+            differences.append("the mix's datasets, sizes or proportions differ from those in the state")
         # Any number of ranks that form the same global batches can resume.
         saved, current = (plan["batch_size"] * plan["world_size"] for plan in (state, here))
         if saved != current:
-            differ.append(
+            differences.append(
                 f"the global batch is {state['batch_size']} x {state['world_size']} ranks = {saved} in the "
                 f"state but {here['batch_size']} x {here['world_size']} ranks = {current} here"
             )
-        if differ:
-            hint = (
-                " (the fingerprint changes when files of the source are added, removed or changed)"
-                if state["fingerprint"] != here["fingerprint"]
-                else ""
-            )
+        if differences:
+            hint = ""
+            if state["fingerprint"] != here["fingerprint"]:
+                hint = " (the fingerprint changes when source files are added, removed or changed)"
             raise ConfigError(
-                f"this state belongs to a different plan: {'; '.join(differ)}{hint}. Create the sampler with "
-                "the arguments of the one that saved the state, or start over without loading it"
+                f"this state belongs to a different plan: {'; '.join(differences)}{hint}. Create the sampler "
+                "with the arguments it had when the state was saved, or start over without the state"
             )
-        own = (state["rank"], state["world_size"]) == (here["rank"], here["world_size"])
-        if not (own or state["in_order"]):
+        same_rank = (state["rank"], state["world_size"]) == (here["rank"], here["world_size"])
+        if not (same_rank or state["in_order"]):
             raise ConfigError(
                 f"this state was saved with in_order=False by rank {state['rank']} of {state['world_size']}, "
                 f"but this is rank {here['rank']} of {here['world_size']}. With in_order=False, each rank "
@@ -143,76 +140,35 @@ class Checkpoint:
 
 def _check_kinds(state: Mapping[str, Any]) -> None:
     if not isinstance(state, Mapping):
-        raise ConfigError(
-            f"a state must be the dict that state_dict() returned, not {type(state).__name__} {_shown(state)}"
-        )
+        raise ConfigError(f"a state must be a dict returned by state_dict(), not {type(state).__name__}")
     version = state.get("version", STATE_VERSION)
     if type(version) is not int or version != STATE_VERSION:
         raise ConfigError(
-            f"this state has version {_shown(version)}, but this sampler reads version {STATE_VERSION}: "
-            "load it with the version of SUPER that saved it"
+            f"this state has version {version!r}, but this sampler reads version {STATE_VERSION}. "
+            "Load it with the SUPER version that saved it"
         )
     missing = [name for name in _KINDS if name not in state]
     if missing:
-        raise ConfigError(f"this is not the state of a SuperSampler: it lacks {', '.join(missing)}")
+        raise ConfigError(f"this is not a SuperSampler state: it lacks {', '.join(missing)}")
     for name, kind in _KINDS.items():
-        value = state[name]
-        wide = isinstance(value, int) and value.bit_length() > _MAX_BITS
-        if type(value) is not kind or wide:
-            raise ConfigError(f"this state's {name} is {_shown(value)}, which is not a valid {kind.__name__}")
+        if type(state[name]) is not kind:
+            shown = repr(state[name])[:200]
+            raise ConfigError(f"this state's {name} is {shown}, which is not a valid {kind.__name__}")
 
 
-def _shown(value: object) -> str:
-    try:
-        return repr(value)[:200]
-    except ValueError:  # Python refuses to print an int of thousands of digits
-        return f"a value of type {type(value).__name__} that cannot be printed"
-
-
-def sampler_state_in(state: Any) -> Any:
-    """Return the sampler's state in a ``StatefulDataLoader``'s state, or ``state`` if it is not one."""
-    own = _main_of(state).get("_sampler_iter_state") if isinstance(state, Mapping) else None
-    if not isinstance(own, Mapping):
+def extract_sampler_state(state: Any) -> Any:
+    """Return the sampler's part of a ``StatefulDataLoader`` state, or ``state`` itself if it is not one."""
+    if not isinstance(state, Mapping):
+        return state
+    # With workers, the main process's part is inside a snapshot.
+    snapshot = state.get("_snapshot")
+    main = snapshot.get("_main_snapshot") if isinstance(snapshot, Mapping) else state
+    inner = main.get("_sampler_iter_state") if isinstance(main, Mapping) else None
+    if not isinstance(inner, Mapping):
         return state
     if state.get("_steps_since_snapshot"):
         raise ConfigError(
-            "this state of a StatefulDataLoader was saved between two snapshots (snapshot_every_n_steps), so "
-            "it does not contain the sampler's position: load it into a loader with the same number of "
-            "workers as before"
+            "this StatefulDataLoader state was saved between two snapshots (snapshot_every_n_steps), so it "
+            "does not contain the sampler's position. Load it into a loader with the same number of workers"
         )
-    return own
-
-
-def check_workers() -> None:
-    """Raise ``ConfigError`` if a ``StatefulDataLoader`` loads a state saved with other workers."""
-    loader = _calling_loader()
-    if loader is None or loader.next_iter_state is None:
-        return
-    # The loader itself merely asserts that the numbers are equal.
-    saved = _main_of(loader.next_iter_state).get("_num_workers", 0)
-    if saved != loader.num_workers:
-        raise ConfigError(
-            f"this state was saved with num_workers={saved}, so a StatefulDataLoader with num_workers="
-            f"{loader.num_workers} cannot load it. Use {saved} workers, or load the state into the sampler "
-            "with sampler.load_state_dict(state), which resumes at the same batch with any number of workers"
-        )
-
-
-def _calling_loader() -> Any:
-    # The loader requests the sampler's iterator without identifying itself: find it among the callers.
-    frame = sys._getframe()  # noqa: SLF001 # the only access to callers' variables
-    while frame is not None:
-        # Only variables of torchdata's frames: reading another frame's would keep its objects alive.
-        if frame.f_globals.get("__name__") == _LOADERS:
-            loader = frame.f_locals.get("self")
-            if hasattr(loader, "next_iter_state"):
-                return loader
-        frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
-    return None
-
-
-def _main_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the main process's part of a state, which is all of it if there are no workers."""
-    snapshot = state.get("_snapshot")
-    main = snapshot.get("_main_snapshot") if isinstance(snapshot, Mapping) else state
-    return main if isinstance(main, Mapping) else {}
+    return inner

@@ -1,4 +1,4 @@
-"""Facts about the training run: rank, replicas, run id, use of Accelerate."""
+"""Rank, number of replicas and run id of this process, and checks of torch.distributed and Accelerate."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _run_ids: dict[int, str] = {}  # by process id, since a fork copies them
 def rank_in_run(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
     """Return the rank and the number of replicas.
 
-    The arguments take precedence, then torch.distributed, then ``RANK`` and ``WORLD_SIZE``. Raises
-    ``ConfigError`` if one is invalid, or if there are several replicas and the rank is unknown.
+    Arguments take precedence over torch.distributed, and that over ``RANK`` and ``WORLD_SIZE``. Raises
+    ``ConfigError`` if a value is invalid, or if there are several replicas and the rank is unknown.
     """
     if rank is None or num_replicas is None:
         detected = _rank_in_group() or _rank_in_environment(
@@ -38,32 +38,31 @@ def rank_in_run(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
 
 
 def check_rank(rank: int, num_replicas: int, *, by_default: tuple[bool, bool]) -> None:
-    """Raise ``UsageError`` if torch.distributed contradicts the values that were detected ``by_default``."""
+    """Raise ``UsageError`` if torch.distributed contradicts values that were not passed explicitly."""
     group = _rank_in_group()
     if group is None:
         return
-    # Explicit arguments may differ: ranks that share a model may all need the same samples.
+    # Explicit arguments may differ, since ranks that share a model may all need the same samples.
     expected = tuple(
         detected if default else own
         for detected, own, default in zip(group, (rank, num_replicas), by_default, strict=True)
     )
     if expected != (rank, num_replicas):
         raise UsageError(
-            f"this SuperSampler was created for rank {rank} of {num_replicas}, but according to "
-            f"torch.distributed this is rank {group[0]} of {group[1]}. It was created before the process "
-            "group, so some ranks would get the same samples as others. Create it after init_process_group "
-            "(with Lightning, in the train_dataloader() hook; with Accelerate, after Accelerator()), or pass "
-            "rank= and num_replicas="
+            f"this SuperSampler was created for rank {rank} of {num_replicas}, but torch.distributed reports "
+            f"rank {group[0]} of {group[1]}. It was created before the process group, so ranks would read "
+            "duplicate samples. Create it after init_process_group (with Lightning, in the "
+            "train_dataloader() hook; with Accelerate, after Accelerator()), or pass rank= and num_replicas="
         )
 
 
 def check_schedules(num_replicas: int) -> None:
     """Raise ``UsageError`` if Accelerate would step a schedule once per rank."""
     accelerate = sys.modules.get("accelerate.scheduler")
-    # Accelerate's own loaders count the batches of all ranks, SUPER's those of one.
+    # The length of Accelerate's loaders counts the batches of all ranks, that of SUPER's those of one.
     if num_replicas == 1 or accelerate is None:
         return
-    # Accelerate keeps no list of its schedules, so look through all objects of the process.
+    # Accelerate keeps no list of its schedules, so look through all objects in the process.
     for candidate in gc.get_objects():
         if type(candidate) is not accelerate.AcceleratedScheduler:
             continue
@@ -72,7 +71,7 @@ def check_schedules(num_replicas: int) -> None:
             raise UsageError(
                 f"Accelerate would step the prepared {type(candidate.scheduler).__name__} {times} times per "
                 f"batch, because it assumes that len(loader) counts the batches of all {times} ranks. With "
-                "SUPER it counts those of one rank, so the schedule would end too early. Create "
+                "SUPER it counts those of one rank, so the schedule would end too early. Either use "
                 "Accelerator(dataloader_config=DataLoaderConfiguration(split_batches=True)), which steps it "
                 "once, or do not pass the schedule to prepare() (docs/frameworks.md)"
             )
@@ -89,7 +88,7 @@ def _rank_in_environment(*, alone: bool, rank_given: bool) -> tuple[int, int]:
     if given[1] > 1 and not (alone or rank_given or os.environ.get("RANK")):
         raise ConfigError(
             f"the environment variable WORLD_SIZE is {given[1]}, but RANK is not set and "
-            "torch.distributed has no process group yet, so the rank of this process is unknown: create the "
+            "torch.distributed has no process group yet, so this process's rank is unknown. Create the "
             "SuperSampler after init_process_group (with Lightning, in the train_dataloader() hook), or pass "
             "rank= and num_replicas="
         )
@@ -107,17 +106,17 @@ def _number_from_environment(name: str, default: int) -> int:
 
 
 def run_id() -> str:
-    """Return torchelastic's run id, else ``MASTER_ADDR`` (or this host's name) and port, else an own id."""
+    """Return torchelastic's run id, else ``MASTER_ADDR`` (or this host's name) and port, else a random id."""
     elastic = os.environ.get("TORCHELASTIC_RUN_ID", "")
     if elastic and elastic != _NO_RUN_ID:
         return f"elastic:{elastic}"
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if host and port:
-        # torchrun names a run of one host 127.0.0.1, and the runs of other hosts do so too.
+        # On a single host, torchrun uses 127.0.0.1, which does not tell hosts apart.
         return f"master:{platform.node() if is_loopback(host) else host}:{port}"
     return _run_ids.setdefault(os.getpid(), f"process:{uuid.uuid4().hex}")
 
 
 def is_own(run: str) -> bool:
-    """Return whether a run id belongs to this process alone."""
+    """Return whether a run consists of this process alone."""
     return run == _run_ids.get(os.getpid())

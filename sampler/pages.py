@@ -1,4 +1,4 @@
-"""The thread that prefetches a sampler's pages, so that the trainer never waits for an RPC."""
+"""The thread that fetches a sampler's pages ahead of the training loop."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-# Positions from which in_order=False chooses the next batch.
+# Number of positions from which in_order=False chooses the next batch.
 REORDER_BATCHES = 8
 
 HEARTBEAT_S = 2.0
 REFRESH_S = 0.25
-# Delay after loading a state: StatefulDataLoader loads two in a row.
+# Wait after a state was loaded, since StatefulDataLoader loads two in a row.
 PREPARE_DELAY_S = 0.05
 
 _ONE_TRY = Patience(attempts=1, total_s=5.0, deadline_s=5.0)
@@ -42,7 +42,7 @@ _THREAD_CHECK_S = 5.0
 
 
 class Pager:
-    """The single thread that feeds a sampler's iterations. It starts with the first iteration."""
+    """The thread that feeds all iterations of a sampler. It starts with the first one."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Pager:
         self._heartbeat_s = heartbeat_s
         self._wake = threading.Condition()
         self._stopped = threading.Event()
-        # Weak, so that an abandoned iteration frees its batches.
+        # Weak references, so that an abandoned iteration frees its batches.
         self._buffers: list[weakref.ref[PrefetchBuffer]] = []
         self._thread: threading.Thread | None = None
         self._called_s = 0.0
@@ -71,13 +71,13 @@ class Pager:
         self.pid = os.getpid()
 
     def prepare(self, start: PlanPosition) -> None:
-        """Request the first page of a future iteration at ``start``, without waiting."""
+        """Request the first page of a future iteration from ``start`` on, without waiting."""
         buffer = PrefetchBuffer(start, self._session.batches_per_epoch, reorder=self._reorder)
         buffer.not_before_s = time.monotonic() + PREPARE_DELAY_S
         with self._wake:
             self._check_open()
             self._delivered = None
-            if self._session.is_ordered:  # its order is drawn when the epoch begins
+            if self._session.is_ordered:  # the order is drawn when the epoch begins
                 return
             self._prepared = start, buffer
             self._add(buffer, start)
@@ -85,13 +85,13 @@ class Pager:
                 self._called_s = 0.0  # a heartbeat reports this rank's position
 
     def begin(self, start: PlanPosition) -> PrefetchBuffer:
-        """Start an iteration at ``start``. Request its first page now, unless it was prepared."""
+        """Begin an iteration at ``start``, with the prepared buffer if there is one."""
         with self._wake:
             self._check_open()
             prepared, self._prepared = self._prepared, None
             if prepared is not None and prepared[0] == start:
                 buffer = prepared[1]
-                buffer.not_before_s, buffer.error = 0.0, None  # outdated: request it again
+                buffer.not_before_s, buffer.error = 0.0, None  # retry after an early error
             else:
                 buffer = PrefetchBuffer(start, self._session.batches_per_epoch, reorder=self._reorder)
             self._delivered = buffer.delivered
@@ -100,10 +100,10 @@ class Pager:
 
     def _add(self, buffer: PrefetchBuffer, start: PlanPosition) -> None:
         others = (kept for kept in self._buffers if kept() not in {None, buffer})
-        self._buffers = [weakref.ref(buffer), *others]  # the latest iteration is served first
+        self._buffers = [weakref.ref(buffer), *others]  # serve the latest iteration first
         self._progress = start.epoch, start.position
         if self._thread is None:
-            self._called_s = time.monotonic()  # opening the job counted as its first heartbeat
+            self._called_s = time.monotonic()  # opening the job was its first heartbeat
             self._thread = threading.Thread(target=self._run, name="superdl-pages", daemon=True)
             self._thread.start()
         self._wake.notify_all()
@@ -114,9 +114,9 @@ class Pager:
             return self._delivered
 
     def take(self, buffer: PrefetchBuffer) -> BatchRef | None:
-        """Return the buffer's next batch, or ``None`` at the end of the epoch. Wait while it is empty.
+        """Wait for the buffer's next batch and return it, or ``None`` at the end of the epoch.
 
-        Raises the error of a failed page; the next call retries it.
+        Raises the error of a failed page. The next call retries the page.
         """
         with self._wake:
             while True:
@@ -136,16 +136,16 @@ class Pager:
                 if error is not None:
                     self._wake.notify_all()
                     raise error
-                # The thread answers each buffer with a page or an error, in bounded time.
+                # The thread delivers a page or an error in bounded time.
                 begun_s = time.perf_counter()
                 if not self._wake.wait(_THREAD_CHECK_S) and not (self._thread and self._thread.is_alive()):
                     raise CoordinatorError(
                         "the sampler's background thread has died; its traceback was printed earlier"
                     )
-                self._session.page_calls.wait_s += time.perf_counter() - begun_s
+                self._session.page_calls.status_wait_s += time.perf_counter() - begun_s
 
     def stop(self) -> None:
-        """Stop the thread and any call that it is making. Idempotent."""
+        """Stop the thread and cancel its current call. Idempotent."""
         with self._wake:
             self._stopped.set()
             self._wake.notify_all()
@@ -155,7 +155,7 @@ class Pager:
             thread.join(_JOIN_S)
 
     def stop_soon(self) -> None:
-        """Tell the thread to stop without waiting for it. For finalizers."""
+        """Signal the thread to stop, without waiting for it. For finalizers."""
         if self.pid != os.getpid():
             return  # a forked copy has no thread, and its lock may be held
         self._stopped.set()
@@ -164,17 +164,14 @@ class Pager:
 
     def _check_open(self) -> None:
         if self._stopped.is_set():
-            raise UsageError("this sampler is closed: create a new one to iterate again")
+            raise UsageError("this sampler is closed. Create a new one to iterate again")
 
     def _run(self) -> None:
         # The channel stays open while the thread lives.
         with self._client.hold(), contextlib.suppress(CallStoppedError):
-            while True:
-                task = self._next_task()
-                if task is None:
-                    return
+            while (task := self._next_task()) is not None:
                 task()
-                del task  # an abandoned iteration must be able to drop its buffer
+                del task  # it would keep an abandoned iteration's buffer alive
                 self._called_s = time.monotonic()
 
     def _next_task(self) -> Callable[[], None] | None:
@@ -187,7 +184,7 @@ class Pager:
             return None
 
     def _due(self, now_s: float) -> tuple[Callable[[], None] | None, float]:
-        """Return the task that is due, or ``None`` and the seconds until the next one."""
+        """Return the task that is due, or ``None`` and the wait in seconds until the next one."""
         due_s = self._called_s + self._heartbeat_s
         for kept in self._buffers:
             buffer = kept()
@@ -202,8 +199,8 @@ class Pager:
                 if buffer.refresh_at_s <= now_s:
                     return partial(self._refresh, buffer), 0.0
                 due_s = min(due_s, buffer.refresh_at_s)
-        # Heartbeats keep the job's lease, and make the job known to a restarted coordinator
-        # while workers still read.
+        # Heartbeats renew the job's lease, and reopen the job at a restarted coordinator while workers
+        # still read.
         if self._called_s + self._heartbeat_s <= now_s:
             return self._heartbeat, 0.0
         return None, due_s - now_s
@@ -213,12 +210,12 @@ class Pager:
             position, count, head = buffer.tail, buffer.room(), buffer.head
         page: Any = None
         error: Exception | None = None
-        # Without the lock, so that the trainer can take batches meanwhile.
+        # Release the lock, so that the training loop can take batches meanwhile.
         try:
             page = self._session.pages_from(
                 buffer.epoch, position, count, yielded=head, with_keys=True, stopped=self._stopped
             )
-        except Exception as failure:  # noqa: BLE001  # raised in the trainer's thread
+        except Exception as failure:  # noqa: BLE001  # raised in the training loop
             error = failure
         with self._wake:
             buffer.error = error or self._fill(buffer, page)
@@ -230,7 +227,13 @@ class Pager:
         try:
             for message in page.batches:
                 batch = planned_batch(
-                    *(message, page.packs, session.binding, session.job, rank, epoch, session.seed),
+                    message,
+                    page.packs,
+                    session.binding,
+                    session.job,
+                    rank,
+                    epoch,
+                    session.seed,
                     may_be_empty=session.may_be_empty,
                     alone=session.alone,
                 )
@@ -250,8 +253,8 @@ class Pager:
             head, count = buffer.head, len(buffer.reorderable())
         try:
             batches = self._statuses(buffer.epoch, head, count)
-        except SuperError as error:  # statuses are hints; the next page will report the error
-            _LOG.debug("could not get statuses for epoch %d from position %d: %s", buffer.epoch, head, error)
+        except SuperError as error:  # statuses are hints; the next page will raise the error
+            _LOG.debug("no statuses for epoch %d from position %d on: %s", buffer.epoch, head, error)
             batches = ()
         with self._wake:
             for batch in batches:
@@ -268,11 +271,11 @@ class Pager:
             self._unanswered = False
         except SuperError as error:
             if not self._unanswered:
-                _LOG.warning("the coordinator is not answering the sampler's heartbeat: %s", error)
+                _LOG.warning("the coordinator does not answer the sampler's heartbeat: %s", error)
             self._unanswered = True
 
     def _statuses(self, epoch: int, head: int, count: int) -> Sequence[Any]:
-        """Return the batches (messages) from the first undelivered one, without keys. Try once."""
+        """Fetch ``count`` ``Batch`` messages from the first undelivered one on, without keys, in one try."""
         page = self._session.pages_from(
             epoch,
             head,
@@ -298,10 +301,9 @@ def planned_batch(
     may_be_empty: bool = False,
     alone: bool = False,
 ) -> BatchRef:
-    """Convert a proto ``Batch`` of a page that lists ``packs``. Raises ``ValueError`` if it is invalid."""
+    """Convert a ``Batch`` message of a page that lists ``packs``. Raises ``ValueError`` if it is invalid."""
     size, rest = divmod(len(batch.sample_ids), ID_BYTES)
-    for field, length, right in (
-        # A part of a mix's batch may be empty.
+    for field, length, is_valid in (
         ("bytes of sample ids", len(batch.sample_ids), not rest and (size > 0 or may_be_empty)),
         ("bytes of a batch id", len(batch.batch_id), len(batch.batch_id) == ID_BYTES),
         ("bytes of padding", len(batch.padding), len(batch.padding) in {0, size}),
@@ -311,7 +313,7 @@ def planned_batch(
         ("bytes of offsets", len(batch.offsets), len(batch.offsets) == 2 * len(batch.pack_of)),
         ("bytes of lengths", len(batch.lengths), len(batch.lengths) == len(batch.pack_of)),
     ):
-        if not right:
+        if not is_valid:
             raise ValueError(f"batch {batch.position} with {size} samples must not have {length} {field}")
     places = None
     try:
@@ -342,5 +344,5 @@ def planned_batch(
 
 
 def is_ready(batch: Any) -> bool:
-    """Return whether a reader would find every sample of a ``Batch``, or its tombstone."""
+    """Return whether a reader would find all samples of a ``Batch`` message, or their tombstones."""
     return bool((batch.resident + batch.failed) * ID_BYTES >= len(batch.sample_ids))

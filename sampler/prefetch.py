@@ -1,4 +1,4 @@
-"""The position and pending batches of one pass over an epoch. No I/O, no threads."""
+"""The position and pending batches of one iteration over an epoch, without I/O or threads."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from superdl.super_wire.batch_ref import BatchRef
 
-# A page is requested once there is room for this many batches.
+# Request a page once there is room for this many batches.
 PAGE_BATCHES = 32
-# Maximum number of batches that an iteration has received but not delivered.
+# Maximum number of batches received but not delivered.
 BUFFER_BATCHES = 2 * PAGE_BATCHES
 
 
@@ -26,28 +26,28 @@ class PlanPosition:
 
 
 class Delivered:
-    """The batches delivered since ``start``, and the position after any number of them."""
+    """Record of the batches delivered since ``start``."""
 
     def __init__(self, start: PlanPosition, *, reorder: int = 1) -> None:
         self.start = start
         self.count = 0
         self._span = max([reorder, *(position - start.position + 1 for position in start.delivered_ahead)])
-        # In order, a count suffices. Otherwise the positions are kept, 8 bytes each.
+        # In order, a count suffices. Otherwise keep the positions, 8 bytes each.
         self._order = array("Q") if self._span > 1 else None
 
     def add(self, position: int) -> None:
-        """Record that the batch at ``position`` was delivered."""
+        """Record the delivery of the batch at ``position``."""
         self.count += 1
         if self._order is not None:
             self._order.append(position)
 
     def position_after(self, count: int | None = None) -> PlanPosition:
-        """Return the position after the first ``count`` batches. ``None`` means all of them."""
+        """Return the plan position after the first ``count`` batches, by default after all of them."""
         count = self.count if count is None else count
         start = self.start
         if self._order is None:
             return PlanPosition(start.epoch, start.position + count)
-        # Older batches are all below the head, since none is span or more positions early.
+        # Older batches are all below the head, since no batch is span or more positions early.
         known = {*start.delivered_ahead, *self._order[max(0, count - 2 * self._span) : count]}
         done = count + len(start.delivered_ahead)
         head = max(start.position, start.position + done - self._span)
@@ -58,40 +58,40 @@ class Delivered:
 
 
 class PrefetchBuffer:
-    """Batches that an iteration has received but not delivered.
+    """The batches that an iteration has received but not delivered.
 
-    In order, the next batch is the head. With ``reorder`` above 1, a batch whose samples are all in the
-    cache (or failed) may overtake a waiting head, if it is among the first ``reorder`` positions.
+    The head, the first undelivered batch, is next. With ``reorder`` above 1, a batch among the first
+    ``reorder`` positions may overtake it once all of its samples are in the cache (or failed).
     """
 
     def __init__(self, start: PlanPosition, end: int, *, reorder: int = 1) -> None:
         self.epoch = start.epoch
-        self.head = self.tail = start.position  # first positions not delivered, not received
-        self.end = end  # batches in the epoch
+        self.head = self.tail = start.position  # the first position not delivered, not received
+        self.end = end  # batches per epoch
         self.delivered = Delivered(start, reorder=reorder)  # may outlive the buffer
-        # The last page's error, raised by the next call and then cleared.
+        # The last page's error, to be raised once by the next call.
         self.error: Exception | None = None
-        # Monotonic times: the earliest for the next page, and that of the next status refresh.
+        # The earliest monotonic times of the next page request and the next status refresh.
         self.not_before_s = self.refresh_at_s = 0.0
         self._reorder = reorder
         self._waiting: dict[int, BatchRef] = {}
-        self._ready: set[int] = set()  # among the waiting ones
-        # by the earlier iteration that this one resumes
-        self._delivered_before = frozenset(start.delivered_ahead)
+        self._ready: set[int] = set()  # positions in _waiting
+        self._delivered_before = frozenset(start.delivered_ahead)  # by the iteration that this one resumes
 
     def __len__(self) -> int:
-        """Return the number of batches ready to be delivered."""
+        """Return the number of received batches waiting for delivery."""
         return len(self._waiting)
 
     @property
     def exhausted(self) -> bool:
-        """Return whether the whole epoch was delivered."""
+        """Return whether the whole epoch has been delivered."""
         return self.head >= self.end
 
     def add(self, batch: BatchRef, *, ready: bool) -> None:
-        """Add the batch at ``tail``, unless it was delivered before. Raises ``ValueError`` for any other.
+        """Add the batch at ``tail``, unless it was delivered before.
 
-        ``ready`` means that, as far as is known, a reader would find all of its samples immediately.
+        ``ready`` means that a reader should find all of its samples immediately. Raises ``ValueError`` if
+        the batch has another position.
         """
         if batch.position != self.tail or self.tail >= self.end:
             raise ValueError(f"batch {batch.position} arrived instead of batch {self.tail} of {self.end}")
@@ -103,12 +103,12 @@ class PrefetchBuffer:
         self._advance_head()
 
     def mark_ready(self, position: int) -> None:
-        """Record a newer status: all samples of that batch are in the cache, or failed."""
+        """Record that all samples of a batch are now in the cache, or failed."""
         if position in self._waiting:
             self._ready.add(position)
 
     def take(self) -> BatchRef | None:
-        """Return the next batch to deliver, or ``None`` if there is none."""
+        """Remove and return the next batch, or return ``None`` if none is waiting."""
         if not self._waiting:
             return None
         position = self.head
@@ -121,20 +121,20 @@ class PrefetchBuffer:
         return batch
 
     def reorderable(self) -> range:
-        """Return the positions from which the next batch is chosen."""
+        """Return the positions that the next batch may come from."""
         return range(self.head, min(self.head + self._reorder, self.tail))
 
     def needs_statuses(self) -> bool:
-        """Return whether newer statuses could change which batch is next."""
+        """Return whether newer statuses could change the next batch."""
         waiting = self.head in self._waiting and self.head not in self._ready
         return self.error is None and self._reorder > 1 and waiting
 
     def needs_page(self) -> bool:
-        """Return whether there is more to request and room for it."""
+        """Return whether batches remain to be requested and there is room for a page."""
         return self.error is None and self.tail < self.end and self.room() >= PAGE_BATCHES
 
     def room(self) -> int:
-        """Return the number of batches that may be requested."""
+        """Return how many more batches fit."""
         return BUFFER_BATCHES - len(self._waiting)
 
     def _advance_head(self) -> None:
@@ -143,41 +143,39 @@ class PrefetchBuffer:
 
 
 class Cursor:
-    """The start of a sampler's next iteration. Each iteration that begins advances it. Thread-safe."""
+    """The start of a sampler's next iteration, which each new iteration advances. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._next = PlanPosition()
-        self.named: int | None = None  # the epoch set since the last iteration began
+        self.requested_epoch: int | None = None  # by set_epoch, since the last iteration began
 
     def peek(self) -> PlanPosition:
         """Return the start of the next iteration without beginning it."""
         return self._next
 
     def take(self) -> PlanPosition:
-        """Return the start of an iteration that begins now."""
+        """Begin an iteration and return its start."""
         with self._lock:
             taken, self._next = self._next, PlanPosition(self._next.epoch + 1)
-            self.named = None
+            self.requested_epoch = None
             return taken
 
     def skip_past(self, epoch: int) -> None:
-        """Record that an iteration of ``epoch`` is starting, so that the next iteration uses a later
-        epoch.
-        """
+        """Begin an iteration of ``epoch``. The next one gets a later epoch."""
         with self._lock:
-            self.named = None
+            self.requested_epoch = None
             if self._next.epoch <= epoch:
                 self._next = PlanPosition(epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the next epoch. A position already set in that epoch is kept."""
+        """Set the next epoch. A position already set for that epoch is kept."""
         with self._lock:
-            self.named = epoch
+            self.requested_epoch = epoch
             if epoch != self._next.epoch:
                 self._next = PlanPosition(epoch)
 
     def move(self, start: PlanPosition) -> None:
-        """Make the next iteration begin at ``start``."""
+        """Set the start of the next iteration."""
         with self._lock:
             self._next = start

@@ -1,4 +1,4 @@
-"""Queries about a dataset that need no job: coordinator, registration, listing."""
+"""Queries about a dataset that require no job."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-_MAX_REGISTRATIONS = 5  # for one query, if the coordinator keeps restarting
+_MAX_REGISTRATIONS = 5  # per query, if the coordinator keeps restarting
 
 
 def client_of(coordinator: str | None, run: str, *, alone: bool, for_query: bool = False) -> Client:
-    """Return a client for the coordinator at this address, in ``SUPER_COORDINATOR``, or embedded.
+    """Return a client for the given coordinator, else ``SUPER_COORDINATOR``, else an embedded one.
 
-    If ``alone``, no other process is in the run, so the embedded coordinator ends with this process. If
-    ``for_query``, no sampler is created, so it may end sooner.
+    ``alone`` means that this is the run's only process, so an embedded coordinator ends with it.
+    ``for_query`` means that no sampler is being created, so it may end sooner.
     """
     if coordinator is not None:
         return Client(checked_address(coordinator, "coordinator="))
     if os.environ.get("SUPER_COORDINATOR"):
         return Client(checked_address(os.environ["SUPER_COORDINATOR"], "SUPER_COORDINATOR"))
     embedded = embedded_for(run, for_query=for_query)
-    own = CoordinatorCredentials()  # only this user can reach it, so it needs no credentials
-    return Client(embedded.coordinator, explain=embedded.failure, alone=alone, credentials=own)
+    none = CoordinatorCredentials()  # only this user can reach it
+    return Client(embedded.coordinator, explain=embedded.failure, alone=alone, credentials=none)
 
 
 def log_warnings(dataset: Bindable, warnings: Iterable[str], rank: int) -> None:
-    """Log a coordinator's warnings about a dataset, each once, on the first rank."""
+    """Log the coordinator's warnings about a dataset once each, on rank 0."""
     for warning in warnings if rank == 0 else ():
         if warning not in dataset.warned:
             dataset.warned.add(warning)
@@ -52,7 +52,7 @@ def log_warnings(dataset: Bindable, warnings: Iterable[str], rank: int) -> None:
 
 
 def binding_of(info: Any, *, cache: str = "", store: str = "") -> DatasetBinding:
-    """Convert a coordinator's dataset message. ``cache`` and ``store`` come from the job, if there is one."""
+    """Convert a ``Dataset`` message. ``cache`` and ``store`` come from the job, if there is one."""
     return DatasetBinding(
         dataset_id=info.dataset_id,
         fingerprint=info.fingerprint,
@@ -65,13 +65,13 @@ def binding_of(info: Any, *, cache: str = "", store: str = "") -> DatasetBinding
 
 
 def describe(dataset: Bindable, *, renew: bool = False) -> DatasetBinding:
-    """Return the coordinator's description of the dataset, after listing the source. Opens no job.
+    """Wait for the source to be listed, and return the dataset's properties. Opens no job.
 
-    If ``renew``, list again if that is due, as for a new sampler, to include recently added files.
+    With ``renew``, repeat the listing if that is due, as for a new sampler, to include new files.
 
     Raises:
-        SourceError: the source is missing, empty, forbidden, or its listing makes no progress.
-        CoordinatorError, EmbeddedError: no coordinator can be reached, or it refuses the query.
+        SourceError: the source is missing, empty or forbidden, or its listing makes no progress.
+        CoordinatorError, EmbeddedError: no coordinator can be reached, or it rejects the query.
     """
     with _querying(dataset) as (client, run):
         info, _ = client.register(dataset, run, renew=renew and is_own(run), begins=True)
@@ -81,7 +81,7 @@ def describe(dataset: Bindable, *, renew: bool = False) -> DatasetBinding:
 
 @contextmanager
 def _querying(dataset: Bindable) -> Iterator[tuple[Client, str]]:
-    """Yield a client for a query about the dataset, and the run id to use."""
+    """Yield a client and the run id for a query about the dataset."""
     run = run_id()
     client = client_of(dataset.coordinator, run, alone=False, for_query=True)
     try:
@@ -92,44 +92,47 @@ def _querying(dataset: Bindable) -> Iterator[tuple[Client, str]]:
 
 
 def list_samples(dataset: Bindable, fingerprint: bytes) -> SampleList:
-    """Return each sample's path and label. Raises ``SourceError`` if the fingerprint has changed."""
-    pages, label_dtype = _pages(dataset, fingerprint, with_keys=True)
+    """Return the path and label of every sample. Raises ``SourceError`` if the fingerprint has changed."""
+    pages, label_dtype = _fetch_pages(dataset, fingerprint, with_keys=True)
     keys, lengths = (b"".join(parts) for parts in zip(*((p.keys, p.key_lengths) for p in pages), strict=True))
     return SampleList(pages[0].bucket, keys, lengths, _labels_of(pages, label_dtype))
 
 
 def list_labels(dataset: Bindable, fingerprint: bytes) -> Labels:
-    """Return only the labels, read-only, of shape (samples, ...) or as ``RaggedLabels``."""
-    return _labels_of(*_pages(dataset, fingerprint, with_keys=False))
+    """Return the labels of all samples, read-only, of shape (samples, ...) or as ``RaggedLabels``.
+
+    Raises ``SourceError`` if the fingerprint has changed.
+    """
+    return _labels_of(*_fetch_pages(dataset, fingerprint, with_keys=False))
 
 
 def _labels_of(pages: Sequence[Any], label_dtype: str) -> Labels:
     return joined([unpack_labels(page.labels, label_dtype) for page in pages])
 
 
-def _pages(dataset: Bindable, fingerprint: bytes, *, with_keys: bool) -> tuple[list[Any], str]:
+def _fetch_pages(dataset: Bindable, fingerprint: bytes, *, with_keys: bool) -> tuple[list[Any], str]:
     with _querying(dataset) as (client, run):
         for _ in range(_MAX_REGISTRATIONS):
             info, _end_s = client.register(dataset, run)
             if info.fingerprint != fingerprint:
                 raise SourceError(
-                    f"{dataset.source} has changed since its length or classes were requested: create a new "
+                    f"{dataset.source} has changed since its length or classes were requested. Create a new "
                     "SuperDataset"
                 )
             try:
-                pages = list(_pages_of(client, info, with_keys=with_keys))
-            except UnknownJobError:  # restarted meanwhile; registering is idempotent
+                pages = list(_iter_pages(client, info, with_keys=with_keys))
+            except UnknownJobError:  # the coordinator restarted; registering is idempotent
                 continue
-            if all(page.fingerprint == fingerprint for page in pages):  # otherwise it was listed again
+            if all(page.fingerprint == fingerprint for page in pages):
                 return pages, info.label_dtype
     raise UnknownJobError(
-        f"the coordinator at {client.address} forgot or re-listed {dataset.source} "
+        f"the coordinator at {client.address} lost or re-listed {dataset.source} "
         f"{_MAX_REGISTRATIONS} times in a row"
     )
 
 
-def _pages_of(client: Client, info: Any, *, with_keys: bool) -> Iterator[Any]:
-    """Yield pages up to the first that belongs to another listing."""
+def _iter_pages(client: Client, info: Any, *, with_keys: bool) -> Iterator[Any]:
+    """Yield pages, up to the first page of another listing."""
     from superdl.super_wire import coordinator_pb2 as pb
 
     start = 0

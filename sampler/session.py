@@ -1,4 +1,4 @@
-"""A sampler's session: a registered dataset and an open job, restored if the coordinator forgets them."""
+"""A sampler's session: a registered dataset and an open job, reopened if the coordinator loses them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from superdl.sampler.rpc.client import (
     RUNNING,
     Client,
     Patience,
-    job_start,
+    startup_patience,
 )
 from superdl.sampler.stats import PageCalls, SamplerStats
 from superdl.super_wire.draws import ORDER_PART, Draws, pack_numbers
@@ -41,19 +41,23 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-# Times that one call may reopen an unknown job before it fails.
+# Number of times that one call may reopen an unknown job.
 MAX_REOPENS = 5
 
 # Time limit of such a call, not counting time in which a listing makes progress.
 REOPENING_S = 180.0
 
-# Counts of identical samplers, also by process id, since a fork copies them.
+# Counters of identical samplers, keyed by process id too because a fork copies them.
 _samplers: defaultdict[tuple[int, bytes, int], Iterator[int]] = defaultdict(itertools.count)
 
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """A sampler's request for a plan; see :class:`superdl.sampler.SuperSampler`."""
+    """The plan that a sampler requests; see :class:`superdl.sampler.SuperSampler`.
+
+    ``mix`` has the samples per epoch of each dataset, ``member`` is this dataset's index in it, and
+    ``mix_run`` the number of consecutive samples from one dataset.
+    """
 
     batch_size: int
     seed: int
@@ -68,29 +72,29 @@ class JobSpec:
 
     @property
     def is_ordered(self) -> bool:
-        """Return whether a user's sampler draws the order of each epoch."""
+        """Return whether the user's sampler draws each epoch's order."""
         return self.draws is not None and bool(self.draws.lengths)
 
     def length(self, size: int) -> int:
-        """Return the number of samples in an unpadded epoch over all ranks, given the dataset's ``size``."""
+        """Return the samples per epoch over all ranks, without padding, for a dataset of ``size`` samples."""
         if self.mix:
             return sum(self.mix)
         return size if self.draws is None else self.draws.length(size)
 
     def job_id(self, run: str, fingerprint: bytes, recipe_json: str) -> str:
-        """Return a new sampler's job id: 32 hex digits.
+        """Return a new sampler's job id, 32 hex digits.
 
-        It is the same on every rank of ``run``, unless a user's sampler draws the order of each epoch.
+        All ranks of ``run`` get the same id, unless the user's sampler draws each epoch's order.
         """
-        if self.is_ordered:  # their orders may differ, even in launches of the same name
+        if self.is_ordered:  # orders may differ, even between launches of the same name
             return os.urandom(16).hex()
         numbers = f"{self.batch_size},{self.num_replicas},{self.seed},{self.shuffle:d},{self.drop_last:d}"
-        # Ranks find the same job without communicating, so it is a digest of the values that they share.
+        # Ranks do not communicate, so derive the id from the values that they share.
         parts = [run.encode(), fingerprint, recipe_json.encode(), numbers.encode()]
         parts += [self.draws.digest] if self.draws is not None else []
         parts += [f"{self.mix},{self.member}".encode()] if self.mix else []
         parts += [str(self.mix_run).encode()] if self.mix_run > 1 else []
-        # The second identical sampler gets another id. Ranks create theirs in the same order.
+        # A second identical sampler gets another id. All ranks create their samplers in the same order.
         before = next(_samplers[os.getpid(), digest128(*parts), self.rank])
         return digest128(*parts, *([str(before).encode()] if before else [])).hex()
 
@@ -98,8 +102,8 @@ class JobSpec:
 class Session:
     """A registered dataset and an open job. The constructor raises the errors of ``SuperSampler``.
 
-    ``binding`` describes the dataset, ``batches_per_epoch`` is the number of this rank's
-    batches, and ``kept`` is a message for users about where records are kept.
+    ``binding`` describes the dataset, ``batches_per_epoch`` counts this rank's batches, and ``kept`` is a
+    message for users about where the store keeps records.
     """
 
     def __init__(
@@ -118,13 +122,10 @@ class Session:
         self._dataset = dataset
         self._spec = spec
         self.seed = spec.seed
-        # Whether a batch may be empty, as a part of a mix's batch may be.
-        self.may_be_empty = bool(spec.mix)
+        self.may_be_empty = bool(spec.mix)  # one dataset's part of a mixed batch may be empty
         rank, count = ranks or (spec.rank, spec.num_replicas)
-        # Whether a training step uses just one batch, of this rank.
-        self.alone = count == 1 and not spec.mix
-        # Whether a user's sampler draws each epoch, for begin_epoch().
-        self.is_ordered = spec.is_ordered
+        self.alone = count == 1 and not spec.mix  # whether a training step uses only this batch
+        self.is_ordered = spec.is_ordered  # then begin_epoch() sets each epoch's order
         self._orders: dict[int, Draws] = {}
         self._run = run
         self._listing_silence_s = listing_silence_s
@@ -136,26 +137,23 @@ class Session:
                 dataset, run, renew=is_own(run), begins=True, silence_s=listing_silence_s
             )
             log_warnings(dataset, info.warnings, rank)
-            self._check_fits(spec.length(info.size))
+            size, global_batch = spec.length(info.size), spec.batch_size * spec.num_replicas
+            if spec.drop_last and global_batch > size:
+                raise PlanError(
+                    f"batch_size={spec.batch_size} on {spec.num_replicas} ranks makes global batches of "
+                    f"{global_batch} samples, but an epoch of {dataset.source} has only {size}. "
+                    "drop_last=True drops that incomplete batch, so epochs would be empty. Use a smaller "
+                    "batch_size or drop_last=False"
+                )
             run = run if job is None else f"job:{job}"
             self.job = spec.job_id(run, info.fingerprint, dataset.recipe.json)
             head = 0, int(self.is_ordered)  # at the end of the undrawn order
-            log_warnings(dataset, self._open(info, job_start(), head), rank)
-
-    def _check_fits(self, size: int) -> None:
-        global_batch = self._spec.batch_size * self._spec.num_replicas
-        if self._spec.drop_last and global_batch > size:
-            raise PlanError(
-                f"batch_size={self._spec.batch_size} on {self._spec.num_replicas} ranks makes global batches "
-                f"of {global_batch} samples, but {self._dataset.source} has only {size}. drop_last=True "
-                "drops that incomplete batch, so epochs would be empty: use a smaller batch_size or "
-                "drop_last=False"
-            )
+            log_warnings(dataset, self._open(info, startup_patience(), head), rank)
 
     def _open(
         self, info: Any, patience: Patience, head: tuple[int, int], stopped: threading.Event | None = None
     ) -> Sequence[str]:
-        """Open the job for a rank at ``head`` (epoch, position). Return the warnings."""
+        """Open the job with this rank at ``head`` (epoch, position), and return the warnings."""
         from superdl.super_wire import coordinator_pb2 as pb
 
         spec, (epoch, position) = self._spec, head
@@ -190,7 +188,7 @@ class Session:
         return tuple(opened.warnings)
 
     def _add_order(self, request: Any, epoch: int, stopped: threading.Event | None) -> None:
-        """Add an epoch's order to the request. If it is too long for that, upload it first."""
+        """Add an epoch's order to the request, or upload it first if it is too long."""
         from superdl.super_wire import coordinator_pb2 as pb
 
         draws = self._orders.get(epoch, self._spec.draws or Draws())
@@ -205,29 +203,32 @@ class Session:
         request.order_sent = draws.length(0)
 
     def begin_epoch(self, epoch: int, position: int, draws: Draws) -> None:
-        """Continue with the order that a user's sampler drew, starting at ``position``."""
-        # An iteration of the previous epoch may still be running.
+        """Set the order that the user's sampler drew for an epoch, and continue at ``position``."""
+        # Keep the previous epoch's order, since an iteration of it may still be running.
         latest = {other: order for other, order in list(self._orders.items())[-1:] if other != epoch}
         self._orders = latest | {epoch: draws}
-        self._reopening(
+        self._call_reopening(
             lambda end_s: self._open(self._info, RUNNING.until(end_s), (epoch, position)), epoch, position
         )
 
     def has_begun_another(self, epoch: int) -> bool:
-        """Return whether the latest order is for another epoch. A heartbeat would reopen this one."""
+        """Return whether the latest order is for another epoch. A heartbeat would go back to this one."""
         return self.is_ordered and epoch != next(reversed(self._orders), epoch)
 
     def reopen(
         self, epoch: int, position: int, end_s: float, stopped: threading.Event | None = None
     ) -> float:
-        """Register and open the job again at a coordinator that lost its state, starting at ``position``.
+        """Register the dataset and open the job again at ``position``, after the coordinator lost its state.
 
-        Give up at the monotonic ``end_s``. Return it, extended by the time in which a listing made progress.
-        Raises ``SourceError`` if the source has changed since this sampler's plan was created.
+        Gives up at the monotonic time ``end_s``, and returns it, extended by the time in which a listing made
+        progress. Raises ``SourceError`` if the source has changed since this sampler was created.
         """
         with self._lock:
             info, end_s = self._client.register(
-                *(self._dataset, self._run, RUNNING, end_s),
+                self._dataset,
+                self._run,
+                RUNNING,
+                end_s,
                 silence_s=self._listing_silence_s,
                 stopped=stopped,
             )
@@ -236,10 +237,10 @@ class Session:
                     f"{self._dataset.source} has changed since this sampler was created: it had "
                     f"{self.binding.size} samples with fingerprint {self.binding.fingerprint.hex()}, but now "
                     f"it has {info.size} with {info.fingerprint.hex()}. The restarted coordinator cannot "
-                    "continue the same plan: create a new sampler"
+                    "continue the same plan. Create a new sampler"
                 )
             self._open(info, RUNNING.until(end_s), (epoch, position), stopped)
-            _LOG.warning("the coordinator had lost job %s, which was reopened", self.job)
+            _LOG.warning("reopened job %s, which the coordinator had lost", self.job)
             return end_s
 
     def pages_from(
@@ -253,10 +254,10 @@ class Session:
         with_keys: bool,
         stopped: threading.Event | None = None,
     ) -> Any:
-        """Return a page (message) of up to ``count`` batches from ``position`` on. Reopen a forgotten job.
+        """Fetch a ``Page`` of up to ``count`` batches from ``position`` on, reopening the job if needed.
 
-        Raises ``UnknownJobError`` if it is forgotten too often, or ``CoordinatorUnreachableError``. Both name
-        the limit.
+        Raises ``UnknownJobError`` if the coordinator loses the job too often, and
+        ``CoordinatorUnreachableError``. Both name the limit.
         """
         from superdl.super_wire import coordinator_pb2 as pb
 
@@ -272,25 +273,27 @@ class Session:
         )
         begun_s, begun_cpu_s = time.perf_counter(), time.thread_time()
         try:
-            return self._reopening(
+            return self._call_reopening(
                 lambda end_s: self._client.call(
                     "NextBatches", request, patience.until(end_s), stopped=stopped
                 ),
-                *(epoch, yielded, stopped),
+                epoch,
+                yielded,
+                stopped,
             )
         finally:
-            self.page_calls.calls += 1
-            self.page_calls.call_s += time.perf_counter() - begun_s
-            self.page_calls.cpu_s += time.thread_time() - begun_cpu_s
+            self.page_calls.status_calls += 1
+            self.page_calls.status_s += time.perf_counter() - begun_s
+            self.page_calls.status_cpu_s += time.thread_time() - begun_cpu_s
 
-    def _reopening(
+    def _call_reopening(
         self,
         call: Callable[[float], Any],
         epoch: int,
         position: int,
         stopped: threading.Event | None = None,
     ) -> Any:
-        """Return the result of ``call`` with the time limit. Retry with a reopened job."""
+        """Return the result of ``call(end_s)``. If the job is unknown, reopen it and retry."""
         begin_s = time.monotonic()
         end_s = begin_s + self._reopening_s
         opened = 0
@@ -303,17 +306,17 @@ class Session:
                 end_s = self.reopen(epoch, position, end_s, stopped)
             except CoordinatorUnreachableError as error:
                 raise CoordinatorUnreachableError(
-                    f"the coordinator forgot job {self.job}, which could not be reopened within "
+                    f"the coordinator lost job {self.job}, which could not be reopened within "
                     f"{self._reopening_s:g} s: {error}"
                 ) from error
         raise UnknownJobError(
-            f"the coordinator at {self._client.address} forgot job {self.job} {opened} times in a row after "
-            f"it was opened; gave up after {time.monotonic() - begin_s:.1f} s (the limits are {MAX_REOPENS} "
+            f"the coordinator at {self._client.address} lost job {self.job} {opened} times in a row after it "
+            f"was opened. Gave up after {time.monotonic() - begin_s:.1f} s (the limits are {MAX_REOPENS} "
             f"times and {self._reopening_s:g} s)"
         )
 
     def stats(self) -> SamplerStats:
-        """Return the coordinator's counters for the job, with the cost of this sampler's calls for pages."""
+        """Return the coordinator's counters for the job, and the cost of this sampler's page calls."""
         from superdl.super_wire import coordinator_pb2 as pb
 
         request = pb.GetJobStatsRequest(jobs=[self.job], with_stalls=True)
@@ -323,7 +326,7 @@ class Session:
         return SamplerStats.from_messages(reply.jobs[0], reply.cache, self.page_calls, reply.workers)
 
     def close(self) -> None:
-        """Tell the coordinator that this rank has finished the job."""
+        """Close the job on this rank."""
         from superdl.super_wire import coordinator_pb2 as pb
 
         request = pb.CloseJobRequest(job=self.job, rank=self._spec.rank)
@@ -331,15 +334,15 @@ class Session:
 
 
 def readable_store(address: str, store_id: str) -> str:
-    """Return the store's address if this machine can read that same store, else ""."""
+    """Return the store's address if this machine can read that very store, else an empty string."""
     if not address:
         return ""
     try:
         store = DirectoryStore.open(address, create=False, read_only=True)
     except StoreError as error:
-        _LOG.info("the store is read through the cache: %s", error)
+        _LOG.info("reading the store through the cache: %s", error)
         return ""
     if store.id != store_id:
-        _LOG.info("the store is read through the cache: %s is a different store on this machine", address)
+        _LOG.info("reading the store through the cache: %s is a different store on this machine", address)
         return ""
     return store.address

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.super_wire.waits import WorkCounters
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class StallTotal(NamedTuple):
-    """The number of batches that stalled for one cause, and how long readers waited in total."""
+    """The number of batches stalled by one cause, and the total time that readers waited for them."""
 
     cause: str
     batches: int
@@ -30,7 +30,7 @@ class Stall(NamedTuple):
 
 
 class WorkerUse(NamedTuple):
-    """A worker connected to the coordinator, with its slots and its CPU seconds since it started."""
+    """A worker connected to the coordinator, with its slots and the CPU seconds it has used."""
 
     name: str
     slots: int
@@ -39,27 +39,27 @@ class WorkerUse(NamedTuple):
 
 @dataclass(slots=True)
 class PageCalls:
-    """Time that the sampler's thread spent fetching pages, and that the training loop waited for them."""
+    """Time spent fetching pages, and time that the training loop waited for them."""
 
-    calls: int = 0
-    call_s: float = 0.0
-    cpu_s: float = 0.0
-    wait_s: float = 0.0
+    status_calls: int = 0
+    status_s: float = 0.0
+    status_cpu_s: float = 0.0
+    status_wait_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
 class SamplerStats(WorkCounters):
     """Counters of one job, and the state of the cache that it reads from.
 
-    ``epoch`` and ``position`` are those of the furthest rank. Of its ``ranks``, ``lapsed_ranks`` have not
-    called recently. ``team`` is taken from the sampler's token. ``budget_bytes`` to ``free_bytes`` describe
-    the whole cache; ``needed_bytes`` is the budget at which nothing would be dropped. ``cache_trouble`` is
-    the reason why the cache does not answer the coordinator, and is empty while it does. ``store`` is the
-    address of the store below it, or empty if there is none. Its packs may take ``store_room_bytes``, where
-    0 means no limit. ``stall_causes`` counts stalled batches by cause (docs/runs.md lists them), and
-    ``recent_stalls`` contains the newest stalls (up to 1,024), oldest first. ``status_calls`` and the fields
-    after it describe this process: its calls for pages, their seconds and CPU seconds, and how long the
-    training loop waited for pages.
+    ``epoch`` and ``position`` are those of the most advanced rank. ``lapsed_ranks`` of the job's ``ranks``
+    have not called recently. ``team`` comes from the sampler's token. ``budget_bytes`` to ``free_bytes``
+    describe the whole cache, and ``needed_bytes`` is the budget with which nothing would be dropped.
+    ``cache_trouble`` is the reason the coordinator cannot reach the cache, or empty. ``store`` is the address
+    of the store below the cache, or empty without one. Its packs may take up to ``store_room_bytes``, where 0
+    means no limit. ``stall_causes`` counts stalled batches by cause (docs/runs.md lists them), and
+    ``recent_stalls`` has the newest stalls (up to 1,024), oldest first. ``status_calls`` and the fields after
+    it describe this process: its page calls, the seconds and CPU seconds they took, and how long the training
+    loop waited for pages.
     """
 
     job: str
@@ -106,26 +106,17 @@ class SamplerStats(WorkCounters):
     def from_messages(
         cls, job: Any, cache: Any, page_calls: PageCalls, workers: Iterable[Any] = ()
     ) -> SamplerStats:
-        """Create the counters from the coordinator's messages and those of this sampler."""
-        job_fields = {field.name for field in job.DESCRIPTOR.fields}
-        names = [field.name for field in fields(cls) if field.name not in _COMPUTED]
-        return cls(
-            **{name: getattr(job if name in job_fields else cache, name) for name in names},
-            workers=tuple(WorkerUse(worker.name, worker.slots, worker.cpu_s) for worker in workers),
-            stall_causes=tuple(
-                StallTotal(total.cause, total.batches, total.wait_s) for total in job.stall_causes
-            ),
-            recent_stalls=tuple(
-                Stall(stall.rank, stall.epoch, stall.position, stall.cause, stall.wait_s)
-                for stall in job.recent_stalls
-            ),
-            status_calls=page_calls.calls,
-            status_s=page_calls.call_s,
-            status_cpu_s=page_calls.cpu_s,
-            status_wait_s=page_calls.wait_s,
-        )
+        """Combine the coordinator's messages with this process's page calls."""
 
+        def copied(kind: Any, messages: Iterable[Any]) -> tuple[Any, ...]:
+            return tuple(kind(*(getattr(message, name) for name in kind._fields)) for message in messages)
 
-_COMPUTED = frozenset(
-    {"workers", "stall_causes", "recent_stalls", "status_calls", "status_s", "status_cpu_s", "status_wait_s"}
-)
+        values: dict[str, Any] = {
+            **asdict(page_calls),
+            "workers": copied(WorkerUse, workers),
+            "stall_causes": copied(StallTotal, job.stall_causes),
+            "recent_stalls": copied(Stall, job.recent_stalls),
+        }
+        for name in {field.name for field in fields(cls)} - values.keys():
+            values[name] = getattr(job if name in job.DESCRIPTOR.fields_by_name else cache, name)
+        return cls(**values)

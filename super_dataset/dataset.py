@@ -1,4 +1,4 @@
-"""``SuperDataset``: a torch dataset indexed by planned batches."""
+"""``SuperDataset``: a torch dataset that is indexed by planned batches."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from superdl.super_dataset.listed_source import (
     normalise_url,
     sampler_for,
 )
-from superdl.super_dataset.memory.batch_memory import map_tensors, memory_here
-from superdl.super_dataset.memory.handover import send_by_value
+from superdl.super_dataset.memory.batch_memory import memory_here
 from superdl.super_dataset.per_sample import PerSample, for_batches
 from superdl.super_dataset.pictures import checked_columns, in_columns, only_sample, rows_of
 from superdl.super_dataset.reading.bad_samples import LEAVES_OUT, BadSamples, BatchLeftOut
@@ -51,25 +50,25 @@ if TYPE_CHECKING:
 
 _PING_TIMEOUT_S = 5.0
 _HANDLED = {"skip": "skipped", "replace": "replaced"}
-_MAKES_ITEM = "{} cannot be used with a transform of whole batches, which creates the item itself"
+_RETURNS_ITEM = "{} cannot be combined with a transform of whole batches, which returns the item itself"
 
 
 class SuperDataset(ListedSource, Dataset[Any]):
-    """Decoded samples of a source, read from the cache or the store batch by batch.
+    """Decoded samples of a source, read in batches from the cache or the store.
 
     An item is ``(images, labels)``. Images are uint8 of shape (batch, channels, height, width),
     channels_last. Other samples are stacked as they are, or form a list of tensors if they differ in
-    dtype or shape. Labels are a tensor of shape (batch,), int64 for class folders, else of the key list's
-    dtype. If the key list contains arrays, the shape is (batch, ...), or labels are a list of tensors if
-    lengths vary. If it has named fields, labels are a dict of these. If samples have fields
-    (``Recipe.fields``), or a custom step returns named arrays, a dict of tensors, or of lists of tensors,
-    replaces the images. With ``return_info``, a :class:`BatchInfo` is the third value.
+    dtype or shape. Labels are a tensor of shape (batch,), int64 for class folders, otherwise of the key
+    list's dtype. Array labels have the shape (batch, ...), or form a list of tensors if lengths vary. Labels
+    with named fields are a dict of these. If samples have fields (``Recipe.fields``), or a custom step
+    returns named arrays, a dict of tensors, or of lists of tensors, replaces the images. With
+    ``return_info``, the third value is a :class:`BatchInfo`.
 
-    Its length, ``classes``, ``class_to_idx``, ``samples`` and ``targets`` are known once a sampler exists.
-    Accessing them earlier starts the same services as a sampler, and waits for the listing.
+    Length, ``classes``, ``class_to_idx``, ``samples`` and ``targets`` are known once a sampler exists.
+    Accessing them earlier starts the services that a sampler would start, and waits for the listing.
 
-    It is pickled without connections; each thread of each process opens its own, lazily. Credentials are read
-    from ``SUPER_CACHE_USERNAME`` and ``SUPER_CACHE_PASSWORD`` of the reading process.
+    A dataset is pickled without connections. Each thread of each process opens its own when needed, with
+    credentials from ``SUPER_CACHE_USERNAME`` and ``SUPER_CACHE_PASSWORD`` in the reading process.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32), return_info=True)
     >>> sampler = SuperSampler(dataset, batch_size=4, shuffle=False)
@@ -83,53 +82,53 @@ class SuperDataset(ListedSource, Dataset[Any]):
 
     Args:
         source: ``s3://bucket/prefix``, ``file:///directory`` or a path.
-        recipe: the steps that functions apply to every sample. By default, they decode images and keep their
-            size.
+        recipe: steps that functions apply to every sample. By default, they decode images and keep the size.
         key_list: URL or path of a CSV, JSONL or Parquet file with key and label columns. By default, labels
-            are taken from class folders.
+            come from class folders.
         classes: class names in the order of their labels, such as ``classes=train.classes`` for a validation
-            set. Folders and labels with other names are an error; classes without a sample cause a warning.
-            By default, the classes found in the source, sorted, so that a missing class shifts the labels of
-            those after it.
-        alias: a name that replaces the source's location in sample ids, so that a moved or copied source is
-            found in a store.
-        versions: how ids distinguish versions of a file: by ``"times"`` (size and modification time), the
-            default, or by ``"digests"`` of their bytes, for which the coordinator reads each file when it
-            lists them.
-        transform: a function that runs where batches are read, after the cache. With one required argument,
-            as in torchvision, timm and albumentations, it is called on every sample, a PIL image (RGB; for
+            set. Folders and labels with other names are an error, and classes without samples cause a
+            warning. The default is the sorted names found in the source, where a missing class shifts the
+            labels of those after it.
+        alias: a name that replaces the source's location in sample ids, so that a store recognises a source
+            that was moved or copied.
+        versions: how ids distinguish versions of a file, by ``"times"`` (size and modification time, the
+            default) or by ``"digests"`` of the bytes, for which the coordinator reads every file when it
+            lists the source.
+        transform: runs after the cache, where batches are read. With one required argument, as in
+            torchvision, timm and albumentations, it is called on every sample, a PIL image (RGB; for
             albumentations an array, uint8 of shape (height, width, 3)). :class:`PerSample` makes this
-            explicit and has more options. Results are batched as by torch's ``default_collate``. A sample
-            of several arrays is passed as a dict, and the result may be one. With three arguments, where the
-            last ones may have defaults, it is called as ``transform(images, labels, info)`` on every batch,
-            and its result is the item. It must be picklable if workers are spawned.
-        columns: turn each batch into a dict with these names, such as ``{"pixel_values": "images", "labels":
-            "labels"}`` or ``["image", "mask"]``. Parts are ``"images"`` or the names of arrays, ``"labels"``,
-            and ``"labels.NAME"`` if labels have names. With ``return_info``, an item is (dict, info).
+            explicit and has more options. Results are batched as by torch's ``default_collate``. A sample of
+            several arrays is passed as a dict, and the result may be one. With three arguments, of which the
+            last may have defaults, it is called as ``transform(images, labels, info)`` on every batch, and
+            its result is the item. It must be picklable if workers are spawned.
+        columns: turns each batch into a dict with these names, such as ``{"pixel_values": "images", "labels":
+            "labels"}`` or ``["image", "mask"]``. Parts are ``"images"`` or array names, ``"labels"``, and
+            ``"labels.NAME"`` if labels have names. With ``return_info``, an item is (dict, info).
         collate_fn: as in a DataLoader, called with the list of a batch's samples, each as ``dataset[i]``
             without info. Its result is the item. With ``return_info``, an item is (result, info).
-        on_bad_sample: policy for samples that cannot be produced, ``"raise"``, ``"skip"`` (a shorter batch)
-            or ``"replace"`` (by the next good sample of the same batch). The latter two warn about each bad
-            sample once; see :attr:`bad_samples`. A batch of only bad samples is filled with up to eight
-            samples of the last good batch of its process, flagged as padding, so that all ranks take the same
-            number of steps. With ``"skip"`` and one rank, a ``SuperLoader`` skips it.
-        padding: policy for repeated samples that fill up the last batches of several ranks: ``"keep"``, or
-            ``"skip"`` for validation (a shorter batch, so that each sample counts once; a batch of nothing
-            but padding keeps one, flagged in its ``BatchInfo``).
+        on_bad_sample: policy for samples that cannot be produced: ``"raise"``, ``"skip"`` (a shorter batch)
+            or ``"replace"`` (by the batch's next good sample). The latter two warn once about each bad
+            sample; see :attr:`bad_samples`. A batch of only bad samples is filled with up to eight samples
+            of the process's last good batch, flagged as padding, so that all ranks take equally many steps.
+            With ``"skip"`` and one rank, a ``SuperLoader`` skips it.
+        padding: policy for repeated samples that fill the last batches of several ranks: ``"keep"``, or
+            ``"skip"`` for validation, where each sample should count once. Batches are then shorter, but one
+            of only padding keeps one sample, flagged in its ``BatchInfo``.
         return_info: whether items contain a :class:`BatchInfo`.
-        read_timeout: seconds to wait for one batch.
-        verify: which payloads are hashed: ``"all"`` of them, or ``"auto"``, which hashes all on plain TCP. On
-            a Unix socket or TLS, it hashes those that a process reads for the first time, and one in 64 of
+        read_timeout: time limit for reading one batch, in seconds.
+        verify: which payloads to hash. ``"all"`` hashes every payload. ``"auto"`` does so on plain TCP. On a
+            Unix socket or TLS, it hashes those that the process reads for the first time, and one in 64 of
             the others.
-        in_flight_bytes: limit on replies that one reading thread has requested but not yet received; at least
-            one record is always in flight. Use less if many readers share a cache with little room for output
+        in_flight_bytes: limit on replies that a reading thread has requested but not received. At least one
+            record is always in flight. Lower it if many readers share a cache with little room for output
             buffers.
-        coordinator: the default for its samplers, also used before one exists.
+        coordinator: the default for samplers, also used before one exists.
 
     Raises:
-        ConfigError: an argument is invalid. Length, classes, samples and targets raise the errors of
-            ``SuperSampler``, and ``UsageError`` in another process's copy that has neither these values nor a
-            coordinator's address.
+        ConfigError: an argument is invalid.
+
+    Length, classes, samples and targets raise the errors of ``SuperSampler``. They raise ``UsageError`` in
+    another process's copy that has neither these values nor a coordinator's address.
     """
 
     def __init__(  # noqa: PLR0913 # each controls a different aspect of reading
@@ -164,8 +163,8 @@ class SuperDataset(ListedSource, Dataset[Any]):
         self.given_classes = () if classes is None else checked_classes(classes)
         self.recipe = recipe
         self.key_list = None if key_list is None else normalise_url(key_list, name="key_list")
-        # Read records straight from the store's packs if this machine can access them, else all from
-        # the cache. Change it before a sampler is created.
+        # Whether to read records from the store's packs if this machine can access them, rather than from
+        # the cache. Change it before creating a sampler.
         self.reads_straight = True
         self._transform = for_batches(transform)
         self._columns = None if columns is None else checked_columns(columns)
@@ -174,7 +173,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         self._collate_fn = collate_fn
         for name, given in (("columns", columns), ("collate_fn", collate_fn)):
             if given is not None and not isinstance(self._transform, PerSample | None):
-                raise ConfigError(_MAKES_ITEM.format(name))
+                raise ConfigError(_RETURNS_ITEM.format(name))
         self._on_bad_sample: OnBadSample = on_bad_sample
         self._padding: Padding = padding
         self._return_info = bool(return_info)
@@ -197,57 +196,57 @@ class SuperDataset(ListedSource, Dataset[Any]):
 
     @property
     def may_use_rng(self) -> str:
-        """Return the name of a user callable that may use a global random number generator, or an empty
-        string.
-        """
+        """Return the name of user code that may use a global random number generator, or an empty string."""
         transform = self._transform
         drawing = transform.may_use_rng if isinstance(transform, PerSample) else unknown(transform)
         return drawing or unknown(self._collate_fn)
 
     @property
     def bad_samples(self) -> tuple[BadSample, ...]:
-        """Return each bad sample that was skipped or replaced so far, with key, reason, handling and count.
+        """Return the bad samples skipped or replaced so far, with key, reason, handling and count.
 
-        They cover this process and its DataLoader workers, so one rank.
+        They are those of this process and its DataLoader workers, so of one rank.
         """
         return () if self._bad_samples is None else self._bad_samples.listed()
 
     def name_bad_samples(self) -> None:
-        """Warn about bad samples that workers have since found. Called for each batch."""
+        """Warn about bad samples found by workers since the last call. Called for each batch."""
         if self._bad_samples is not None:
             self._bad_samples.collect()
 
     def bind(self, binding: DatasetBinding) -> None:
-        """Store a coordinator's report; see :class:`ListedSource`."""
+        """Store the coordinator's listing; see :class:`ListedSource`."""
         super().bind(binding)
-        kept = self._bad_samples
+        known = self._bad_samples
         # A fork needs its own list, since the inherited one belongs to its parent.
-        if self._on_bad_sample != "raise" and (kept is None or kept.pid != os.getpid()):
+        if self._on_bad_sample != "raise" and (known is None or known.pid != os.getpid()):
             self._bad_samples = BadSamples(self.source)
             weakref.finalize(self, self._bad_samples.close)
 
     def ping_cache(self, cache: str) -> None:
-        """Ping the cache with this process's credentials, within 5 s. Called by ``SuperSampler``.
+        """Ping the cache with this process's credentials. Called by ``SuperSampler``.
 
         Raises:
-            CacheUnreachableError: the cache did not answer.
-            CacheError: the cache refused the connection, perhaps due to the credentials.
+            CacheUnreachableError: the cache did not answer within 5 s.
+            CacheError: the cache rejected the connection, perhaps because of the credentials.
         """
         self._reader.ping(cache, timeout_s=_PING_TIMEOUT_S)
 
     def __getitem__(self, ref: BatchRef | SupportsIndex) -> Any:
-        """Read one batch: ``(images, labels)``, with the info if configured, or the result of ``transform``
-        or ``collate_fn``. For an integer, which may be negative, read one sample: ``(image, label)`` after
-        the transform, as in the first epoch of a sampler with seed 0. That opens a separate job and takes
-        a few milliseconds, so use it for inspection, not for training.
+        """Read a batch: ``(images, labels)``, with the info if configured, or the result of ``transform`` or
+        ``collate_fn``.
+
+        For an integer, which may be negative, read one sample: ``(image, label)`` after the transform, as in
+        the first epoch of a sampler with seed 0. That opens a separate job and takes a few milliseconds, so
+        use it for inspection, not for training.
 
         Raises:
-            UsageError: ``ref`` is not an integer or a ``BatchRef`` of this dataset; a DataLoader uses another
-                sampler; or this is a copy in another process that knows no coordinator's address.
+            UsageError: ``ref`` is neither an integer nor a ``BatchRef`` of this dataset; a DataLoader uses
+                another sampler; or this is a copy in another process without a coordinator's address.
             IndexError: the index is out of range.
             BadSampleError: a sample cannot be produced, and ``on_bad_sample`` is ``"raise"`` or the sample
-                was requested by index; or no sample of the batch can be, and this process has not read a good
-                one yet.
+                was requested by index; or the batch has no good sample, and neither had any batch that this
+                process read before.
             ReadTimeoutError: samples were missing for ``read_timeout`` seconds.
             CacheUnreachableError: the cache was unreachable for that time.
             CacheError: the cache refused a request.
@@ -264,7 +263,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         return self._informed(sample, info)
 
     def collated(self, ref: BatchRef, collate_fn: Callable[[list[Any]], Any] | None) -> Any:
-        """Return a batch assembled by ``collate_fn``. Raises the errors of ``__getitem__``."""
+        """Return the batch that ``collate_fn`` makes. Raises as ``__getitem__`` does."""
         images, labels, info = self._read(ref, self._on_bad_sample)
         if collate_fn is not None:
             batch = collate_fn(self._each(images, labels, info))
@@ -276,10 +275,10 @@ class SuperDataset(ListedSource, Dataset[Any]):
         return self._informed(self._item(images, labels), info)
 
     def _each(self, images: Any, labels: Any, info: Any) -> list[Any]:
-        """Return the samples of a batch, each after the transform and with its label."""
+        """Return a batch's samples, transformed and with their labels."""
         transform = self._transform
         if transform is not None and not isinstance(transform, PerSample):
-            raise UsageError(_MAKES_ITEM.format("collate_fn"))
+            raise UsageError(_RETURNS_ITEM.format("collate_fn"))
         samples = rows_of(images) if transform is None else transform.samples(images, info)
         return [*map(self._item, samples, rows_of(labels, numbers=True))]
 
@@ -294,9 +293,12 @@ class SuperDataset(ListedSource, Dataset[Any]):
     def _read(self, ref: BatchRef, on_bad_sample: OnBadSample) -> tuple[Any, Any, Any]:
         """Return images and labels before the transform, and the info if it is needed."""
         if self._binding is None or self._binding.dataset_id != ref.dataset_id:
-            raise self._wrong_dataset(ref)
-        memory = memory_here()
-        read = self._reader.read(ref, memory)
+            own_id = "not bound yet" if self._binding is None else f"dataset {self._binding.dataset_id.hex()}"
+            raise UsageError(
+                f"this BatchRef belongs to dataset {ref.dataset_id.hex()}, but the SuperDataset of "
+                f"{self.source} is {own_id}. Pass the DataLoader the dataset that its sampler was created for"
+            )
+        read = self._reader.read(ref, memory_here())
         order = delivered_order(ref, read.bad, on_bad_sample, self._padding)
         needs_info = self._transform is not None or self._return_info or self._bad_samples is not None
         info = batch_info(read, order) if needs_info else None
@@ -308,28 +310,27 @@ class SuperDataset(ListedSource, Dataset[Any]):
                 self._bad_samples.last_good = LastGood(images, labels, info)
             if read.bad:
                 self._note_bad(read, _HANDLED[on_bad_sample])
-        # Labels are small: in a message they cost less than a block of shared memory.
-        return images, map_tensors(labels, send_by_value) if memory.shared else labels, info
+        return images, labels, info
 
     def _fill_batch(self, read: Batch, info: BatchInfo) -> tuple[SampleTensors, SampleTensors, BatchInfo]:
-        """Fill a batch that has no good sample from the last batch that had some.
+        """Fill a batch without good samples from the last batch that had some.
 
         Raises:
             BatchLeftOut: the policy is to skip the batch, and the caller supports that.
-            BadSampleError: this process has not read a good sample.
+            BadSampleError: this process has not read a good sample yet.
         """
         ref = read.ref
         last_good = None if self._bad_samples is None else self._bad_samples.last_good
         if ref.alone and self._on_bad_sample == "skip" and LEAVES_OUT.get():
             self._note_bad(read, "batch left out")
-            remedy = "All of them are bad, and so are all others in the epoch"
-            # If every batch of the epoch is skipped, the first one's cause is raised.
+            remedy = "All of them are bad, as are all others in the epoch"
+            # The loader raises the first batch's cause if it skips the whole epoch.
             raise BatchLeftOut from None if ref.position else bad_sample_error(ref, read.bad, remedy)
         if last_good is None:
-            remedy = "All of them are bad, and this process has no earlier good sample to repeat instead"
+            remedy = "All of them are bad, and this process has not read a good sample to repeat instead"
             raise bad_sample_error(ref, read.bad, remedy)
         self._note_bad(read, "batch filled")
-        # If padding is skipped, a batch of nothing else keeps one sample.
+        # With padding="skip", a batch of only padding keeps one sample.
         return last_good.fill(info, 1 if self._padding == "skip" else len(ref))
 
     def _note_bad(self, read: Batch, handled: str) -> None:
@@ -337,15 +338,8 @@ class SuperDataset(ListedSource, Dataset[Any]):
             self._bad_samples.add(read.ref, read.bad, handled)
 
     def __getitems__(self, refs: Any) -> NoReturn:
-        """Raise ``UsageError``, since a DataLoader only calls this if ``batch_size=None`` is missing."""
+        """Raise ``UsageError``. A DataLoader only calls this if ``batch_size=None`` is missing."""
         raise UsageError(how_to_use([refs] if isinstance(refs, BatchRef) else refs))
-
-    def _wrong_dataset(self, ref: BatchRef) -> UsageError:
-        own_id = "none yet" if self._binding is None else self._binding.dataset_id.hex()
-        return UsageError(
-            f"this BatchRef belongs to dataset {ref.dataset_id.hex()}, but the SuperDataset of {self.source} "
-            f"is bound to {own_id}: pass the DataLoader the dataset that its sampler was created with"
-        )
 
 
 def _check_reading(read_timeout: Any, in_flight_bytes: object) -> None:

@@ -1,4 +1,4 @@
-"""A dataset's source: its size, classes, paths and labels, and its single samples by index."""
+"""What a dataset knows about its source: size, classes, paths, labels, and single samples by index."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class ListedSource:
-    """The base class of datasets. It queries the coordinator about their source once."""
+    """Base class of datasets, which queries the coordinator once about the source."""
 
-    # The coordinator to query, and the sampler's default; None: as in SuperSampler.
+    # The coordinator to query, also the samplers' default. None means the default of SuperSampler.
     coordinator: str | None = None
 
     def __init__(self, coordinator: str | None = None) -> None:
@@ -34,7 +34,7 @@ class ListedSource:
         self.coordinator = coordinator
         self.warned: set[str] = set()
         self._binding: DatasetBinding | None = None
-        # Fingerprint of the listing last used by len(), samples or the like. Indices refer to it.
+        # Fingerprint of the listing last used by len(), samples and so on, which the user's indices refer to.
         self.listed_as: bytes | None = None
         self._samples: SampleList | None = None
         self._targets: Labels | None = None
@@ -42,7 +42,7 @@ class ListedSource:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Return the class names by label, or an empty tuple if a key list has numeric labels."""
+        """Return the class names by label, or an empty tuple for a key list with numeric labels."""
         return self._bound("classes").classes
 
     @property
@@ -52,7 +52,7 @@ class ListedSource:
 
     @property
     def samples(self) -> SampleList:
-        """Return (path, label) pairs of all samples, in the order of an ImageFolder or of the key list."""
+        """Return the (path, label) pairs of all samples, in the order of an ImageFolder or the key list."""
         if self._samples is None:
             from superdl.sampler import list_samples
 
@@ -62,9 +62,9 @@ class ListedSource:
 
     @property
     def targets(self) -> Labels:
-        """Return the labels in the order of :attr:`samples`, read-only, with shape (samples, ...).
+        """Return the labels in the order of :attr:`samples`, read-only, of shape (samples, ...).
 
-        If their lengths vary, they are a sequence with fields such as ``targets["boxes"]``.
+        If lengths vary, they are a sequence with fields such as ``targets["boxes"]``.
         """
         if self._samples is not None:
             return self._samples.labels
@@ -76,23 +76,23 @@ class ListedSource:
         return self._targets
 
     def __len__(self) -> int:
-        """Return the number of samples. If there is no sampler yet, wait for the listing."""
+        """Return the number of samples. Without a sampler, wait for the listing first."""
         return self._bound("len()").size
 
     def __bool__(self) -> bool:
-        """Return True, even before the length is known."""
+        """Return True, even if the length is not known yet."""
         return True
 
     def bind(self, binding: DatasetBinding) -> None:
-        """Store a coordinator's report. Raises ``ConfigError`` if labels cannot be tensors."""
+        """Store the coordinator's listing. Raises ``ConfigError`` if labels cannot become tensors."""
         check_label_dtype(binding.label_dtype)
-        # A different listing: samples have other indices.
+        # In another listing, samples have other indices.
         if self._binding is not None and self._binding.fingerprint != binding.fingerprint:
             self._samples = self._targets = None
         self._binding, self._bound_pid = binding, os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Samples and targets may be large, so copies in workers do not carry them.
+        # Samples and targets may be large, so workers get copies without them.
         return {**self.__dict__, "_samples": None, "_targets": None}
 
     def _bound(self, fact: str) -> DatasetBinding:
@@ -105,21 +105,20 @@ class ListedSource:
         return known
 
     def _queryable(self, fact: str) -> Bindable:
-        """Return the dataset if this process may query a coordinator for ``fact`` about it."""
-        is_named = self.coordinator is not None or bool(os.environ.get("SUPER_COORDINATOR"))
-        # If there is no address, each worker would start its own coordinator.
-        if self._bound_pid != os.getpid() and not is_named:
+        """Return the dataset, if this process may query a coordinator about ``fact``."""
+        has_address = self.coordinator is not None or bool(os.environ.get("SUPER_COORDINATOR"))
+        # Without an address, each worker would start its own coordinator.
+        if self._bound_pid != os.getpid() and not has_address:
             raise UsageError(
                 f"{fact} of this SuperDataset is unknown in this process, and a copy only queries a "
                 "coordinator set by coordinator= or SUPER_COORDINATOR. To include length and classes in the "
-                "copy, access them or create a sampler before copying. Pass any samples and targets that the "
-                "copy needs separately"
+                "copy, access them or create a sampler before copying. Pass samples and targets separately"
             )
         return cast("Bindable", self)
 
 
 def normalise_url(value: str | os.PathLike[str], *, name: str) -> str:
-    """Return the argument ``name`` as a URL, ``file://`` for a path. Raises ``ConfigError`` if invalid."""
+    """Return an argument as a URL, ``file://`` for a path. Raises ``ConfigError`` naming it if invalid."""
     try:
         text = os.fspath(value)
     except TypeError:
@@ -130,12 +129,11 @@ def normalise_url(value: str | os.PathLike[str], *, name: str) -> str:
     if bucket:
         # A trailing slash has no meaning, but a second one is part of the prefix.
         return re.sub("(?<!/)/$", "", join_url(bucket, path))
-    # expanduser raises RuntimeError only if there is no home directory to expand to
     try:
         expanded = Path(path).expanduser()
     except RuntimeError as error:
         raise ConfigError(f"{path!r} begins with an unknown home directory: {error}") from error
-    # The coordinator checks whether it exists: it may run where the files are.
+    # The coordinator checks whether it exists, since it may run elsewhere, where the files are.
     return file_url(os.fspath(expanded), name)
 
 
@@ -147,15 +145,15 @@ _THREE_LINES = """\
 
 
 def checked_index(index: Any, dataset: Sized) -> int:
-    """Return the non-negative index into ``dataset.samples`` for an index that may be negative.
+    """Return an index into ``dataset.samples``, which may be negative, as a non-negative one.
 
     Raises ``IndexError`` if it is out of range, and ``UsageError`` for other types and in a DataLoader.
     """
     if isinstance(index, slice):
         raise UsageError(
-            "a SuperDataset does not support slices. dataset[i] is one sample; for a part of it, use "
+            "a SuperDataset does not support slices. Pass SuperLoader a "
             f"torch.utils.data.Subset(dataset, range({index.start or 0}, "
-            f"{'len(dataset)' if index.stop is None else index.stop})) with SuperLoader(part, batch_size=...)"
+            f"{'len(dataset)' if index.stop is None else index.stop})). dataset[i] is a single sample"
         )
     try:
         number = operator.index(index)
@@ -170,7 +168,7 @@ def checked_index(index: Any, dataset: Sized) -> int:
 
 
 def sampler_for(dataset: Bindable, index: int) -> SuperSampler:
-    """Return a sampler of the single sample at ``index``, as in the first epoch with seed 0."""
+    """Return a sampler for the single sample at ``index``, as in the first epoch with seed 0."""
     from superdl.sampler import SuperSampler
 
     return SuperSampler(
@@ -180,31 +178,30 @@ def sampler_for(dataset: Bindable, index: int) -> SuperSampler:
         indices=[index],
         rank=0,
         num_replicas=1,
-        # A separate job with a unique name.
-        job=f"sample-{os.urandom(8).hex()}",
+        job=f"sample-{os.urandom(8).hex()}",  # a separate job
     )
 
 
 def how_to_use(index: object) -> str:
-    """Explain why ``dataset[index]`` was refused, and show the intended use."""
+    """Explain why ``dataset[index]`` was rejected, and show the intended use."""
     if isinstance(index, list | tuple) and index and all(isinstance(item, BatchRef) for item in index):
         return (
-            "SuperDataset received a list of BatchRefs. Each is already a whole batch, so the DataLoader "
-            f"must not combine them. Pass batch_size=None (and no batch_sampler):\n{_THREE_LINES}"
+            "SuperDataset got a list of BatchRefs. Each is a whole batch already, so the DataLoader must not "
+            f"combine them. Pass batch_size=None (and no batch_sampler):\n{_THREE_LINES}"
         )
     return (
-        f"a DataLoader must index a SuperDataset by the BatchRefs that a SuperSampler yields, not by "
+        f"a DataLoader must index a SuperDataset by the BatchRefs of a SuperSampler, not by "
         f"{type(index).__name__} ({str(index)[:40]}), since it reads whole batches. Use it like this:\n"
         f"{_THREE_LINES}\n"
-        "If you did, a framework has replaced the SuperSampler with its own: do not pass the loader to "
+        "If you did, a framework has replaced the SuperSampler with its own. Do not pass the loader to "
         "Accelerate's prepare(), or overfit_batches to Lightning's Trainer (docs/frameworks.md). Outside a "
-        "DataLoader, dataset[i] is one sample"
+        "DataLoader, dataset[i] is a single sample"
     )
 
 
 def _called_by_loader() -> bool:
-    # A DataLoader with another sampler indexes single samples, perhaps through a Subset.
-    # It would mistake each sample for a batch.
+    # A DataLoader with another sampler indexes single samples, perhaps through a Subset, and would take
+    # each of them for a batch.
     frame = sys._getframe(1)  # noqa: SLF001 # only the stack shows the caller
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(_WRAPPERS):
         frame = frame.f_back

@@ -6,7 +6,7 @@ import logging
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 from torch.utils.data import ConcatDataset, Subset
@@ -20,13 +20,13 @@ from superdl.super_dataset.worker_processes import (
     Load,
     WorkerProcesses,
     choose_processes,
+    default_workers,
     pop_worker_options,
-    useful_workers,
 )
 from superdl.super_wire.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from types import TracebackType
 
     from superdl.super_dataset.reading.bad_samples import BadSample
@@ -39,41 +39,21 @@ _MAX_PREFETCH = 1024
 _MAX_THREADS = 64
 _MAX_WORKERS = 4096
 
-_Ref_co = TypeVar("_Ref_co", covariant=True)
-_Ref = TypeVar("_Ref")
-_Ref_contra = TypeVar("_Ref_contra", contravariant=True)
 
+class SuperLoader:
+    """Reads a sampler's batches ahead of the training loop. Each iteration is the sampler's next epoch.
 
-class Indexed(Protocol[_Ref_contra]):
-    """A dataset: a ``SuperDataset``, or a wrapper around one."""
-
-    def __getitem__(self, ref: _Ref_contra, /) -> Any:
-        """Return the batch that ``ref`` identifies."""
-
-
-class Sampling(Protocol[_Ref_co]):
-    """A sampler: a ``SuperSampler``, or an iterable over its batches."""
-
-    def __iter__(self) -> Iterator[_Ref_co]:
-        """Return a new pass."""
-
-    def __len__(self) -> int:
-        """Return the number of batches in a pass."""
-
-
-class SuperLoader(Generic[_Ref]):
-    """The batches of a sampler, read ahead. Each iteration is the sampler's next epoch.
-
-    Batches are read by threads, or by worker processes if your code may use global random number
-    generators. The batches are the same. The choice and its reason are logged at level INFO and shown by
+    Batches are read by threads, or by worker processes if your code may use global random number generators.
+    Both give the same batches. The choice and its reason are logged at level INFO and shown by
     ``repr(loader)``.
 
-    It accepts a sampler, or creates one from ``batch_size`` and closes it when it is closed or garbage
-    collected. So you can replace a ``DataLoader`` by changing only the name.
+    Pass a sampler, or a ``batch_size`` to create one, which is closed with the loader. To replace a
+    ``DataLoader``, only the name changes.
 
-    On CPU, the memory of a batch is reused only after the batch and all its views are gone, so batches may be
-    kept, sliced and passed on. With a CUDA ``device``, they are received into page-locked memory and copied
-    on a separate stream. If a batch fails, its error is raised in its place, and the iteration can continue.
+    On CPU, a batch's memory is reused only once the batch and all of its views are gone, so you can keep,
+    slice and pass on batches. With a CUDA ``device``, batches are received into page-locked memory and
+    copied on a separate stream. If a batch fails, its error is raised in its place, and the iteration can
+    continue.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32))
     >>> with SuperLoader(dataset, batch_size=4, shuffle=True, num_workers=4) as loader:
@@ -87,31 +67,31 @@ class SuperLoader(Generic[_Ref]):
     >>> loader = SuperLoader(dataset, sampler, device="cpu", prefetch=2)
 
     Args:
-        dataset: indexed by the sampler's items; if none is passed, a ``SuperDataset``, a ``Subset`` of one, a
-            ``SuperMix`` or a ``ConcatDataset``.
+        dataset: a ``SuperDataset``, a ``Subset`` of one, a ``SuperMix`` or a ``ConcatDataset``. With a
+            sampler, any object that is indexed by the sampler's items.
         sampler: an iterable of ``BatchRef`` s. If ``None``, a ``SuperSampler`` is created from the arguments
-            below. With ``batch_size``, it may be any sampler of indices, as for ``SuperSampler(sampler=)``.
-        device: where to put tensors, as accepted by ``torch.device``. By default, they stay on CPU, where
-            they are received. Tensors are moved within tuples, lists and mappings; other values of an item
-            stay as they are.
-        prefetch: number of batches to read ahead of the loop. Worker processes read two each if that is more.
-            Each takes the memory of a batch, on the device too.
+            below. With ``batch_size``, it may be any sampler of indices, as in ``SuperSampler(sampler=)``.
+        device: where to put tensors, as accepted by ``torch.device``. By default, they stay on the CPU.
+            Tensors in tuples, lists and mappings are moved. Other values stay as they are.
+        prefetch: number of batches to read ahead of the training loop, or two per worker process if that is
+            more. Each occupies the memory of a batch, on the device too.
         batch_size: samples per batch on this rank. With a sampler, it must match the sampler's.
-        shuffle: whether each epoch has its own order; not allowed with a sampler. The default, as in a
-            DataLoader, is ``False``.
-        drop_last: drop the short last global batch. With a sampler, it must match the sampler's.
+        shuffle: whether to reshuffle in every epoch, by default ``False`` as in a DataLoader. Not allowed
+            with a sampler.
+        drop_last: whether to drop the incomplete last global batch. With a sampler, it must match the
+            sampler's.
         num_workers: number of worker processes, if transform, ``collate_fn`` or a wrapping dataset may use
             the global random number generators of Python, numpy or torch. The default is one per core of this
-            rank, up to 16, and 0 reads in the training process itself. Where none is used, this is the number
-            of threads, at most ``prefetch + 1`` and at least one; one thread does the work of several
+            rank, up to 16, and 0 reads in the training process. If nothing uses these generators, this is the
+            number of threads, at least 1 and at most ``prefetch + 1``. One thread does the work of several
             processes.
         threads: read with this many threads even if such generators may be used (not allowed for per-image
             transforms). 0 selects processes.
         collate_fn: as in a DataLoader. With ``batch_size``, it is called with the list of a batch's samples,
-            each as ``dataset[i]``, else with every item of the dataset. Its result is the batch.
-        pin_memory: with worker processes, as in a DataLoader. Threads receive into page-locked memory if
+            each as ``dataset[i]``, otherwise with each item of the dataset. Its result is the batch.
+        pin_memory: as in a DataLoader, with worker processes. Threads receive into page-locked memory if
             ``device`` is CUDA.
-        persistent_workers: whether worker processes are kept for the next epoch, as threads always are.
+        persistent_workers: whether to keep worker processes for the next epoch, as threads always are.
         for_sampler: further arguments for the created ``SuperSampler``, such as seed, batch_sampler or job. A
             DataLoader's ``prefetch_factor``, ``timeout`` and ``multiprocessing_context`` apply to worker
             processes, ``worker_init_fn`` requires them, and a ``generator`` sets the seed.
@@ -124,8 +104,8 @@ class SuperLoader(Generic[_Ref]):
 
     def __init__(
         self,
-        dataset: Indexed[_Ref],
-        sampler: Sampling[_Ref] | None = None,
+        dataset: Any,
+        sampler: Iterable[Any] | None = None,
         device: torch.device | str | int | None = None,
         prefetch: int = 2,
         *,
@@ -153,50 +133,43 @@ class SuperLoader(Generic[_Ref]):
         if threads is not None:
             _whole("threads", threads, 0, _MAX_THREADS)
         whole = SuperMix(dataset) if type(dataset) is ConcatDataset else whole_of(dataset)
-        # Receiving releases the GIL and needs hardly any CPU, so threads are as fast as processes,
-        # with no handover. Processes are for code that uses global random number generators.
+        # Receiving releases the GIL and uses hardly any CPU, so threads are as fast as processes and need no
+        # transfer. Processes are for code that uses global random number generators.
         processes, why = choose_processes(whole, collate_fn, threads, for_workers)
         mover = mover_to(device)
-        # The sampler that is closed with the loader.
-        self._own_sampler: Any = None
+        self._own_sampler: Any = None  # closed with the loader
+        self.sampler: Any = sampler
         if sampler is not None:
-            _check_agreed(sampler, dataset, batch_size, for_sampler, shuffle=shuffle, drop_last=drop_last)
-            self.sampler = sampler
+            _check_agreement(sampler, dataset, batch_size, for_sampler, shuffle=shuffle, drop_last=drop_last)
         elif batch_size is None and not batch_sampled:
             raise ConfigError("a SuperLoader needs a sampler, or a batch_size to create one")
         else:
             from superdl.sampler import SuperSampler
 
-            given: Any = dataset  # SuperSampler rejects anything but a SuperDataset
-            order: dict[str, Any] = {
-                "batch_size": batch_size,
-                "shuffle": shuffle or False,
-                "drop_last": drop_last,
-            }
-            self._own_sampler = SuperSampler(given, **order, **for_sampler)
-            self.sampler = self._own_sampler
-            weakref.finalize(self, self._own_sampler.close_soon).atexit = False  # sampler.parts closes it
+            self._own_sampler = self.sampler = SuperSampler(
+                dataset, batch_size=batch_size, shuffle=shuffle or False, drop_last=drop_last, **for_sampler
+            )
         self._latest: _Progress | None = None
         load = Load(
             whole,
             collate_fn,
             collates_samples=batch_size is not None or batch_sampled,
-            # A wrapper may inspect the batches that it wraps, so it needs finished ones.
+            # A wrapper may inspect the batches, so it needs finished ones.
             finished_elsewhere=type(whole) is SuperDataset and mover.finishes and collate_fn is None,
         )
         self._readers: ReadingThreads | WorkerProcesses
         if processes:
-            self.num_workers = useful_workers() if num_workers is None else num_workers
+            self.num_workers = default_workers() if num_workers is None else num_workers
             pins = mover.pins or (pin_memory and torch.accelerator.is_available())
             options: dict[str, Any] = {"pin_memory": pins}
-            if self.num_workers:  # a DataLoader accepts the others only with workers
+            if self.num_workers:  # a DataLoader only accepts the others with workers
                 ahead = max(2, -(-prefetch // self.num_workers))
                 options |= {"persistent_workers": persistent_workers, "prefetch_factor": ahead, **for_workers}
             self._readers = WorkerProcesses(load, mover, self.num_workers, options)
             readers = f"worker processes: {self.num_workers}"
         else:
             self.num_workers = num_workers or 0
-            # Three threads were measured to take a fifth more CPU than one.
+            # In measurements, three threads used a fifth more CPU than one.
             count = threads or min(max(1, self.num_workers), prefetch + 1, _MAX_THREADS)
             self._readers = ReadingThreads(load, mover, count, prefetch)
             readers = f"threads: {count}"
@@ -217,14 +190,14 @@ class SuperLoader(Generic[_Ref]):
 
     @property
     def bad_samples(self) -> tuple[BadSample, ...]:
-        """Return the bad samples that were skipped or replaced so far; see :class:`SuperDataset`."""
+        """Return the bad samples skipped or replaced so far; see :class:`SuperDataset`."""
         return tuple(getattr(self.sampler, "bad_samples", ()))
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that the next iteration begins, with the sampler's ``set_epoch``.
+        """Set the epoch of the next iteration, by the sampler's ``set_epoch``.
 
         Raises:
-            UsageError: the sampler has no such method.
+            UsageError: the sampler has no ``set_epoch``.
         """
         self._sampler_method("set_epoch")(epoch)
 
@@ -236,42 +209,42 @@ class SuperLoader(Generic[_Ref]):
 
     @property
     def batch_sampler(self) -> None:
-        """Return None, as a DataLoader with ``batch_size=None`` does. Lightning reads it."""
+        """Return None like a DataLoader with ``batch_size=None``. Lightning reads it."""
         return None
 
     def __len__(self) -> int:
-        """Return the number of batches of this rank in an epoch."""
+        """Return the number of batches per epoch on this rank."""
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        """Return a new pass, which begins when its first batch is requested."""
+        """Return an iterator over the next epoch, which begins with the first batch requested."""
         return _Pass(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the training loop, after the last batch delivered in the latest pass.
+        """Return the training loop's position, after the latest iteration's last delivered batch.
 
         Raises:
-            UsageError: the sampler has no state.
+            UsageError: the sampler has no ``state_dict``.
         """
-        keep, latest = self._sampler_method("state_dict"), self._latest
-        within = {} if latest is None or latest.finished else {"batches_consumed": latest.taken}
-        state: dict[str, Any] = keep(**within)
+        save, latest = self._sampler_method("state_dict"), self._latest
+        consumed = {} if latest is None or latest.finished else {"batches_consumed": latest.taken}
+        state: dict[str, Any] = save(**consumed)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the next pass begin after the last batch that was delivered before ``state`` was saved.
+        """Resume with the next iteration after the last batch delivered when ``state`` was saved.
 
         Raises:
             ConfigError: the state belongs to another plan.
-            UsageError: the sampler has no state.
+            UsageError: the sampler has no ``load_state_dict``.
         """
         self._sampler_method("load_state_dict")(state)
         self._latest = None
 
     def close(self) -> None:
-        """Stop threads and processes, and close a sampler that the loader created. Idempotent.
+        """Stop threads and processes, and close the sampler if the loader created it. Idempotent.
 
-        A thread finishes its batch first. Iterating fails afterwards. A sampler that you passed stays open.
+        Threads finish their current batches. Iterating fails afterwards.
         """
         self._readers.stop()
         if self._own_sampler is not None:
@@ -287,23 +260,23 @@ class SuperLoader(Generic[_Ref]):
 
     @property
     def multiprocessing_context(self) -> NoReturn:
-        """Raise ``UsageError``, since code that reads this would rebuild a DataLoader without the plan."""
+        """Raise ``UsageError``, since code that reads this would build a DataLoader without the plan."""
         raise UsageError(
-            "a SuperLoader cannot be converted to a DataLoader, as Accelerate's skip_first_batches does: "
-            "save loader.state_dict() and pass it to loader.load_state_dict(), which skips in constant time"
+            "a SuperLoader cannot be converted to a DataLoader, as Accelerate's skip_first_batches tries. "
+            "Save loader.state_dict() and pass it to loader.load_state_dict(), which skips in constant time"
         )
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(
-            "a SuperLoader uses threads or processes and cannot be pickled or copied: pickle its dataset, "
-            "and create a loader from it in each process. Resume where you were with loader.state_dict()"
+            "a SuperLoader owns threads or processes, so it cannot be pickled or copied. Pickle its dataset, "
+            "and create a loader from it in each process. To resume, save loader.state_dict()"
         )
 
     def _sampler_method(self, name: str) -> Any:
         method = getattr(self.sampler, name, None)
         if method is None:
             kind = type(self.sampler).__name__
-            raise UsageError(f"SuperLoader.{name} needs a sampler that supports it, but {kind} does not")
+            raise UsageError(f"SuperLoader.{name} needs a sampler with that method, but {kind} has none")
         return method
 
 
@@ -314,9 +287,9 @@ class _Progress:
 
 
 class _Pass(Iterator[Any]):
-    """One iteration, which begins when its first batch is requested."""
+    """One iteration, which begins with the first batch requested."""
 
-    def __init__(self, loader: SuperLoader[Any]) -> None:
+    def __init__(self, loader: SuperLoader) -> None:
         self._loader = loader
         self._progress = _Progress()
         self._reading: ThreadPass | ProcessPass | None = None
@@ -338,7 +311,7 @@ class _Pass(Iterator[Any]):
             self._progress.taken = self._reading.passed
             return item
         none_good, self._none_good = self._none_good, None
-        # Otherwise an epoch with only bad samples would look like an empty dataset.
+        # Otherwise an epoch of only bad samples would look like an empty dataset.
         if none_good is not None and not self._progress.taken:
             raise none_good
         self._progress.finished = True
@@ -351,7 +324,7 @@ def _whole(name: str, value: object, least: int, most: int) -> int:
     return value
 
 
-def _check_agreed(
+def _check_agreement(
     sampler: object,
     dataset: object,
     batch_size: int | None,
@@ -361,20 +334,20 @@ def _check_agreed(
     drop_last: bool,
 ) -> None:
     if isinstance(sampler, int):
-        raise ConfigError(f"the second argument must be a sampler, not {sampler}: pass batch_size={sampler}")
+        raise ConfigError(f"the second argument must be a sampler, not {sampler}. Pass batch_size={sampler}")
     if isinstance(dataset, Subset) and getattr(sampler, "given_dataset", dataset) is not dataset:
         raise ConfigError(
-            "this sampler was created for another dataset. For a Subset, create the sampler from that same "
-            f"Subset, as in {type(sampler).__name__}(subset, ...)"
+            "this sampler was created for another dataset. For a Subset, create it from the same Subset, as "
+            f"in {type(sampler).__name__}(subset, ...)"
         )
     kind, own_size = type(sampler).__name__, getattr(sampler, "batch_size", None)
     if batch_size not in (None, own_size):
         raise ConfigError(
-            f"batch_size={batch_size}, but the {kind} makes batches of {own_size}: omit batch_size or "
-            "the sampler"
+            f"batch_size={batch_size} contradicts the {kind}, whose batches have {own_size} samples. Omit "
+            "batch_size or the sampler"
         )
     given = ["shuffle"] if shuffle else []
     given += ["drop_last"] if drop_last and not getattr(sampler, "drop_last", False) else []
     given += sorted(for_sampler)
     if given:
-        raise ConfigError(f"the {kind} determines {', '.join(given)}: set it there, or omit the sampler")
+        raise ConfigError(f"the {kind} determines {', '.join(given)}. Set it there, or omit the sampler")

@@ -20,23 +20,23 @@ from superdl.super_wire.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-# Relative error to ignore in a proportion: larger than the rounding error of floats such as
-# 2 / 7 and 1 - 0.9999, and less than 1/500 of a sample in the longest epoch.
+# Relative error to ignore in a proportion. It exceeds the rounding errors of floats such as 2 / 7 and
+# 1 - 0.9999, and is less than 1/500 of a sample in the longest epoch.
 _ROUNDING = Fraction(1, 2**40)
 
 Stopping = Literal["first_exhausted", "all_exhausted"]
 
 
 class SuperMix(ConcatDataset[Any]):
-    """SuperDatasets, each with its own recipe and transform, whose samples are mixed within each batch.
+    """SuperDatasets, each with its own recipe and transform, whose samples are mixed in each batch.
 
-    Its ``SuperSampler`` opens a job for each dataset. Every batch, and every rank's part, keeps the
-    proportions to within a sample or two. The counts in an epoch are exact. They depend only on sizes and
-    proportions, so that a run may resume with another number of ranks.
+    Its ``SuperSampler`` opens a job per dataset. Each batch, and each rank's part, keeps the proportions to
+    within a sample or two. Counts per epoch are exact. They only depend on sizes and proportions, so a run
+    can resume with another number of ranks.
 
-    An item is one batch. If dtype and shape are equal, the tensors of all parts are concatenated, dataset by
-    dataset. Otherwise all samples form a list, as from a SuperDataset. Other values, such as a
-    :class:`BatchInfo`, form a list with one for each part. Each dataset keeps its own labels.
+    An item is a batch. Tensors of equal dtype and shape are concatenated, dataset by dataset. Otherwise, all
+    samples form a list, as from a SuperDataset. Other values, such as a :class:`BatchInfo`, form a list with
+    one value per dataset. Each dataset keeps its own labels.
 
     >>> photos = SuperDataset("images", Recipe.image(resize=32, crop=32))
     >>> sketches = SuperDataset("images", Recipe.image(resize=40, crop=32))
@@ -49,17 +49,17 @@ class SuperMix(ConcatDataset[Any]):
     [4, 4, 2]
 
     Args:
-        datasets: the proportion of each ``SuperDataset``, or ``Subset`` of one, in every batch; their sum
-            does not matter. For a sequence or a ``ConcatDataset``, an epoch contains each sample of all
-            datasets once.
+        datasets: maps each ``SuperDataset``, or ``Subset`` of one, to its proportion of every batch. The
+            proportions' sum does not matter. With a sequence or a ``ConcatDataset`` instead, an epoch
+            contains each sample of all datasets once.
         stopping_strategy: when an epoch with proportions ends. With ``"first_exhausted"``, it ends once one
-            dataset is used up; the others contribute some samples, redrawn in each epoch. With
-            ``"all_exhausted"``, it ends once all are used up; samples of smaller datasets repeat, equally
-            often to within one. Without ``shuffle``, they are in the catalog's order, from the first sample
-            on. A dataset whose samples are not delivered exactly once may contain at most 2**24 of them.
+            dataset is used up, and the others contribute some samples, redrawn in each epoch. With
+            ``"all_exhausted"``, it ends once all are used up, and samples of smaller datasets repeat, equally
+            often to within one. Without ``shuffle``, samples are in the catalog's order, from the first on.
+            A dataset whose samples are not delivered exactly once may contain at most 2**24 of them.
 
     Raises:
-        ConfigError: an argument is invalid, or a proportion is too small for a sample in an epoch.
+        ConfigError: an argument is invalid, or a proportion is too small for one sample per epoch.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class SuperMix(ConcatDataset[Any]):
             )
         self.stopping_strategy = stopping_strategy
         self.proportions: tuple[Fraction, ...] | None = None
-        """The share of each dataset, or ``None`` for shares in proportion to size."""
+        """Each dataset's proportion, or ``None`` for proportions by size."""
         if isinstance(datasets, Mapping):
             self.proportions = tuple(map(_proportion, datasets.values()))
         elif isinstance(datasets, ConcatDataset):
             datasets = datasets.datasets
-        # ConcatDataset's own __init__ reads lengths, which would start a coordinator here.
+        # ConcatDataset.__init__ would read lengths, which starts a coordinator.
         self._members: list[Any] = list(datasets)
         self.datasets = self._members
         if not self._members:
@@ -87,7 +87,7 @@ class SuperMix(ConcatDataset[Any]):
 
     @property
     def cumulative_sizes(self) -> list[int]:  # type: ignore[override]  # computed on access
-        """Return cumulative numbers of samples, dataset by dataset."""
+        """Return the cumulative numbers of samples, dataset by dataset."""
         return list(accumulate(map(len, self._members)))
 
     def __bool__(self) -> bool:
@@ -102,7 +102,7 @@ class SuperMix(ConcatDataset[Any]):
         return f"<SuperMix, {self.stopping_strategy}: {named}>"
 
     def samples_of_each(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Return the number of samples of each dataset in an epoch, for datasets of these sizes."""
+        """Return the samples per epoch of each dataset, for datasets of these sizes."""
         if self.proportions is None:
             return tuple(sizes)
         lengths = [size / part for size, part in zip(sizes, self.proportions, strict=True)]
@@ -112,40 +112,38 @@ class SuperMix(ConcatDataset[Any]):
             counts = tuple(math.floor(part * min(lengths) * (1 + _ROUNDING)) for part in self.proportions)
         if 0 in counts:
             raise ConfigError(
-                f"an epoch of this mix would contain no sample of {self._members[counts.index(0)]!r}, whose "
-                "proportion is too small for one before another dataset is exhausted: raise it, or use "
+                f"an epoch of this mix would contain no sample of {self._members[counts.index(0)]!r}, since "
+                "another dataset is exhausted first. Raise its proportion, or use "
                 "stopping_strategy='all_exhausted'"
             )
         return counts
 
     @property
     def may_use_rng(self) -> str:
-        """Return the name of a user callable that may use a global random number generator, or an empty
-        string.
-        """
+        """Return the name of user code that may use a global random number generator, or an empty string."""
         return next(filter(None, (whole.may_use_rng for whole in self._wholes)), "")
 
     def __getitem__(self, ref: Any) -> Any:
-        """Read a batch or, for an integer, a sample. Raises the errors of a SuperDataset."""
+        """Read a batch or, for an integer, a sample. Raises as a SuperDataset does."""
         if isinstance(ref, MixedRef):
             return _joined([self._wholes[number][part] for number, part in ref.parts])
         return super().__getitem__(checked_index(ref, self))  # type: ignore[no-untyped-call]
 
     def collated(self, ref: MixedRef, collate_fn: Callable[[list[Any]], Any]) -> Any:
-        """Return a batch assembled by ``collate_fn`` from the samples of all parts."""
+        """Return a batch that ``collate_fn`` makes from the samples of all parts."""
         joined = _joined([self._wholes[number].collated(part, list) for number, part in ref.parts])
         return (collate_fn(joined[0]), joined[1]) if isinstance(joined, tuple) else collate_fn(joined)
 
     def __getitems__(self, refs: Any) -> NoReturn:
-        """Raise ``UsageError``, since a DataLoader only calls this if ``batch_size=None`` is missing."""
+        """Raise ``UsageError``. A DataLoader only calls this if ``batch_size=None`` is missing."""
         raise UsageError(
-            f"a SuperMix received a list of {len(refs)} items, but its sampler already yields whole batches. "
+            f"a SuperMix got a list of {len(refs)} items, but its sampler already yields whole batches. "
             "Pass batch_size=None to the DataLoader (and no batch_sampler)"
         )
 
 
 def _joined(parts: list[Any]) -> Any:
-    # Tensors are concatenated, named parts joined one by one, all else listed part by part.
+    # Concatenate tensors, join structures value by value, and list everything else part by part.
     first = parts[0]
     if all(isinstance(part, torch.Tensor) for part in parts):
         if len({(part.dtype, part.shape[1:]) for part in parts}) == 1 and first.ndim:
@@ -161,7 +159,7 @@ def _joined(parts: list[Any]) -> Any:
 
 
 def whole_of(dataset: Any) -> Any:
-    """Return the dataset behind a ``Subset``, since samplers refer to its batches."""
+    """Return the dataset behind a ``Subset``, which is what samplers refer to."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return dataset
@@ -169,7 +167,7 @@ def whole_of(dataset: Any) -> Any:
 
 def _proportion(value: Any) -> Fraction:
     try:
-        # From the decimal notation, so that 0.1 is exactly a tenth.
+        # Parse the decimal notation, so that 0.1 is exactly a tenth.
         share = Fraction(str(value))
     except (ValueError, ZeroDivisionError):
         share = Fraction(0)

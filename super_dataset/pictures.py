@@ -1,4 +1,4 @@
-"""Bit-exact conversion of images to PIL and back, and batches of a transform's results."""
+"""Bit-exact conversion of images to PIL and back, and batching of transform results."""
 
 from __future__ import annotations
 
@@ -36,33 +36,32 @@ Transform: TypeAlias = Callable[[Any], Any]
 _RGB = 3
 _VALUES = 256
 
-# Scaling: none (bytes), or to float32 as in torchvision's v1 or as in its v2.
+# Scaling: none (bytes), or to float32 as in torchvision's v1 or v2.
 _SCALES = ("bytes", "divided", "multiplied")
 
 
 class Planes(NamedTuple):
-    """An RGB image's pixels, which only an :class:`End` remains to convert."""
+    """An RGB image that is complete except for its pipeline's :class:`End`."""
 
-    # Shape (channels, height, width), read-only.
-    pixels: NDArray[np.uint8]
+    pixels: NDArray[np.uint8]  # (channels, height, width), read-only
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class End:
-    """A pipeline's conversion to tensors, which maps each value of a channel independently."""
+    """A pipeline's conversion to tensors, which maps every pixel value independently."""
 
     scale: str
-    # Mean and standard deviation, each of shape (1 or channels, 1, 1); or empty.
+    # Mean and standard deviation, each of shape (1 or channels, 1, 1), or empty.
     moments: tuple[NDArray[np.float32], ...]
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of the result: uint8 or float32."""
+        """Return the result's dtype, uint8 or float32."""
         return torch.uint8 if self.scale == "bytes" else torch.float32
 
     def write(self, pixels: NDArray[np.uint8], out: NDArray[Any]) -> None:
         """Convert uint8 (..., channels, height, width) into ``out``, as the pipeline does."""
-        # The pipeline's own arithmetic, step by step: one fused factor would round differently.
+        # Repeat the pipeline's arithmetic step by step, since a fused factor would round differently.
         np.copyto(out, pixels)
         if self.scale == "divided":
             np.divide(out, np.float32(255), out=out)
@@ -80,11 +79,11 @@ class End:
             converted = torch.empty(images.shape)
             self.write(images.numpy(), converted.numpy())
             return converted
-        # A table gives the same bits however the device rounds a division.
-        return self.looked_up(images)
+        # A table gives the same bits, however the device rounds divisions.
+        return self.look_up(images)
 
-    def looked_up(self, images: torch.Tensor) -> torch.Tensor:
-        """Convert a batch with a table of all values. For ends that produce float32."""
+    def look_up(self, images: torch.Tensor) -> torch.Tensor:
+        """Convert a batch to float32 by a table of all values."""
         table = torch.empty(_RGB, 1, _VALUES)
         self.write(np.broadcast_to(np.arange(_VALUES, dtype=np.uint8), table.shape), table.numpy())
         rows = torch.arange(0, table.numel(), _VALUES, dtype=torch.int32, device=images.device)
@@ -93,17 +92,17 @@ class End:
 
 
 def to_pil(pixels: NDArray[np.uint8]) -> Image:
-    """Return a PIL image of uint8 (height, width[, channels]) with 1, 3 or 4 channels."""
-    from PIL import Image  # only needed if a transform takes PIL images
+    """Convert uint8 (height, width[, channels]) with 1, 3 or 4 channels to a PIL image."""
+    from PIL import Image  # only transforms of PIL images need it
 
     return Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)
 
 
-def in_fewer_steps(transform: Transform) -> tuple[Transform, End | None]:
-    """Return a pipeline without its end, and that end, if it converts to tensors in a known way.
+def split_end(transform: Transform) -> tuple[Transform, End | None]:
+    """Split off a pipeline's end if it converts to tensors in a known way.
 
-    The transform then returns :class:`Planes`, except for images that are not RGB, where it returns the
-    pipeline's full result.
+    The returned transform gives :class:`Planes`, or the pipeline's complete result for an image that is not
+    RGB.
     """
     first, last = split_at_tensors(transform)
     size, moments = size_and_moments(last) if last else (None, [])
@@ -112,14 +111,14 @@ def in_fewer_steps(transform: Transform) -> tuple[Transform, End | None]:
         return transform, None
 
     def call(image: Any) -> Any:
-        picture = _in_turn(first, image)
+        picture = _apply(first, image)
         is_ready = getattr(picture, "mode", None) == "RGB" and (size is None or [*picture.size] == size)
-        return _planes(picture) if is_ready else _in_turn(last, picture)
+        return _planes(picture) if is_ready else _apply(last, picture)
 
     return call, end
 
 
-def _in_turn(parts: list[Transform], image: Any) -> Any:
+def _apply(parts: list[Transform], image: Any) -> Any:
     for part in parts:
         image = part(image)
     return image
@@ -131,7 +130,7 @@ def _planes(image: Image) -> Planes:
 
 
 def _end_of(last: list[Any], size: list[int], given: list[Any]) -> End | None:
-    # Classes are recognised by name only, so an image of all values checks that the bits are equal.
+    # Classes are only recognised by name, so test for equal bits with an image of all values.
     values = np.arange(_VALUES, dtype=np.uint8)
     pixels = np.stack(
         [np.resize(channel, size) for channel in (values, values[::-1], np.roll(values, 99))], axis=-1
@@ -140,10 +139,10 @@ def _end_of(last: list[Any], size: list[int], given: list[Any]) -> End | None:
         return None
     probe = to_pil(pixels)
     try:
-        expected = torch.as_tensor(_in_turn(last, probe))
+        expected = torch.as_tensor(_apply(last, probe))
         moments = [torch.as_tensor(moment, dtype=torch.float32).view(-1, 1, 1).numpy() for moment in given]
     except (RuntimeError, TypeError, ValueError):
-        return None  # the pipeline itself reports it at its first image
+        return None  # the pipeline itself fails for its first image
     planes = _planes(probe).pixels
     for scale in _SCALES:
         if moments and (scale == "bytes" or len(moments) > len(("mean", "std"))):
@@ -161,11 +160,11 @@ _PYTHONS_DTYPES = (torch.int64, torch.float64, torch.bool)
 
 
 class Columns(list[Any]):
-    """A list of batches, such as one per crop. Other lists have one entry per sample."""
+    """A list of batches, such as one per crop. Other lists have an entry per sample."""
 
 
 def batched(results: Iterator[Any], count: int, end: End | None = None) -> Any:
-    """Return ``count`` results as a batch, as ``default_collate`` does, in recycled memory."""
+    """Batch ``count`` results as ``default_collate`` does, in this thread's memory for batches."""
     results = map(_as_tensor, results)
     first = next(results)
     if isinstance(first, Planes) and end is not None:
@@ -187,13 +186,13 @@ def batched(results: Iterator[Any], count: int, end: End | None = None) -> Any:
         elif _is_alike(result, template):
             stacked[at].copy_(result)
             continue
-        # Samples that differ stay a list, where default_collate would raise.
+        # Samples that differ remain a list, where default_collate would raise.
         return _listed([_finished(sample, end) for sample in chain(stacked[:at], [result], results)])
     return stacked
 
 
 def unfinished(results: Iterator[Any], count: int, end: End) -> Any:
-    """Return images of one size without applying their end. Return others as :func:`batched` does."""
+    """Batch images of one size without applying their end, and others as :func:`batched` does."""
     head: list[Any] = [next(results)]
     if isinstance(head[0], Planes):
         shape = head[0].pixels.shape
@@ -209,18 +208,18 @@ def unfinished(results: Iterator[Any], count: int, end: End) -> Any:
 
 
 def rows_of(batch: Any, *, numbers: bool = False) -> list[Any]:
-    """Return the samples of a batch, which share its memory."""
+    """Return a batch's samples, which share its memory."""
     if isinstance(batch, dict):
         columns = [rows_of(part, numbers=numbers) for part in batch.values()]
         return [dict(zip(batch, row, strict=True)) for row in zip(*columns, strict=True)]
-    # Python's numbers, if default_collate would restore the same dtype.
+    # Use Python numbers if default_collate would restore the dtype.
     if numbers and isinstance(batch, torch.Tensor) and batch.ndim == 1 and batch.dtype in _PYTHONS_DTYPES:
         return list(batch.tolist())
     return list(batch)
 
 
 def only_sample(batch: Any) -> Any:
-    """Return the only sample of a batch. Values without a batch axis stay as they are."""
+    """Return a batch's only sample. Values without a batch axis stay as they are."""
     if isinstance(batch, Mapping):
         return as_type_of(batch, {name: only_sample(part) for name, part in batch.items()})
     if isinstance(batch, tuple | Columns) or (isinstance(batch, list) and len(batch) != 1):
@@ -230,7 +229,7 @@ def only_sample(batch: Any) -> Any:
 
 
 def checked_columns(columns: object) -> dict[str, str]:
-    """Return column names and their parts, from a mapping or a list of unchanged names."""
+    """Return the part for each column, given a mapping or a list of parts to keep under their names."""
     if isinstance(columns, Sequence) and not isinstance(columns, str):
         pairs = [(name, name) for name in columns]
     else:
@@ -244,7 +243,7 @@ def checked_columns(columns: object) -> dict[str, str]:
 
 
 def in_columns(columns: Mapping[str, str], images: Any, labels: Any) -> dict[str, Any]:
-    """Return a batch as a dict of these columns. Raises ``UsageError`` if a part is missing."""
+    """Return a batch as a dict with these columns. Raises ``UsageError`` if a part is missing."""
     parts = dict(images) if isinstance(images, dict) else {"images": images}
     parts["labels"] = labels
     if isinstance(labels, dict):
@@ -287,7 +286,7 @@ def _warn_of_pil_images() -> None:
 def _as_tensor(result: Any) -> Any:
     if not isinstance(result, np.ndarray) or result.dtype.kind not in "biufc":
         return result
-    # Copied only if torch cannot use it, such as a flipped array.
+    # Copies only arrays that torch cannot use, such as flipped ones.
     return torch.from_numpy(np.require(result, requirements=["C", "W"]))
 
 

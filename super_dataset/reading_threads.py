@@ -1,4 +1,4 @@
-"""Threads that read batches for a ``SuperLoader``."""
+"""The threads that read batches for a ``SuperLoader``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from superdl.super_dataset.memory.batch_memory import receiving_into
 from superdl.super_dataset.reading.bad_samples import LEAVES_OUT
-from superdl.super_dataset.reading.packs import announce
 from superdl.super_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,12 +22,12 @@ if TYPE_CHECKING:
     from superdl.super_dataset.memory.batch_memory import Mover
     from superdl.super_dataset.worker_processes import Load
 
-_EXIT_S = 5.0  # limit for joining threads at exit; one that waits for the cache is harmless
-_CLOSED = "this SuperLoader was closed: create a new one"
+_EXIT_S = 5.0  # limit for joining threads at exit; one that waits for the cache does no harm
+_CLOSED = "this SuperLoader is closed. Create a new one"
 
 
 class ReadingThreads:
-    """The ``count`` reading threads, which start with the first batch and run until :meth:`stop`."""
+    """``count`` reading threads, which start with the first batch and run until :meth:`stop`."""
 
     def __init__(self, load: Load, mover: Mover, count: int, prefetch: int) -> None:
         self.mover = mover
@@ -36,48 +35,43 @@ class ReadingThreads:
         self._count = count
         self._prefetch = prefetch
         self._lock = threading.Lock()
-        self._tasks: queue.SimpleQueue[tuple[Any, Future[Any], list[Any]] | None] = queue.SimpleQueue()
-        # A list for the latest task of each thread, which receives the ref to read next.
-        self._upcoming: deque[list[Any]] = deque(maxlen=count)
+        self._tasks: queue.SimpleQueue[tuple[Any, Future[Any]] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._pid = os.getpid()
         self._stopped = False
 
     def begin(self, sampler: Any) -> ThreadPass:
-        """Return a new pass over the sampler, which is iterated in the loop's thread."""
+        """Return a new pass over the sampler, which is iterated in the training loop's thread."""
         return ThreadPass(self, iter(sampler), self._prefetch)
 
     def check(self) -> None:
-        """Raise :class:`UsageError` after :meth:`stop`, and in a fork."""
+        """Raise :class:`UsageError` after :meth:`stop` and in a forked process."""
         if self._stopped:
             raise UsageError(_CLOSED)
         if self._pid != os.getpid():
-            msg = "use a SuperLoader only in the process that created it: threads do not survive a fork"
+            msg = "use a SuperLoader only in the process that created it, since threads do not survive a fork"
             raise UsageError(msg)
 
     def read(self, ref: Any) -> Future[Any]:
-        """Schedule a batch to be read. Batches are started in the order of these calls."""
+        """Schedule a batch to be read, after those scheduled before."""
         self.check()
         if len(self._threads) < self._count:
             self._start()
         future: Future[Any] = Future()
-        if len(self._upcoming) == self._count:
-            self._upcoming[0].append(ref)
-        self._upcoming.append([])
-        self._tasks.put((ref, future, self._upcoming[-1]))
-        if self._stopped:  # stopped since check(): perhaps no thread is left to see it
+        self._tasks.put((ref, future))
+        if self._stopped:  # since check(), so perhaps no thread is left
             self._fail_pending()
         return future
 
     def stop(self) -> None:
-        """Stop each thread after its current batch. All other batches fail. Idempotent."""
-        # A garbage collection may call it anywhere, so it takes no lock.
+        """Stop each thread after its current batch, and fail all other batches. Idempotent."""
+        # Takes no lock, since a garbage collection may call it anywhere.
         self._stopped = True
         if self._pid == os.getpid():
             self._fail_pending()
 
     def join(self, until_s: float) -> None:
-        """Wait for the threads to end after :meth:`stop`, but not beyond the monotonic time ``until_s``."""
+        """Wait for the threads to end after :meth:`stop`, up to the monotonic time ``until_s``."""
         for thread in self._threads:
             thread.join(max(0.0, until_s - time.monotonic()))
 
@@ -85,7 +79,7 @@ class ReadingThreads:
         _running.add(self)
         with self._lock:
             for number in range(len(self._threads), self._count):
-                # A daemon, so that the interpreter does not wait for a late batch at exit.
+                # Daemon threads, so that the interpreter does not wait for a late batch at exit.
                 thread = threading.Thread(target=self._serve, name=f"super-read-{number}", daemon=True)
                 thread.start()
                 self._threads.append(thread)
@@ -95,25 +89,22 @@ class ReadingThreads:
         with receiving_into(self.mover.memory, finished_elsewhere=self._make.finished_elsewhere):
             while (task := self._tasks.get()) is not None:
                 self._work(*task)
-                del task  # it holds a batch, which must be freed while this waits for work
+                del task  # free its batch while waiting for work
         self._tasks.put(None)  # for the next thread
 
-    def _work(self, ref: Any, future: Future[Any], upcoming: list[Any]) -> None:
+    def _work(self, ref: Any, future: Future[Any]) -> None:
         if not future.set_running_or_notify_cancel():
             return
         try:
-            for following in upcoming:
-                # The disk can fetch it while this batch is copied.
-                announce(following)
             item = self.mover.send(self._make(ref))
         except BaseException as error:  # noqa: BLE001 # raised where the batch is requested
             future.set_exception(error)
-            del future  # or error, traceback and future would keep one another and the batch alive
+            del future  # breaks a reference cycle of error, traceback and future
         else:
             future.set_result(item)
 
     def _fail_pending(self) -> None:
-        """Fail all batches that have not been started, and signal the threads to end."""
+        """Fail all batches that no thread has started, and signal the threads to end."""
         while True:
             try:
                 task = self._tasks.get_nowait()
@@ -125,7 +116,7 @@ class ReadingThreads:
 
 
 class ThreadPass:
-    """One pass. ``passed`` is the number of batches that were taken or failed."""
+    """One pass over a sampler. ``passed`` counts the batches that were taken or failed."""
 
     def __init__(self, threads: ReadingThreads, refs: Iterator[Any], prefetch: int) -> None:
         self.passed = 0
@@ -133,39 +124,39 @@ class ThreadPass:
         self._refs = refs
         self._prefetch = prefetch
         self._exhausted = False
-        self._trouble: BaseException | None = None  # the sampler's error in place of a batch
+        self._error: BaseException | None = None  # the sampler's, raised in place of a batch
         self._ahead: deque[Future[Any]] = deque()
-        weakref.finalize(self, _give_up, self._ahead).atexit = False
+        # An abandoned pass need not read the batches that no thread has started.
+        weakref.finalize(self, _cancel_all, self._ahead).atexit = False
 
     def take(self) -> Any:
         """Return the next batch, ready for use, or raise the error in its place."""
         self._read_ahead()
         if not self._ahead:
-            trouble, self._trouble = self._trouble, None
-            raise trouble or StopIteration
+            error, self._error = self._error, None
+            raise error or StopIteration
         self._threads.check()
-        wait([self._ahead[0]])  # may be interrupted: the batch stays the next one
+        wait([self._ahead[0]])  # if this is interrupted, the batch remains the next one
         future = self._ahead.popleft()
         self.passed += 1
         try:
             return self._threads.mover.receive(future.result())
         finally:
-            del future  # or an error, its frames and the future would form a reference cycle
+            del future  # breaks a reference cycle of an error, its frames and the future
 
     def _read_ahead(self) -> None:
-        while self._trouble is None and not self._exhausted and len(self._ahead) <= self._prefetch:
+        while self._error is None and not self._exhausted and len(self._ahead) <= self._prefetch:
             try:
                 ref = next(self._refs)
             except StopIteration:
                 self._exhausted = True
             except Exception as error:  # noqa: BLE001 # raised after the batches before it
-                self._trouble = error
+                self._error = error
             else:
                 self._ahead.append(self._threads.read(ref))
 
 
-def _give_up(ahead: deque[Future[Any]]) -> None:
-    # The pass was abandoned, so unstarted batches need not be read.
+def _cancel_all(ahead: deque[Future[Any]]) -> None:
     for future in ahead:
         future.cancel()
     ahead.clear()
@@ -176,7 +167,7 @@ _running: weakref.WeakSet[ReadingThreads] = weakref.WeakSet()
 
 @atexit.register
 def _end_threads() -> None:
-    # A thread that the interpreter ends within torch's C++ aborts the process.
+    # A thread that is inside torch's C++ when the interpreter exits would abort the process.
     threads = list(_running)
     for thread in threads:
         thread.stop()

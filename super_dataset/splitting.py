@@ -1,4 +1,4 @@
-"""Split a pipeline into a part that functions apply once, and the rest for workers."""
+"""Splitting a pipeline into a part that functions apply once, and the rest for workers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from superdl.super_wire.recipe import Recipe
 
 Transform: TypeAlias = Callable[[Any], Any]
 
-# Neither library is imported: classes are recognised by module and name, and read by public
-# attributes. A user's subclass may do anything, so it is not recognised.
+# Neither library is imported. Classes are recognised by module and name, and read by public attributes. A
+# user's subclass may do anything, so it is not recognised.
 _MODULES = ("torchvision.transforms.", "timm.data.")
 _MAKE_TENSORS = frozenset(
     {"ToTensor", "PILToTensor", "ToImage", "ToImageTensor", "MaybeToTensor", "MaybePILToTensor", "ToNumpy"}
@@ -22,20 +22,20 @@ _RANDOM = frozenset(
     {"AugMix", "AutoAugment", "ColorJitter", "GaussianBlur", "RandAugment", "TrivialAugmentWide"}
 )
 _CHANGE_TENSORS = frozenset({"ConvertImageDtype", "ToDtype", "Normalize", "ToPureTensor"})
-_PRESET = "ImageClassification"  # a preset of weights; split_transform leaves only its end
+_PRESET = "ImageClassification"  # the transforms of pretrained weights, of which the end remains
 _NOT_RANDOM = _MAKE_TENSORS | _CHANGE_TENSORS | {"Resize", "CenterCrop", "Pad", "Grayscale", "RGB", _PRESET}
 _MIX_A_BATCH = frozenset({"CutMix", "MixUp", "Mixup"})  # torchvision's, and timm's Mixup
 _BY_PILLOWS_NUMBER = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 _RANDOM_FIRST = (
     "The recipe only decodes and keeps whole images. Smaller images, such as those of "
     "Recipe.image(resize=320, reduced_decode=True), cost less to store and read, but change the pixels "
-    "that random crops see. That choice is yours."
+    "that random crops see, so the choice is yours."
 )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SplitTransform:
-    """A pipeline in two parts. Its ``repr`` lists the moved transforms, and where and why it stopped.
+    """A pipeline in two parts. Its ``repr`` lists the moved transforms, and where and why moving stopped.
 
     ``rest`` is ``None`` if nothing is left. ``moved`` describes the transforms that the recipe performs.
     """
@@ -51,15 +51,15 @@ class SplitTransform:
 
 
 class _StopError(Exception):
-    """A transform cannot be a recipe step. The message has the reason."""
+    """A transform cannot become a recipe step, for the reason in the message."""
 
 
 def split_transform(transform: Transform) -> SplitTransform:
-    """Split a pipeline for one PIL image in two: a recipe that functions apply once, and the rest.
+    """Split a pipeline for one PIL image into a recipe that functions apply once, and the rest.
 
     The recipe contains the leading transforms that are not random and have a step with bit-identical pixels:
-    ``Resize``, ``CenterCrop``, ``Pad``, ``Grayscale`` and the beginning of the presets of torchvision's
-    weights. Together, the parts produce the pixels of the pipeline on
+    ``Resize``, ``CenterCrop``, ``Pad``, ``Grayscale`` and the beginning of the transforms of torchvision's
+    pretrained weights. Together, both parts give the pipeline's pixels for
     ``PIL.Image.open(...).convert("RGB")``, except that functions rotate images as their EXIF data says.
 
     >>> from torchvision import transforms
@@ -76,7 +76,7 @@ def split_transform(transform: Transform) -> SplitTransform:
 
     Args:
         transform: torchvision's ``Compose`` (v1 or v2), the result of timm's ``create_transform``, or a
-            single transform. Any other pipeline stays whole, and the recipe only decodes.
+            single transform. Any other pipeline stays whole, with a recipe that only decodes.
 
     Raises:
         ConfigError: ``transform`` is not callable.
@@ -113,14 +113,14 @@ def split_transform(transform: Transform) -> SplitTransform:
 
 
 def _parts_of(transform: Any) -> list[Any]:
-    """Return the transforms that a pipeline applies in turn, flattening nested ones."""
+    """Return a pipeline's transforms in order, with nested pipelines flattened."""
     if _known_class(transform) != "Compose":
         return [transform]
     return [part for inner in transform.transforms for part in _parts_of(inner)]
 
 
 def split_at_tensors(transform: Any) -> tuple[list[Any], list[Any]]:
-    """Split a pipeline where images become tensors. The end is empty if it does anything else."""
+    """Split a pipeline where images become tensors. The end is empty if it does more than convert them."""
     parts = _parts_of(transform)
     at = next((at for at, part in enumerate(parts) if _makes_tensors(part)), len(parts))
     is_known = all(_known_class(part) in _CHANGE_TENSORS for part in parts[at + 1 :])
@@ -128,7 +128,7 @@ def split_at_tensors(transform: Any) -> tuple[list[Any], list[Any]]:
 
 
 def size_and_moments(end: Sequence[Any]) -> tuple[list[int] | None, list[Any]]:
-    """Return the image size that an end requires, or ``None`` for any, and its mean and std."""
+    """Return the image size that a pipeline's end requires, or ``None``, and its mean and std."""
     size = [*end[0].crop_size] * 2 if _known_class(end[0]) == _PRESET else None
     normalising = [part for part in end if _known_class(part) in ("Normalize", _PRESET)]
     return size, [moment for part in normalising for moment in (part.mean, part.std)]
@@ -136,13 +136,13 @@ def size_and_moments(end: Sequence[Any]) -> tuple[list[int] | None, list[Any]]:
 
 def _makes_tensors(part: Any) -> bool:
     if _known_class(part) == _PRESET:
-        # A split preset does not resize or crop.
+        # If it was split, it neither resizes nor crops.
         return bool(part.resize_size == part.crop_size)
     return _known_class(part) in _MAKE_TENSORS
 
 
 def mixing_part(transform: Any) -> str:
-    """Return the name of a part that mixes images, as MixUp and CutMix do, else ""."""
+    """Return the name of a part that mixes images, such as MixUp or CutMix, else an empty string."""
     kind = _known_class(transform)
     if kind in _MIX_A_BATCH:
         return kind
@@ -157,25 +157,25 @@ def may_use_rng(transform: Any) -> bool:
 
 
 def is_random(transform: Any) -> bool:
-    """Return whether a transform has a part that is known to be random."""
+    """Return whether a transform is known to be random."""
     return any(map(_random, _parts_of(transform)))
 
 
 def unknown(function: Any) -> str:
-    """Return a user function's name, or an empty string for SUPER's, torch's and ``None``."""
+    """Return a user's function's name, or an empty string for ``None`` and functions of SUPER and torch."""
     home = getattr(getattr(function, "func", function), "__module__", "")
     is_known = function is None or f"{home}.".startswith(("superdl.", "torch.utils.data."))
     return "" if is_known else name_of(function)
 
 
 def _known_class(transform: object) -> str:
-    """Return the name of a class of torchvision or timm, or "" for all others."""
+    """Return the class name of a torchvision or timm transform, or an empty string for others."""
     kind = type(transform)
     return kind.__name__ if f"{kind.__module__}.".startswith(_MODULES) else ""
 
 
 def name_of(transform: Any) -> str:
-    """Return the name of a transform for messages."""
+    """Name a transform in a message."""
     name: str = getattr(transform, "__name__", type(transform).__name__)
     if _known_class(transform) != "Compose":
         return name
@@ -183,7 +183,7 @@ def name_of(transform: Any) -> str:
 
 
 def _described(transform: object) -> str:
-    # Some reprs take several lines or contain an address.
+    # Some reprs have several lines or contain an address.
     text = repr(transform)
     return name_of(transform) if "\n" in text or text.startswith("<") else text
 
@@ -193,7 +193,7 @@ def _random(transform: object) -> bool:
 
 
 def _steps_of(transform: Any, before: Recipe) -> tuple[list[dict[str, Any]], Transform | None]:
-    """Return the recipe's steps for the transform, and the part that is left."""
+    """Return recipe steps for the transform, and the part of it that is left."""
     name = _known_class(transform)
     if name in _READERS:
         return [_READERS[name](transform)], None
@@ -208,27 +208,19 @@ def _steps_of(transform: Any, before: Recipe) -> tuple[list[dict[str, Any]], Tra
     raise _StopError(f"recipes have no step for {getattr(transform, '__module__', '?')}.{name_of(transform)}")
 
 
-def _resize(transform: Any) -> dict[str, Any]:
-    return _resize_step(transform, transform.size, getattr(transform, "max_size", None))
-
-
-def _resize_step(transform: Any, size: Any, max_size: Any = None) -> dict[str, Any]:
+def _resize(transform: Any, size: Any = None) -> dict[str, Any]:
     if getattr(transform, "antialias", None) is False:
         raise _StopError("antialias=False only applies to tensors: images are always antialiased")
-    shorter_or_both = size[0] if isinstance(size, Sequence) and len(size) == 1 else size
-    return {
-        "op": "resize",
-        "size": shorter_or_both,
-        "interpolation": _filter_of(transform),
-        "max_size": max_size,
-    }
-
-
-def _filter_of(transform: Any) -> Any:
-    """Return the name of Pillow's filter, from a string, an enum value or Pillow's number."""
+    size = transform.size if size is None else size
+    # Pillow's filter, given by its number, a string or an enum member.
     given = transform.interpolation
     name = _BY_PILLOWS_NUMBER.get(given) if isinstance(given, int) else getattr(given, "value", given)
-    return "nearest" if name == "nearest-exact" else name
+    return {
+        "op": "resize",
+        "size": size[0] if isinstance(size, Sequence) and len(size) == 1 else size,
+        "interpolation": "nearest" if name == "nearest-exact" else name,
+        "max_size": getattr(transform, "max_size", None),
+    }
 
 
 def _pad(transform: Any) -> dict[str, Any]:
@@ -240,15 +232,15 @@ def _pad(transform: Any) -> dict[str, Any]:
 
 
 def _preset(preset: Any) -> tuple[list[dict[str, Any]], Transform]:
-    """Split an evaluation preset, which resizes, crops, and makes a normalised tensor."""
-    # With both sizes set to the crop size, it leaves an image of that size as it is.
+    """Split an evaluation preset, which resizes, crops, and returns a normalised tensor."""
+    # With both sizes set to the crop size, it neither resizes nor crops an image of that size.
     rest = copy.copy(preset)
     rest.resize_size = preset.crop_size
     (side,) = preset.crop_size
-    return [_resize_step(preset, preset.resize_size), {"op": "center_crop", "size": side}], rest
+    return [_resize(preset, preset.resize_size), {"op": "center_crop", "size": side}], rest
 
 
-# torchvision's class -> the step that gives its pixels
+# Functions that convert a torchvision transform to a step, by class name.
 _READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "Resize": _resize,
     "CenterCrop": lambda transform: {"op": "center_crop", "size": transform.size},

@@ -21,22 +21,22 @@ from superdl.super_wire.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-Loader: TypeAlias = "SuperLoader[Any] | DataLoader[Any]"
+Loader: TypeAlias = "SuperLoader | DataLoader[Any]"
 
 _NO_LABEL = -100  # ignored by transformers' losses
 
 
 class SuperTrainerMixin:
-    """A mixin to put before ``Trainer``: ``class SuperTrainer(SuperTrainerMixin, Trainer)``.
+    """Mixin to put before ``Trainer``: ``class SuperTrainer(SuperTrainerMixin, Trainer)``.
 
     ``train_dataset`` and ``eval_dataset`` may be ``SuperDataset`` s (or ``SuperMix`` es). Their loaders are
     built from ``TrainingArguments``, with ``dataloader_num_workers`` threads or processes. Batches have the
-    keys of ``columns=``, or ``pixel_values`` and ``labels``; with ``return_info=True``, padding has the label
-    -100. They may also be ``SuperLoader`` s, or ``DataLoader`` s over a ``SuperSampler`` with
-    ``batch_size=None``, whose batches are dicts. Create these after ``TrainingArguments``, which creates the
+    keys of ``columns=``, or ``pixel_values`` and ``labels``. With ``return_info=True``, padding has the label
+    -100. Both datasets may also be ``SuperLoader`` s, or ``DataLoader`` s over a ``SuperSampler`` with
+    ``batch_size=None``, that return dicts. Create these after ``TrainingArguments``, which creates the
     process group.
 
-    Training resumes from a checkpoint at the batch after the last one trained on, in constant time, even with
+    Training resumes from a checkpoint after the last batch trained on, in constant time, even with
     ``ignore_data_skip``. The loss of an evaluation is the mean over its samples. Samples with the label -100,
     such as padding, do not count, and are not passed to ``compute_metrics`` if samples have one label.
 
@@ -50,9 +50,9 @@ class SuperTrainerMixin:
     """
 
     def get_train_dataloader(self: Any) -> DataLoader[Any]:
-        """Return the training loader in a form that Accelerate's ``skip_first_batches`` accepts."""
-        # Accelerate would shard a loader among ranks once more, and resume by creating a new
-        # DataLoader, which loses the plan.
+        """Return the training loader, wrapped for Accelerate's ``skip_first_batches``."""
+        # Accelerate would shard the loader among ranks again, and resume with a new DataLoader, which
+        # loses the plan.
         loader = self._super_loader(self.train_dataset, training=True)
         return DataLoader(_Batches(loader, self), batch_size=None)
 
@@ -72,7 +72,7 @@ class SuperTrainerMixin:
             loader: Loader = given
             return loader
         loaders: dict[tuple[int, bool], Loader] = vars(self).setdefault("_super_loaders", {})
-        # Trainer calls this for each evaluation, so the loader is kept.
+        # Keep the loader, since Trainer calls this for each evaluation.
         if (id(given), training) not in loaders:
             from superdl.sampler import SuperSampler
 
@@ -93,13 +93,13 @@ class SuperTrainerMixin:
         return loaders[id(given), training]
 
     def num_examples(self, dataloader: Any) -> int:
-        """Return the number of samples in an epoch, over all ranks."""
+        """Return the number of samples per epoch over all ranks."""
         dataset: Any = dataloader.dataset
         samples: Any = dataset.loader.dataset if isinstance(dataset, _Batches) else dataset
         return len(samples)
 
     def prediction_step(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run Trainer's step, and weight the batch's loss by its number of samples."""
+        """Run Trainer's step, and weight the batch's loss by the number of samples."""
         loss, *rest = super().prediction_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
         labels = inputs.get(self.label_names[0])
         if loss is not None and labels is not None:
@@ -109,7 +109,7 @@ class SuperTrainerMixin:
         return loss, *rest
 
     def evaluation_loop(self: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
-        """Run Trainer's loop with the mean loss per sample, even for a short batch."""
+        """Run Trainer's loop, and report the mean loss per sample even if a batch is short."""
         self._super_losses = torch.zeros(2, device=self.args.device)
         compute = self.compute_metrics
         self.compute_metrics = compute and partial(_labelled, compute)
@@ -124,7 +124,7 @@ class SuperTrainerMixin:
 
 
 def _inputs(item: Any, *, label_name: str) -> dict[str, Any]:
-    """Convert an item to model arguments. If it includes a ``BatchInfo``, padding gets no label."""
+    """Convert an item to model arguments. If it has a ``BatchInfo``, padding gets the label -100."""
     info = item[-1] if isinstance(item, tuple) and isinstance(item[-1], BatchInfo) else None
     if isinstance(item, tuple) and not isinstance(item[0], Mapping):
         inputs = {"pixel_values": item[0], label_name: item[1]}
@@ -137,7 +137,7 @@ def _inputs(item: Any, *, label_name: str) -> dict[str, Any]:
 
 
 def _labelled(compute: Callable[..., Any], output: Any, **kwargs: Any) -> Any:
-    """Compute the metrics of labelled samples, or of all samples if each has several labels."""
+    """Compute metrics of the labelled samples, or of all samples if each has several labels."""
     labels, predictions = output.label_ids, output.predictions
     if isinstance(labels, np.ndarray) and labels.ndim == 1 and isinstance(predictions, np.ndarray):
         output = type(output)(predictions[labels != _NO_LABEL], labels[labels != _NO_LABEL])
@@ -154,12 +154,12 @@ class _Batches(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         trainer, self._trainer = self._trainer, None
-        if trainer is not None:  # the first epoch of this training: later ones follow it
+        if trainer is not None:  # the first epoch of this training; later ones follow it
             yield from repeat(None, self._seek(trainer.state, trainer.args))
         yield from self.loader
 
     def _seek(self, state: Any, args: Any) -> int:
-        """Move the loader past the batches trained on. Return how many batches Trainer will skip."""
+        """Move the loader past the batches trained on, and return how many batches Trainer will skip."""
         per_step = args.gradient_accumulation_steps
         epoch, steps = divmod(state.global_step, math.ceil(len(self) / per_step))
         # A DataLoader has no state, but its sampler does.
@@ -167,7 +167,7 @@ class _Batches(IterableDataset[Any]):
         here = stateful.state_dict()
         if steps and not here["in_order"]:
             raise UsageError(
-                "a Trainer cannot resume mid-epoch with in_order=False, since it only counts its steps"
+                "a Trainer cannot resume mid-epoch with in_order=False, since it only counts steps"
             )
         target = {"epoch": epoch, "position": steps * per_step, "given_ahead": []}
         stateful.load_state_dict(here | target)

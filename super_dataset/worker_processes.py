@@ -1,4 +1,4 @@
-"""Worker processes for a ``SuperLoader``, run by torch's ``DataLoader``."""
+"""The worker processes of a ``SuperLoader``, run by torch's ``DataLoader``."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ if TYPE_CHECKING:
 
     from superdl.super_dataset.memory.batch_memory import Memory, Mover
 
-# Arguments of a DataLoader that apply to worker processes.
+# DataLoader arguments that apply to worker processes.
 _WORKER_OPTIONS = frozenset(
     {"multiprocessing_context", "pin_memory_device", "prefetch_factor", "timeout", "worker_init_fn"}
 )
 
-_MAX_USEFUL = 16
-_CLOSED = "this SuperLoader was closed: create a new one"
+_MAX_DEFAULT = 16
+_CLOSED = "this SuperLoader is closed. Create a new one"
 
 
-def useful_workers() -> int:
-    """Return the number of processes to use: one per core in this rank's share of the host, up to 16."""
+def default_workers() -> int:
+    """Return the default number of processes: one per core of this rank's share of the host, up to 16."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    return min(max(1, usable_cores() // (int(ranks) if ranks.isdecimal() else 1)), _MAX_USEFUL)
+    return min(max(1, usable_cores() // (int(ranks) if ranks.isdecimal() else 1)), _MAX_DEFAULT)
 
 
 def choose_processes(
     dataset: Any, collate_fn: Any, threads: int | None, worker_options: Mapping[str, Any]
 ) -> tuple[bool, str]:
-    """Choose between worker processes (true) and threads, and return the reason."""
+    """Return whether to use worker processes instead of threads, and the reason."""
     if threads is not None:
         return not threads, f"threads={threads} was passed"
     if "worker_init_fn" in worker_options:
         return True, "worker_init_fn requires them"
-    user = getattr(dataset, "may_use_rng", type(dataset).__name__) or unknown(collate_fn)
-    if user:
-        return True, f"{user} may use random number generators that threads share"
+    name = getattr(dataset, "may_use_rng", type(dataset).__name__) or unknown(collate_fn)
+    if name:
+        return True, f"{name} may use random number generators that threads share"
     return False, "nothing uses random number generators that threads share"
 
 
 def pop_worker_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Pop the DataLoader worker options and return those set. A ``generator`` becomes a ``seed``."""
+    """Pop a DataLoader's worker options and return those that are set. ``generator`` becomes ``seed``."""
     if given.get("batch_sampler") is None:
         given.pop("batch_sampler", None)
     generator = given.pop("generator", None)
@@ -63,15 +63,15 @@ def pop_worker_options(given: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The function that loads a batch for a sampler's item. Picklable if its parts are."""
+    """Loads the batch for a sampler's item. Picklable if its parts are."""
 
     dataset: Any
     collate_fn: Callable[[Any], Any] | None
-    collates_samples: bool  # collate_fn takes the list of a batch's samples, else the dataset's item.
-    finished_elsewhere: bool  # the batch may be an Unfinished.
+    collates_samples: bool  # collate_fn gets a list of the batch's samples, else the dataset's item
+    finished_elsewhere: bool  # the batch may be an Unfinished
 
     def __call__(self, ref: Any) -> Any:
-        """Return the batch. A ``StopIteration`` becomes a ``RuntimeError``."""
+        """Return the batch. Raises ``RuntimeError`` for a ``StopIteration``, which would end the epoch."""
         try:
             if self.collate_fn is None:
                 return self.dataset[ref]
@@ -79,12 +79,11 @@ class Load:
                 return self.dataset.collated(ref, self.collate_fn)
             return self.collate_fn(self.dataset[ref])
         except StopIteration as error:
-            # StopIteration would end the epoch.
             raise RuntimeError("the dataset, its transform or collate_fn raised StopIteration") from error
 
 
 class WorkerProcesses:
-    """The ``count`` processes that read for a loader's passes. 0 means to read in this process."""
+    """``count`` processes that read a loader's batches. 0 reads in this process."""
 
     def __init__(self, load: Load, mover: Mover, count: int, options: dict[str, Any]) -> None:
         self.mover = mover
@@ -100,23 +99,23 @@ class WorkerProcesses:
         self._pid = os.getpid()
 
     def begin(self, sampler: Any) -> ProcessPass:
-        """Return a new pass. With persistent workers, an earlier one fails from now on."""
+        """Return a new pass. With persistent workers, using an earlier pass then fails."""
         loader = self.check()
-        before = self.latest()
-        if before is not None and loader.persistent_workers:
-            before.batches = None
-        begun = ProcessPass(self, iter(sampler))
-        self._latest = weakref.ref(begun)
-        # The sampler of the DataLoader looks up the latest pass when this begins to iterate.
-        begun.batches = iter(loader)
-        return begun
+        previous = self.latest()
+        if previous is not None and loader.persistent_workers:
+            previous.batches = None
+        current = ProcessPass(self, iter(sampler))
+        self._latest = weakref.ref(current)
+        # The DataLoader's sampler looks up the latest pass as soon as this starts to iterate.
+        current.batches = iter(loader)
+        return current
 
     def latest(self) -> ProcessPass | None:
-        """Return the latest pass, unless it was dropped."""
+        """Return the latest pass unless it was dropped."""
         return self._latest()
 
     def check(self) -> DataLoader[Any]:
-        """Raise :class:`UsageError` after :meth:`stop`, and in a fork."""
+        """Return the DataLoader. Raises :class:`UsageError` after :meth:`stop` and in a forked process."""
         if self._loader is None:
             raise UsageError(_CLOSED)
         if self._pid != os.getpid():
@@ -131,29 +130,27 @@ class WorkerProcesses:
 
 
 class ProcessPass:
-    """One pass. ``passed`` is the number of batches that were taken or failed."""
+    """One pass over a sampler. ``passed`` counts the batches that were taken or failed."""
 
     def __init__(self, processes: WorkerProcesses, refs: Iterator[Any]) -> None:
         self.passed = 0
         self.refs = refs
         self.batches: Iterator[Any] | None = None
-        # The sampler's error, raised at the end of the pass.
-        self.trouble: Exception | None = None
+        self.error: Exception | None = None  # the sampler's, raised at the end of the pass
         self._processes = processes
 
     def take(self) -> Any:
         """Return the next batch, ready for use, or raise its error in its place."""
         self._processes.check()
         if self.batches is None:
-            raise UsageError("another pass of this SuperLoader has begun and now uses its workers")
+            raise UsageError("another pass over this SuperLoader has begun and now uses its workers")
         try:
             batch = next(self.batches, None)
         except Exception:
             self.passed += 1
             raise
         if batch is None:
-            # An error of the sampler ends the pass.
-            raise self.trouble or StopIteration
+            raise self.error or StopIteration
         self.passed += 1
         if batch.left_out:
             raise BatchLeftOut from batch.cause
@@ -162,11 +159,11 @@ class ProcessPass:
 
 
 class _RefsOfPass:
-    """A sampler for a DataLoader that yields the items of the latest pass."""
+    """The DataLoader's sampler, which yields the latest pass's items."""
 
     def __init__(self, processes: WorkerProcesses) -> None:
-        # Weak, so that workers end as soon as the loader is dropped, even if an error's traceback still
-        # refers to everything.
+        # A weak reference, so that workers end as soon as the loader is dropped, even if an error's
+        # traceback still refers to everything else.
         self._processes = weakref.ref(processes)
 
     def __iter__(self) -> Iterator[Any]:
@@ -176,21 +173,21 @@ class _RefsOfPass:
 
 
 def _refs_of(latest: Callable[[], ProcessPass | None]) -> Iterator[Any]:
-    while (begun := latest()) is not None:
+    while (current := latest()) is not None:
         try:
-            ref = next(begun.refs)
+            ref = next(current.refs)
         except StopIteration:
             return
-        except Exception as error:  # noqa: BLE001 # DataLoader would raise it before pending batches
-            begun.trouble = error
+        except Exception as error:  # noqa: BLE001 # the DataLoader would raise it before pending batches
+            current.error = error
             return
-        del begun  # hold no pass between items
+        del current  # hold no pass between items
         yield ref
 
 
 @dataclass(slots=True)
 class _Reply:
-    """A worker's reply: an item, or a skipped batch, with the first cause in the epoch."""
+    """A worker's reply: an item or a skipped batch, with its cause if it is the epoch's first."""
 
     item: Any = None
     left_out: bool = False
@@ -218,5 +215,5 @@ class _Reading(Dataset[Any]):
 
 
 def _unchanged(item: Any) -> Any:
-    """Return the item as it is. A DataLoader's own ``collate_fn`` turns tuples into lists."""
+    """Return the item as it is, where a DataLoader's own ``collate_fn`` would turn tuples into lists."""
     return item

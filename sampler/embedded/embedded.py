@@ -1,4 +1,4 @@
-"""A process's hold on the embedded coordinator of its run, which it finds, starts or restarts."""
+"""A process's hold on its run's embedded coordinator, which it finds, starts or restarts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-# Limit for the whole start, usually two seconds.
+# Limit for the whole start, which usually takes two seconds.
 _START_TIMEOUT_S = 300.0
 
 _LOG_EVERY_S = 10.0
@@ -35,22 +35,21 @@ _REVIVAL_PAUSE_S = 0.5
 _MAX_CALLS = 5
 _LINE_BYTES = 65536
 _END_WAIT_S = 30.0
-_QUERY_HOLD_S = 60.0
 _BACKLOG = 256
 
-# Prefixes of the variables that coordinator and functions read at startup.
+# Prefixes of environment variables that the coordinator and its functions read at startup.
 _PREFIXES = ("SUPER_", "AWS_", "AZURE_", "GOOGLE_", "HF_")
 
 
 class _LostError(EmbeddedError):
-    """The coordinator did not start, or ended without a message. A retry may succeed."""
+    """The coordinator did not start, or exited without a message. A retry may succeed."""
 
 
 class Embedded:
-    """One process's hold on the coordinator of one run: a connection to the coordinator's socket.
+    """This process's hold on its run's coordinator: a connection to the coordinator's socket.
 
-    The coordinator runs as long as any rank has such a connection. ``coordinator`` is its address, which
-    survives a restart. Raises ``EmbeddedError`` with the last lines of its log if it does not start.
+    The coordinator runs while any rank has such a connection. ``coordinator`` is its address, which survives
+    restarts. Raises ``EmbeddedError`` with the end of the coordinator's log if it does not start.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class Embedded:
         self.coordinator = f"unix:{self._directory.coordinator_socket}"
         self.pid: object = None
         self.informed = False
-        self.stays: bool = before is not None and before.stays  # until the process ends, for a sampler
+        self.stays: bool = before is not None and before.stays  # a sampler uses it
         self.queries: int = before.queries if before else 0  # pending queries
         self.shares_cache = bool(self._settings.choice.cache)
         self.variables = _variables()
@@ -89,28 +88,27 @@ class Embedded:
         return self._failure is not None or self._released.is_set()
 
     def drop(self) -> None:
-        """Release the hold without waiting. The coordinator ends if there is no other hold."""
+        """Release the hold without waiting. The coordinator exits unless others hold it too."""
         self._released.set()
         self._sockets.close_all()
 
     def release(self) -> None:
-        """Release the hold and wait a limited time for the coordinators that this process started."""
+        """Release the hold and wait up to 30 s for each coordinator that this process started."""
         self.drop()
-        self._await_ends()
+        self._await_exits()
 
-    def _await_ends(self) -> None:
+    def _await_exits(self) -> None:
         for process in self._processes:
             try:
-                # Otherwise they would be zombies.
-                process.wait(_END_WAIT_S)
+                process.wait(_END_WAIT_S)  # it would stay a zombie otherwise
             except subprocess.TimeoutExpired:
                 _LOG.warning(
                     "coordinator process %d has not exited; see %s", process.pid, self._directory.log
                 )
 
-    def _end_and_clear(self) -> None:
-        """Remove the files of a coordinator that ended early, unless another one is running."""
-        self._await_ends()
+    def _clean_up(self) -> None:
+        """Remove the files of a coordinator that exited early, unless another one is running."""
+        self._await_exits()
         with self._directory.locked_for_start(self._start_timeout_s):
             other = self._call()
             if other is None:
@@ -119,25 +117,25 @@ class Embedded:
                 self._sockets.close(other)
 
     def _connect(self) -> socket.socket:
-        """Return a connection to a running coordinator; start one if there is none."""
+        """Return a connection to a coordinator, which is started unless one is running."""
         for _ in range(_MAX_CALLS):
             hold, was_running = self._find_or_start()
             try:
                 self._await_ready(hold)
             except BaseException as error:
                 self._sockets.close(hold)
-                # One that was running and closed without a message was dying: the kernel may close the ranks'
-                # connections of a killed process before its listening socket.
+                # A running coordinator that closes without a message was dying: the kernel may close a
+                # killed process's connections before its listening socket.
                 if was_running and isinstance(error, _LostError):
                     continue
                 if not was_running:
                     self._processes[-1].terminate()  # it may hang
-                self._end_and_clear()
+                self._clean_up()
                 raise
             if self._released.is_set():
                 self._sockets.close(hold)
             return hold
-        raise _LostError(f"{_MAX_CALLS} embedded coordinators in a row exited upon connection")
+        raise _LostError(f"{_MAX_CALLS} embedded coordinators in a row exited when this process connected")
 
     def _find_or_start(self) -> tuple[socket.socket, bool]:
         with self._directory.locked_for_start(self._start_timeout_s):
@@ -149,7 +147,7 @@ class Embedded:
             hold = self._call()
         if hold is None:
             error = _LostError(f"the embedded coordinator exited immediately{self._directory.log_tail()}")
-            self._end_and_clear()
+            self._clean_up()
             raise error
         return hold, False
 
@@ -164,7 +162,7 @@ class Embedded:
 
     def _start(self) -> None:
         path = self._directory.ranks_socket
-        path.unlink(missing_ok=True)  # left by a killed one; the start lock is held
+        path.unlink(missing_ok=True)  # left behind by a killed one; this process holds the start lock
         listener = self._sockets.open()
         try:
             listener.bind(str(path))
@@ -179,45 +177,44 @@ class Embedded:
                     stderr=log,
                     env=self._settings.environment(),
                     pass_fds=(listener.fileno(),),
-                    # Ctrl-C in the terminal is only for the trainer. No new session: where the kernel groups
-                    # sessions, functions would get as much CPU as the trainer, whatever their nice value.
+                    # Ctrl-C in the terminal only goes to the trainer. Not a new session, because kernels that
+                    # group sessions would then give functions as much CPU as the trainer, despite nice.
                     process_group=0,
                 )
         except OSError as error:
-            raise _LostError(f"the embedded coordinator could not be started: {error}") from error
+            raise _LostError(f"cannot start the embedded coordinator: {error}") from error
         finally:
             self._sockets.close(listener, handed_over=True)
         self._processes = [old for old in self._processes if old.poll() is None] + [process]
 
     def _await_ready(self, hold: socket.socket) -> None:
-        # The first call needs it. Importing it now overlaps with the coordinator's start.
+        # The first call needs this module. Its import overlaps with the coordinator's start.
         from superdl.super_wire import coordinator_pb2_grpc  # noqa: F401
 
-        answers, begun_s = select.poll(), time.monotonic()
-        answers.register(hold, select.POLLIN)
-        while not answers.poll(1000 * min(_LOG_EVERY_S, self._start_timeout_s)):
+        poll, begun_s = select.poll(), time.monotonic()
+        poll.register(hold, select.POLLIN)
+        while not poll.poll(1000 * min(_LOG_EVERY_S, self._start_timeout_s)):
             waited_s = time.monotonic() - begun_s
-            words = f"the embedded coordinator is not ready after {waited_s:.0f} s"
+            problem = f"the embedded coordinator is not ready after {waited_s:.0f} s"
             if waited_s >= self._start_timeout_s:
-                raise EmbeddedError(f"{words} (SUPER_START_TIMEOUT_S){self._directory.log_tail()}")
+                raise EmbeddedError(f"{problem} (SUPER_START_TIMEOUT_S){self._directory.log_tail()}")
             load = f"{os.getloadavg()[0]:.0f} processes share {os.cpu_count()} cores"
-            _LOG.warning("%s and is still starting (%s); see %s", words, load, self._directory.log)
-        answer = _read_line(hold)
-        if answer is None:
-            words = f"the embedded coordinator exited during startup{self._directory.log_tail()}"
-            raise _LostError(words)
-        if "error" in answer:
-            raise EmbeddedError(f"{answer['error']}{self._directory.log_tail()}")
-        self.pid = answer.get("coordinator")
-        if answer.get("protocol_version") != PROTOCOL_VERSION:
+            _LOG.warning("%s and is still starting (%s); see %s", problem, load, self._directory.log)
+        message = _read_line(hold)
+        if message is None:
+            raise _LostError(f"the embedded coordinator exited during startup{self._directory.log_tail()}")
+        if "error" in message:
+            raise EmbeddedError(f"{message['error']}{self._directory.log_tail()}")
+        self.pid = message.get("coordinator")
+        if message.get("protocol_version") != PROTOCOL_VERSION:
             raise EmbeddedError(
                 "this run's coordinator on this host speaks protocol version "
-                f"{answer.get('protocol_version')}, but this process speaks version {PROTOCOL_VERSION}: all "
-                "ranks of a run must use the same version of SUPER"
+                f"{message.get('protocol_version')}, but this process speaks version {PROTOCOL_VERSION}. All "
+                "ranks of a run must use the same SUPER version"
             )
 
     def _watch(self, hold: socket.socket) -> None:
-        """Wait until the coordinator fails or dies, then start another one at the same paths."""
+        """Restart the coordinator at the same paths whenever it dies, until it fails for good."""
         while True:
             try:
                 line = _read_line(hold)
@@ -227,15 +224,15 @@ class Embedded:
                 return
             self._sockets.close(hold)
             try:
-                hold = self._revived(line)
+                hold = self._revive(line)
             except EmbeddedError as error:
                 if self._released.is_set():
                     return
                 self._failure = error
-                _LOG.error("%s", error)  # for users: a traceback adds nothing
+                _LOG.error("%s", error)  # a traceback would not help users
                 return
 
-    def _revived(self, message: dict[str, object] | None) -> socket.socket:
+    def _revive(self, message: dict[str, object] | None) -> socket.socket:
         if message is not None:
             raise EmbeddedError(str(message.get("error", message)))
         reason = f"it was killed{self._directory.log_tail()}"
@@ -243,42 +240,42 @@ class Embedded:
             now_s = time.monotonic()
             if len(self._revivals_s) == _MAX_REVIVALS and now_s - self._revivals_s[0] < _REVIVAL_SPAN_S:
                 raise EmbeddedError(
-                    f"the embedded coordinator has died {_MAX_REVIVALS + 1} times within "
-                    f"{_REVIVAL_SPAN_S:g} s, most recently because {reason}"
+                    f"the embedded coordinator died {_MAX_REVIVALS + 1} times within {_REVIVAL_SPAN_S:g} s. "
+                    f"The last reason: {reason}"
                 )
             self._revivals_s.append(now_s)
-            _LOG.warning("the embedded coordinator has died; restarting it")
+            _LOG.warning("the embedded coordinator died; restarting it")
             try:
                 return self._connect()
             except _LostError as error:
-                _LOG.warning("the coordinator died again: %s", error)
+                _LOG.warning("the embedded coordinator died again: %s", error)
                 reason = str(error)
             if self._released.wait(_REVIVAL_PAUSE_S):
                 raise EmbeddedError("the hold was released before the coordinator was restarted")
 
 
 def _read_line(connection: socket.socket) -> dict[str, object] | None:
-    """Return the next line of JSON, or ``None`` at the end of the connection."""
+    """Return the next line of JSON, or ``None`` if the connection is closed."""
     line = bytearray()
     while not line.endswith(b"\n"):
         try:
             received = connection.recv(_LINE_BYTES)
-        except ConnectionResetError:  # it ended before it accepted the connection
+        except ConnectionResetError:  # the coordinator exited before it accepted the connection
             return None
         if not received or len(line) > _LINE_BYTES:
             return None
         line += received
-    words: dict[str, object] = json.loads(line)
-    return words
+    message: dict[str, object] = json.loads(line)
+    return message
 
 
-# Holds of this process, keyed by process id, run and executor. A forked child has none.
+# This process's holds by process id, run and executor. A forked child has none.
 _holds: dict[tuple[int, str, str], Embedded] = {}
 _lock = threading.Lock()
 
 
 def embedded_for(run: str, *, for_query: bool = False) -> Embedded:
-    """Return this process's hold on the run's coordinator, which is restarted if its settings changed."""
+    """Return this process's hold on the run's coordinator, restarted if environment variables changed."""
     settings = EmbeddedSettings.of_this_host()
     key = (os.getpid(), run, settings.choice.variant)
     with _lock:
@@ -287,13 +284,16 @@ def embedded_for(run: str, *, for_query: bool = False) -> Embedded:
         if before is not None and changed:
             before.release()
         if hold is None or hold.is_over:
-            _release_other_queries(key)
+            # A hold that only served queries of another run may keep the cache locked.
+            for other, idle in list(_holds.items()):
+                if other[0] == key[0] and other != key and not (idle.stays or idle.queries):
+                    _holds.pop(other).release()
             RunDirectory.sweep({other.path for other in _holds.values()})
             hold = _holds[key] = Embedded(run, settings, before)
             if before is not None and changed and hold.pid == before.pid:
                 _LOG.warning(
                     "%s changed since the embedded coordinator was started. It keeps its settings, because "
-                    "other ranks of this run still use it: restart the run",
+                    "other ranks of this run still use it. Restart the run to apply the change",
                     ", ".join(dict.fromkeys(name for name, _ in changed)),
                 )
         if for_query:
@@ -304,35 +304,13 @@ def embedded_for(run: str, *, for_query: bool = False) -> Embedded:
 
 
 def query_done(coordinator: str) -> None:
-    """Record that a query was answered. The hold ends a minute later, or at once if the cache is shared."""
+    """End a query. Without a sampler, drop a hold that would keep a shared cache from other runs."""
     with _lock:
         for (pid, *_), hold in _holds.items():
             if hold.coordinator == coordinator and pid == os.getpid():
                 hold.queries -= 1
-                if hold.stays or hold.queries:
-                    continue
-                if hold.shares_cache:
-                    hold.drop()  # without waiting: other ranks may hold it
-                else:  # a sampler may follow
-                    timer = threading.Timer(_QUERY_HOLD_S, _drop_if_unused, (hold,))
-                    timer.daemon = True
-                    timer.start()
-
-
-def _drop_if_unused(hold: Embedded) -> None:
-    with _lock:
-        if hold.stays or hold.queries:
-            return
-        hold.drop()
-    for process in hold.processes():
-        process.wait()  # reap it, or it stays a zombie
-
-
-def _release_other_queries(key: tuple[int, str, str]) -> None:
-    for other, hold in list(_holds.items()):
-        if other[0] == key[0] and other != key and not (hold.stays or hold.queries):
-            # A hold that only served queries may hold the cache's lock.
-            _holds.pop(other).release()
+                if hold.shares_cache and not (hold.stays or hold.queries):
+                    hold.drop()  # without waiting, since other ranks may hold it
 
 
 def _variables() -> set[tuple[str, str]]:
@@ -340,7 +318,7 @@ def _variables() -> set[tuple[str, str]]:
 
 
 def inform_user(coordinator: str, kept: str) -> None:
-    """Print once where an embedded coordinator keeps records, since they fill the user's disk."""
+    """Print once where the embedded coordinator keeps records, since they fill the user's disk."""
     with _lock:
         holds = [hold for hold in _holds.values() if hold.coordinator == coordinator and not hold.informed]
         for hold in holds if kept else ():
@@ -349,7 +327,7 @@ def inform_user(coordinator: str, kept: str) -> None:
 
 
 def release_all() -> None:
-    """Release this process's holds now instead of at exit."""
+    """Release this process's holds now rather than at exit."""
     with _lock:
         for key in [key for key in _holds if key[0] == os.getpid()]:
             _holds.pop(key).release()

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.run_directory import RunDirectory
 
-_WORKER_NICE = 10  # the trainer gets nearly all of any core that it needs
-# Only this user can open its socket, so settings that protect it do not apply.
+_WORKER_NICE = 10  # leaves the trainer nearly all of any core that it needs
+# Settings that protect a coordinator from others. Only this user can open the embedded one's socket.
 _NOT_FOR_EMBEDDED = frozenset(
     {"SUPER_TLS_CERT", "SUPER_TLS_KEY", "SUPER_TLS_CLIENT_CA", "SUPER_TOKEN", "SUPER_TOKEN_FILE"}
     | {"SUPER_HEALTH_LISTEN", "SUPER_METRICS_LISTEN"}
@@ -28,7 +28,7 @@ _NOT_FOR_EMBEDDED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ExecutorChoice:
-    """The names of the executors, and the cache they need, which is empty for the embedded one."""
+    """The executors' names, and the address of the cache they require, empty for the embedded cache."""
 
     executor: str = "local"
     cache: str = ""
@@ -36,14 +36,14 @@ class ExecutorChoice:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ExecutorChoice:
-        """Parse ``SUPER_EXECUTOR``, by default ``local``. A ``ConfigError`` names the variable at fault."""
+        """Parse ``SUPER_EXECUTOR``, by default ``local``. Raises ``ConfigError`` naming a bad variable."""
         names = executor_names(environment.get("SUPER_EXECUTOR", "") or "local", "SUPER_EXECUTOR")
         elsewhere = [EXECUTORS[name] for name in names if EXECUTORS[name].runs_on is not RunsOn.THIS_HOST]
         executor = ",".join(names)
         if not elsewhere:
             return cls(executor, variant="" if executor == "local" else executor)
         cache = environment.get("SUPER_CACHE", "")
-        # Remote functions cannot reach a socket of this host, so no cache is started for them.
+        # Remote functions cannot reach a socket on this host, so no cache is started for them.
         _check_cache(cache, environment, elsewhere[0].location)
         _check_one_host(environment, executor)
         decisive = [f"SUPER_{name.upper()}" for kind in EXECUTORS.values() for name in kind.chosen_by]
@@ -54,26 +54,26 @@ class ExecutorChoice:
 def _check_cache(cache: str, environment: Mapping[str, str], location: str) -> None:
     if not cache:
         raise ConfigError(
-            f"functions on {location} cannot reach the embedded cache, which is a Unix socket on this host: "
-            "set SUPER_CACHE to a cache that they and this host can reach, such as rediss://my-cache:6379, "
+            f"functions on {location} cannot reach the embedded cache, which is a Unix socket on this host. "
+            "Set SUPER_CACHE to a cache that they and this host can reach, such as rediss://my-cache:6379, "
             "or set SUPER_COORDINATOR to a coordinator that runs them"
         )
     address = CacheAddress.parse(cache)
     if address.path:
         raise ConfigError(
             f"SUPER_CACHE={cache} is a Unix socket on this host, which functions on {location} cannot "
-            "reach: set it to a cache that both can reach, such as rediss://my-cache:6379"
+            "reach. Set it to a cache that both can reach, such as rediss://my-cache:6379"
         )
     Credentials.from_environment(environment).check_encrypted(address)
 
 
 def _check_one_host(environment: Mapping[str, str], executor: str) -> None:
-    # One coordinator owns a cache, and each host would start another.
+    # A cache has one coordinator, but each host would start its own.
     ranks = [environment.get(name, "") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")]
     if all(map(str.isdecimal, ranks)) and int(ranks[0]) > int(ranks[1]):
         raise ConfigError(
             f"this run has {ranks[0]} ranks, {ranks[1]} of them on this host, so each host would start its "
-            "own coordinator on the same cache: start one for all of them "
+            "own coordinator on the same cache. Start one for all of them "
             f"(superdl coordinator --executor {executor}) and set SUPER_COORDINATOR to its address"
         )
 
@@ -83,22 +83,22 @@ class EmbeddedSettings:
     """Settings for starting an embedded coordinator."""
 
     cache_bytes: int  # memory for its cache
-    slots: int  # requests that its worker runs at once
-    # The coordinator's arguments are appended.
+    slots: int  # requests that its worker processes concurrently
+    # The command, to which the coordinator's options are appended.
     program: tuple[str, ...] = (sys.executable, "-P", "-m", "superdl.coordinator.embedded")
-    grace_s: float = 0.3  # seconds that the coordinator outlives its last rank
+    grace_s: float = 0.3  # how long the coordinator outlives its last rank
     choice: ExecutorChoice = field(default_factory=ExecutorChoice)
 
     @classmethod
     def of_this_host(cls) -> EmbeddedSettings:
-        """Return the defaults for this host. Raises ``ConfigError`` if a variable is invalid."""
+        """Return this host's defaults. Raises ``ConfigError`` if an environment variable is invalid."""
         choice = ExecutorChoice.from_environment(os.environ)
         return cls(cache_bytes=cache_bytes(), slots=slots(), choice=choice)
 
     def command(self, directory: RunDirectory, listener: int) -> list[str]:
-        """Return the command that starts a coordinator, which inherits the descriptor ``listener``."""
+        """Return the command that starts a coordinator, which inherits the file descriptor ``listener``."""
         owner = f"embedded-{directory.path.name}"
-        if self.choice.cache:  # hosts share the cache, and a run's name
+        if self.choice.cache:  # hosts share the cache and the run's name
             owner = f"{owner}-{platform.node()}"
         options = {
             "--directory": str(directory.path),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from superdl.sampler.rpc.connection import CallCutError, CallFailedError, Connection, connection_to
-from superdl.sampler.rpc.distrust import why_distrusted
+from superdl.sampler.rpc.distrust import diagnose_distrust
 from superdl.super_wire.credentials import CoordinatorCredentials
 from superdl.super_wire.errors import (
     CacheUnreachableError,
@@ -37,28 +37,27 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-# Unreachable, timed out, shut down in the middle of the call, or overloaded.
-# gRPC maps a proxy's HTTP error and a broken stream or message to UNKNOWN and INTERNAL. The
-# coordinator's own errors carry a name.
+# Unreachable, timed out, shut down during the call, or overloaded. gRPC maps a proxy's HTTP error, a
+# broken stream and a broken message to UNKNOWN and INTERNAL. The coordinator's own errors carry a name.
 _TRANSIENT = frozenset(
     {"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED", "UNKNOWN", "INTERNAL"}
 )
-# gRPC's words for those of them that are permanent: message size, an exception.
+# Details of permanent errors with these codes: a message's size, and an exception.
 _PERMANENT = ("message larger than max", "Unexpected <class ")
-# The connection may be dead or out of step: the next attempt opens a new one.
+# The connection may be dead or out of sync, so the next attempt opens a new one.
 _RECONNECT = frozenset({"DEADLINE_EXCEEDED", "UNKNOWN", "INTERNAL"})
 PROBING_S = 3.0  # per call, for all probes of an unreachable peer
 _LEAST_PROBING_S = 0.5  # even if the call's own time is up
 _LONG_POLL_S = 10.0
-_LOG_FIRST_S, _LOG_EVERY_S = 1.0, 10.0  # of an unanswered call
+_LOG_FIRST_S, _LOG_EVERY_S = 1.0, 10.0  # for an unanswered call
 _MAX_CUTS = 1000  # each due to a fork of this process, or to a holder that left
-# Not the trainer's global generator: ranks that seed it alike would retry in step.
-_JITTER = random.SystemRandom()  # has no state that forked ranks would share
+# Unlike the global generator, it has no state that equally seeded or forked ranks would share.
+_JITTER = random.SystemRandom()
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Limits for retrying a call: the number of attempts, and ``total_s`` seconds for all of them."""
+    """Limits for retrying a call: the number of attempts, and ``total_s`` seconds in total."""
 
     attempts: int
     total_s: float
@@ -67,11 +66,11 @@ class Patience:
     backoff_max_s: float = 5.0
 
     def until(self, end_s: float) -> Patience:
-        """Return the same limits, reduced to the time left until the monotonic ``end_s``."""
+        """Return these limits, reduced to the time left until the monotonic time ``end_s``."""
         return replace(self, total_s=min(self.total_s, max(0.0, end_s - time.monotonic())))
 
     def pause_s(self, attempt: int) -> float:
-        """Return the pause after the ``attempt``-th failure, with jitter."""
+        """Return the pause in seconds after the ``attempt``-th failure, with jitter."""
         ceiling = min(self.backoff_max_s, self.backoff_s * 2.0 ** min(attempt, 30))
         return ceiling * _JITTER.uniform(0.5, 1.0)
 
@@ -80,19 +79,19 @@ class CallStoppedError(Exception):
     """The caller cancelled the call."""
 
 
-# For a query from the command line: a wrong address should be reported soon.
+# For command-line queries, which should report a wrong address soon.
 FIRST_CONTACT = Patience(attempts=12, total_s=15.0)
 
 
-def job_start() -> Patience:
-    """Return the limits for creating a sampler, since the coordinator may start later."""
+def startup_patience() -> Patience:
+    """Return the limits for creating a sampler, which may happen before the coordinator starts."""
     return Patience(attempts=10_000, total_s=seconds_from(os.environ, "SUPER_CONNECT_TIMEOUT_S", 60.0))
 
 
 # Mid-epoch: a coordinator may restart, or the network may fail for a while.
 RUNNING = Patience(attempts=60, total_s=120.0)
 
-# Seconds without progress after which a listing is abandoned.
+# Time without progress after which a listing is abandoned.
 LISTING_SILENCE_S = 120.0
 
 
@@ -101,8 +100,8 @@ class Client:
 
     Args:
         address: as returned by :func:`superdl.sampler.rpc.connection.checked_address`.
-        explain: called when there was no answer. An error that it returns replaces the general one.
-        alone: whether the coordinator ends with this process, so that jobs need not be closed.
+        explain: called when the coordinator does not answer. If it returns an error, that is raised instead.
+        alone: whether the coordinator ends with this process, which makes closing jobs unnecessary.
         credentials: defaults to those in the environment.
 
     Raises:
@@ -130,7 +129,7 @@ class Client:
         return self._connection().hold()
 
     def cut(self) -> None:
-        """Cancel all calls in progress. Those that are still needed are retried."""
+        """Cancel all calls in progress. Callers that still need an answer retry them."""
         self._connection().cut()
 
     def call(
@@ -142,13 +141,13 @@ class Client:
         wait_s: float = 0.0,
         stopped: threading.Event | None = None,
     ) -> Any:
-        """Make a call and retry until it is answered. A long poll adds its ``wait_s`` to the deadline.
+        """Call a method, retrying until it is answered. A long poll adds its ``wait_s`` to the deadline.
 
         Raises:
             CallStoppedError: ``stopped`` was set before an answer arrived.
-            CoordinatorUnreachableError: no answer; the message has the address, attempts and time.
+            CoordinatorUnreachableError: no answer. The message has the address, attempts and time.
             ProtocolMismatchError: the peer speaks another version.
-            SuperError: the error that the coordinator reported, with its own type.
+            SuperError: an error reported by the coordinator, with its own type.
         """
         stopped = stopped or threading.Event()
         begin_s = time.monotonic()
@@ -178,7 +177,7 @@ class Client:
             left_s = patience.total_s - (time.monotonic() - begin_s)
             if time.monotonic() >= warn_s:
                 _LOG.warning(
-                    "waiting for the coordinator at %s for %.0f s more: %s", self.address, left_s, last
+                    "waiting up to %.0f s more for the coordinator at %s: %s", left_s, self.address, last
                 )
                 warn_s = time.monotonic() + _LOG_EVERY_S
             stopped.wait(min(patience.pause_s(attempt), max(left_s, 0.0)))
@@ -186,10 +185,11 @@ class Client:
             raise CallStoppedError
         if last is not None and last.error_name:
             raise error_from_name(last.error_name, last.details)
-        raise self._distrust(0.0) or self._unreachable(last, attempt, time.monotonic() - begin_s) from last
+        error = self._diagnose_distrust(0.0)
+        raise error or self._unreachable_error(last, attempt, time.monotonic() - begin_s) from last
 
     def _raise_if_final(self, failure: CallFailedError, method: str, left_s: float) -> None:
-        """Raise errors that a retry cannot fix."""
+        """Raise the error unless a retry may help."""
         if failure.error_name:
             self._was_answered = True
             # The coordinator keeps trying to reach its cache, so keep retrying.
@@ -197,22 +197,22 @@ class Client:
                 return
             raise error_from_name(failure.error_name, failure.details) from None
         if failure.code not in _TRANSIENT or any(words in failure.details for words in _PERMANENT):
-            raise self._refusal(failure, method) from failure
+            raise self._permanent_error(failure, method) from failure
         if failure.code in _RECONNECT:
             self.cut()
         explained = self._explain()
         if explained is None and failure.code == "UNAVAILABLE" and not self._was_answered:
-            explained = self._distrust(left_s)
+            explained = self._diagnose_distrust(left_s)
         if explained is not None:
             raise explained from failure
 
-    def _distrust(self, left_s: float) -> SuperError | None:
-        """Return a trust failure that explains a missing answer, if any. All probes share one time limit."""
+    def _diagnose_distrust(self, left_s: float) -> SuperError | None:
+        """Return the trust error behind a missing answer, if any. All probes of a call share a time limit."""
         begin_s = time.monotonic()
         timeout_s = min(self._probing_left_s, max(left_s, _LEAST_PROBING_S))
-        reason = why_distrusted(self.address, self._credentials, timeout_s) if timeout_s > 0 else None
+        error = diagnose_distrust(self.address, self._credentials, timeout_s) if timeout_s > 0 else None
         self._probing_left_s -= time.monotonic() - begin_s
-        return reason
+        return error
 
     def register(
         self,
@@ -229,20 +229,16 @@ class Client:
     ) -> tuple[Any, float]:
         """Register a dataset and wait until it is listed, which may take minutes.
 
-        Give up after ``silence_s`` without progress, or at the monotonic ``end_s``, which progress extends.
-        ``patience`` limits the retries of each call. If ``renew``, repeat a listing of this run, if that
-        is cheap. If ``begins``, repeat it if that run has ended. ``listed`` is called with the number of
-        samples whenever it has grown. Return the coordinator's description of the dataset (a message), and
-        the extended ``end_s``.
+        Gives up after ``silence_s`` without progress, or at the monotonic time ``end_s``, which progress
+        extends. ``patience`` limits the retries of each call. With ``renew``, this run's listing is repeated
+        if that is cheap. With ``begins``, it is repeated if that run has ended. ``listed`` is called with
+        the number of samples each time it grows. Returns the ``Dataset`` message and the extended ``end_s``.
 
         Raises:
             SourceError: the source cannot be listed, or its listing makes no progress.
-            CoordinatorError: the coordinator does not answer, or refuses.
+            CoordinatorError: the coordinator does not answer, or rejects the call.
         """
         from superdl.super_wire import coordinator_pb2 as pb
-
-        def log_progress(count: int) -> None:
-            _LOG.info("listing %s: %d samples so far", shown(dataset.source), count)
 
         request = pb.RegisterDatasetRequest(
             protocol_version=PROTOCOL_VERSION,
@@ -255,13 +251,13 @@ class Client:
             classes=dataset.given_classes,
             **dataset.naming._asdict(),
         )
-        patience = patience or job_start()
+        patience = patience or startup_patience()
         info = self.call("RegisterDataset", request, patience.until(end_s), stopped=stopped)
         if info.protocol_version != PROTOCOL_VERSION:
             raise ProtocolMismatchError(
                 f"this side speaks protocol version {PROTOCOL_VERSION}, but the coordinator at "
-                f"{self.address} speaks version {info.protocol_version}: install the same version of SUPER "
-                "on both sides"
+                f"{self.address} speaks version {info.protocol_version}. Install the same SUPER version on "
+                "both sides"
             )
         progress_s = time.monotonic()
         while not info.ready:
@@ -269,48 +265,45 @@ class Client:
             if polled_s - progress_s > silence_s or polled_s >= end_s:
                 raise SourceError(
                     f"the listing of {dataset.source} is at {so_far} samples and has made no progress for "
-                    f"{polled_s - progress_s:.0f} s: see the log of the coordinator at {self.address}"
+                    f"{polled_s - progress_s:.0f} s. See the log of the coordinator at {self.address}"
                 )
             poll_s = min(_LONG_POLL_S, silence_s, end_s - polled_s)
             poll = pb.GetDatasetRequest(dataset_id=info.dataset_id, listed=so_far, wait_s=poll_s)
             retries = patience.until(end_s)
             try:
                 info = self.call("GetDataset", poll, retries, wait_s=poll_s, stopped=stopped)
-            except UnknownJobError:  # restarted meanwhile; the request is idempotent
+            except UnknownJobError:  # the coordinator restarted; registering is idempotent
                 info = self.call("RegisterDataset", request, retries, stopped=stopped)
             for warning in () if info.ready else info.warnings:
                 _LOG.warning("%s", shown_lines(warning))
             if info.listed > so_far or info.packing:
                 progress_s = time.monotonic()
                 end_s += progress_s - polled_s
-            if info.listed > so_far:
-                (listed or log_progress)(info.listed)
-        if dataset.given_classes not in {(), tuple(info.classes)}:  # an older version ignores them
-            raise ProtocolMismatchError(
-                f"the coordinator at {self.address} does not support classes=: install the same version of "
-                "SUPER on both sides"
-            )
+            if info.listed > so_far and listed is not None:
+                listed(info.listed)
+            elif info.listed > so_far:
+                _LOG.info("listing %s: %d samples so far", shown(dataset.source), info.listed)
         return info, end_s
 
     def _connection(self) -> Connection:
         return connection_to(self.address, self._credentials)
 
-    def _refusal(self, failure: CallFailedError, method: str) -> SuperError:
-        if failure.code in {"UNAUTHENTICATED", "PERMISSION_DENIED"}:  # by a proxy
+    def _permanent_error(self, failure: CallFailedError, method: str) -> SuperError:
+        if failure.code in {"UNAUTHENTICATED", "PERMISSION_DENIED"}:  # from a proxy
             return CoordinatorTrustError(f"the server at {self.address} rejects this client: {failure}")
         if failure.code == "UNIMPLEMENTED":
             return ProtocolMismatchError(
                 f"this sampler speaks protocol version {PROTOCOL_VERSION}, but the server at {self.address} "
-                f"has no call super.v1.Coordinator/{method} ({failure.details}). It has another version or "
-                "is not a coordinator: install the same version of SUPER on both sides, and check the address"
+                f"has no method super.v1.Coordinator/{method} ({failure.details}). It has another version or "
+                "is not a coordinator. Install the same SUPER version on both sides, and check the address"
             )
         return CoordinatorError(f"the {method} call to the coordinator at {self.address} failed: {failure}")
 
-    def _unreachable(self, last: CallFailedError | None, attempts: int, waited_s: float) -> SuperError:
-        reason = last if last is not None else "the connection was closed during each of them"
+    def _unreachable_error(self, last: CallFailedError | None, attempts: int, waited_s: float) -> SuperError:
+        reason = last if last is not None else "the connection was closed during each attempt"
         return CoordinatorUnreachableError(
             f"no coordinator answered at {self.address} in {attempts} attempts over {waited_s:.1f} s "
-            f"({reason}). Check that it is running there (superdl coordinator --listen ...) and that "
-            "coordinator= or SUPER_COORDINATOR is its address. A job waits SUPER_CONNECT_TIMEOUT_S for it to "
+            f"({reason}). Check that it is running (superdl coordinator --listen ...) and that coordinator= "
+            "or SUPER_COORDINATOR is its address. SUPER_CONNECT_TIMEOUT_S sets how long jobs wait for it to "
             "start"
         )

@@ -1,4 +1,4 @@
-"""A process's single connection to a coordinator, closed around forks."""
+"""A process's only connection to a coordinator, closed around forks."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _LOG = logging.getLogger(__name__)
 # Replies stay below 1 MiB unless one batch alone is larger.
 MAX_MESSAGE_BYTES = 8 * 2**20
 
-_PARK_WAIT_S = 5.0  # a cut call returns within milliseconds
+_PARK_WAIT_S = 5.0  # a cancelled call returns within milliseconds
 _SHUTDOWN_WAIT_S = 1.0
 _SHUTDOWN_WAIT_AGAIN_S = 0.05
 _PARKED_WAIT_S = 60.0  # a fork of a large process takes far less
 
 
 class CallCutError(Exception):
-    """A fork or the last holder closed the channel during the call, which must be retried."""
+    """The channel was closed during the call, by a fork or the last holder. Retry the call."""
 
 
 class CallFailedError(Exception):
-    """A failed call as grpc reported it. ``error_name`` is the coordinator's error class, if it sent one."""
+    """A call's failure as reported by grpc. ``error_name`` is the coordinator's error class, if any."""
 
     def __init__(self, code: str, details: str, error_name: str) -> None:
-        # No grpc objects: they would keep the channel alive.
+        # Keep no grpc objects, which would keep the channel alive.
         super().__init__(f"{code}: {details}")
         self.code, self.details, self.error_name = code, details, error_name
 
@@ -59,7 +59,7 @@ class Connection:
         self._calls = 0
         self._holders = 0
         self._warned = False
-        self._forks = 0  # threads that are about to fork
+        self._forks = 0  # threads about to fork
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
@@ -85,7 +85,7 @@ class Connection:
         try:
             answer, failure = _invoke(stub, method, request, timeout_s, metadata)
         finally:
-            stub = None  # first, so that no grpc object is left
+            stub = None  # drop grpc objects before a fork continues
             with self._state:
                 self._calls -= 1
                 self._close_if_idle()
@@ -96,7 +96,7 @@ class Connection:
         raise CallCutError if cut and failure.code == "CANCELLED" else failure
 
     def cut(self) -> None:
-        """Close the channel. Pending calls raise :class:`CallCutError`; the next call reopens it."""
+        """Close the channel. Pending calls raise :class:`CallCutError`, and the next call reopens it."""
         with self._state:
             self._close()
 
@@ -122,7 +122,7 @@ class Connection:
         return self._stub
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the token, re-read if its file changed, or the previous one if that fails."""
+        """Return the token, reloaded if its file changed, or the previous one if reloading fails."""
         try:
             self._token = self._credentials.current_token()
         except ConfigError as error:
@@ -135,8 +135,7 @@ class Connection:
         if self._host and not is_loopback(self._host) and not self._warned:
             self._warned = True
             _LOG.warning(
-                "INSECURE: SUPER_INSECURE=1 allows this process to send unencrypted traffic to the "
-                "coordinator at %s%s",
+                "INSECURE: traffic to the coordinator at %s is not encrypted%s, as SUPER_INSECURE=1 allows",
                 self.address,
                 ", including its token" if self._credentials.current_token() else "",
             )
@@ -152,7 +151,7 @@ class Connection:
             self._close()
 
     def park(self) -> None:
-        """Block new calls, close the channel, and wait a limited time until no thread is in grpc."""
+        """Block new calls, close the channel, and wait up to 5 s until no thread is inside grpc."""
         with self._state:
             self._forks += 1
             self._close()
@@ -160,7 +159,7 @@ class Connection:
                 _LOG.warning("a call to %s did not end within %g s before a fork", self.address, _PARK_WAIT_S)
 
     def unpark(self) -> None:
-        """Allow calls again. The next call opens a channel."""
+        """Allow calls again. The next one opens a channel."""
         with self._state:
             self._forks -= 1
             self._state.notify_all()
@@ -169,7 +168,7 @@ class Connection:
 def _invoke(
     stub: Any, method: str, request: Any, timeout_s: float, metadata: tuple[tuple[str, str], ...]
 ) -> tuple[Any, CallFailedError | None]:
-    """Return the answer or the failure. Neither keeps references to grpc objects."""
+    """Return the answer or the failure, neither of which refers to grpc objects."""
     import grpc
 
     try:
@@ -191,12 +190,11 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.enable_http_proxy", 0),
-    ("grpc.enable_retries", 0),  # the client retries and controls how often
+    ("grpc.enable_retries", 0),  # the client retries by itself
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5_000),  # also limits each attempt to connect
     ("grpc.max_reconnect_backoff_ms", 2000),
-    # Detect a peer that vanished silently, even while no call is in progress (servers allow a ping
-    # every five minutes).
+    # Detect a peer that vanished silently, even between calls. Servers allow a ping every five minutes.
     ("grpc.keepalive_time_ms", 330_000),
     ("grpc.keepalive_timeout_ms", 20_000),
 )
@@ -223,11 +221,11 @@ class _Connections:
         self._lock.acquire()
         for connection in self._known.values():
             connection.park()
-        # Forking earlier is worse than forking with an open channel: grpc's own fork handlers would wait for
-        # threads that wait for them (grpcio 1.85).
+        # Forking too early is worse than forking with an open channel, because grpc's own fork handlers
+        # would deadlock with its threads (grpcio 1.85).
         if self._known:
             gone = self._threads.wait_until_gone(self._shutdown_wait_s)
-            # If threads remain, other code in this process uses grpc too.
+            # If threads remain, other code in this process uses grpc too, so wait less next time.
             self._shutdown_wait_s = _SHUTDOWN_WAIT_S if gone else _SHUTDOWN_WAIT_AGAIN_S
 
     def _in_parent(self) -> None:
@@ -236,7 +234,7 @@ class _Connections:
         self._lock.release()
 
     def _in_child(self) -> None:
-        # Keep the parent's objects, so that no destructor of grpc runs here.
+        # Keep the parent's objects, so that no grpc destructor runs here.
         self._inherited += self._known.values()
         self._known = {}
         self._threads = GrpcThreads()
@@ -255,16 +253,15 @@ def connection_to(address: str, credentials: CoordinatorCredentials = _PLAIN) ->
 
 
 def checked_address(address: object, origin: str) -> str:
-    """Return an address as gRPC expects it, ``unix:/path`` or ``host:port``. Errors name ``origin``."""
+    """Return an address in gRPC's form, ``unix:/path`` or ``host:port``. Errors name its ``origin``."""
     if not isinstance(address, str):
         raise ConfigError(f"{origin} must be a string such as 'host:50051', not {address!r}")
     shown = repr(without_credentials(address))
-    # unix:///path is accepted too.
-    path = socket_path(address)
+    path = socket_path(address)  # also of unix:///path
     if path is not None:
         if not path.startswith("/") or path.startswith("//") or path == "/":
             raise ConfigError(
-                f"{origin} needs the absolute path of a socket, as in unix:/path/to.sock, not {shown}"
+                f"{origin} must be an absolute socket path, such as unix:/path/to.sock, not {shown}"
             )
         return f"unix:{path}"
     if not host_and_port(address)[1]:

@@ -1,4 +1,4 @@
-"""Diagnosis of missing trust, which grpc reports only as UNAVAILABLE."""
+"""Diagnosis of TLS failures, which grpc only reports as UNAVAILABLE."""
 
 from __future__ import annotations
 
@@ -18,87 +18,86 @@ _EXPIRED = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 _NO_TLS = {"WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST"}
 
 
-def why_distrusted(address: str, credentials: CoordinatorCredentials, timeout_s: float) -> SuperError | None:
-    """Return the error if both sides respond in time but do not trust each other, else ``None``."""
+def diagnose_distrust(
+    address: str, credentials: CoordinatorCredentials, timeout_s: float
+) -> SuperError | None:
+    """Return an error if the server responds in time but one side does not trust the other, else ``None``."""
     host, _ = host_and_port(address)
+    reason = ""
     try:
-        if not host:
-            reason = ""
-        elif credentials.encrypts(host):
-            reason = _tls_to_any(address, credentials, timeout_s)
-        else:
-            reason = _plain_to_tls(address, timeout_s)
-    except OSError:  # nothing there, or nothing that answers
+        if host and credentials.encrypts(host):
+            reason = _probe_with_tls(address, credentials, timeout_s)
+        elif host:
+            reason = _probe_without_tls(address, timeout_s)
+    except OSError:  # no server, or no response
         return None
-    except ConfigError as error:  # a file can no longer be read
+    except ConfigError as error:  # a file is no longer readable
         return error
     return CoordinatorTrustError(reason) if reason else None
 
 
 def _handshake(address: str, context: ssl.SSLContext, name: str, timeout_s: float) -> bool:
-    """Perform a TLS handshake and return whether the server's first HTTP/2 frame arrived."""
+    """Perform a TLS handshake and return whether the server's first HTTP/2 frame arrives."""
     with (
         socket.create_connection(host_and_port(address), timeout_s) as connected,
         context.wrap_socket(connected, server_hostname=name) as encrypted,
     ):
-        # With TLS 1.3, a rejection of the client's certificate arrives instead of that frame.
+        # In TLS 1.3, a rejection of the client's certificate arrives in place of that frame.
         return bool(encrypted.recv(1))
 
 
-def _plain_to_tls(address: str, timeout_s: float) -> str:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # it trusts and sends nothing
+def _probe_without_tls(address: str, timeout_s: float) -> str:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     try:
         _handshake(address, context, host_and_port(address)[0], timeout_s)
-    except ssl.SSLError:  # as expected: no TLS there
+    except ssl.SSLError:  # the server does not speak TLS either
         return ""
     return (
-        f"the coordinator at {address} speaks TLS, but this client does not: set SUPER_COORDINATOR_CA_FILE "
+        f"the coordinator at {address} speaks TLS, but this client does not. Set SUPER_COORDINATOR_CA_FILE "
         "to the PEM file of the authority that issued its certificate"
     )
 
 
-def _tls_to_any(address: str, credentials: CoordinatorCredentials, timeout_s: float) -> str:
+def _probe_with_tls(address: str, credentials: CoordinatorCredentials, timeout_s: float) -> str:
     name = credentials.name or host_and_port(address)[0]
     detail = ""
     try:
         if _handshake(address, credentials.tls_context(), name, timeout_s):
             return ""
     except ssl.SSLCertVerificationError as error:
-        return _bad_certificate(address, credentials, error)
+        return _describe_bad_certificate(address, credentials, error)
     except ssl.SSLError as error:
         if error.reason in _NO_TLS:
             return (
-                f"the server at {address} does not use TLS: start the coordinator with tls_cert and tls_key "
+                f"the server at {address} does not use TLS. Start the coordinator with tls_cert and tls_key "
                 "or, on this machine, unset SUPER_COORDINATOR_CA_FILE. In an isolated network, "
                 "SUPER_INSECURE=1 on both sides allows connections without TLS"
             )
         detail = f": {error.reason or error}"
+    remedy = "set SUPER_COORDINATOR_CERT_FILE and SUPER_COORDINATOR_KEY_FILE"
     if credentials.cert_file:
-        remedy = f"{credentials.cert_file} (SUPER_COORDINATOR_CERT_FILE) may not be one of them"
-    else:
-        remedy = "set SUPER_COORDINATOR_CERT_FILE and SUPER_COORDINATOR_KEY_FILE"
+        remedy = f"check that it accepts {credentials.cert_file} (SUPER_COORDINATOR_CERT_FILE)"
     return (
-        f"the coordinator at {address} aborts the TLS handshake{detail}. If it requires certificates issued "
-        f"by its tls_client_ca, {remedy}"
+        f"the coordinator at {address} aborts the TLS handshake{detail}. If it requires client certificates "
+        f"(tls_client_ca), {remedy}"
     )
 
 
-def _bad_certificate(
+def _describe_bad_certificate(
     address: str, credentials: CoordinatorCredentials, error: ssl.SSLCertVerificationError
 ) -> str:
     if error.verify_code in _WRONG_NAME:
         remedy = (
-            "use the host name in its certificate for coordinator= or SUPER_COORDINATOR or, behind a tunnel "
+            "Use the host name in the certificate for coordinator= or SUPER_COORDINATOR or, behind a tunnel "
             "or a load balancer, set SUPER_COORDINATOR_NAME to a name in the certificate"
         )
     elif error.verify_code in _EXPIRED:
-        remedy = "renew the coordinator's tls_cert and tls_key (changed files are re-read)"
+        remedy = "Renew the coordinator's tls_cert and tls_key, which it reloads"
     else:
-        remedy = "set SUPER_COORDINATOR_CA_FILE to the PEM file of the authority that issued it" + (
+        remedy = "Set SUPER_COORDINATOR_CA_FILE to the PEM file of the authority that issued it" + (
             f", which {credentials.ca_file} is not" if credentials.ca_file else ""
         )
-    problem = f"the certificate of the coordinator at {address} is not trusted ({error.verify_message})"
-    return f"{problem}: {remedy}"
+    return f"the coordinator's certificate at {address} is not trusted: {error.verify_message}. {remedy}"

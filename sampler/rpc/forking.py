@@ -1,4 +1,4 @@
-"""Resources that must not survive a fork: sockets, and grpc's threads."""
+"""Resources that must not survive a fork: sockets and grpc's threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 _TASKS = Path("/proc/self/task")
 _NAMES = ("event_engine", "grpc_", "lifeguard")  # grpcio 1.66 to 1.85, as test_forking.py checks
-_NAMING_S = 2.0  # a thread has its creator's name until it first runs
+_NAMING_S = 2.0  # until it first runs, a thread has its creator's name
 _PAUSE_S = 0.001
 
 _held: set[socket.socket] = set()
@@ -46,15 +46,14 @@ class HeldSockets:
             return held
 
     def close(self, held: socket.socket, *, handed_over: bool = False) -> None:
-        """Close one of the sockets and wake any thread waiting on it."""
+        """Close a socket and wake threads waiting on it. If it was handed over, only close this copy."""
         with _held_lock:
             if held not in self._sockets:
                 return
             self._sockets.discard(held)
             _held.discard(held)
-            # A socket that was handed over stays open elsewhere, so close only this process's copy.
             if not handed_over:
-                with contextlib.suppress(OSError):  # not connected, or no longer
+                with contextlib.suppress(OSError):  # not connected
                     held.shutdown(socket.SHUT_RDWR)
             held.close()
 
@@ -65,15 +64,15 @@ class HeldSockets:
 
 
 class GrpcThreads:
-    """Detector of grpc's threads, by name or, for new threads, by start time. Linux only."""
+    """Detects grpc's threads by name or, while they are unnamed, by start time. Linux only."""
 
     def __init__(self) -> None:
-        # grpc starts threads with the first channel and ends them some milliseconds after the
-        # last, without notice; it does not promise to survive a fork with an open one.
+        # grpc starts threads with the first channel and ends them some milliseconds after the last one,
+        # without notice. It does not promise to survive a fork with an open channel.
         self._openings: deque[tuple[float, frozenset[int]]] = deque(maxlen=16)
 
     def expect(self) -> None:
-        """Record that a channel is about to be created."""
+        """Record that a channel is about to be opened."""
         self._openings.append((time.monotonic(), _thread_ids()))
 
     def running(self) -> bool:
@@ -87,12 +86,12 @@ class GrpcThreads:
         return any(alive - before - pythons for before in young)
 
     def wait_until_gone(self, limit_s: float) -> bool:
-        """Wait at most ``limit_s`` for all grpc threads to end. Return whether they have."""
+        """Wait up to ``limit_s`` seconds for grpc's threads to end, and return whether they have."""
         deadline_s = time.monotonic() + limit_s
         while self.running():
             if time.monotonic() >= deadline_s:
                 return False
-            time.sleep(_PAUSE_S)  # grpc offers no way to wait for its end
+            time.sleep(_PAUSE_S)  # grpc offers no way to wait for it
         return True
 
 

@@ -29,15 +29,13 @@ _ORDERS = np.array(list(permutations(range(len(JITTERS)))), dtype=np.int64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JitterValues:
-    """The random values drawn for a batch, on the CPU."""
+    """A batch's random values, on the CPU."""
 
-    # Shape (4, samples).
-    factors: NDArray[np.float32]
-    # Shape (samples, 4): which operation of JITTERS comes first, second, ...
-    orders: NDArray[np.int64]
+    factors: NDArray[np.float32]  # (4, samples)
+    orders: NDArray[np.int64]  # (samples, 4), indices into JITTERS
 
     def only(self, first: int, end: int) -> JitterValues:
-        """Return the values for samples ``first`` to ``end``."""
+        """Return the values for samples ``first`` to ``end - 1``."""
         return JitterValues(self.factors[:, first:end], self.orders[first:end])
 
 
@@ -51,7 +49,7 @@ class Jitter:
         return any(self._ranges)
 
     def draw(self, draws: BatchRandom) -> JitterValues:
-        """Draw factors uniformly from their ranges, and an order for each sample, all equally likely."""
+        """Draw factors uniformly from their ranges, and each sample's order from all orders."""
         bits = draws.bits("jitter", len(JITTERS) + 1)
         spans = np.array([span or (0.0, 0.0) for span in self._ranges])[:, :, None]
         factors = spans[:, 0] + (spans[:, 1] - spans[:, 0]) * unit_interval(bits[:-1])
@@ -62,8 +60,7 @@ class Jitter:
     def apply(self, images: torch.Tensor, drawn: JitterValues) -> None:
         """Change float32 images (samples, 3, height, width), from 0 to 255, in place."""
         factors = torch.from_numpy(drawn.factors).to(images.device)[:, :, None, None, None]
-        # Pixels stay float between operations. torchvision rounds uint8 after each, so results
-        # differ by rounding.
+        # Pixels stay float between operations, while torchvision rounds to uint8 after each of them.
         for turn in drawn.orders.T:
             for number, change in enumerate(_CHANGES):
                 chosen = np.flatnonzero(turn == number)
@@ -73,7 +70,7 @@ class Jitter:
                     change(images, factors[number])
                     continue
                 rows = torch.from_numpy(chosen).to(images.device)
-                # Indexing by a tensor copies, so the changed rows are written back.
+                # Indexing by a tensor copies, so write the changed rows back.
                 chosen_images = images[rows]
                 change(chosen_images, factors[number, rows])
                 images[rows] = chosen_images
@@ -94,11 +91,11 @@ def _saturation(images: torch.Tensor, factors: torch.Tensor) -> None:
 
 
 def _hue(images: torch.Tensor, factors: torch.Tensor) -> None:
-    """Shift the hue as in HSV, where a full circle is 1, and keep value and chroma."""
+    """Shift the hue as in HSV, where a full circle is 1, keeping value and chroma."""
     red, green, blue = torch.split(images, 1, dim=1)
     value, chroma = images.amax(1, keepdim=True), images.amin(1, keepdim=True)
     chroma = torch.sub(value, chroma, out=chroma)
-    # The hue in sixths of the circle: the largest channel, and the position between the two others.
+    # The hue in sixths of the circle: by the largest channel, and the difference of the two others.
     scale = chroma.clamp(min=1e-6).reciprocal_()
     if_red = torch.sub(green, blue).mul_(scale)
     if_green = torch.sub(blue, red).mul_(scale).add_(2)

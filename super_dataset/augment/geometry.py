@@ -1,10 +1,10 @@
-"""Random resized crops and flips of a batch. Random numbers depend only on seed, epoch and sample.
+"""Random resized crops and flips of a batch. Random numbers only depend on seed, epoch and sample.
 
-The CPU and device versions filter like Pillow's bilinear resize with a box, antialiased, first along rows,
-then along columns. Both round to whole grey levels after each step, so they differ only by rounding.
+The CPU and device versions filter like Pillow's bilinear resize with a box: antialiased, along rows and then
+along columns. Both round to whole grey levels after each step, so they only differ by rounding.
 
-The random numbers come from the counter-based Philox4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel random
-numbers: as easy as 1, 2, 3" (SC 2011).
+The random numbers come from the counter-based generator Philox4x32-10: Salmon, Moraes, Dror and Shaw,
+"Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _TRIES = 10
-# Rounds halves up, as Pillow does, even where float32 falls short.
+# Rounds halves up like Pillow, even if float32 falls short.
 _HALF_UP = 0.5 + 2**-12
 _DRAWS = 2 * _TRIES + 2  # area and aspect for each try; top and left
 
@@ -35,11 +35,11 @@ def random_boxes(
     scale: tuple[float, float],
     ratio: tuple[float, float],
 ) -> NDArray[np.int64]:
-    """Choose random boxes as torchvision's RandomResizedCrop does: int64 (4, samples) in whole pixels.
+    """Draw boxes like torchvision's RandomResizedCrop: int64 (4, samples), in whole pixels.
 
     The rows are top, left, height and width. The share of the area is uniform in ``scale``, and the logarithm
-    of the aspect ratio is uniform in that of ``ratio``. ``heights`` and ``widths`` are in pixels and have
-    shape (samples,).
+    of the aspect ratio is uniform within that of ``ratio``. ``heights`` and ``widths`` are the images' sizes
+    in pixels, of shape (samples,).
     """
     bits = draws.bits("crop", _DRAWS)
     area_draws, aspect_draws = unit_interval(bits[:_TRIES]), unit_interval(bits[_TRIES : 2 * _TRIES])
@@ -49,7 +49,7 @@ def random_boxes(
     tried_widths = np.rint(np.sqrt(areas * aspects)).astype(np.int64)
     tried_heights = np.rint(np.sqrt(areas / aspects)).astype(np.int64)
     fits = (tried_widths > 0) & (tried_widths <= widths) & (tried_heights > 0) & (tried_heights <= heights)
-    # argmax picks the first try that fits; if none does, the largest central part is used.
+    # argmax finds the first try that fits. If none does, use the largest central part.
     first, every = fits.argmax(axis=0), np.arange(len(draws))
     fitted = fits[first, every]
     central_heights, central_widths = _central(heights, widths, ratio)
@@ -70,14 +70,16 @@ def _central(
 
 
 def crop_resize(image: torch.Tensor, box: tuple[int, int, int, int], size: tuple[int, int]) -> torch.Tensor:
-    """Resize a box (top, left, height, width) of uint8 (channels, height, width). Add a batch axis."""
+    """Resize a box (top, left, height, width) of a uint8 (channels, height, width) image.
+
+    Returns uint8 (1, channels, height, width).
+    """
     top, left, height, width = box
-    # Slice as (height, width, channels): strides are then channels_last, and the kernel is fast.
+    # Slice as (height, width, channels), whose strides are channels_last, so that the kernel is fast.
     part = image.movedim(0, -1)[None, top : top + height, left : left + width].movedim(-1, 1)
     if (height, width) == size:
         return part
-    # One image at a time: a batched grid_sample takes ten times as long on the CPU and is not
-    # antialiased.
+    # One image at a time, since a batched grid_sample is ten times slower on the CPU and not antialiased.
     return interpolate(part, size=size, mode="bilinear", antialias=True)
 
 
@@ -105,13 +107,13 @@ def crop_resize_by_products(
 
 
 def _weights(start: torch.Tensor, length: torch.Tensor, source: int, target: int) -> torch.Tensor:
-    """Return the weight of each source pixel in each target pixel, float32 (samples, target, source)."""
+    """Return each source pixel's weight in each target pixel, float32 (samples, target, source)."""
     start, length = start[:, None, None], length[:, None, None]
     step = length / target
     centres = (torch.arange(target, device=start.device)[:, None] + 0.5) * step
     offsets = torch.arange(source, device=start.device) - start
-    # A triangle around the target pixel's centre, as wide as a source pixel or, when
-    # shrinking, as a target pixel; cut off at the box's edges, summing to 1.
+    # A triangle around the target pixel's centre, as wide as a source pixel or, if that is larger, as a
+    # target pixel. It is cut off at the box's edges and sums to 1.
     weights = (1 - ((offsets + 0.5 - centres) / step.clamp(min=1)).abs()).clamp_(min=0)
     weights.mul_((offsets >= 0) & (offsets < length))
     return weights.div_(weights.sum(-1, keepdim=True))
@@ -153,7 +155,7 @@ class BatchRandom:
 
     def bits(self, purpose: str, count: int) -> NDArray[np.uint64]:
         """Return ``count`` draws of 32 bits per sample, as uint64 of shape (count, samples)."""
-        # Each purpose has its own key, so that turning one operation on does not change the others.
+        # Each purpose has its own key, so that enabling one operation does not change the others.
         keys = [
             digest128(purpose.encode(), self._seed, self._epoch, block.to_bytes(8, "little"))[:_KEY_BYTES]
             for block in range(-(-count // _WORDS))
@@ -162,16 +164,12 @@ class BatchRandom:
         words = philox4x32(self._counter, key)  # (words, blocks, samples)
         return words.transpose(1, 0, 2).reshape(-1, len(self))[:count]
 
-    def uniform(self, purpose: str, count: int) -> NDArray[np.float64]:
-        """Return ``count`` draws per sample from [0, 1), of shape (count, samples)."""
-        return unit_interval(self.bits(purpose, count))
-
 
 def unit_interval(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Convert 32-bit draws to numbers from 0 (included) to 1 (excluded)."""
+    """Convert 32-bit draws to numbers in [0, 1)."""
     return bits.astype(np.float64) * 2.0**-32
 
 
 def below(bits: NDArray[np.uint64], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Convert 32-bit draws to integers below ``bounds``, with a bias below ``bounds * 2**-32``."""
+    """Convert 32-bit draws to integers in [0, ``bounds``), with a bias below ``bounds * 2**-32``."""
     return ((bits * bounds.astype(np.uint64)) >> _HALF).astype(np.int64)

@@ -15,6 +15,7 @@ from superdl.super_dataset.augment.geometry import (
     crop_resize,
     crop_resize_by_products,
     random_boxes,
+    unit_interval,
 )
 from superdl.super_dataset.memory.batch_memory import empty_batch
 from superdl.super_dataset.reading.delivery import BatchInfo
@@ -37,21 +38,21 @@ _NDIM = 4  # dimensions of a batch: samples, channels, height, width
 _CHANNELS = frozenset({1, 3, 4})
 _RGB = 3
 _WHITE = 255.0
-# Limit on float pixels processed at once on a device.
+# Memory limit for float pixels processed at once on a device.
 _DEVICE_BYTES = 256 * 2**20
 
 
 class Augment:
-    """Random augmentation that differs in each epoch and is reproducible everywhere.
+    """Random augmentation that is new in each epoch and reproducible everywhere.
 
-    The random values of a sample depend only on (``seed``, epoch, sample id), and not on its batch, rank,
-    worker or job, or on torch's generators. A resumed run draws the same values. Arguments have the meaning
-    they have in torchvision's RandomResizedCrop, RandomHorizontalFlip, ColorJitter and Normalize, which are
-    applied in this order; docs/data.md lists the differences.
+    A sample's random values only depend on (``seed``, epoch, sample id), not on its batch, rank, worker or
+    job, nor on torch's generators. A resumed run draws the same values. Arguments mean the same as in
+    torchvision's RandomResizedCrop, RandomHorizontalFlip, ColorJitter and Normalize, which are applied in
+    this order. docs/data.md lists the differences.
 
-    To augment in the worker, use ``SuperDataset(..., transform=Augment(224))``. To augment on the device, in
-    the training loop, use ``SuperDataset(..., return_info=True)`` and ``augment.images(images.to(device),
-    info)``. Both give the same images, except for rounding.
+    To augment in workers, pass ``SuperDataset(..., transform=Augment(224))``. To augment on the device, pass
+    ``SuperDataset(..., return_info=True)`` and call ``augment.images(images.to(device), info)`` in the
+    training loop. Both give the same images, except for rounding.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32), transform=Augment(24, seed=1))
     >>> images, labels = next(iter(SuperLoader(dataset, SuperSampler(dataset, batch_size=4, shuffle=True))))
@@ -59,20 +60,20 @@ class Augment:
     (torch.Size([4, 3, 24, 24]), torch.float32)
 
     Args:
-        size: side, or (height, width), of the random resized crop in pixels, or ``None`` for no crop.
+        size: side, or (height, width), of the random resized crop in pixels. ``None`` does not crop.
         scale: range of the crop's share of the area.
         ratio: range of the crop's aspect ratio, width to height.
         flip: probability of a horizontal flip.
-        brightness: range of the factor, ``1 - brightness`` to ``1 + brightness``, or (low, high). 0 turns
-            it off.
+        brightness: range of the factor, ``1 - brightness`` to ``1 + brightness``, or (low, high). 0 disables
+            it.
         contrast: the same for contrast.
         saturation: the same for saturation.
-        hue: range of the shift, ``-hue`` to ``hue`` (at most 0.5, half the circle), or (low, high). 0 turns
-            it off.
-        mean: mean per channel, for pixels from 0 to 1, together with ``std``; ``None`` for no normalisation.
+        hue: range of the shift, ``-hue`` to ``hue`` (at most 0.5, half the circle), or (low, high). 0
+            disables it.
+        mean: mean per channel, for pixels from 0 to 1. Requires ``std``. ``None`` does not normalise.
         std: standard deviation per channel.
         dtype: float32, bfloat16 or float16 (pixels from 0 to 1 unless normalised), or uint8.
-        seed: the augmentation seed, which jobs may share.
+        seed: augmentation seed, which jobs may share.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -116,24 +117,24 @@ class Augment:
         self._seed = seed
 
     def __call__(self, images: Images, labels: Any, info: BatchInfo) -> tuple[torch.Tensor, Any]:
-        """Return (augmented images, unchanged labels), as a SuperDataset's ``transform``."""
+        """Return (augmented images, unchanged labels), as a SuperDataset's ``transform`` does."""
         return self.images(images, info), labels
 
     def images(self, images: Images, info: BatchInfo) -> torch.Tensor:
         """Return augmented images, on the device of ``images``.
 
         Args:
-            images: uint8 of shape (samples, channels, height, width) or, if ``size`` is set, a list of
-                (channels, height, width) of any heights and widths.
-            info: the ``BatchInfo`` of the same batch.
+            images: uint8 of shape (samples, channels, height, width) or, if ``size`` is set, a list of images
+                (channels, height, width) of any sizes.
+            info: the same batch's ``BatchInfo``.
 
         Returns:
             A tensor of ``dtype`` and shape (samples, channels, height, width), channels_last. On the CPU, it
-            is in the memory used to receive batches.
+            uses the memory for batches.
 
         Raises:
-            UsageError: the samples are not images, their sizes differ and ``size`` is not set, their number
-                of channels does not match ``mean`` or the jitter, or ``info`` belongs to another batch.
+            UsageError: the samples are not images; their sizes differ and ``size`` is not set; ``mean`` or
+                the jitter require another number of channels; or ``info`` belongs to another batch.
         """
         channels, heights, widths = self._checked(images, info)
         size = self._size or (int(heights[0]), int(widths[0]))
@@ -143,11 +144,11 @@ class Augment:
             boxes = np.stack([nothing, nothing, heights, widths])
         else:
             boxes = random_boxes(draws, heights, widths, scale=self._scale, ratio=self._ratio)
-        flips = draws.uniform("flip", 1)[0] < self._flip
+        flips = unit_interval(draws.bits("flip", 1)[0]) < self._flip
         jitter = self._jitter.draw(draws) if self._jitter else None
         device = images[0].device
         output = empty_batch((len(images), *size, channels), self._dtype, device)
-        # Under the user's autocast the products would run in half precision.
+        # Under the user's autocast, the products would run in half precision.
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             if device.type == "cpu":
                 self._on_host(images, boxes, flips, jitter, output)
@@ -166,7 +167,7 @@ class Augment:
         height, width, channels = output.shape[1:]
         factors, offsets = (column.repeat(width) for column in self._affine(channels))
         scratch = torch.empty(height, width * channels)
-        # One sample after the other, each while it is in the processor's cache.
+        # One sample at a time, while it is in the CPU cache.
         for at, (image, target, box) in enumerate(zip(images, output, boxes.T.tolist(), strict=True)):
             pixels = crop_resize(image, box, (height, width))
             if flips[at]:
@@ -177,7 +178,7 @@ class Augment:
                 self._deliver(planes, target[None])
             elif self._dtype == torch.uint8:
                 target.copy_(pixels[0].movedim(0, -1))
-            else:  # rows of (width x channels) numbers suit vector units
+            else:  # as rows of (width x channels) numbers, which vector units process well
                 scratch.view(height, width, channels).copy_(pixels[0].movedim(0, -1))
                 target.view(height, -1).copy_(scratch.mul_(factors).add_(offsets))
 
@@ -193,7 +194,7 @@ class Augment:
         first = 0
         while first < len(output):
             image = images[first]
-            # As many samples at once as memory allows, or one from a list, since sizes differ.
+            # As many samples at once as memory allows, but one at a time from a list, where sizes differ.
             pixels = image.numel() + image.shape[0] * height * width * 2
             at_once = max(1, _DEVICE_BYTES // (4 * pixels)) if isinstance(images, torch.Tensor) else 1
             end = min(first + at_once, len(output))
@@ -226,14 +227,14 @@ class Augment:
         return torch.tensor(factors), torch.tensor([-m / std for m, std in zip(means, stds, strict=True)])
 
     def _checked(self, images: Images, info: BatchInfo) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
-        """Check that images can be augmented. Return their channels, heights and widths."""
+        """Check that the images can be augmented, and return their channels, heights and widths."""
         given: object = images
         if isinstance(given, dict):
             raise UsageError(
-                f"Augment only supports single images, but samples have several arrays ({', '.join(given)}): "
-                "pass SuperDataset a per-sample transform, which receives all of them"
+                f"Augment only supports single images, but samples have several arrays ({', '.join(given)}). "
+                "Pass SuperDataset a per-sample transform, which gets all of them"
             )
-        if isinstance(images, torch.Tensor):  # checks the batch once, not each sample
+        if isinstance(images, torch.Tensor):
             shapes, dtypes = [tuple(images.shape[1:])] * len(images), {images.dtype}
         else:
             shapes, dtypes = [tuple(image.shape) for image in images], {image.dtype for image in images}
@@ -241,13 +242,13 @@ class Augment:
         if len(channels) != 1 or not channels <= _CHANNELS or dtypes != {torch.uint8}:
             raise UsageError(
                 "Augment needs images as SuperDataset delivers them, uint8 of shape (samples, channels, "
-                f"height, width) with 1, 3 or 4 channels, not {_described(images)}"
+                f"height, width) with 1, 3 or 4 channels, not {_describe(images)}"
             )
         if any(0 in shape for shape in shapes):
-            raise UsageError(f"Augment needs non-empty images, not {_described(images)}")
+            raise UsageError(f"Augment needs non-empty images, not {_describe(images)}")
         if self._size is None and len(set(shapes)) > 1:
             raise UsageError(
-                "these images differ in height or width, and Augment only resizes them if size is set: set "
+                "these images differ in height or width, and Augment only resizes them if size is set. Set "
                 "size, or add a crop to the recipe"
             )
         if not isinstance(info, BatchInfo) or len(info.sample_ids) != len(images) * ID_BYTES:
@@ -266,7 +267,7 @@ class Augment:
         return number, heights, widths
 
 
-def _described(images: Images) -> str:
+def _describe(images: Images) -> str:
     if isinstance(images, torch.Tensor):
         return f"{images.dtype} of shape {tuple(images.shape)}"
     kinds = sorted({f"{image.dtype} of shape {tuple(image.shape)}" for image in images})
@@ -302,7 +303,7 @@ def _pair(name: str, value: Any, *, high: float) -> tuple[float, float]:
 
 
 def _jitter_range(name: str, value: Any) -> tuple[float, float] | None:
-    """Return the range of a colour factor as in ColorJitter, or ``None`` for no change."""
+    """Return a colour factor's range as in ColorJitter, or ``None`` for no change."""
     centre, low, high = (0.0, -0.5, 0.5) if name == "hue" else (1.0, 0.0, math.inf)
     span: tuple[float, ...] = tuple(value) if isinstance(value, (list, tuple)) else ()
     if _are_numbers(value) and value >= 0:

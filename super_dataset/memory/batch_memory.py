@@ -1,4 +1,4 @@
-"""The memory that batches are received into, and their transfer to a device."""
+"""Memory for batches, and their transfer to a device."""
 
 from __future__ import annotations
 
@@ -28,42 +28,42 @@ _ALIGNMENT = 64  # bytes; a multiple of every dtype's size
 
 
 class Memory(Protocol):
-    """An allocator for batches. If ``shared`` with other processes, a single block is best."""
+    """Allocator for batches. If ``shared`` with other processes, a batch should use a single block."""
 
     shared: bool
 
     def take(self, size: int) -> torch.Tensor:
-        """Return uninitialised uint8 memory of shape (size,), owned by the caller."""
+        """Return uninitialised uint8 memory of shape (size,) that belongs to the caller."""
 
 
 class PinnedMemory:
-    """Page-locked memory from torch, which keeps it until copies to the device are done."""
+    """Page-locked memory from torch, which keeps it until copies to the device have finished."""
 
     shared = False
 
     def take(self, size: int) -> torch.Tensor:
-        """See :class:`Memory`. Torch raises ``RuntimeError`` if there is no accelerator."""
+        """See :class:`Memory`. Raises ``RuntimeError`` without an accelerator."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
 class RecycledMemory:
-    """Memory that is reused once it is unreferenced, up to ``idle_blocks``. Thread-safe."""
+    """Memory that is reused once it is unreferenced. Keeps up to ``idle_blocks``. Thread-safe."""
 
     shared = False
 
     def __init__(self, idle_blocks: int = 4) -> None:
-        # A deque appends and pops atomically: memory is returned wherever the last reference ends, even in a
-        # garbage collection within take(), where a lock would already be held.
+        # A deque, whose appends and pops are atomic. Memory may return in a garbage collection within take(),
+        # where a lock would already be held.
         self._idle: deque[NDArray[np.uint8]] = deque(maxlen=idle_blocks)
 
     def take(self, size: int) -> torch.Tensor:
         """See :class:`Memory`."""
         if not size:
             return torch.empty(0, dtype=torch.uint8)
-        # A page of fresh memory costs a page fault, more than receiving into it.
+        # Each page of fresh memory costs a page fault, which is more than receiving into it.
         block = self._idle_block(size)
-        # The tensor's storage keeps this array alive, and all tensors, views and arrays derived
-        # from it keep the storage alive: once the array is gone, all of them are.
+        # The tensor's storage keeps this array alive, and so do all tensors, views and arrays derived from
+        # it. Once the array is gone, all of them are.
         lent = np.frombuffer(block.data, dtype=np.uint8, count=size)
         weakref.finalize(lent, self._idle.append, block).atexit = False
         return torch.from_numpy(lent)
@@ -84,7 +84,7 @@ _chosen = threading.local()
 
 
 def memory_here() -> Memory:
-    """Return this thread's memory. By default, it is shared in a worker and recycled elsewhere."""
+    """Return this thread's allocator. The default is shared memory in a worker, else recycled memory."""
     chosen: Memory | None = getattr(_chosen, "memory", None)
     if chosen is not None:
         return chosen
@@ -93,7 +93,7 @@ def memory_here() -> Memory:
 
 @contextmanager
 def receiving_into(memory: Memory, *, finished_elsewhere: bool = False) -> Iterator[None]:
-    """Receive this thread's batches into ``memory``. They may be passed on as ``Unfinished``."""
+    """Receive this thread's batches into ``memory``, as ``Unfinished`` if ``finished_elsewhere``."""
     before = getattr(_chosen, "memory", None), finished_elsewhere_here()
     _chosen.memory, _chosen.elsewhere = memory, finished_elsewhere
     try:
@@ -108,7 +108,7 @@ def finished_elsewhere_here() -> bool:
 
 
 def empty_batch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a tensor to be filled. On the CPU, it is in the memory for receiving batches."""
+    """Return an uninitialised tensor. On the CPU, it is in this thread's memory for batches."""
     if device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
     flat = memory_here().take(math.prod(shape) * dtype.itemsize)
@@ -116,7 +116,7 @@ def empty_batch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 
 
 def in_one_block(tensors: Sequence[torch.Tensor], memory: Memory) -> list[torch.Tensor]:
-    """Return the tensors, or copies of them in one block if the memory is shared."""
+    """Return the tensors, copied into one block if the memory is shared."""
     if not memory.shared:
         return list(tensors)
     # Each block costs a file descriptor.
@@ -136,22 +136,22 @@ def cut_up(memory: Memory, sizes: Sequence[int]) -> list[torch.Tensor]:
 
 
 class Unfinished(NamedTuple):
-    """A batch in transit. At its destination, ``finish`` turns it into the loader's item."""
+    """A batch in transit, which ``finish`` turns into the loader's item at the destination."""
 
     images: torch.Tensor
     finish: Callable[[torch.Tensor], torch.Tensor]
 
 
 class Mover:
-    """The transfer of batches to their destination. This base class leaves them on CPU."""
+    """Moves batches to their destination. This base class leaves them on the CPU."""
 
-    # Whether send() takes an Unfinished, which is cheaper to move.
+    # Whether send() accepts an Unfinished, which is cheaper to move.
     finishes = False
-    # Whether it takes page-locked memory, from which it copies in the background.
+    # Whether to receive into page-locked memory, which is copied in the background.
     pins = False
 
     def __init__(self) -> None:
-        # Where batches are received first.
+        # The memory to receive batches into.
         self.memory: Memory = RecycledMemory()
 
     def send(self, item: Any) -> Any:
@@ -173,7 +173,7 @@ def mover_to(device: torch.device | str | int | None) -> Mover:
             return Mover()
         if target.type == "cuda":
             return _CudaStream(target)
-        # torch.device accepts names of devices that this machine lacks; an allocation does not.
+        # torch.device accepts devices that this machine lacks, but an allocation does not.
         torch.empty(0, device=target)
     except (RuntimeError, AssertionError, TypeError) as error:
         raise ConfigError(f"device={device!r} is not available: {error}") from error
@@ -202,8 +202,7 @@ class _CudaStream(Mover):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        # torch's pinned allocator waits for copies; our own buffer could be overwritten before
-        # a copy has read it.
+        # torch's pinned allocator waits for copies. A buffer of our own could be overwritten too early.
         self.memory = PinnedMemory()
         index = torch.cuda.current_device() if device.index is None else device.index
         self._device = torch.device("cuda", index)
@@ -236,14 +235,14 @@ class _CudaStream(Mover):
         using.wait_event(sent.copied)  # waits on the device; this thread continues
 
         def note_use(tensor: torch.Tensor) -> torch.Tensor:
-            tensor.record_stream(using)  # or its memory could be reused too early
+            tensor.record_stream(using)  # its memory could be reused too early otherwise
             return tensor
 
         return map_tensors(sent.item, note_use)
 
 
 def map_tensors(item: Any, change: Callable[[torch.Tensor], torch.Tensor], *, finish: bool = True) -> Any:
-    """Return ``item`` with every tensor changed, including those in tuples, lists and mappings."""
+    """Apply ``change`` to every tensor of an item, including those in tuples, lists and mappings."""
     if isinstance(item, torch.Tensor):
         return change(item)
     if isinstance(item, Unfinished) and finish:
@@ -257,8 +256,7 @@ def map_tensors(item: Any, change: Callable[[torch.Tensor], torch.Tensor], *, fi
 
 
 def as_type_of(item: Any, changed: Any) -> Any:
-    """Return ``changed`` converted to the type of ``item``, or unchanged if that is impossible."""
-    # A named tuple takes its fields one by one.
+    """Convert ``changed`` to the type of ``item`` if possible."""
     if hasattr(item, "_fields"):
         return type(item)(*changed)
     make: Any = type(item)

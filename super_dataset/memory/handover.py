@@ -1,8 +1,8 @@
 """Transfer of batches from a DataLoader worker to the trainer, in reusable memory that both map.
 
-A worker owns a few blocks, which are files in memory. A message refers to one; the trainer opens it under
-``/proc/<worker>/fd``, maps it, and marks it free when the last tensor in it is gone. If there are too few
-blocks, or the system lacks such files, torch's own method is used.
+A worker owns a few blocks, which are files in memory. A message names one. The trainer opens it under
+``/proc/<worker>/fd``, maps it, and marks it free when its last tensor is gone. If blocks run out, or the
+system lacks such files, torch's own method is used. Small tensors are sent inside the message.
 """
 
 from __future__ import annotations
@@ -32,24 +32,26 @@ if TYPE_CHECKING:
 _MAX_BLOCKS = 16
 # Free blocks beyond this number are returned to the system, one per batch.
 _IDLE_BLOCKS = 5
-_MIN_BYTES = 64 * 1024  # below that, torch's method costs no more
+_MIN_BYTES = 64 * 1024  # below this, torch's method costs no more
+# Tensors up to this size are sent inside the message. Larger ones could fill the pipe, on which the workers
+# of a killed trainer would block forever.
+_VALUE_BYTES = 8 * 1024
 _DYING_S = 5.0  # a killed process closes its files before its parent sees it dead
-_BY_VALUE = "_super_by_value"
 
-# A tensor's location: process, file descriptor, token, size of the block, flag.
+# A tensor's process, file descriptor, token, block size and flag.
 _Location: TypeAlias = tuple[int, int, bytes, int, int]
 
 _TOKEN_BYTES = 16
-# A block's last page: a token, by which another process checks that it opened the right file,
-# and a byte for each tensor in transit. Single bytes need no lock.
+# A block's last page has a token, by which another process verifies that it opened the right file, and a
+# flag byte per tensor in transit. Single bytes need no lock.
 _TRAILER_BYTES = mmap.PAGESIZE
-_FLAGS = _TRAILER_BYTES - _TOKEN_BYTES  # tensors of a block in use at once
+_FLAGS = _TRAILER_BYTES - _TOKEN_BYTES  # maximum number of a block's tensors in use
 _FREE = 0
 _IN_TRANSIT = 1  # sent and not received yet
 _HELD = 2  # received and in use
 _RETIRED = 3  # gone, but a fork may still read it
 
-_forks = 0  # changes when this process forks
+_forks = 0  # counts this process's forks
 
 
 def _count_fork() -> None:
@@ -57,20 +59,20 @@ def _count_fork() -> None:
     _forks += 1
 
 
-# A fork shares its parent's mappings, which the worker cannot know. Count before and after,
-# so that tensors received meanwhile by other threads also count as seen by the fork.
+# A fork shares its parent's mappings without the worker's knowledge. Count before and after, so that
+# tensors that other threads receive meanwhile also count as visible to the fork.
 os.register_at_fork(before=_count_fork, after_in_parent=_count_fork)
 
 
 class Block:
-    """An in-memory file of ``size`` bytes, in whole pages, plus the trailer. May raise ``OSError``."""
+    """An in-memory file of ``size`` bytes, rounded up to pages, plus the trailer. May raise ``OSError``."""
 
     def __init__(self, size: int) -> None:
         self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         self.token = secrets.token_bytes(_TOKEN_BYTES)
         self.fd = open_file()
         try:
-            # Reserve pages now: a page missing later would cause a SIGBUS.
+            # Reserve pages now, since a page missing later would cause a SIGBUS.
             os.posix_fallocate(self.fd, 0, self.size + _TRAILER_BYTES)
             memory = mmap.mmap(self.fd, self.size + _TRAILER_BYTES)
         except OSError:
@@ -85,13 +87,13 @@ class Block:
 
     @property
     def free(self) -> bool:
-        """Return whether the contents of the block are unused, here and elsewhere."""
-        # In this order: tensors are only sent while the array exists, so later flags are only cleared.
+        """Return whether the block is unused, here and elsewhere."""
+        # Tensors are only sent while the array exists, so once it is gone, flags are only cleared.
         return self._returned() and not self._flags.any()
 
     @property
     def retired(self) -> bool:
-        """Return whether only a fork, which could read the block at any time, may still use it."""
+        """Return whether only a fork may still use the block, which it could read at any time."""
         if not self._returned():
             return False
         forked_here = self._lent is not None and self._lent_forks != _forks
@@ -107,7 +109,7 @@ class Block:
         return torch.from_numpy(lent)
 
     def send(self) -> int | None:
-        """Set a flag for another tensor and return its index, or ``None`` if none is free."""
+        """Set a flag for a tensor to send and return its index, or ``None`` if no flag is free."""
         flag = int(self._flags.argmin())
         if self._flags[flag] != _FREE:
             return None
@@ -115,7 +117,7 @@ class Block:
         return flag
 
     def close(self) -> None:
-        """Close the file. Processes that map it keep their mapping."""
+        """Close the file. Processes that map it keep their mappings."""
         os.close(self.fd)
 
     def _returned(self) -> bool:
@@ -123,10 +125,10 @@ class Block:
 
 
 def files_can_be_opened() -> bool:
-    """Return whether this system has memory files that the trainer can open by number."""
+    """Return whether the trainer can open this process's in-memory files by number."""
     try:
-        # A process that others may not inspect belongs to root in /proc. If we may inspect our parent,
-        # it can probably inspect us.
+        # In /proc, a process that others may not inspect belongs to root. If this process may inspect its
+        # parent, the reverse probably holds too.
         if Path(f"/proc/{os.getpid()}").stat().st_uid != os.geteuid():
             return False
         os.listdir(f"/proc/{os.getppid()}/fd")  # noqa: PTH208 # only the error matters
@@ -141,35 +143,27 @@ def files_can_be_opened() -> bool:
 
 
 def file_path(pid: int, fd: int) -> str:
-    """Return the path by which other processes can open a file of process ``pid``."""
+    """Return the path under which other processes can open a file of process ``pid``."""
     return f"/proc/{pid}/fd/{fd}"
 
 
 def open_file() -> int:
-    """Open a new, unnamed in-memory file."""
+    """Create and open an unnamed in-memory file."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("super-batch", os.MFD_CLOEXEC)
     return os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)  # noqa: S108 # nameless
 
 
 def shared_bytes(size: int) -> torch.Tensor:
-    """Return uint8 memory of shape (size,) that other processes can map, allocated as torch does."""
+    """Return uint8 memory of shape (size,) that other processes can map, allocated as torch allocates it."""
     new_shared: Callable[[int], torch.UntypedStorage] = torch.UntypedStorage._new_shared  # noqa: SLF001 # no public name
     memory = torch.empty(0, dtype=torch.uint8)
     memory.set_(new_shared(max(size, 1)), 0, (size,), (1,))
     return memory
 
 
-def send_by_value(tensor: torch.Tensor) -> torch.Tensor:
-    """Mark a small tensor to be sent inside the message."""
-    # Shared memory would cost more than its contents.
-    if tensor.nbytes < _MIN_BYTES:
-        setattr(tensor, _BY_VALUE, True)
-    return tensor
-
-
 class WorkerMemory:
-    """The blocks of a worker, which belong to the process that first takes one. Thread-safe."""
+    """A worker's blocks. They belong to the process that takes memory from them. Thread-safe."""
 
     shared = True
 
@@ -180,13 +174,13 @@ class WorkerMemory:
         self._usable = True
 
     def take(self, size: int) -> torch.Tensor:
-        """Return uint8 memory of shape (size,), in a free block if there is one, else torch's."""
-        if self._pid != os.getpid():  # in a fork, blocks are not ours
+        """Return uint8 memory of shape (size,), in a free block if possible."""
+        if self._pid != os.getpid():  # a fork does not own its parent's blocks
             self._lock, self._pid, self._blocks = threading.Lock(), os.getpid(), []
             self._usable = files_can_be_opened()
             ForkingPickler.register(torch.Tensor, self._reduce)
-        # torch's method creates, faults in and frees pages for every batch, which costs a worker
-        # more than receiving it.
+        # torch's method creates, faults in and frees pages for every batch, which costs a worker more than
+        # receiving the batch.
         if not self._usable or size < _MIN_BYTES:
             return shared_bytes(size)
         with self._lock:
@@ -208,7 +202,7 @@ class WorkerMemory:
             self._close(free[0])
         try:
             block = Block(size)
-        except OSError:  # out of memory or descriptors: torch copes or reports
+        except OSError:  # out of memory or descriptors, which torch handles or reports
             return None
         self._blocks.append(block)
         return block
@@ -220,12 +214,14 @@ class WorkerMemory:
     def _reduce(self, tensor: torch.Tensor) -> Any:
         if not _is_plain(tensor):
             return reduce_tensor(tensor)  # type: ignore[no-untyped-call]  # torch's own, without annotations
-        if getattr(tensor, _BY_VALUE, False) and tensor.dtype != torch.bfloat16:  # which numpy lacks
-            return _rebuild_value, (tensor.numpy(),)
+        layout = (tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+        storage = tensor.untyped_storage()
+        if 0 < storage.nbytes() <= _VALUE_BYTES:
+            content = torch.empty(0, dtype=torch.uint8).set_(storage).numpy().tobytes()
+            return _rebuild_small, (content, layout)
         location = self._locate(tensor) if self._pid == os.getpid() else None
         if location is None:
             return _reduce_received(tensor)
-        layout = (tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
         return _rebuild, (location, layout)
 
     def _locate(self, tensor: torch.Tensor) -> _Location | None:
@@ -245,36 +241,41 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _rebuild_value(array: NDArray[Any]) -> torch.Tensor:
-    return torch.from_numpy(array)
+def _rebuild_small(content: bytes, layout: tuple[Any, ...]) -> torch.Tensor:
+    return _view(torch.frombuffer(bytearray(content), dtype=torch.uint8), layout)
 
 
-# This process's mappings by token, kept while a tensor uses them, and the arrays that keep the memory of
-# these tensors alive, by address.
+def _view(memory: torch.Tensor, layout: tuple[Any, ...]) -> torch.Tensor:
+    dtype, offset, shape, stride = layout
+    return torch.empty(0, dtype=dtype).set_(memory.untyped_storage(), offset, shape, stride)
+
+
+# This process's mappings by token, while a tensor uses them, and by address the arrays that keep these
+# tensors' memory alive.
 _mapped: weakref.WeakValueDictionary[bytes, mmap.mmap] = weakref.WeakValueDictionary()
 _received: weakref.WeakValueDictionary[int, NDArray[np.uint8]] = weakref.WeakValueDictionary()
 
 
 def _rebuild(location: _Location, layout: tuple[Any, ...]) -> torch.Tensor:
-    # In each receiver, for batches that it passes on.
+    # For batches that this process passes on.
     ForkingPickler.register(torch.Tensor, _reduce_received)
     pid, fd, token, size, flag = location
     memory = _open(pid, fd, token, size)
     flags = np.frombuffer(memory, dtype=np.uint8, offset=size + _TOKEN_BYTES, count=_FLAGS)
     if flags[flag] != _IN_TRANSIT:
-        msg = f"a batch from DataLoader worker {pid} was received twice: unpickle each message only once"
-        raise SuperError(msg)
+        raise SuperError(
+            f"a batch from DataLoader worker {pid} was received twice. Unpickle each message only once"
+        )
     flags[flag] = _HELD
     array = np.frombuffer(memory, dtype=np.uint8, count=size)
     weakref.finalize(array, _give_back, flags, flag, os.getpid(), _forks).atexit = False
     _received[array.ctypes.data] = array
-    dtype, offset, shape, stride = layout
-    return torch.empty(0, dtype=dtype).set_(torch.from_numpy(array).untyped_storage(), offset, shape, stride)
+    return _view(torch.from_numpy(array), layout)
 
 
 def _reduce_received(tensor: torch.Tensor) -> Any:
-    # torch would move the tensor itself to other memory and so release the block, though an array derived
-    # from it may still be in use.
+    # torch would move the tensor to other memory, which releases the block while arrays derived from the
+    # tensor may still be in use.
     if _is_plain(tensor) and tensor.untyped_storage().data_ptr() in _received:
         tensor = tensor.clone()
     return reduce_tensor(tensor)  # type: ignore[no-untyped-call]  # as above
@@ -295,16 +296,16 @@ def _open(pid: int, fd: int, token: bytes, size: int) -> mmap.mmap:
             return _mapped.setdefault(token, memory)
     except (OSError, ValueError) as error:
         reason = f" ({error})"
-        # If a worker died, torch reports that; else it propagates this error.
+        # If the worker died, torch reports that. Otherwise it propagates this error.
         for worker in multiprocessing.active_children():
             if worker.pid == pid:
                 worker.join(_DYING_S)
     raise SuperError(
-        f"a batch from DataLoader worker {pid} is no longer available: the worker exited before it was "
-        f"received, or its memory cannot be opened{reason}"
+        f"a batch from DataLoader worker {pid} is lost, because the worker exited before it was received or "
+        f"its memory cannot be opened{reason}"
     )
 
 
 def _give_back(flags: NDArray[np.uint8], flag: int, pid: int, forks_then: int) -> None:
-    if os.getpid() == pid:  # in a fork, only a copy of the tensor ended
+    if os.getpid() == pid:  # a fork only drops its copy of the tensor
         flags[flag] = _FREE if forks_then == _forks else _RETIRED

@@ -1,4 +1,4 @@
-"""Bad samples found by readers. Each is logged once and counted."""
+"""Bad samples found by readers, each logged once and counted."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _NAMED_MAX = 100
 _LISTED_MAX = 100_000
 _REASON_MAX = 1000
 
-# Whether this thread's caller continues with the next batch after a BatchLeftOut.
+# Whether this thread's caller goes on with the next batch after a BatchLeftOut.
 LEAVES_OUT: ContextVar[bool] = ContextVar("LEAVES_OUT", default=False)
 
 
 class BatchLeftOut(Exception):  # noqa: N818 # not an error: the loader skips the batch
     """All samples of the batch are bad, and the policy is to skip them.
 
-    If a whole epoch is skipped, the cause of its first one is raised.
+    If a whole epoch is skipped, the loader raises the cause of the first one.
     """
 
 
@@ -40,7 +40,7 @@ class BadSample(NamedTuple):
     """A sample that could not be produced, and how readers handled it.
 
     ``handled`` is ``skipped``, ``replaced``, ``batch left out`` or ``batch filled``. ``times`` counts how
-    often readers of this process and its workers found it.
+    often this process and its workers found it.
     """
 
     # As in a BatchInfo, including the member of an archive.
@@ -51,16 +51,15 @@ class BadSample(NamedTuple):
 
 
 class BadSamples:
-    """A dataset's bad samples. The creating process keeps the list; copies send to it."""
+    """A dataset's bad samples. The process that created the list keeps it, and copies forward to it."""
 
     def __init__(self, source: str) -> None:
         self.pid = os.getpid()
-        # The last good samples read by this process's threads.
-        self.last_good: LastGood | None = None
+        self.last_good: LastGood | None = None  # read by this process
         self._source = source
         self._lock = threading.Lock()
-        # Workers append to a file in memory: a pipe would block a worker whose trainer is busy, and
-        # workers may die without notice. It is emptied under a lock, so it stays small.
+        # Workers append to a file in memory, since a pipe would block them while the trainer is busy, and
+        # they may die without notice. The trainer empties it under a lock, so it stays small.
         self._file = open_file()
         fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)
         self._listed: dict[str, BadSample] = {}
@@ -70,7 +69,7 @@ class BadSamples:
         return _in_worker, (self.pid, self._file, _identity(self._file), self._source)
 
     def add(self, ref: BatchRef, bad: Mapping[int, str], handled: str) -> None:
-        """Record the bad samples of a batch, as offsets and reasons, and how they were handled."""
+        """Record a batch's bad samples, reasons by offset, and how they were handled."""
         entries = [(ref.name_of(at), reason[:_REASON_MAX], handled) for at, reason in sorted(bad.items())]
         if os.getpid() == self.pid:
             self._note(entries)
@@ -80,13 +79,13 @@ class BadSamples:
             os.write(self._file, lines.encode())
 
     def listed(self) -> tuple[BadSample, ...]:
-        """Return all distinct bad samples so far, in the order of their first occurrence."""
+        """Return the distinct bad samples so far, in the order of their first occurrence."""
         self.collect()
         with self._lock:
             return tuple(self._listed.values())
 
     def collect(self) -> None:
-        """Read what workers have sent, which takes a microsecond if there is nothing."""
+        """Read what workers have sent. Takes a microsecond if there is nothing."""
         if os.getpid() != self.pid or not os.fstat(self._file).st_size:
             return
         with self._lock, _locked(self._file):
@@ -95,7 +94,7 @@ class BadSamples:
         self._note(json.loads(line) for line in sent.splitlines())
 
     def close(self) -> None:
-        """Log a summary of all bad samples when the dataset or its process ends."""
+        """Log a summary at the end of the dataset or its process, and close the file."""
         if os.getpid() == self.pid:
             self.collect()
             if self._listed:
@@ -125,11 +124,11 @@ class BadSamples:
 
     def _name(self, sample: BadSample, number: int) -> None:
         if number <= _NAMED_MAX:
-            words = "bad sample in %s (%s): %s (%s)"
-            _LOG.warning(words, shown(self._source), sample.handled, shown(sample.key), shown(sample.reason))
-        elif number.bit_count() == 1:  # log at each doubling
-            words = "%d bad samples in %s so far; see bad_samples of the dataset, loader or sampler"
-            _LOG.warning(words, number, shown(self._source))
+            text = "bad sample in %s (%s): %s (%s)"
+            _LOG.warning(text, shown(self._source), sample.handled, shown(sample.key), shown(sample.reason))
+        elif number.bit_count() == 1:  # each time the number has doubled
+            text = "%d bad samples in %s so far; see bad_samples of the dataset, loader or sampler"
+            _LOG.warning(text, number, shown(self._source))
 
 
 def _identity(file: int) -> tuple[int, int]:
@@ -138,7 +137,7 @@ def _identity(file: int) -> tuple[int, int]:
 
 
 def _in_worker(pid: int, file: int, identity: tuple[int, int], source: str) -> BadSamples:
-    """Unpickle a list that forwards to the original, or a new one if that is gone or in this process."""
+    """Return a list that forwards to the original, or a new one if that is gone or in this process."""
     copy = BadSamples(source)
     if pid == os.getpid():
         return copy
@@ -146,7 +145,7 @@ def _in_worker(pid: int, file: int, identity: tuple[int, int], source: str) -> B
         reached = os.open(file_path(pid, file), os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
     except OSError:
         return copy
-    # On another host, or later, the same number may belong to another process or file.
+    # On another host, or later, the numbers may belong to another process or file.
     if _identity(reached) == identity:
         os.dup2(reached, copy._file, inheritable=False)  # noqa: SLF001 # its own class
         copy.pid = pid
@@ -156,7 +155,7 @@ def _in_worker(pid: int, file: int, identity: tuple[int, int], source: str) -> B
 
 @contextlib.contextmanager
 def _locked(file: int) -> Iterator[None]:
-    # The lock of a killed process is released with it.
+    # The kernel releases the lock of a killed process.
     fcntl.lockf(file, fcntl.LOCK_EX)
     try:
         yield

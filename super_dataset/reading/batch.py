@@ -1,4 +1,4 @@
-"""A batch being read: the checks of its records, its report and its errors."""
+"""A batch being read: checks of its records, its report and its errors."""
 
 from __future__ import annotations
 
@@ -45,56 +45,56 @@ if TYPE_CHECKING:
     from superdl.super_dataset.reading.buffer import BatchBuffer, SeenRecords
     from superdl.super_wire.batch_ref import BatchRef
 
-# A reply other than a good record of the sample.
+# A reply other than a good record.
 Other: TypeAlias = Tombstone | Pointer | RecordError
 
 _RECORD, _NIL = int(ReplyKind.RECORD), int(ReplyKind.NIL)
 _LISTED_IN_ERRORS = 3
 _RELIST = (
-    "They have been rewritten since they were listed: create a new sampler, which lists them again. For "
+    "They were rewritten after they had been listed. Create a new sampler, which lists them again. For "
     "shards, run superdl index again"
 )
 _REMEDY = 'Repair or remove these objects, or pass on_bad_sample="skip" or "replace" to SuperDataset'
-_REASON_CHARACTERS = 600  # a step's exception may repeat its whole input
+_REASON_CHARACTERS = 600  # a custom step's exception may contain its whole input
 
-# The header bytes shared by samples of one layout: magic to payload length, and shape.
+# Header bytes that are equal for samples of one layout: magic to payload length, and shape.
 LAYOUT = np.r_[0:16, 24:48]
 
 
 @dataclass(slots=True)
 class Batch:
-    """A batch being read, and finally the result.
+    """A batch while it is read, and the result.
 
-    Once ``missing`` is empty, every sample is in ``buffer`` or, with the reason, in ``bad``.
+    Once ``missing`` is empty, every sample is in ``buffer`` or, with a reason, in ``bad``.
     """
 
     ref: BatchRef
     buffer: BatchBuffer
-    # Records that this process has hashed before. If None, all payloads are hashed.
+    # Records that this process has hashed before, or None to hash all payloads.
     seen: SeenRecords | None = None
     clock: Callable[[], float] = time.monotonic
-    # When to give up, on clock.
+    # When to give up, by clock.
     deadline_s: float = math.inf
-    # Limit on replies that are requested but not received.
+    # Limit on bytes requested but not received.
     in_flight_bytes: int = 2**24
     # The expected length of a record, if known.
     record_bytes: int | None = None
     # Offsets of the samples to request, ascending.
     missing: list[int] = field(init=False)
     bad: dict[int, str] = field(default_factory=dict)
-    # The reason for each missing sample whose record failed its check at the last attempt.
+    # Reasons why the last attempt's records of missing samples failed their checks.
     corrupt: dict[int, str] = field(default_factory=dict)
     # Samples that an answered GET did not find, or found corrupt.
     not_hit: set[int] = field(default_factory=set)
-    # Evidence that replies and requests of the last attempt were out of step, if any.
+    # Evidence that the last attempt's replies and requests were out of sync, if any.
     astray: str = ""
-    # The error that kept the last attempt from being answered in full.
-    trouble: CacheError | None = None
-    # Whether the cache refused the last report for lack of memory.
+    # The error that left the last attempt incomplete.
+    error: CacheError | None = None
+    # Whether the cache rejected the last report for lack of memory.
     out_of_memory: bool = False
-    # Pointers to missing samples, found by the last attempt and not followed yet.
+    # The last attempt's pointers to missing samples, until they are followed.
     pointers: dict[int, Pointer] = field(default_factory=dict)
-    # Samples read from packs, by the plan's locations or by pointers that the first GET found.
+    # Samples read from packs, by the plan's locations or by pointers from the first GET.
     straight: int = 0
     straight_bytes: int = 0
     attempts: int = 0
@@ -108,17 +108,17 @@ class Batch:
 
     @property
     def hits(self) -> int:
-        """Return the number of samples that the first answered GET found."""
+        """Return the number of samples found by the first answered GET."""
         return self.buffer.size - self.straight - len(self.not_hit.union(self.missing))
 
     def sort_straight(self, done: list[int]) -> dict[int, str]:
-        """Check records from packs. Return those that failed, with reasons; they must be requested again."""
+        """Check records from packs. Return the failed ones, to be requested again, with reasons."""
         buffer = self.buffer
         failed = {
             offset: str(other)
             if isinstance(other, RecordError)
             else f"found a {type(other).__name__.lower()}"
-            # No seen records, since each payload has been hashed.
+            # All payloads were hashed as they were read.
             for offset, other in check_records(
                 buffer, self.ref.sample_ids, np.array(done, dtype=np.intp), None
             ).items()
@@ -133,9 +133,7 @@ class Batch:
         return failed
 
     def sort_pointed(self, done: list[int], failed: dict[int, str]) -> dict[int, str]:
-        """Check records read through pointers. Return the reason for each that failed and must be produced
-        by the coordinator.
-        """
+        """Check records read by pointers. Return the failed ones, to be produced again, with reasons."""
         for offset in self.pointers.keys() - done:
             self.buffer.take_back(offset)
         failed |= self.sort_straight(done)
@@ -149,10 +147,10 @@ class Batch:
         return notes
 
     def sort(self) -> None:
-        """Sort the missing samples by the result of the last attempt.
+        """Sort the missing samples by the last attempt's replies.
 
         Raises:
-            CacheError: the cache refused a request.
+            CacheError: the cache rejected a request.
             SpendingCapError: a sample would have to be produced, which the spending cap forbids.
         """
         requested, buffer = self.missing, self.buffer
@@ -167,9 +165,9 @@ class Batch:
                 self.pointers[offset] = other
             elif isinstance(other, RecordError):
                 self.corrupt[offset] = str(other)
-                # Another sample's record: replies are out of step.
+                # Another sample's record means that replies are out of sync.
                 self.astray = self.astray or (str(other) if isinstance(other, RecordIdError) else "")
-            elif other.reason == SPENDING_CAP:  # no policy applies: the sample itself is not bad
+            elif other.reason == SPENDING_CAP:  # no policy applies, since the sample itself is not bad
                 raise SpendingCapError(f"{batch_name(self.ref)} is not in the cache: {other.message}")
             else:
                 self.bad[offset] = shown(f"{other.reason}: {other.message}", _REASON_CHARACTERS)
@@ -184,18 +182,18 @@ class Batch:
         self.not_hit.update(offsets[replies == _NIL].tolist(), self.corrupt)
 
     def _sort_error(self, offset: int, text: str) -> None:
-        # A GET never causes such a reply: something was corrupted or out of step.
+        # A GET never causes such a reply, so something was corrupted or out of sync.
         is_astray = text.startswith("ERR ") and not (is_passing(text) or wants_credentials(text))
         if text.startswith("WRONGTYPE"):
-            self.corrupt[offset] = f"the cache holds something other than a record under this key: {text}"
+            self.corrupt[offset] = f"the value under this key is not a record: {text}"
         elif is_passing(text) or is_astray:
-            self.trouble = CacheError(f"the cache at {self.ref.cache} answered: {text}")
+            self.error = CacheError(f"the cache at {self.ref.cache} replied: {text}")
             self.astray = text if is_astray else self.astray
         else:
             raise refusal(self.ref.cache, text)
 
     def report(self, *, done: bool) -> ReadReport:
-        """Return the report. Only samples reported absent are misses."""
+        """Return the read report. Only samples that the cache reported absent are misses."""
         ref = self.ref
         return ReadReport(
             rank=ref.rank,
@@ -215,46 +213,46 @@ class Batch:
         )
 
     def timeout_error(self, waited_s: float, source_reason: str = "") -> CacheError | ReadTimeoutError:
-        """Return the error for a timeout. ``source_reason`` is the reason why the source has no samples."""
+        """Return the error for a timeout. ``source_reason`` explains why the source provides no samples."""
         ref, missing = self.ref, self.missing
         text = (
             f"{batch_name(ref)}: {len(missing)} of {len(ref)} samples are still missing after "
             f"{self.attempts} attempts in {waited_s:.1f} s: {_listed(map(ref.name_of, missing))}. "
         )
-        if self.trouble:
-            text += f"The last attempt failed: {self.trouble}. Is the cache at {ref.cache} reachable?"
+        if self.error:
+            text += f"The last attempt failed: {self.error}. Check that the cache at {ref.cache} is reachable"
         elif self.corrupt:
             reasons = _listed(sorted(set(self.corrupt.values())))
             text += (
-                f"The cache at {ref.cache} contains corrupt records: {reasons}. Do the trainer and the "
-                "functions use the same version of SUPER, and does nothing else write to this cache?"
+                f"The cache at {ref.cache} contains corrupt records: {reasons}. Check that trainer and "
+                "functions have the same SUPER version, and that nothing else writes to this cache"
             )
         elif source_reason:
             text += f"The source does not provide them: {source_reason}. Raise read_timeout to wait longer"
         elif self.out_of_memory:
             text += (
-                f"The cache at {ref.cache} is out of memory and refuses to write (OOM). Raise its maxmemory, "
-                "or remove what others have stored there; superdl stats shows how much is for records"
+                f"The cache at {ref.cache} is out of memory and rejects writes (OOM). Raise its maxmemory "
+                "or remove other data. superdl stats shows how much memory is for records"
             )
         else:
             text += (
-                f"The cache at {ref.cache} answers but does not contain them. Is the coordinator running? "
-                "Are its functions slower than the trainer (superdl stats), or is the cache too small for "
-                "the batches in flight? Raise read_timeout to wait longer"
+                f"The cache at {ref.cache} answers but does not contain them. Check that the coordinator is "
+                "running, that functions keep up with the trainer (superdl stats), and that the cache has "
+                "room for the batches in flight. Raise read_timeout to wait longer"
             )
-        if isinstance(self.trouble, CacheUnreachableError):
+        if isinstance(self.error, CacheUnreachableError):
             return CacheUnreachableError(text)
-        return CacheError(text) if self.trouble else ReadTimeoutError(text)
+        return CacheError(text) if self.error else ReadTimeoutError(text)
 
 
 def batch_name(ref: BatchRef) -> str:
-    """Return the description of a batch for messages."""
+    """Describe a batch in a message."""
     position = f"position {ref.position} of epoch {ref.epoch}, rank {ref.rank}, job {ref.job}"
     return f"batch {ref.batch_id.hex()} ({position})"
 
 
 def bad_sample_error(ref: BatchRef, bad: Mapping[int, str], remedy: str = "") -> BadSampleError:
-    """Return the error with the batch, the keys of its bad samples and the reasons."""
+    """Return an error that names the batch, and the key and reason of its bad samples."""
     remedy = remedy or (_RELIST if all(CHANGED_SINCE in reason for reason in bad.values()) else _REMEDY)
     named = _listed(f"{ref.name_of(offset)} ({bad[offset]})" for offset in sorted(bad))
     return BadSampleError(
@@ -271,9 +269,9 @@ def _listed(names: Iterable[str]) -> str:
 def check_records(
     buffer: BatchBuffer, sample_ids: bytes, offsets: NDArray[np.intp], seen: SeenRecords | None
 ) -> dict[int, Other]:
-    """Return the :class:`Other` of each of the ``offsets`` without a good record, by offset.
+    """Check the records at ``offsets``, and return those that are not good, by offset.
 
-    ``sample_ids`` are those of the whole batch. If ``seen`` is ``None``, all payloads are hashed.
+    ``sample_ids`` are the whole batch's. If ``seen`` is ``None``, all payloads are hashed.
     """
     if not len(offsets):
         return {}
@@ -297,14 +295,13 @@ def check_records(
 
 
 def _parsed(buffer: BatchBuffer, sample_ids: bytes, offset: int) -> Header | Other:
-    """Return the header of one good record, or else its :class:`Other`."""
+    """Return a good record's header, or what was received instead."""
     record_bytes = int(buffer.record_bytes[offset])
     sample_id = sample_ids[offset * ID_BYTES : (offset + 1) * ID_BYTES]
     payload, raw_header = buffer.payload(offset), bytes(buffer.raw_headers[offset])
     try:
         if record_bytes < HEADER_BYTES:
-            # Always raises, since there is no whole header.
-            parse_header(payload)
+            parse_header(payload)  # raises, since the header is incomplete
         header = parse_header(raw_header, record_bytes=record_bytes, sample_id=sample_id)
         if header.kind is RecordKind.TOMBSTONE:
             return read_tombstone(raw_header + bytes(payload))
@@ -320,7 +317,7 @@ def _parsed(buffer: BatchBuffer, sample_ids: bytes, offset: int) -> Header | Oth
 def _bad_payloads(
     buffer: BatchBuffer, sample_ids: bytes, offsets: NDArray[np.intp], seen: SeenRecords | None
 ) -> dict[int, Other]:
-    # New payloads, and those that are due, were hashed as they arrived.
+    # New payloads and those that are due were hashed on arrival.
     to_hash = buffer.to_hash[offsets]
     hashed, late = offsets[to_hash], offsets[~to_hash]
     if seen is not None and len(late):

@@ -1,4 +1,4 @@
-"""The memory that one batch is received into, and the choice of payloads to hash on arrival."""
+"""The memory for one batch, and the choice of payloads to hash on arrival."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from superdl.super_dataset.memory.batch_memory import Memory
 
-# Position of the payload's length in a header.
+# The payload's length in a header.
 PAYLOAD_BYTES = slice(8, 16)
 
 _MAX_BLIND_BYTES = 64 * 2**20
@@ -27,34 +27,30 @@ _KIND_AT = 5  # offset of the kind in a record's header
 _IN_BLOCKS = (RecordKind.DATA, RecordKind.ARRAYS)
 
 
-# One in this many hashed payloads is hashed again in each epoch.
+# Each epoch hashes one in this many known payloads again.
 HASHED_SHARE = 64
 
-_SLOTS = 2**20  # eight bytes each: 8 MiB, where only touched pages take memory
+_SLOTS = 2**20  # 8 MiB, of which only touched pages use memory
 _SLOT = np.uint64(_SLOTS - 1)
 _UPPER = np.uint64(0xFFFFFFFF00000000)
 _LOWER = np.uint64(0x00000000FFFFFFFF)
 
 
 class ReplyKind(enum.IntEnum):
-    """The kind of the cache's latest reply for one sample."""
+    """The kind of the cache's latest reply for a sample."""
 
-    # No reply yet.
-    NONE = 0
-    # Bytes that may or may not be a good record.
-    RECORD = 1
-    # The record does not exist.
+    NONE = 0  # no reply yet
+    RECORD = 1  # bytes, not checked yet
     NIL = 2
-    # See BatchBuffer.errors.
-    ERROR = 3
+    ERROR = 3  # see BatchBuffer.errors
 
 
-# Plain numbers: comparing arrays with an enum's members would call Python for each.
+# Plain integers, since comparing arrays with enum members is slow.
 _NONE, _RECORD = int(ReplyKind.NONE), int(ReplyKind.RECORD)
 
 
 class Incoming(NamedTuple):
-    """A record being received. If it is shorter than a header, all of it is payload."""
+    """A record being received. Without a complete header, all of it is payload."""
 
     offset: int
     header: bytes
@@ -65,16 +61,15 @@ class Incoming(NamedTuple):
 class BatchBuffer:
     """Memory for the records of ``size`` samples.
 
-    ``replies`` contains a :class:`ReplyKind` for each sample, ``headers`` the headers of the records (zeros
-    for a shorter record), ``raw_headers`` the same as uint8 (size, 64), and ``record_bytes`` the full lengths
-    as framed.
+    For each sample, ``replies`` has a :class:`ReplyKind`, ``headers`` the record's header (zeros if it is
+    shorter), ``raw_headers`` the same as uint8 (size, 64), and ``record_bytes`` the length as framed.
 
     Args:
         size: number of samples.
-        memory: the allocator for the block.
-        uniform: whether to expect records of one size. Otherwise every payload gets separate memory.
-        expected_bytes: the length of their payloads. A record of another length then creates no block. If
-            it is unknown, a block may take at most 64 MiB.
+        memory: allocator for the block.
+        uniform: whether to expect records of one size. Otherwise each payload gets separate memory.
+        expected_bytes: expected length of a payload. A record of another length then allocates no block. If
+            unknown, a block takes at most 64 MiB.
     """
 
     def __init__(
@@ -93,25 +88,24 @@ class BatchBuffer:
         self.record_bytes: NDArray[np.int64] = np.zeros(size, dtype=np.int64)
         self.own: dict[int, memoryview] = {}  # payloads outside the block, by sample
         self.errors: dict[int, str] = {}  # error replies, by sample
-        # Samples whose payloads are hashed on arrival: all by default.
+        # Samples whose payloads are hashed on arrival, by default all.
         self.to_hash: NDArray[np.bool_] = np.full(size, fill_value=True)
         self.digests: NDArray[np.uint64] = np.zeros(size, dtype=np.uint64)  # xxh3-64 of these
-        # Payload bytes per slot of the block; -1 while there is no block.
+        # Payload bytes per slot of the block, or -1 without a block.
         self.item_bytes = -1
-        # Payloads of one size, later the batch's tensor without a copy: uint8 (size * item_bytes,).
+        # Payloads of one size, which become the batch's tensor without a copy: uint8 (size * item_bytes,).
         self.block: torch.Tensor | None = None
-        # The bytes of the block: one slot after the other.
-        self.slots = memoryview(bytearray())
+        self.slots = memoryview(bytearray())  # the block's bytes
         self._uniform = uniform
         self._expected_bytes = expected_bytes
 
     def slot(self, offset: int) -> memoryview:
-        """Return the slot of the block for one sample's payload."""
+        """Return the part of the block for one sample's payload."""
         start = offset * self.item_bytes
         return self.slots[start : start + self.item_bytes]
 
     def place(self, offset: int, header: bytes, payload_bytes: int) -> Incoming:
-        """Return the memory for a record's payload. The first valid record sets the slot size."""
+        """Return memory for a record's payload. The first valid record sets the slot size."""
         if payload_bytes and payload_bytes != self.item_bytes and self._uniform and self.block is None:
             self._allocate_for(header, payload_bytes)
         if header and payload_bytes == self.item_bytes:
@@ -119,12 +113,12 @@ class BatchBuffer:
         return Incoming(offset, header, np.empty(payload_bytes, dtype=np.uint8).data, in_block=False)
 
     def payload(self, offset: int) -> memoryview:
-        """Return the received payload of one sample."""
+        """Return a sample's received payload."""
         return self.own[offset] if offset in self.own else self.slot(offset)
 
     def note_record(self, record: Incoming) -> None:
-        """Store a completely received record as the sample's record."""
-        # Set all attributes, so that nothing of an earlier reply for the same sample survives.
+        """Store a completely received record."""
+        # Set everything, so that nothing remains of an earlier reply for this sample.
         offset, header, payload, in_block = record
         self.raw_headers[offset] = np.frombuffer(header.ljust(HEADER_BYTES, b"\0"), dtype=np.uint8)
         self.record_bytes[offset] = len(header) + len(payload)
@@ -138,7 +132,7 @@ class BatchBuffer:
     def note_records(
         self, offsets: Sequence[int], headers: NDArray[np.uint8], digests: Sequence[int]
     ) -> None:
-        """Store records that have filled their slots. ``headers`` is uint8 (offsets, 64)."""
+        """Store records that fill their slots. ``headers`` is uint8 (offsets, 64)."""
         self.raw_headers[offsets] = headers
         self.record_bytes[offsets] = HEADER_BYTES + self.item_bytes
         for offset in offsets if self.own else ():
@@ -147,7 +141,7 @@ class BatchBuffer:
         self.replies[offsets] = _RECORD
 
     def take_back(self, offset: int) -> None:
-        """Drop the sample's bad record, so that another one is requested."""
+        """Drop a sample's bad record, so that it is requested again."""
         self.replies[offset] = _NONE
         self.own.pop(offset, None)
 
@@ -155,7 +149,7 @@ class BatchBuffer:
         known = self._expected_bytes == payload_bytes
         if not known and (self._expected_bytes is not None or self.size * payload_bytes > _MAX_BLIND_BYTES):
             return
-        # A declared size is not trusted: only a data record whose header agrees allocates a block.
+        # A declared size is not trusted. Only a data record with a matching header allocates a block.
         if header[: len(MAGIC)] != MAGIC or header[_KIND_AT] not in _IN_BLOCKS:
             return
         if int.from_bytes(header[PAYLOAD_BYTES], "little") != payload_bytes:
@@ -166,18 +160,18 @@ class BatchBuffer:
 
 
 class SeenRecords:
-    """A direct-mapped table of records that were hashed, at most 8 MiB. Thread-safe."""
+    """The records hashed by this process, as a direct-mapped table of at most 8 MiB. Thread-safe."""
 
     def __init__(self) -> None:
         self._pid = 0
-        # 32 bits of the sample id, besides the 20 that select the slot, and 32 of its production times.
+        # 32 bits of the sample id, besides the 20 that select the slot, and 32 bits of production times.
         self._entries: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
 
     def to_hash(self, sample_ids: bytes, epoch: int) -> NDArray[np.bool_]:
-        """Return which payloads to hash, with shape (samples,): new ones, and those that are due."""
-        if self._pid != os.getpid():  # a fork has not read what its parent has
+        """Return which payloads to hash, bool (samples,): new ones and those that are due."""
+        if self._pid != os.getpid():  # a fork has not read its parent's records
             self._entries = np.zeros(_SLOTS, dtype=np.uint64)
-            self._pid = os.getpid()  # set last, because other threads check it
+            self._pid = os.getpid()  # last, since other threads check it
         prefixes, words = np.frombuffer(sample_ids, dtype="<u8").reshape(-1, 2).T
         entries = self._entries[words & _SLOT]
         is_due = (prefixes + np.uint64(epoch % HASHED_SHARE)) % np.uint64(HASHED_SHARE) == 0
@@ -186,22 +180,21 @@ class SeenRecords:
         return chosen
 
     def unlike(self, sample_ids: bytes, buffer: BatchBuffer, offsets: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return the ``offsets`` whose record differs from the one that was hashed before."""
+        """Return the ``offsets`` whose records differ from those hashed before."""
         slots, entries = _entries(sample_ids, buffer, offsets)
         changed: NDArray[np.intp] = offsets[self._entries[slots] != entries]
         return changed
 
     def remember(self, sample_ids: bytes, buffer: BatchBuffer, offsets: NDArray[np.intp]) -> None:
-        """Remember the records at ``offsets`` as hashed and correct."""
+        """Remember that the records at ``offsets`` were hashed and are correct."""
         slots, entries = _entries(sample_ids, buffer, offsets)
-        # An evicted record is hashed again.
         self._entries[slots] = entries
 
 
 def _entries(
     sample_ids: bytes, buffer: BatchBuffer, offsets: NDArray[np.intp]
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return the slots of samples, and values that identify their productions. 0 marks an empty slot."""
+    """Return the samples' slots, and values that identify their records. 0 marks an empty slot."""
     words = np.frombuffer(sample_ids, dtype="<u8")[1::2][offsets]
     headers = buffer.headers[offsets]
     times = headers["fetch_us"].astype(np.uint64) * np.uint64(0x9E3779B1) + headers["decode_us"]

@@ -1,4 +1,4 @@
-"""A reading thread's link to its cache, which queries all nodes at once."""
+"""A reading thread's link to its cache, which queries all nodes concurrently."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("superdl.super_dataset")
 
-# Limit on the wait for a connection that is only needed for a report or a note.
+# Time limit for a connection that is only needed for a report or a note.
 REPORT_TIMEOUT_S = 1.0
-_SHUN_S = 30.0  # no such connection is tried again within this time after it failed,
-_SHUN_NODE_S = 3.0  # or within this time, to a node beside others that are connected
-_MOST_OWED = 32
+_SHUN_S = 30.0  # wait before retrying such a connection after it failed,
+_SHUN_NODE_S = 3.0  # or before retrying a single node of a cluster
+_MAX_OWED = 32
 
 
 class CacheLink:
-    """Connections to one node, or to all nodes of a cluster, and the expected size of records.
+    """Connections to a single node or to all nodes of a cluster, and the expected size of records.
 
-    It makes one attempt per request. Samples lost with a node are left to the next attempt, which begins with
-    a new slot map. ``open_nodes`` is :class:`NodeConnections`, except in tests.
+    Each request is attempted once. The next attempt requests samples that were lost with a node again, by a
+    new slot map. ``open_nodes`` is :class:`NodeConnections`, except in tests.
     """
 
     def __init__(
@@ -54,18 +54,18 @@ class CacheLink:
     ) -> None:
         self.pid = os.getpid()
         self.record_bytes = record_bytes  # expected length, if known
-        self.uniform = True  # the last batch had one size
-        self.warned_astray = False  # a reply for another sample has been logged
+        self.uniform = True  # whether records of the last batch had one size
+        self.warned_astray = False
         self._open_nodes = open_nodes
         self._nodes: NodeConnections | None = None
         self._cache = ""
         self._shunned_until_s: dict[Node | None, float] = {}
 
     def connect(self, cache: str, timeout_s: float) -> NodeConnections:
-        """Return the nodes of the cache at this address, which is a single node or any node of a cluster.
+        """Return the nodes of a cache, given the address of a single node or of any node of a cluster.
 
-        Raises ``CacheUnreachableError`` if there is no answer in time, ``CacheError`` if the cache refuses,
-        and ``ConfigError`` if TLS files are invalid.
+        Raises ``CacheUnreachableError`` if the cache does not answer in time, ``CacheError`` if it rejects
+        the connection, and ``ConfigError`` if TLS files are invalid.
         """
         if self._cache != cache:
             self.drop()
@@ -82,7 +82,7 @@ class CacheLink:
             nodes.close()
 
     def learn(self, buffer: BatchBuffer) -> None:
-        """Remember the size of records for the next batch, and whether they are uniform."""
+        """Remember the records' size, and whether they have one size, for the next batch."""
         sizes = buffer.record_bytes[buffer.replies == int(ReplyKind.RECORD)]
         if len(sizes):
             first = int(sizes[0])
@@ -91,40 +91,29 @@ class CacheLink:
             self.uniform = alike or len(buffer.own) <= len(sizes) // 2
 
     def request(self, batch: Batch) -> None:
-        """Request all missing samples. Set ``trouble`` to the error that kept some from arriving."""
-        replies, offsets = batch.buffer.replies, batch.missing
-        replies[offsets] = ReplyKind.NONE
-        # An idle connection may be dead, because the cache closed it or was restarted: then another
-        # attempt follows at once.
-        was_open = self._nodes is not None and bool(self._nodes.opened)
-        batch.trouble = self.gather(batch, offsets)
-        if batch.trouble is not None and was_open and batch.clock() < batch.deadline_s:
-            offsets = [offset for offset in offsets if replies[offset] == ReplyKind.NONE]
-            if offsets:  # else the connection failed after all replies had arrived
-                batch.trouble = self.gather(batch, offsets)
-
-    def gather(self, batch: Batch, offsets: Sequence[int]) -> CacheUnreachableError | None:
-        """Request samples (ascending) once. Return the error that kept some of them from arriving."""
+        """Request all missing samples once. Set the batch's ``error`` if some could not be received."""
+        batch.buffer.replies[batch.missing] = ReplyKind.NONE
+        batch.error = None
         left_s = batch.deadline_s - batch.clock()
         try:
             nodes = self.connect(batch.ref.cache, left_s)
-            if nodes.stale:  # also after a node failed
+            if nodes.stale:  # after a move or the failure of a node
                 nodes.renew()
                 nodes.refresh(left_s)
-            return _gather(nodes, batch, offsets, left_s)
+            batch.error = _gather(nodes, batch, batch.missing, left_s)
         except CacheUnreachableError as error:
             self.drop()
-            return error
-        except BaseException:  # also on Ctrl-C: replies in flight will never be read
+            batch.error = error
+        except BaseException:  # including Ctrl-C, since replies in flight will never be read
             self.drop()
             raise
 
     def report(self, batch: Batch, timeout_s: float, *, done: bool) -> None:
-        """Send a read report without waiting for the reply. Losing it is harmless."""
+        """Send a read report without waiting for the reply. A lost report does no harm."""
         node = None
         connected = self._nodes is not None and bool(self._nodes.opened)
         if not connected and not batch.astray:
-            # Unless all samples came from packs, gather() has just failed to connect.
+            # Unless all samples came from packs, request() has just failed to connect.
             if batch.straight < batch.buffer.size:
                 return
             timeout_s = min(timeout_s, REPORT_TIMEOUT_S)
@@ -132,27 +121,25 @@ class CacheLink:
             if not connected and self._is_shunned(None, batch):
                 return
             nodes = self.connect(batch.ref.cache, timeout_s)
-            if nodes.slots is None:
-                node = nodes.home
-            else:
-                node = nodes.node_of(report_stream(batch.ref.job)) or nodes.home
+            node = nodes.home
+            if nodes.slots is not None:
+                node = nodes.node_of(report_stream(batch.ref.job)) or node
             if node not in nodes.opened and self._is_shunned(node, batch):
                 return
             connection = nodes.opened.get(node) or nodes.connection(node)
-            # Limits the number of unread replies.
-            if connection.owed >= _MOST_OWED:
+            if connection.owed >= _MAX_OWED:  # read the replies
                 connection.converse()
                 _check_late(nodes, connection, batch)
-            connection.owed += 1  # first: its reply must not be taken for a sample's
+            connection.owed += 1  # before sending, or its reply could be taken for a sample
             connection.send(encode_command(*batch.report(done=done).command(batch.ref.job)))
         except CacheError as error:
             self._shunned_until_s[node] = batch.clock() + (_SHUN_S if node is None else _SHUN_NODE_S)
             if node is None or self._nodes is None:
                 self.drop()
-            else:  # the other nodes are not affected
+            else:  # other nodes are not affected
                 self._nodes.drop(node)
                 self._nodes.stale = True
-            _LOG.debug("a read report was lost: %s", error)
+            _LOG.debug("lost a read report: %s", error)
         except BaseException:
             self.drop()
             raise
@@ -169,19 +156,19 @@ def _gather(
     if nodes.slots is not None:
         groups = _by_node(nodes, nodes.slots, cache_keys(batch.ref.sample_ids), offsets)
     asking: set[int] = set()
-    trouble = None
-    # Each round follows the redirections of the one before.
+    error = None
+    # Each round follows the previous round's redirections.
     for _ in range(MAX_ROUNDS):
-        trouble = _request(nodes, batch, groups, asking, left_s) or trouble
+        error = _request(nodes, batch, groups, asking, left_s) or error
         if not batch.buffer.errors or nodes.slots is None:
-            return trouble
+            return error
         groups, asking = _redirected(nodes, batch.buffer, groups)
         if not groups:
-            return trouble
+            return error
     count = sum(map(len, groups.values()))
     return CacheUnreachableError(
-        f"the cluster at {nodes.address} redirected this reader {MAX_ROUNDS} times for {count} samples: "
-        "its slots are being moved"
+        f"the cluster at {nodes.address} redirected this reader {MAX_ROUNDS} times for {count} samples, "
+        "since its slots are being moved"
     )
 
 
@@ -192,7 +179,7 @@ def _by_node(
     owners = slots.owners
     groups: dict[Node, list[int]] = {}
     for offset in offsets:
-        # A slot without a known owner has owner -1, the last entry.
+        # A slot without a known owner has -1, the index of the last entry.
         groups.setdefault(by_owner[owners[key_slot(keys[offset])]], []).append(offset)
     return groups
 
@@ -207,7 +194,7 @@ def _request(
     total = sum(map(len, groups.values()))
     receivers: dict[Node, Receiver] = {}
     failed: dict[Node, CacheUnreachableError] = {}
-    # Query connected nodes before waiting for any other.
+    # Query connected nodes before waiting for others to connect.
     for node in sorted(groups, key=nodes.opened.__contains__, reverse=True):
         offsets = groups[node]
         try:
@@ -216,7 +203,7 @@ def _request(
             connection.limit_wait(left_s)
             share = len(offsets) / total
             receiver = Receiver(connection, batch, offsets, part=share, asking=asking.intersection(offsets))
-            receiver.ask()
+            receiver.send_requests()
             receivers[node] = receiver
         except CacheUnreachableError as error:
             failed[node] = error
@@ -235,10 +222,10 @@ def _request(
 
 
 def _receive(receivers: Mapping[Node, Receiver], batch: Batch) -> dict[Node, CacheUnreachableError]:
-    """Receive from several nodes at once. Return the errors of those that failed."""
+    """Receive from all nodes concurrently, and return the errors of those that failed."""
     failed: dict[Node, CacheUnreachableError] = {}
     active = dict(receivers)
-    # One blocking receive is cheaper than a poll plus a receive.
+    # For a single node, a blocking receive is cheaper than a poll plus a receive.
     poll = select.poll() if len(active) > 1 else None
     if poll is not None:
         for receiver in active.values():
@@ -258,14 +245,14 @@ def _receive(receivers: Mapping[Node, Receiver], batch: Batch) -> dict[Node, Cac
                 poll.unregister(receiver.connection)
         if active and (not ready or batch.clock() > batch.deadline_s):
             for node, receiver in active.items():
-                text = f"the cache at {receiver.connection.address} is sending too slowly"
-                failed[node] = CacheUnreachableError(text)
+                reason = f"the cache at {receiver.connection.address} is sending too slowly"
+                failed[node] = CacheUnreachableError(reason)
             break
     return failed
 
 
 def _ready(active: Mapping[Node, Receiver], poll: select.poll, batch: Batch) -> list[Node]:
-    # The socket would not signal bytes in the connection's own buffer.
+    # A poll does not see bytes in the connection's own buffer.
     pending = [node for node, receiver in active.items() if receiver.connection.pending]
     if pending:
         return pending
@@ -277,7 +264,7 @@ def _ready(active: Mapping[Node, Receiver], poll: select.poll, batch: Batch) -> 
 def _redirected(
     nodes: NodeConnections, buffer: BatchBuffer, groups: Mapping[Node, Sequence[int]]
 ) -> tuple[Mapping[Node, Sequence[int]], set[int]]:
-    """Return redirected samples by their new node, and those that need an ``ASK``."""
+    """Return the redirected samples by new node, and those that require ``ASKING``."""
     redirected: dict[Node, list[int]] = {}
     asking: set[int] = set()
     for node, offsets in groups.items():
@@ -296,7 +283,7 @@ def _redirected(
 
 
 def _check_late(nodes: NodeConnections, connection: CacheConnection, batch: Batch) -> None:
-    # Errors of earlier reports may show that slots have moved, or that memory is full.
+    # Errors of earlier reports may say that slots have moved or that memory is full.
     late_errors = connection.late_errors
     moved = nodes.slots is not None and any(text.startswith("MOVED") for text in late_errors)
     nodes.stale = nodes.stale or moved

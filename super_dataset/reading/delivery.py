@@ -1,4 +1,4 @@
-"""Delivery of a read batch: samples as tensors, and their info."""
+"""Delivery of a batch: its samples as tensors, and its info."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _IMAGE_NDIM = 3
 def delivered_order(
     ref: BatchRef, bad: Mapping[int, str], policy: OnBadSample, padding: Padding = "keep"
 ) -> list[int] | None:
-    """Return the offsets to deliver, in order, or ``None`` for all of them as planned.
+    """Return the offsets to deliver, in order, or ``None`` for all as planned.
 
-    The list is empty if all samples are bad. ``skip`` drops bad samples, ``replace`` repeats the next
-    good sample of the batch, cyclically, and ``raise`` raises ``BadSampleError``.
+    The list is empty if all samples are bad. ``skip`` drops bad samples, ``replace`` repeats the batch's next
+    good sample, cyclically, and ``raise`` raises ``BadSampleError``.
     """
     offsets = list(range(len(ref)))
     if padding == "skip" and ref.padding:
-        # A batch of nothing but padding keeps one sample, so that ranks take equally many steps.
+        # A batch of only padding keeps one sample, so that ranks take equally many steps.
         offsets = np.flatnonzero(~ref.padding_mask()).tolist() or offsets[:1]
     if not bad:
         return offsets if len(offsets) < len(ref) else None
@@ -60,7 +60,7 @@ def delivered_order(
 
 
 def check_label_dtype(name: str) -> None:
-    """Raise ``ConfigError`` for a label dtype that tensors do not support."""
+    """Raise ``ConfigError`` for a label dtype without a tensor dtype."""
     try:
         for field in label_fields_of(name).values():
             torch.from_numpy(np.empty(0, dtype=field.dtype.base))
@@ -69,7 +69,7 @@ def check_label_dtype(name: str) -> None:
 
 
 def label_tensor(labels: Labels, order: Sequence[int] | None) -> SampleTensors:
-    """Return a copy of labels, or of those at the indices in ``order``, as a tensor of shape (samples, ...).
+    """Copy labels, or those at the indices in ``order``, to a tensor of shape (samples, ...).
 
     Lists of varying length become a list of tensors, and named fields a dict of these.
     """
@@ -90,10 +90,10 @@ def _column_tensors(labels: RaggedLabels, name: str) -> _Tensors:
 
 
 def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> SampleTensors:
-    """Return the batch's samples, which are all good, or a copy of those at the indices in ``order``.
+    """Return the batch's samples, all of them good, or a copy of those at the indices in ``order``.
 
-    Records with the same dtype and shape are stacked; others become a list of tensors. Named arrays become a
-    dict of these, always a copy. Raises ``UsageError`` if samples have different names.
+    Records of one dtype and shape are stacked. Others become a list of tensors. Named arrays become a dict of
+    these, always a copy. Raises ``UsageError`` if samples have different names.
     """
     chosen = range(buffer.size) if order is None else order
     kinds = buffer.headers["kind"][list(chosen)]
@@ -103,12 +103,12 @@ def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> SampleTe
     if not (layouts == layouts[0]).all():
         payloads = [torch.from_numpy(np.asarray(buffer.payload(offset))) for offset in chosen]
         for at, offset in enumerate(chosen):
-            if offset in chosen[:at]:  # changing one must not change both
+            if offset in chosen[:at]:  # repeated samples must not share memory
                 payloads[at] = payloads[at].clone()
         flat = in_one_block(payloads, buffer.memory)
         return [_shaped(item, buffer, offset) for item, offset in zip(flat, chosen, strict=True)]
     if order is None and buffer.block is not None and not buffer.own:
-        # The buffer's own block, without a copy.
+        # Return the buffer's block without a copy.
         return _shaped(buffer.block, buffer, chosen[0], stacked=buffer.size)
     item_bytes = len(buffer.payload(chosen[0]))
     stacked = buffer.memory.take(len(chosen) * item_bytes)
@@ -120,7 +120,7 @@ def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> SampleTe
 def _shaped(
     flat: torch.Tensor, buffer: BatchBuffer, offset: int, *, stacked: int | None = None
 ) -> torch.Tensor:
-    """View bytes in the layout of the sample at ``offset``, or of ``stacked`` such samples."""
+    """View bytes as the sample at ``offset``, or as ``stacked`` samples of its layout."""
     header = parse_header(bytes(buffer.raw_headers[offset]))
     return _laid_out(flat, header.dtype, header.shape, stacked)
 
@@ -130,7 +130,7 @@ def _laid_out(
 ) -> torch.Tensor:
     tensor = flat.view(getattr(torch, dtype)).view(shape if stacked is None else (stacked, *shape))
     if dtype == "uint8" and len(shape) == _IMAGE_NDIM and shape[-1] in _IMAGE_CHANNELS:
-        # A view as (channels, height, width), so that a batch of images is channels_last.
+        # A view as (channels, height, width) makes a batch channels_last.
         return tensor.movedim(-1, -3)
     return tensor
 
@@ -142,7 +142,7 @@ def _field_tensors(buffer: BatchBuffer, chosen: Sequence[int]) -> dict[str, _Ten
             "a recipe must produce the same fields for each sample, but in this batch some have "
             + ", others ".join("(" + (", ".join(keys) or "one unnamed array") + ")" for keys in names)
         )
-    # All fields lie in one block, which a worker sends as one, name by name.
+    # Put all fields into one block, name by name, so that a worker sends a single block.
     columns = {name: [arrays[name] for arrays in samples] for name in samples[0]}
     alike = {
         name: len({(array.dtype, array.shape) for array in column}) == 1 for name, column in columns.items()
@@ -170,7 +170,7 @@ def _field_tensors(buffer: BatchBuffer, chosen: Sequence[int]) -> dict[str, _Ten
 
 
 def _arrays_in(buffer: BatchBuffer, offset: int) -> dict[str, ArrayLocation]:
-    """Return the named arrays of a sample, or an empty dict if it is a single array."""
+    """Return a sample's named arrays, or an empty dict for a single array."""
     if buffer.headers["kind"][offset] != RecordKind.ARRAYS:
         return {}
     return {array.name: array for array in array_locations(buffer.payload(offset))}
@@ -178,12 +178,12 @@ def _arrays_in(buffer: BatchBuffer, offset: int) -> dict[str, ArrayLocation]:
 
 @dataclass(slots=True, eq=False)  # not frozen: Lightning refuses frozen dataclasses in batches
 class BatchInfo:
-    """The origin, cost and problems of a batch.
+    """A batch's origin, cost and bad samples.
 
     Its pickle is small, and pinning, collating or moving it to a device leaves it unchanged. ``sample_ids``
     (16 bytes each), ``keys`` (empty if the plan's page had no room for them) and ``padding`` (bool of shape
-    (samples,), or ``None`` if no sample is padding) match the delivered samples in their order, even if some
-    were skipped or replaced. If all were bad and samples of an earlier batch are repeated instead, all are
+    (samples,), or ``None`` if no sample is padding) match the delivered samples in order, even if some were
+    skipped or replaced. If all were bad, and samples of an earlier batch are repeated instead, all are
     padding.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32), return_info=True)
@@ -195,30 +195,30 @@ class BatchInfo:
 
     job: str
     batch_id: bytes
-    """Id of the planned batch, 16 bytes."""
+    """The planned batch's id, 16 bytes."""
     epoch: int
     position: int
-    """Number of the batch in this rank's epoch, counted from 0."""
+    """The batch's position in this rank's epoch, counted from 0."""
     rank: int
     sample_ids: bytes
     keys: tuple[str, ...]
     padding: NDArray[np.bool_] | None
     fetch_s: float
-    """Seconds that functions once spent fetching the delivered samples."""
+    """Time in seconds that functions took to fetch the delivered samples, whenever that was."""
     decode_s: float
-    """Seconds that functions spent decoding and transforming them."""
+    """Time in seconds that functions took to decode and transform them."""
     read_s: float
-    """Seconds spent reading packs, querying the cache and receiving."""
+    """Time in seconds spent reading packs, querying the cache and receiving."""
     check_s: float
-    """Seconds spent checking headers, and hashing payloads to verify them."""
+    """Time in seconds spent checking headers and hashing payloads."""
     wait_s: float
-    """Seconds slept because samples were missing or the cache was unreachable."""
+    """Time in seconds spent waiting because samples were missing or the cache was unreachable."""
     size_bytes: int
-    """Bytes of records read, from the cache and from packs."""
+    """Size of the records read from cache and packs, in bytes."""
     hits: int
-    """Number of samples that the first GET found."""
+    """Number of samples found by the first GET."""
     misses: int
-    """Number of samples that the first GET did not find, or found corrupt."""
+    """Number of samples that the first GET did not find or found corrupt."""
     straight: int = 0
     """Number of samples read straight from the store's packs, which are neither hits nor misses."""
     seed: int = 0
@@ -226,28 +226,27 @@ class BatchInfo:
     bad: tuple[tuple[str, str], ...] = ()
     """The (key, reason) of each sample that could not be produced and was skipped or replaced."""
     repetitions: NDArray[np.uint32] | None = None
-    """Number of earlier draws of each delivered sample in the epoch, or ``None`` if all are 0."""
+    """Earlier draws of each delivered sample in this epoch, or ``None`` if all are 0."""
 
     @property
     def draw_ids(self) -> bytes:
-        """Return 16 bytes per delivered sample to seed random numbers with.
+        """Return 16 bytes per delivered sample, from which to seed random numbers.
 
-        They are the sample's id, modified if the sample was drawn before in the epoch.
+        They are the sample's id, changed if it was drawn before in this epoch, so that each draw differs.
         """
         if self.repetitions is None:
             return self.sample_ids
-        # Random transforms should treat each draw of a sample differently.
         words = np.frombuffer(self.sample_ids, dtype="<u4").reshape(-1, ID_BYTES // 4).copy()
         words[:, -1] ^= self.repetitions
         return words.tobytes()
 
     def to(self, *_args: object, **_how: object) -> Self:
-        """Return itself, since frameworks call this on everything in a batch."""
+        """Return itself. Frameworks call this on everything in a batch."""
         return self
 
 
 def batch_info(read: Batch, order: Sequence[int] | None) -> BatchInfo:
-    """Return the info for the samples at the indices in ``order``. ``None`` means all, as planned."""
+    """Return the info for the samples at the indices in ``order``, by default all as planned."""
     ref, headers = read.ref, read.buffer.headers
     sample_ids, keys, padding = ref.sample_ids, ref.keys, ref.padding_mask() if ref.padding else None
     repetitions = np.frombuffer(ref.repetitions, dtype="<u4") if ref.repetitions else None
@@ -285,17 +284,16 @@ _KEPT_MAX = 8
 
 
 class LastGood:
-    """A few samples of the last good batch, to fill a batch that has no good samples."""
+    """A few samples of the last good batch, to fill batches without good samples."""
 
     def __init__(self, images: SampleTensors, labels: SampleTensors, info: BatchInfo) -> None:
-        # Copies, because the loop may change a batch in place. Eight suffice, and cost far less
-        # than a batch.
+        # Copies, since the training loop may change a batch in place. Eight cost far less than a batch.
         self._count = min(_KEPT_MAX, len(info.sample_ids) // ID_BYTES)
         kept = range(self._count)
         self._images, self._labels, self._info = _copies(images, kept), _copies(labels, kept), info
 
     def fill(self, info: BatchInfo, size: int) -> tuple[SampleTensors, SampleTensors, BatchInfo]:
-        """Return ``size`` of them, cyclically, as padding that replaces the batch of ``info``."""
+        """Return ``size`` samples, cyclically, as padding in place of the batch of ``info``."""
         rows, last = [row % self._count for row in range(size)], self._info
         ids = (last.sample_ids[at * ID_BYTES : (at + 1) * ID_BYTES] for at in rows)
         filled = replace(

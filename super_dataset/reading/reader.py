@@ -1,8 +1,7 @@
-"""Read a batch from packs and the cache, with retries, reports and a time limit."""
+"""Reading a batch from packs and the cache, with retries, reports and a time limit."""
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import random
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from superdl.super_dataset.reading.batch import Batch, bad_sample_error
 from superdl.super_dataset.reading.buffer import BatchBuffer, SeenRecords
 from superdl.super_dataset.reading.cache_link import REPORT_TIMEOUT_S, CacheLink
-from superdl.super_dataset.reading.packs import OPEN_PACKS, StoreTroubleLog, read_placed, read_pointed
+from superdl.super_dataset.reading.packs import OPEN_PACKS, StoreErrorLog, read_placed, read_pointed
 from superdl.super_wire.cache import CacheAddress, Command, NodeConnections, exchange
 from superdl.super_wire.errors import CacheError, RecordError
 from superdl.super_wire.keys import cache_key
@@ -30,19 +29,14 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("superdl.super_dataset")
 
-_LAST_LOOK_S = 0.25
-# Pauses grow from the first to the longest, and are jittered downwards by up to a half: "equal jitter" of
-# M. Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog, 2015.
-_FIRST_S = 0.005
-_LONGEST_S = 1.0
+_LAST_ATTEMPT_S = 0.25  # before the timeout
+# Pauses grow from the first to the longest, with "equal jitter": M. Brooker, "Exponential Backoff and
+# Jitter", AWS Architecture Blog, 2015.
+_FIRST_PAUSE_S = 0.005
+_LONGEST_PAUSE_S = 1.0
 
-_SEEN = SeenRecords()  # shared by all datasets of the process
-_chance = random.SystemRandom()  # the random module's global state is the user's, and a fork would share it
-
-
-@functools.lru_cache(maxsize=64)
-def _keeps_bytes(cache: str) -> bool:
-    return CacheAddress.parse(cache).keeps_bytes
+_SEEN = SeenRecords()  # shared by all datasets of this process
+_JITTER = random.SystemRandom()  # the random module's global state is the user's, and forks share it
 
 
 Verify: TypeAlias = Literal["auto", "all"]
@@ -56,11 +50,11 @@ class ReadSettings:
     verify: Verify = "auto"
     in_flight_bytes: int = 16 * 2**20
     record_bytes: int | None = None  # expected length of a record
-    stop_at_bad: bool = True  # give up on a batch at its first bad sample
+    stop_at_bad: bool = True  # raise an error for a batch's first bad sample
 
 
 class BatchReader:
-    """A reader of batches by their ``BatchRef`` s. Picklable and thread-safe."""
+    """Reads batches by their ``BatchRef`` s. Picklable and thread-safe."""
 
     def __init__(
         self,
@@ -74,7 +68,7 @@ class BatchReader:
         self._clock = clock
         self._sleep = sleep
         self._open_nodes = open_nodes
-        self._store_trouble = StoreTroubleLog(clock)
+        self._store_errors = StoreErrorLog(clock)
         self._local = threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -84,17 +78,17 @@ class BatchReader:
         vars(self).update(state, _local=threading.local())
 
     def link(self) -> CacheLink:
-        """Return this reader's link in this thread, or a new one in a fork."""
+        """Return this thread's link, which each process opens for itself."""
         link: CacheLink | None = getattr(self._local, "link", None)
         if link is not None and link.pid == os.getpid():
             return link
-        if link is not None:  # the parent's copy: closing it does not affect the parent
+        if link is not None:  # a fork's copy; closing it does not affect the parent
             link.drop()
         self._local.link = link = CacheLink(self._settings.record_bytes, self._open_nodes)
         return link
 
     def ping(self, cache: str, *, timeout_s: float) -> None:
-        """Ping the cache once, over separate connections."""
+        """Ping the cache over separate connections. Raises as :meth:`CacheLink.connect` does."""
         link = CacheLink(None, self._open_nodes)
         try:
             link.connect(cache, timeout_s).ping()
@@ -102,17 +96,16 @@ class BatchReader:
             link.drop()
 
     def read(self, ref: BatchRef, memory: Memory | None = None) -> Batch:
-        """Read a batch. Wait until every sample is in ``memory`` (newly allocated by default) or known to be
-        bad.
+        """Read a batch into ``memory``, waiting until every sample has arrived or is known to be bad.
 
         Raises:
-            BadSampleError: a sample is bad, and the settings say to stop.
+            BadSampleError: a sample is bad, and the settings say to stop there.
             ReadTimeoutError: samples were still missing at the timeout.
             CacheUnreachableError: samples were still missing at the timeout, and the cache was unreachable.
-            CacheError: the cache refused a request.
+            CacheError: the cache rejected a request.
         """
         link, settings = self.link(), self._settings
-        seen = _SEEN if settings.verify == "auto" and _keeps_bytes(ref.cache) else None
+        seen = _SEEN if settings.verify == "auto" and CacheAddress.parse(ref.cache).keeps_bytes else None
         expected_bytes = None if link.record_bytes is None else link.record_bytes - HEADER_BYTES
         buffer = BatchBuffer(len(ref), memory=memory, uniform=link.uniform, expected_bytes=expected_bytes)
         began_s = self._clock()
@@ -130,19 +123,19 @@ class BatchReader:
             link.learn(buffer)
         if seen is not None and batch.missing:
             buffer.to_hash = seen.to_hash(ref.sample_ids, ref.epoch)
-        # Leave the last attempt time for a reply, or we would blame the cache.
-        last_look_s = min(_LAST_LOOK_S, settings.read_timeout_s / 4)
+        # Leave the last attempt time for a reply, so that the cache is not blamed.
+        last_attempt_s = min(_LAST_ATTEMPT_S, settings.read_timeout_s / 4)
         while True:
-            last_begin_s = batch.deadline_s - last_look_s
+            last_begin_s = batch.deadline_s - last_attempt_s
             self._attempt(link, batch)
             stop = bool(batch.bad) and settings.stop_at_bad
             late = self._clock() >= last_begin_s
-            note = self._source_note(ref) if late and batch.missing and not (stop or batch.trouble) else None
-            if note is not None and note.reason == LISTING:  # the sampler gives up if it stalls
+            note = self._source_note(ref) if late and batch.missing and not (stop or batch.error) else None
+            if note is not None and note.reason == LISTING:  # the sampler gives up if the listing stalls
                 late, batch.attempts = False, 0
                 batch.deadline_s = self._clock() + settings.read_timeout_s
-                last_begin_s = batch.deadline_s - last_look_s
-            # Every attempt with misses reports them, since a report may be lost.
+                last_begin_s = batch.deadline_s - last_attempt_s
+            # Report misses at every attempt, since a report may be lost.
             link.report(batch, settings.read_timeout_s, done=stop or late or not batch.missing)
             if stop:
                 raise bad_sample_error(ref, batch.bad)
@@ -151,25 +144,25 @@ class BatchReader:
             if late:
                 raise batch.timeout_error(self._clock() - began_s, note.message if note else "")
             now_s = self._clock()
-            delay_s = min(_LONGEST_S, _FIRST_S * 2.0 ** min(batch.attempts - 1, 32)) * _chance.uniform(0.5, 1)
-            self._sleep(max(0.0, min(delay_s, last_begin_s - now_s)))
+            pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(batch.attempts - 1, 32))
+            self._sleep(max(0.0, min(pause_s * _JITTER.uniform(0.5, 1), last_begin_s - now_s)))
             batch.wait_s += self._clock() - now_s
 
     def _source_note(self, ref: BatchRef) -> Tombstone | None:
-        """Return the coordinator's note on why the source provides no samples, if any."""
-        # A separate link: on the reader's own, replies to reports may be in flight.
+        """Return the coordinator's note about a source that provides no samples, if there is one."""
+        # Use a separate link, since replies to reports may be in flight on the reader's own.
         key, link = cache_key(ref.dataset_id), CacheLink(None, self._open_nodes)
         try:
             nodes = link.connect(ref.cache, REPORT_TIMEOUT_S)
             (reply,) = exchange(nodes, [Command.of(key, b"GET", key)], timeout_s=REPORT_TIMEOUT_S)
             return read_tombstone(reply) if isinstance(reply, bytes) else None
-        except (CacheError, RecordError):  # the error about to be raised matters more
+        except (CacheError, RecordError):  # the error about to be raised is more important
             return None
         finally:
             link.drop()
 
     def _read_straight(self, batch: Batch) -> None:
-        """Read the records with known locations or, for missing samples, pointers."""
+        """Read records from packs, by the cache's pointers if there are any, else by the plan's locations."""
         ref, buffer, pointers, began_s = batch.ref, batch.buffer, batch.pointers, self._clock()
         if pointers:
             buffer.to_hash[[*pointers]] = True  # as for all records from packs
@@ -179,16 +172,15 @@ class BatchReader:
         received_s = self._clock()
         failed = batch.sort_pointed(done, failed) if pointers else failed | batch.sort_straight(done)
         if failed:
-            self._store_trouble.add(ref, failed)
+            self._store_errors.add(ref, failed)
         batch.read_s += received_s - began_s
         batch.check_s += self._clock() - received_s
 
     def _attempt(self, link: CacheLink, batch: Batch) -> None:
-        """Request all missing samples, and sort the replies."""
+        """Request all missing samples and sort the replies."""
         batch.attempts += 1
-        # If another sample's record arrived, replies and requests are out of step: close the
-        # connection and request once more. A record stored under a wrong key arrives again and
-        # counts as corrupt.
+        # If another sample's record arrives, replies and requests are out of sync, so close the
+        # connection and retry once. A record stored under a wrong key arrives again and counts as corrupt.
         for _ in range(2 if batch.missing else 0):
             began_s = self._clock()
             link.request(batch)
@@ -204,6 +196,6 @@ class BatchReader:
             if not link.warned_astray:
                 link.warned_astray = True
                 _LOG.warning(
-                    "the cache at %s sent a reply that was not requested: %s", batch.ref.cache, batch.astray
+                    "the cache at %s sent a reply to another request: %s", batch.ref.cache, batch.astray
                 )
             link.drop()

@@ -1,4 +1,4 @@
-"""Receive the replies to one node's share of a batch's GETs into memory."""
+"""Receiving the replies to one node's share of a batch's GETs."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 _DIGITS = 2 * ID_BYTES  # of a sample id, at the end of a cache key
 _GET = encode_command(b"GET", cache_key(bytes(ID_BYTES)))[: -_DIGITS - len(CRLF)]
-_ASKING = encode_command(b"ASKING")  # precedes a GET after a cluster node has replied ``ASK``
+_ASKING = encode_command(b"ASKING")  # precedes a GET after an ``ASK`` redirection
 _UNKNOWN_RECORD_BYTES = 2**20
 _MAX_IN_FLIGHT = 1024
 _SCRATCH_BYTES = 512
-_MAX_DIGITS = len(str(MAX_BULK_BYTES))  # Python refuses thousands of digits
+_MAX_DIGITS = len(str(MAX_BULK_BYTES))  # int() rejects thousands of digits
 _VIEWS_PER_CALL = 64
 _BYTES_PER_CALL = 2**21
 
 
 class Receiver:
-    """A node's share of a batch: requests for the samples at ``offsets``, and their replies, in that order.
+    """Requests the samples at ``offsets`` from one node, and receives the replies in that order.
 
-    Replies that the connection still owes arrive first and are skipped, as are those to the ``ASKING`` before
-    the samples in ``asking``. ``part`` is the share of the requests that may be in flight. The general method
-    receives frame and header in a small buffer. While records have one size, a window predicts their frames
-    and receives many in one call. After an error, the connection is unusable.
+    Replies that the connection still owes come first and are skipped, as are replies to the ``ASKING`` before
+    samples in ``asking``. ``part`` is the node's share of ``in_flight_bytes``. The general method receives
+    frame and header into a small buffer. While records have one size, a window predicts their frames and
+    receives many of them in one call. The connection is unusable after an error.
     """
 
     def __init__(
@@ -50,24 +50,24 @@ class Receiver:
         asking: Collection[int] = (),
     ) -> None:
         self.connection = connection
-        self.finished = False  # all requests and skipped replies have been answered
+        self.finished = False  # all replies have arrived, including those that are skipped
         self._batch = batch
         self._buffer = batch.buffer
         self._offsets = offsets
         self._digits = batch.ref.sample_ids.hex().encode()
         self._part = part
         self._asking = asking
-        self._asking_error: str | None = None  # of the current ASKING; None before its reply
+        self._asking_error: str | None = None  # the current ASKING's error, or None before its reply
         self._skip = connection.owed
         self._requested = 0
-        self._done = 0  # replies to our own requests that are completely read
+        self._done = 0  # replies to own requests that were read completely
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
-        self._line = b""  # bytes of a reply's frame and header that are not complete yet
-        self._payload: memoryview | None = None  # the current bulk's remaining bytes; None between replies
-        self._current: Incoming | None = None  # the record it belongs to; None if it is skipped
+        self._line = b""  # an incomplete frame and header
+        self._payload: memoryview | None = None  # the current bulk's remaining bytes, None between replies
+        self._current: Incoming | None = None  # the current bulk's record, None if it is skipped
         self._window: _Window | None = None
 
-    def ask(self) -> None:
+    def send_requests(self) -> None:
         """Send more requests once half of the allowed ones have been answered."""
         batch, sent = self._batch, self._requested
         # Each node may have at least one request in flight.
@@ -87,10 +87,10 @@ class Receiver:
         self._requested += len(upcoming)
 
     def receive(self, *, once: bool = False) -> None:
-        """Receive some bytes, or a whole window, and request more.
+        """Receive some bytes, or a whole window, and send more requests.
 
-        If ``once``, wait for the socket only once, even if nothing usable arrives, so that other nodes'
-        bytes need not wait.
+        With ``once``, read the socket only once, even if no complete reply arrives, so that other nodes'
+        replies need not wait.
         """
         if self._window is None and self._payload is not None:
             self._predict()
@@ -101,7 +101,7 @@ class Receiver:
             unexpected = window.receive(self.connection, self._batch.clock, until_s, once=once)
             if unexpected is not None:
                 self._end_window()
-                self._payload = memoryview(bytearray())  # only the current bulk's line end is missing
+                self._payload = memoryview(bytearray())  # of the current bulk, only the line end is missing
                 self._parse(unexpected)
         else:
             buffers = [payload, self._scratch] if payload else [self._scratch]
@@ -113,16 +113,16 @@ class Receiver:
             if count:
                 self._parse(bytes(self._scratch[:count]))
         if self._requested < len(self._offsets):
-            self.ask()
+            self.send_requests()
 
     def settle(self) -> None:
-        """Store complete records, and note skipped ones in the connection."""
+        """Store the records received so far, and update the number of replies that the connection owes."""
         self._end_window()
         if self.finished:
             self.connection.owed = 0
 
     def _predict(self) -> None:
-        """Begin a window if the current record is in the block and nothing separates the next ones."""
+        """Begin a window if the current record is in the block and only records follow it."""
         if self._current is None or not self._current.in_block or self._payload is None:
             return
         following = self._offsets[self._done + 1 : self._requested]
@@ -130,7 +130,7 @@ class Receiver:
             self._window = _Window(self._payload, self._buffer, following, self._scratch)
 
     def _end_window(self) -> None:
-        """Store complete records, and use the general method from now on."""
+        """Store complete records and return to the general method."""
         window, self._window = self._window, None
         if window is None or not window.complete or self._current is None:
             return
@@ -141,12 +141,12 @@ class Receiver:
                 window.offsets[:confirmed], window.headers[:confirmed], window.digests[:confirmed]
             )
         self._done += window.complete
-        # The next reply's frame matched. Only its line end is missing.
+        # The next reply's frame matched, and only its line end is missing.
         header = window.headers[confirmed].tobytes()
         self._current = self._buffer.place(window.offsets[confirmed], header, self._buffer.item_bytes)
 
     def _parse(self, data: bytes) -> None:
-        """Parse all of ``data`` as replies with the general method."""
+        """Parse ``data`` with the general method."""
         data = self._line + data if self._line else data
         view = memoryview(data)
         self._line = b""
@@ -165,7 +165,7 @@ class Receiver:
                 at += taken
                 continue
             if data[at : at + 2] != CRLF:
-                # The line end itself may be cut between two receives.
+                # The line end itself may arrive in two parts.
                 if data[at : at + 2] == CRLF[: len(data) - at]:
                     self._line = data[at:]
                     return
@@ -181,7 +181,7 @@ class Receiver:
         self.finished = self._done == len(self._offsets) and not self._skip
 
     def _begin(self, data: bytes, at: int) -> int:
-        """Parse a frame and a record's header. Return their end, or ``at`` if bytes are missing."""
+        """Parse a frame and a record's header. Return where they end, or ``at`` if they are incomplete."""
         if not self._skip and self._done >= self._requested:
             raise ProtocolDoubtError(f"a reply arrived that was not requested: {data[at : at + 40]!r}")
         end = data.find(CRLF, at)
@@ -206,7 +206,7 @@ class Receiver:
         return body
 
     def _begin_bulk(self, data: bytes, body: int, length: int) -> int:
-        """Return where the payload of a bulk begins, or 0 while its header is incomplete."""
+        """Return where a bulk's payload begins, or 0 while its header is incomplete."""
         if self._skip:
             self._payload, self._current = memoryview(bytearray(length)), None
             return body
@@ -232,21 +232,20 @@ class Receiver:
 
 
 class _Window:
-    """Predicted replies: the rest of the current payload, then a row and a payload for each.
+    """Predicted replies: the rest of the current payload, then a row and a payload for each record.
 
-    Any bytes after them go to ``scratch``.
+    Further bytes go to ``scratch``.
     """
 
     def __init__(
         self, rest: memoryview, buffer: BatchBuffer, offsets: Sequence[int], scratch: memoryview
     ) -> None:
         self.offsets = offsets
-        self.complete = 0  # replies received up to their line end, counting the current one first
-        # Of payloads to hash; some are not confirmed yet.
-        self.digests = [0] * len(offsets)
+        self.complete = 0  # replies received up to their line end, including the current one
+        self.digests = [0] * len(offsets)  # of payloads to hash, some of them unconfirmed
         self._to_hash: list[bool] = buffer.to_hash[offsets].tolist()
         item_bytes = buffer.item_bytes
-        # A row: the line end of the previous reply, the frame, and the record's header.
+        # A row is the previous reply's line end, the frame, and the record's header.
         self._frame = CRLF + b"$%d\r\n" % (HEADER_BYTES + item_bytes)
         self._stride = stride = len(self._frame) + HEADER_BYTES
         self._rows = memoryview(bytearray(stride * len(offsets)))
@@ -265,9 +264,9 @@ class _Window:
     def receive(
         self, connection: CacheConnection, clock: Callable[[], float], until_s: float, *, once: bool
     ) -> bytes | None:
-        """Receive until the window ends, but do not wait beyond ``until_s`` on ``clock``.
+        """Receive until the window ends, but only until ``until_s`` by ``clock``.
 
-        At its end, return the bytes to parse with the general method. Otherwise return ``None``.
+        Returns the bytes to parse with the general method at the end of the window, else ``None``.
         """
         views, frame, rows, stride = self._views, self._frame, self._rows, self._stride
         last, at, count = len(views) - 1, self._at, self._part
@@ -279,11 +278,11 @@ class _Window:
             while at < last and count >= len(views[at]):
                 count -= len(views[at])
                 if at and not at % 2 and self._to_hash[at // 2 - 1]:
-                    # On arrival, while it is in the CPU cache: four times as fast as later.
+                    # Hash it now, while it is in the CPU cache, which is four times as fast as later.
                     self.digests[at // 2 - 1] = payload_hash(views[at])
                 at += 1
-            # Views alternate: payload, row, payload, row, ... Part of a frame is compared too, so that a
-            # different reply is noticed however short it is.
+            # Views alternate between payload and row. Compare partial frames too, to detect other replies
+            # however short they are.
             for row in range(self.complete, min((at + 1) // 2, len(self.offsets))):
                 size = len(frame) if row < at // 2 else min(count, len(frame))
                 if rows[row * stride : row * stride + size] != frame[:size]:
@@ -299,7 +298,7 @@ class _Window:
 def parse_line(
     line: bytes | bytearray | memoryview,
 ) -> tuple[Literal["bulk", "nil", "error", "simple"], int, str]:
-    """Parse a reply line without CRLF into its kind, the length of a bulk, and the text of others."""
+    """Parse a reply line without CRLF into its kind, a bulk's length, and the text of other kinds."""
     line = bytes(line)
     mark, rest = line[:1], line[1:]
     if mark == b"$":

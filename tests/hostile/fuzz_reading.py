@@ -15,7 +15,6 @@ from unittest.mock import patch
 import numpy as np
 
 from superdl.super_dataset.reading.delivery import sample_tensors
-from superdl.super_dataset.reading.packs import announce
 from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
 from superdl.super_wire.cache import CacheAddress, Credentials, NodeConnections
 from superdl.super_wire.errors import (
@@ -246,7 +245,6 @@ def _read(rng, *, stream_faults, store=None):
             scripted[-1].pointers, ref = packs.pointers(), replace(ref, places=None)
         elif packs is not None:
             scripted[-1].last_good = {cache_key(ids[offset]): True for offset in packs.good}
-            announce(ref)
         reader.link().drop()  # it followed the previous batch's script
         began_s = clock.now_s
         try:

@@ -108,7 +108,7 @@ def test_torchs_own_objects_say_what_is_drawn(shared_stack, images):
     with pytest.raises(PlanError, match=r"indices must be in range\(150\)"):
         SuperSampler(dataset, batch_size=4, shuffle=True, indices=[150])
     both = ConcatDataset([dataset, dataset])
-    with pytest.raises(ConfigError, match="split each dataset"):
+    with pytest.raises(ConfigError, match="Split each dataset"):
         SuperSampler(Subset(both, [3]), batch_size=4, shuffle=True)
     with pytest.raises(ConfigError, match="indices are empty"):
         SuperSampler(Subset(dataset, []), batch_size=4, shuffle=True)
@@ -121,7 +121,7 @@ def test_torchs_own_objects_say_what_is_drawn(shared_stack, images):
         SuperSampler(
             dataset, batch_size=4, shuffle=True, weights=WeightedRandomSampler(weights, 5, replacement=False)
         )
-    with pytest.raises(ConfigError, match="do not pass draws"):
+    with pytest.raises(ConfigError, match="Omit draws"):
         SuperSampler(dataset, batch_size=4, shuffle=True, weights=by_weight, draws=7)
 
 
@@ -141,7 +141,7 @@ def test_places_of_a_source_that_has_changed_since_are_refused(shared_stack, tmp
         listed_again = new()
         SuperSampler(listed_again, batch_size=5, shuffle=True).close()
     for given in ({"dataset": others}, {"dataset": dataset, "indices": [0]}):
-        with pytest.raises(ConfigError, match="create a new SuperDataset"):
+        with pytest.raises(ConfigError, match="Create a new SuperDataset"):
             SuperSampler(**given, batch_size=5, shuffle=True)
     some, others = random_split(listed_again, [15, 6])
     for part in (some, others):

@@ -172,11 +172,11 @@ def test_of_a_subset_indices_are_its_places(dataset, images):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"sampler": [1]}, "pass batch_size too"),
-        ({"sampler": [1], "batch_size": 2, "shuffle": True}, "do not pass shuffle"),
-        ({"batch_sampler": [[1]], "batch_size": 2}, "do not pass batch_size"),
-        ({"sampler": [1], "batch_sampler": [[1]]}, "pass only one of them"),
-        ({"sampler": 3, "batch_size": 2}, "yield indices, not int"),
+        ({"sampler": [1]}, "Pass batch_size too"),
+        ({"sampler": [1], "batch_size": 2, "shuffle": True}, "Do not pass shuffle"),
+        ({"batch_sampler": [[1]], "batch_size": 2}, "Do not pass batch_size"),
+        ({"sampler": [1], "batch_sampler": [[1]]}, "Pass only one of them"),
+        ({"sampler": 3, "batch_size": 2}, "iterable of indices, not int"),
         ({"sampler": [[1, 2]], "batch_size": 2}, "batch_sampler="),
         ({"sampler": [0.5], "batch_size": 2}, "whole numbers"),
         ({"sampler": [0, SIZE], "batch_size": 2}, "index 150, but there are only 150"),

@@ -1,4 +1,4 @@
-"""A scripted coordinator in the test's own process, and a run of the embedded default."""
+"""Fixtures: a scripted coordinator in this process, and a run of the embedded default."""
 
 import pytest
 

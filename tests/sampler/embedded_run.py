@@ -1,4 +1,4 @@
-"""A run of the embedded default for tests: short temporary directory, settings, a look at its processes."""
+"""A run of the embedded default: a short temporary directory, settings, and a view of its processes."""
 
 import shutil
 import subprocess
@@ -20,7 +20,7 @@ CACHE_BYTES = 32 * 2**20
 
 
 class EmbeddedRun:
-    """One run below a temporary directory of its own; ends all that it started."""
+    """A run in its own temporary directory, which ends all processes that it started."""
 
     def __init__(self, monkeypatch):
         self.base = Path(tempfile.mkdtemp(prefix="super-s-"))  # short: socket paths have 107 bytes
@@ -44,7 +44,7 @@ class EmbeddedRun:
         return self._held[-1]
 
     def start_rank(self):
-        """Another process that will hold it; :meth:`await_rank` waits until it does."""
+        """Start a process that holds it. :meth:`await_rank` waits until it does."""
         rank = subprocess.Popen(
             [sys.executable, str(PROGRAMS / "holds_embedded.py"), self.run],
             cwd=ROOT,
@@ -69,7 +69,7 @@ class EmbeddedRun:
         return address
 
     def processes(self):
-        """Coordinator, cache and worker of the run, those that live."""
+        """Return the run's live coordinator, cache and worker."""
         kinds = {
             "superdl.coordinator.embedded": "coordinator",
             "superdl.lambda_prefetch.worker": "worker",

@@ -1,17 +1,17 @@
-"""A relay between samplers and a coordinator that counts how many connections are open at once."""
+"""A relay between samplers and a coordinator that counts open connections."""
 
 from tests.fixtures.cut_network import CutNetwork
 
 
 class Relay(CutNetwork):
-    """``open`` connections now, the ``most_open`` there were at any moment, all that were ever ``opened``."""
+    """Counts connections: ``open`` now, ``most_open`` at any time, and ``opened`` in total."""
 
     def __init__(self, target):
         self.open = self.most_open = self.opened = 0
         super().__init__(target)
 
     def wait_for(self, condition):
-        """Until ``condition()`` holds, tried after each connection that comes or goes."""
+        """Wait until ``condition()`` holds, checking after each change."""
         with self._changed:
             assert self._changed.wait_for(condition, 20), (self.opened, self.open)
 

@@ -1,4 +1,4 @@
-"""A real gRPC server that speaks the coordinator's protocol and does what a test tells it.
+"""A real gRPC server that speaks the coordinator's protocol as scripted by a test.
 
 Its plans are made of digests; it lists, decodes and caches nothing.
 """
@@ -22,7 +22,7 @@ from tests.fixtures.ids import batch_id
 
 @dataclass
 class Script:
-    """What the server says. Tests change it while it runs."""
+    """What the server returns. Tests change it while it runs."""
 
     size: int = 1000
     batches: int = 50
@@ -30,7 +30,7 @@ class Script:
     page_fingerprints: list[bytes] = field(default_factory=list)  # of the next pages of samples, if others
     protocol_version: int = PROTOCOL_VERSION
     listing: list[int] = field(default_factory=list)  # samples listed at each poll; ready after the last
-    packing: bool = False  # whether it says so until it is ready
+    packing: bool = False  # whether it reports packing until it is ready
     cache: str = "unix:///nowhere/redis.sock"
     store: str = ""  # its directory
     store_id: str = ""
@@ -43,12 +43,12 @@ class Script:
     prices: list[pb.ExecutorPrices] = field(default_factory=list)
     fillings: list[pb.Filling] = field(
         default_factory=list
-    )  # answers to FillUp, in turn; the last again and again
+    )  # replies to FillUp in order; the last one is repeated
     failures: dict[str, list[Exception | grpc.StatusCode | None]] = field(default_factory=dict)
 
 
 class ScriptedCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
-    """Serves at a free port of loopback. It speaks TLS where it is given ``tls``."""
+    """Serves on a free loopback port, with TLS if ``tls`` is given."""
 
     def __init__(self, tls=None):
         self.script = Script()
@@ -81,7 +81,7 @@ class ScriptedCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         return [request for name, request in self.calls if name == method]
 
     def wait_for(self, condition, timeout_s=20.0):
-        """Until ``condition()`` holds; it is tried after each call."""
+        """Wait until ``condition()`` holds, checking after each call."""
         with self.heard:
             assert self.heard.wait_for(condition, timeout_s), Counter(name for name, _ in self.calls)
 
@@ -191,7 +191,7 @@ class ScriptedCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
 
 
 def planned_ids(rank, epoch, position, size):
-    """The sample ids that the server plans for a batch."""
+    """Return a planned batch's sample ids."""
     return b"".join(digest128(b"%d %d %d %d" % (rank, epoch, position, at)) for at in range(size))
 
 

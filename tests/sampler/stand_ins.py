@@ -1,4 +1,4 @@
-"""A dataset that only remembers what a sampler told it, for tests of the sampler alone."""
+"""A dataset that records what a sampler passes to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from superdl.super_wire.recipe import Recipe
 
 @dataclass
 class BoundDataset:
-    """Has what :class:`superdl.super_wire.batch_ref.Bindable` asks for."""
+    """Implements :class:`superdl.super_wire.batch_ref.Bindable`."""
 
     source: str = "file:///images"
     recipe: Recipe = field(default_factory=lambda: Recipe.image(resize=32, crop=32))

@@ -1,4 +1,4 @@
-"""Processes that end without closing their samplers: a goodbye from the one that made them, no waiting."""
+"""Processes that exit without closing their samplers close the jobs that they opened, without waiting."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ def make(**arguments):
 
 
 def ended(coordinator, program, code=0):
-    """Run a program to its end; what it printed."""
+    """Run a program to its end and return its output."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(  # our own program
         [sys.executable, "-c", PROLOGUE + program, coordinator.address],
@@ -37,7 +37,7 @@ def closed(coordinator):
     return [(request.job, request.rank) for request in coordinator.requests("CloseJob")]
 
 
-def test_samplers_that_nobody_closed_say_goodbye_at_exit(coordinator):
+def test_unclosed_samplers_are_closed_at_exit(coordinator):
     program = """
 first, second = make(), make(rank=1, num_replicas=2)
 next(iter(first))
@@ -52,7 +52,7 @@ print(first.job, second.job)
     assert done.stderr == ""
 
 
-def test_a_forked_child_says_nothing(coordinator):
+def test_a_forked_child_closes_nothing(coordinator):
     program = """
 sampler = make()
 next(iter(sampler))
@@ -62,14 +62,14 @@ if not child:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 sys.stdout.flush()
 next(iter(sampler))  # the job is still open for the parent
-os._exit(0)  # without a goodbye of its own
+os._exit(0)  # without closing the job
 """
     assert ended(coordinator, program).stdout == "7\n"
     assert closed(coordinator) == []
     assert coordinator.count("OpenJob") == 1
 
 
-def test_a_coordinator_that_does_not_answer_is_asked_once(coordinator):
+def test_a_silent_coordinator_is_called_once_at_exit(coordinator):
     coordinator.closing.clear()
     ended(coordinator, "samplers = [make() for _ in range(3)]")
     coordinator.closing.set()

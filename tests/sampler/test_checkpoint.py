@@ -1,4 +1,4 @@
-"""States: small, of JSON, and refused with what differs where they belong to another plan."""
+"""States are small JSON, and those of another plan are rejected with the differences."""
 
 import json
 
@@ -20,7 +20,7 @@ def checkpoint(*, fingerprint=b"f" * 16, batches=50, in_order=True, **changes):
 @pytest.mark.parametrize(
     "place", [PlanPosition(), PlanPosition(3, 17), PlanPosition(2, 50), PlanPosition(2**40, 4, (6, 9))]
 )
-def test_a_state_survives_json_and_is_small(place):
+def test_states_are_small_and_survive_json(place):
     text = json.dumps(checkpoint().state_of(place))
     assert len(text) < 400
     assert checkpoint().position_in(json.loads(text)) == place
@@ -41,13 +41,13 @@ def test_a_state_survives_json_and_is_small(place):
         ({"seed": 3, "num_replicas": 2}, "seed is -7.*; the global batch is 8 x 4"),
     ],
 )
-def test_another_plan_is_refused_with_what_differs(change, message):
+def test_another_plan_is_rejected_with_its_differences(change, message):
     with pytest.raises(ConfigError, match=message):
         checkpoint(**change).position_in(checkpoint().state_of(PlanPosition(1, 2)))
 
 
 @pytest.mark.parametrize("change", [{"rank": 1}, {"batch_size": 16, "num_replicas": 2}])
-def test_out_of_order_each_rank_has_a_state_of_its_own(change):
+def test_each_rank_has_its_own_state_with_in_order_false(change):
     state = checkpoint(in_order=False).state_of(PlanPosition(1, 2, (4,)))
     assert checkpoint().position_in(state) == PlanPosition(1, 2, (4,)), "in order it goes on with the rest"
     with pytest.raises(ConfigError, match="saved with in_order=False by rank 0 of 4.*each rank's own state"):
@@ -60,22 +60,22 @@ OF_NOBODY = [
     ({"position": 51}, "position is 51, but an epoch has 50"),
     ({"position": -1}, "position is -1"),
     ({"epoch": 1.0}, "epoch is 1.0, which is not a valid int"),
-    ({"epoch": 10**5000}, "epoch is a value of type int that cannot be printed"),
     ({"shuffle": 1}, "shuffle is 1, which is not a valid bool"),
     *(({"epoch": epoch}, "epoch is") for epoch in (-1, 2**41)),
-    *(({"given_ahead": ahead}, "given_ahead is") for ahead in ([2], [50], ["7"], [7] * 2000, [10**5000])),
+    *(({"given_ahead": ahead}, "given_ahead is") for ahead in ([2], [50], ["7"], [7] * 2000)),
 ]
 
 
 @pytest.mark.parametrize(("change", "message"), OF_NOBODY)
-def test_what_no_sampler_writes_is_refused(change, message):
+def test_invalid_values_are_rejected(change, message):
     with pytest.raises(ConfigError, match=message):
         checkpoint().position_in(checkpoint().state_of(PlanPosition(1, 2)) | change)
 
 
 @pytest.mark.parametrize(
-    ("state", "message"), [({"_snapshot": {}}, "it lacks version, seed"), (None, "the dict that state_dict")]
+    ("state", "message"),
+    [({"_snapshot": {}}, "it lacks version, seed"), (None, "a dict returned by state_dict")],
 )
-def test_what_is_no_state_is_refused(state, message):
+def test_other_objects_are_rejected(state, message):
     with pytest.raises(ConfigError, match=message):
         checkpoint().position_in(state)

@@ -1,4 +1,4 @@
-"""Rank, run id and job id: what ranks of one run agree on, and what others do not."""
+"""Rank, run id and job id: equal on all ranks of a run, different elsewhere."""
 
 import os
 import platform
@@ -20,7 +20,7 @@ def nothing_set(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_variables_are_the_default_and_arguments_win(monkeypatch):
+def test_arguments_win_over_variables(monkeypatch):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert rank_in_run(None, None) == (3, 8)
@@ -44,7 +44,7 @@ def test_torch_distributed_wins_over_variables(monkeypatch, process_group):
     assert rank_in_run(None, None) == (0, 1)
 
 
-def test_several_ranks_of_which_nobody_says_which_this_is(monkeypatch):
+def test_several_ranks_without_a_rank_are_an_error(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")  # as Lightning leaves it to the processes that it starts
     for replicas in (None, 2):
         with pytest.raises(ConfigError, match=r"WORLD_SIZE is 2, but RANK is not set.*train_dataloader\(\)"):
@@ -53,7 +53,7 @@ def test_several_ranks_of_which_nobody_says_which_this_is(monkeypatch):
     assert rank_in_run(None, 1) == (0, 1)
 
 
-def test_a_place_that_was_found_is_what_torch_distributed_says_later(process_group):
+def test_detected_ranks_must_agree_with_torch_distributed(process_group):
     check_rank(0, 1, by_default=(True, True))
     for rank, replicas, by_default in ((1, 2, (True, True)), (1, 2, (True, False)), (0, 2, (False, True))):
         with pytest.raises(
@@ -62,15 +62,7 @@ def test_a_place_that_was_found_is_what_torch_distributed_says_later(process_gro
             check_rank(rank, replicas, by_default=by_default)
 
 
-@pytest.mark.parametrize(
-    ("rank", "replicas", "message"), [(1, 1, "rank"), (-1, 2, "rank"), (0, 0, "num_replicas")]
-)
-def test_impossible_places_are_refused(rank, replicas, message):
-    with pytest.raises(ConfigError, match=message):
-        rank_in_run(rank, replicas)
-
-
-def test_a_variable_that_is_no_number_is_named(monkeypatch):
+def test_an_invalid_variable_is_named(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "many")
     with pytest.raises(ConfigError, match=r"WORLD_SIZE.*'many'"):
         rank_in_run(None, None)
@@ -86,7 +78,7 @@ def test_a_variable_that_is_no_number_is_named(monkeypatch):
         ({"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, "master:this-host:1"),
     ],
 )
-def test_run_id_of_launchers(environment, expected, monkeypatch):
+def test_launchers_determine_the_run_id(environment, expected, monkeypatch):
     monkeypatch.setattr(platform, "node", lambda: "this-host")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -100,7 +92,7 @@ def job_id(run="r", fingerprint=b"f", recipe="{}", **changes):
     return JobSpec(**SPEC | changes).job_id(run, fingerprint, recipe)
 
 
-def test_job_ids_differ_in_each_of_their_fields():
+def test_every_field_changes_the_job_id():
     changes = [{"run": "s"}, {"fingerprint": b"g"}, {"recipe": "[]"}, {"batch_size": 5}]
     changes += [{"num_replicas": 3}, {"seed": -1}, {"shuffle": False}, {"drop_last": True}, {}, {}]
     changes += [{"draws": Draws(repeats=2)}, {"draws": Draws(indices=bytes(8))}]
@@ -109,7 +101,7 @@ def test_job_ids_differ_in_each_of_their_fields():
     assert all(len(job) == 32 and int(job, 16) >= 0 for job in ids)
 
 
-def test_launches_of_one_name_share_a_job_unless_they_draw_its_order_themselves(monkeypatch):
+def test_launches_with_one_name_share_a_job_unless_they_draw_its_order(monkeypatch):
     for draws, count in ((None, 1), (Draws.in_order([1, 0], [2]), 2)):
         jobs = set()
         for process in range(2):
@@ -118,7 +110,7 @@ def test_launches_of_one_name_share_a_job_unless_they_draw_its_order_themselves(
         assert len(jobs) == count
 
 
-def test_ranks_in_one_process_agree_too():
+def test_ranks_in_one_process_agree():
     ids = [[job_id("one", rank=rank) for _ in range(2)] for rank in range(2)]
     assert ids[0] == ids[1]
     assert len(set(ids[0])) == 2

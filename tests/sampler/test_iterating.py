@@ -1,4 +1,4 @@
-"""Iterators are lazy, and states of samplers and iterators name a place and go on there, at once."""
+"""Iterators are lazy, and states of samplers and iterators resume at their position."""
 
 import json
 import pickle
@@ -42,21 +42,10 @@ def epoch(number, first=0):
     return [(number, position) for position in range(first, 50)]
 
 
-def test_the_sampler_names_the_next_epoch_and_the_iterator_its_place(make):
-    sampler = make()
-    iterator = iter(sampler)
-    assert place(sampler.state_dict()) == place(iterator.state_dict()) == (0, 0)
-    places(iterator, 3)
-    assert place(iterator.state_dict()) == (0, 3)
-    assert place(sampler.state_dict()) == (1, 0)
-    places(iterator)
-    assert place(iterator.state_dict()) == (0, 50)
-
-
 @pytest.mark.parametrize("consumed", [0, 1, 25, 49, 50])
-def test_what_the_loop_consumed_is_where_another_sampler_goes_on(make, consumed):
+def test_training_resumes_from_the_batches_consumed(make, consumed):
     sampler = make()
-    places(iter(sampler))  # a loader with workers has asked for all of it
+    places(iter(sampler))  # as a loader with workers requests all batches
     state = json.loads(json.dumps(sampler.state_dict(batches_consumed=consumed)))
     assert place(state) == (0, consumed)
     resumed = make()
@@ -66,7 +55,7 @@ def test_what_the_loop_consumed_is_where_another_sampler_goes_on(make, consumed)
     assert places(resumed) == epoch(1)
 
 
-def test_more_than_was_given_cannot_have_been_consumed(make):
+def test_more_batches_than_delivered_cannot_be_consumed(make):
     sampler = make()
     with pytest.raises(ConfigError, match="batches_consumed=1, but no iteration has begun"):
         sampler.state_dict(batches_consumed=1)
@@ -77,7 +66,7 @@ def test_more_than_was_given_cannot_have_been_consumed(make):
         sampler.state_dict(batches_consumed=3)
 
 
-def test_set_epoch_keeps_the_position_of_the_epoch_just_loaded(make):
+def test_set_epoch_keeps_the_position_loaded_for_that_epoch(make):
     sampler = make()
     state = sampler.state_dict() | {"epoch": 3, "position": 40}
     sampler.load_state_dict(state)
@@ -88,37 +77,19 @@ def test_set_epoch_keeps_the_position_of_the_epoch_just_loaded(make):
     assert places(sampler) == epoch(2)
 
 
-def test_loading_a_state_asks_for_its_page_before_a_batch_is_asked_for(make, coordinator):
+@pytest.mark.parametrize("position", [31, 50])
+def test_loading_a_state_requests_its_page_in_advance(make, coordinator, position):
     sampler = make()
-    coordinator.gate.clear()  # no page is answered, and nobody waits for one
-    sampler.load_state_dict(sampler.state_dict() | {"epoch": 6, "position": 31})
+    coordinator.gate.clear()  # no page is answered, and nothing waits for one
+    sampler.load_state_dict(sampler.state_dict() | {"epoch": 6, "position": position})
     coordinator.wait_for(lambda: coordinator.count("NextBatches"))
-    asked = coordinator.requests("NextBatches")[0]
-    assert (asked.epoch, asked.position, asked.yielded) == (6, 31, 31)
+    request = coordinator.requests("NextBatches")[0]
+    assert (request.epoch, request.position, request.yielded) == (6, position, position)
     coordinator.gate.set()
-    assert places(sampler) == epoch(6, 31)
-    pages = [one for one in coordinator.requests("NextBatches") if one.count > 1]
-    assert len(pages) == 1, "the page was asked for once"
-
-
-def test_the_end_of_an_epoch_is_told_too(make, coordinator):
-    sampler = make()
-    sampler.load_state_dict(sampler.state_dict() | {"epoch": 6, "position": 50})
-    coordinator.wait_for(lambda: coordinator.count("NextBatches"))
-    asked = coordinator.requests("NextBatches")[0]
-    assert (asked.epoch, asked.position, asked.yielded) == (6, 50, 50)
-    assert places(sampler) == []
+    assert places(sampler) == epoch(6, position)
+    pages = [request for request in coordinator.requests("NextBatches") if request.count > 1]
+    assert len(pages) == (position < 50), "the page is requested once"
     assert places(sampler) == epoch(7)
-
-
-def test_a_state_of_another_plan_changes_nothing(make):
-    sampler = make()
-    with pytest.raises(ConfigError, match="seed is 9 in the state but 0 here"):
-        sampler.load_state_dict(sampler.state_dict() | {"seed": 9, "epoch": 3})
-    iterator = iter(sampler)
-    with pytest.raises(ConfigError, match="seed is 9 in the state but 0 here"):
-        iterator.load_state_dict(sampler.state_dict() | {"seed": 9, "epoch": 3})
-    assert places(iterator) == epoch(0)
 
 
 @pytest.fixture
@@ -130,7 +101,7 @@ def epochs(iterator):
     return {batch.epoch for batch in iterator}
 
 
-def test_an_iterator_that_is_never_used_has_no_effect(sampler, coordinator):
+def test_an_unused_iterator_has_no_effect(sampler, coordinator):
     unused = [iter(sampler) for _ in range(3)]
     assert all(isinstance(iterator, PlanIterator) for iterator in unused)
     assert {(iterator.epoch, iterator.position) for iterator in unused} == {(0, 0)}
@@ -140,14 +111,7 @@ def test_an_iterator_that_is_never_used_has_no_effect(sampler, coordinator):
     assert epochs(unused[2]) == {2}, "its epoch is the next when it begins, not when it was made"
 
 
-def test_an_abandoned_epoch_is_not_resumed(sampler):
-    iterator = iter(sampler)
-    next(iterator)
-    assert [batch.position for batch in sampler] == list(range(50))
-    assert epochs(sampler) == {2}
-
-
-def test_set_epoch_names_the_next(sampler):
+def test_set_epoch_sets_the_next_epoch(sampler):
     sampler.set_epoch(7)
     assert epochs(sampler) == {7}
     assert epochs(sampler) == {8}
@@ -155,10 +119,10 @@ def test_set_epoch_names_the_next(sampler):
     assert epochs(sampler) == {8}, "an epoch may be repeated"
 
 
-def test_an_epoch_set_too_late_for_an_iteration_is_told_once(sampler, caplog):
+def test_setting_an_epoch_too_late_warns_once(sampler, caplog):
     iterator = iter(sampler)
     next(iterator)
-    sampler.set_epoch(0)  # what it is, as Lightning says in each first epoch
+    sampler.set_epoch(0)  # the current epoch, as Lightning does in each first epoch
     next(iterator)
     assert caplog.messages == []
     sampler.set_epoch(3)
@@ -171,7 +135,7 @@ def test_an_epoch_set_too_late_for_an_iteration_is_told_once(sampler, caplog):
     assert len(caplog.messages) == 1, "an ordinary loop has nothing to be told"
 
 
-def test_it_cannot_be_pickled_but_its_batches_can(sampler):
+def test_an_iterator_cannot_be_pickled_but_its_batches_can(sampler):
     iterator = iter(sampler)
     batch = next(iterator)
     assert pickle.loads(pickle.dumps(batch)) == batch

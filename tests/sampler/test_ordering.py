@@ -1,4 +1,4 @@
-"""The order that a user's sampler draws: what it may yield, and how much."""
+"""Limits of the order that a user's sampler draws."""
 
 import itertools
 
@@ -16,7 +16,7 @@ def order_of(sampler, batch_size=None):
 
 
 @pytest.mark.parametrize(("item", "batch_size"), [([0, 1], None), (1, 2)])
-def test_a_sampler_that_yields_too_much_is_refused_before_it_ends(monkeypatch, item, batch_size):
+def test_an_endless_sampler_is_rejected(monkeypatch, item, batch_size):
     monkeypatch.setattr(ordering, "NUMBERS_MAX", 1000)
     yielded = itertools.repeat(item, 2000)
     with pytest.raises(ConfigError, match="at most 1,000 indices per epoch"):

@@ -1,4 +1,4 @@
-"""The background thread: pages ahead of the trainer, errors where they belong, signs of life, an end."""
+"""The background thread: prefetched pages, errors, heartbeats and shutdown."""
 
 import gc
 import threading
@@ -13,7 +13,6 @@ from superdl.sampler.session import JobSpec, Session
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.batch_ref import DatasetBinding, Places
 from superdl.super_wire.errors import CoordinatorError, SourceForbiddenError, UsageError
-from tests.sampler.scripted_coordinator import planned_ids
 from tests.sampler.stand_ins import BoundDataset
 
 NO_HEARTBEAT_S = 3600.0
@@ -40,38 +39,20 @@ def positions(pager, buffer, count):
     return [pager.take(buffer).position for _ in range(count)]
 
 
-def test_an_epoch_comes_whole_and_as_planned(coordinator, make_pager):
-    coordinator.script.batches = 200
-    coordinator.script.page_batches = 7  # replies may hold less than was asked for
-    pager = make_pager()
-    buffer = pager.begin(PlanPosition(5, 190))
-    batches = [pager.take(buffer) for _ in range(10)]
-    assert pager.take(buffer) is None
-    assert pager.take(buffer) is None
-    assert [batch.position for batch in batches] == list(range(190, 200))
-    for batch in batches:
-        assert batch.sample_ids == planned_ids(0, 5, batch.position, 2)
-        assert (batch.epoch, batch.rank, len(batch), batch.label_dtype) == (5, 0, 2, "int64")
-        assert batch.cache == "unix:///nowhere/redis.sock"
-        assert batch.keys == (f"{batch.position}/0.jpg", f"{batch.position}/1.jpg")
-
-
-def test_pages_are_asked_ahead_and_the_buffer_is_bounded(coordinator, make_pager):
+def test_pages_are_fetched_ahead_into_a_bounded_buffer(coordinator, make_pager):
     coordinator.script.batches = 10_000
     pager = make_pager()
     buffer = pager.begin(PlanPosition(0, 0))
     positions(pager, buffer, 1)
     assert coordinator.count("NextBatches") == 1
     assert len(buffer) == BUFFER_BATCHES - 1
-    positions(pager, buffer, PAGE_BATCHES - 1)  # now there is room for a page, and it is asked for unasked
+    positions(pager, buffer, PAGE_BATCHES - 1)  # now there is room for a page, which is requested
     coordinator.wait_for(lambda: coordinator.count("NextBatches") == 2)
     asked = coordinator.requests("NextBatches")[-1]
     assert (asked.position, asked.count, asked.yielded) == (BUFFER_BATCHES, PAGE_BATCHES, PAGE_BATCHES)
 
 
-def test_an_error_is_raised_where_a_batch_is_asked_for_and_the_next_demand_tries_again(
-    coordinator, make_pager
-):
+def test_an_error_is_raised_for_the_next_batch_and_then_retried(coordinator, make_pager):
     coordinator.script.failures["NextBatches"] = [SourceForbiddenError("no"), SourceForbiddenError("no")]
     pager = make_pager()
     buffer = pager.begin(PlanPosition(0, 0))
@@ -84,7 +65,7 @@ def test_an_error_is_raised_where_a_batch_is_asked_for_and_the_next_demand_tries
 @pytest.mark.parametrize(
     ("change", "reason"), [({"shift": 1}, "batch 1 arrived"), ({"page_batches": 0}, "empty")]
 )
-def test_a_wrong_page_is_named(coordinator, make_pager, change, reason):
+def test_an_invalid_page_is_reported(coordinator, make_pager, change, reason):
     for name, value in change.items():
         setattr(coordinator.script, name, value)
     pager = make_pager()
@@ -108,7 +89,7 @@ def test_a_wrong_page_is_named(coordinator, make_pager, change, reason):
         ({"pack_of": b"\0\0\0\0\3\0\0\0"}, "batch 7: a location refers to pack 3"),
     ],
 )
-def test_a_batch_whose_parts_do_not_agree_is_none(change, reason):
+def test_a_batch_with_inconsistent_fields_is_rejected(change, reason):
     parts = {"batch_id": b"b" * 16, "sample_ids": b"s" * 32, "labels": b"l" * 16, "keys": ["a", "b"]}
     parts |= {"pack_of": b"\2\0\0\0\0\0\0\0", "offsets": bytes(16), "lengths": bytes(8)}
     binding = DatasetBinding(b"d" * 16, b"f" * 16, 1000, (), "int64", "redis://x", "/store")
@@ -118,7 +99,7 @@ def test_a_batch_whose_parts_do_not_agree_is_none(change, reason):
         planned_batch(pb.Batch(position=7, **parts | change), ["p", "q"], binding, "job", 0, 0)
 
 
-def test_an_abandoned_iteration_is_forgotten(coordinator, make_pager):
+def test_an_abandoned_iteration_is_freed(coordinator, make_pager):
     coordinator.script.batches = 10_000
     pager = make_pager(heartbeat_s=0.01)
     buffer = pager.begin(PlanPosition(0, 0))
@@ -131,7 +112,7 @@ def test_an_abandoned_iteration_is_forgotten(coordinator, make_pager):
     assert forgotten() is None
 
 
-def test_a_sampler_that_has_nothing_to_ask_shows_that_it_lives(coordinator, make_pager):
+def test_an_idle_sampler_sends_heartbeats(coordinator, make_pager):
     pager = make_pager(heartbeat_s=0.01)
     buffer = pager.begin(PlanPosition(4, 0))
     positions(pager, buffer, 20)  # all 50 were received with the first page
@@ -143,7 +124,7 @@ def test_a_sampler_that_has_nothing_to_ask_shows_that_it_lives(coordinator, make
     coordinator.wait_for(lambda: coordinator.requests("NextBatches")[-1].position == 50)
 
 
-def test_heartbeats_that_fail_disturb_nobody(coordinator, make_pager, caplog):
+def test_failed_heartbeats_only_warn(coordinator, make_pager, caplog):
     pager = make_pager(heartbeat_s=0.01)
     buffer = pager.begin(PlanPosition(0, 0))
     positions(pager, buffer, 1)
@@ -155,17 +136,7 @@ def test_heartbeats_that_fail_disturb_nobody(coordinator, make_pager, caplog):
     assert caplog.text.count("heartbeat") == 1, "said once, not every two seconds"
 
 
-def test_ready_batches_go_first_and_the_head_is_not_starved(coordinator, make_pager):
-    """Which are ready the page says that brings them: where nothing more is answered, they go first too."""
-    coordinator.script.resident = {2, 3, *range(5, 50)}
-    coordinator.script.failures["NextBatches"] = [None, *[SourceForbiddenError("no")] * 1000]
-    pager = make_pager(in_order=False)
-    buffer = pager.begin(PlanPosition(0, 0))
-    ready_ones = [2, 3, *range(5, REORDER_BATCHES)]
-    assert positions(pager, buffer, 50) == [*ready_ones, 0, 8, 1, 9, 10, 11, 4, *range(12, 50)]
-
-
-def test_statuses_are_asked_again_while_the_head_is_not_ready(coordinator, make_pager):
+def test_statuses_are_refreshed_while_the_head_is_not_ready(coordinator, make_pager):
     coordinator.script.resident = set()
     pager = make_pager(in_order=False)
     buffer = pager.begin(PlanPosition(0, 0))
@@ -179,7 +150,7 @@ def test_statuses_are_asked_again_while_the_head_is_not_ready(coordinator, make_
     assert refresh.count <= REORDER_BATCHES
 
 
-def test_stop_ends_the_thread_also_in_the_middle_of_a_call(coordinator, make_pager):
+def test_stop_cancels_a_call_in_progress(coordinator, make_pager):
     coordinator.gate.clear()
     pager = make_pager()
     buffer = pager.begin(PlanPosition(0, 0))

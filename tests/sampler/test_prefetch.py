@@ -1,4 +1,4 @@
-"""Which batch goes next, and where an iteration stands after any part of it, for all orders."""
+"""The next batch, and an iteration's position after any part of it, for all orders."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +31,7 @@ def ref_at(position):
     parts=st.lists(st.integers(0, 30), max_size=3),
     consumed=st.integers(0, 100),
 )
-def test_whatever_the_order_an_epoch_goes_on_where_it_was_left(end, reorders, page, ready, parts, consumed):
+def test_any_order_resumes_where_it_stopped(end, reorders, page, ready, parts, consumed):
     place, delivered = PlanPosition(2), []
     for part, reorder in zip([*parts, 10**6], [*reorders, *reorders, 1], strict=False):
         buffer, order = buffer_of(place, end, reorder=reorder, ready=ready, page=page), []

@@ -1,4 +1,4 @@
-"""What a coordinator is asked of a dataset without a job."""
+"""Queries about a dataset without a job."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def dataset(coordinator):
     return BoundDataset(coordinator=coordinator.address)
 
 
-def test_a_dataset_is_described_without_a_job(coordinator, dataset, monkeypatch):
+def test_describing_a_dataset_opens_no_job(coordinator, dataset, monkeypatch):
     for named in (dataset.coordinator, None):
         dataset.coordinator = named
         known = describe(dataset)
@@ -29,7 +29,7 @@ def test_a_dataset_is_described_without_a_job(coordinator, dataset, monkeypatch)
         describe(dataset)
 
 
-def test_samples_come_page_by_page(coordinator, dataset):
+def test_samples_are_fetched_in_pages(coordinator, dataset):
     coordinator.script.size = 1000
     samples = list_samples(dataset, FINGERPRINT)
     assert list(samples) == [(f"/images/{at}.jpg", at % 2) for at in range(1000)]
@@ -38,14 +38,14 @@ def test_samples_come_page_by_page(coordinator, dataset):
     assert all(request.with_keys for request in asked)
 
 
-def test_labels_come_without_keys(coordinator, dataset):
+def test_labels_are_fetched_without_keys(coordinator, dataset):
     labels = list_labels(dataset, FINGERPRINT)
     assert np.array_equal(labels, np.arange(1000) % 2)
     assert not labels.flags.writeable
     assert not any(request.with_keys for request in coordinator.requests("GetSamples"))
 
 
-def test_a_coordinator_that_forgets_is_told_again_and_then_given_up(coordinator, dataset):
+def test_a_lost_dataset_is_registered_again_a_few_times(coordinator, dataset):
     coordinator.script.failures["GetSamples"] = [UnknownJobError("no dataset")] * 2
     assert len(list_samples(dataset, FINGERPRINT)) == 1000
     coordinator.script.failures["GetSamples"] = [UnknownJobError("no dataset")] * 99
@@ -64,6 +64,6 @@ def test_pages_of_two_listings_are_not_mixed(coordinator, dataset, page):
         list_labels(dataset, FINGERPRINT)
 
 
-def test_a_source_that_has_changed_is_an_error(dataset):
+def test_a_changed_source_is_an_error(dataset):
     with pytest.raises(SourceError, match="has changed since"):
         list_labels(dataset, b"g" * 16)

@@ -1,4 +1,4 @@
-"""``SuperSampler``: its arguments, what it tells and is told, and how it ends."""
+"""``SuperSampler``: arguments, attributes, statistics and closing."""
 
 import copy
 import gc
@@ -36,7 +36,7 @@ WRONG += [("rank", 2), ("rank", -1), ("num_replicas", 0), ("job", ""), ("job", 7
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
-def test_wrong_arguments_are_named_before_anybody_is_called(coordinator, name, value):
+def test_invalid_arguments_are_named_before_any_call(coordinator, name, value):
     with pytest.raises(ConfigError, match=name):
         make(coordinator, **{"num_replicas": 2, "rank": 0} | {name: value})
     assert coordinator.calls == []
@@ -45,7 +45,7 @@ def test_wrong_arguments_are_named_before_anybody_is_called(coordinator, name, v
 @pytest.mark.parametrize(
     "dataset", [[1, 2, 3], "file:///images", None, SimpleNamespace(source="s", recipe=None)]
 )
-def test_only_a_dataset_of_ours_will_do(coordinator, dataset):
+def test_other_objects_than_a_dataset_are_rejected(coordinator, dataset):
     with pytest.raises(UsageError, match="SuperSampler needs a SuperDataset"):
         SuperSampler(dataset, batch_size=2, shuffle=True, coordinator=coordinator.address)
     assert coordinator.calls == []
@@ -53,7 +53,7 @@ def test_only_a_dataset_of_ours_will_do(coordinator, dataset):
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize(("size", "batch_size", "ranks"), [(150, 8, 2), (96, 8, 3), (7, 1, 4), (100, 100, 1)])
-def test_frameworks_find_a_distributed_sampler(coordinator, size, batch_size, ranks, drop_last):
+def test_it_has_the_attributes_of_a_distributed_sampler(coordinator, size, batch_size, ranks, drop_last):
     coordinator.script.size = size
     plan = Plan(size=size, batch_size=batch_size, replicas=ranks, seed=3, shuffle=False, drop_last=drop_last)
     place = {"batch_size": batch_size, "rank": ranks - 1, "num_replicas": ranks}
@@ -72,14 +72,14 @@ def test_frameworks_find_a_distributed_sampler(coordinator, size, batch_size, ra
         assert sampler.epoch == 5
 
 
-def test_one_coordinator_is_asked_about_a_dataset_and_by_its_samplers(coordinator):
+def test_a_dataset_and_its_samplers_share_a_coordinator(coordinator):
     named, told = BoundDataset(coordinator=coordinator.address), BoundDataset()
     SuperSampler(named, batch_size=2, shuffle=True).close()
     make(coordinator, told).close()
     assert named.coordinator == told.coordinator == coordinator.address
 
 
-def test_a_sampler_made_before_the_ranks_knew_one_another_is_refused(coordinator, tmp_path):
+def test_a_sampler_created_before_the_process_group_is_rejected(coordinator, tmp_path):
     importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers the backend "fake"
     with make(coordinator) as sampler, make(coordinator, rank=0, num_replicas=1) as told:
         store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
@@ -92,7 +92,7 @@ def test_a_sampler_made_before_the_ranks_knew_one_another_is_refused(coordinator
             torch.distributed.destroy_process_group()
 
 
-def test_a_cache_that_does_not_answer_is_told_by_the_constructor(coordinator):
+def test_an_unreachable_cache_fails_the_constructor(coordinator):
     class Unreachable(BoundDataset):
         def ping_cache(self, cache):
             raise CacheUnreachableError(f"nobody answers at {cache}")
@@ -112,7 +112,7 @@ def test_stats_have_every_field_of_the_protocol(coordinator):
     assert set(SamplerStats.__dataclass_fields__) == (wire - of_closed_jobs) | here
 
 
-def test_page_calls_are_counted_where_they_are_made(coordinator):
+def test_page_calls_are_counted(coordinator):
     with make(coordinator) as sampler:
         assert sampler.job_stats().status_calls == 0
         next(iter(sampler))
@@ -136,14 +136,14 @@ def test_close_closes_the_job_once(coordinator):
         list(sampler)
 
 
-def test_closing_at_a_coordinator_that_is_gone_is_no_error(coordinator, caplog):
+def test_closing_without_a_coordinator_only_warns(coordinator, caplog):
     sampler = make(coordinator)
     coordinator.stop()
     sampler.close()
     assert sampler.job in caplog.text
 
 
-def test_a_sampler_that_nobody_holds_ends_its_thread(coordinator):
+def test_a_dropped_sampler_ends_its_thread(coordinator):
     sampler = make(coordinator)
     next(iter(sampler))
     (thread,) = [one for one in threading.enumerate() if one.name == "superdl-pages"]
@@ -156,26 +156,12 @@ def test_a_sampler_that_nobody_holds_ends_its_thread(coordinator):
 
 
 @pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_it_cannot_be_copied_into_another_process(coordinator, duplicate):
-    with make(coordinator) as sampler, pytest.raises(UsageError, match="create one in each process"):
+def test_a_sampler_cannot_be_copied(coordinator, duplicate):
+    with make(coordinator) as sampler, pytest.raises(UsageError, match="Create one in each process"):
         duplicate(sampler)
 
 
-def test_close_soon_closes_in_the_background_and_in_its_own_process_alone(coordinator, monkeypatch):
-    sampler = SuperSampler(BoundDataset(), batch_size=4, shuffle=True, coordinator=coordinator.address)
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("superdl.sampler.sampler.os.getpid", lambda: 1)
-        sampler.close_soon()
-    assert coordinator.count("CloseJob") == 0
-    coordinator.closing.clear()
-    sampler.close_soon()
-    coordinator.wait_for(lambda: coordinator.count("CloseJob") == 1)  # and this thread is here while it waits
-    coordinator.closing.set()
-    sampler.close()
-    assert coordinator.count("CloseJob") == 1
-
-
-def test_without_shuffle_said_it_keeps_the_order_and_warns(coordinator, caplog):
+def test_omitting_shuffle_keeps_the_order_and_warns(coordinator, caplog):
     for said in (True, False, None):
         given = {} if said is None else {"shuffle": said}
         with SuperSampler(BoundDataset(), batch_size=2, coordinator=coordinator.address, **given) as sampler:

@@ -1,4 +1,4 @@
-"""Registering a dataset and opening a job: long listings, other versions, coordinators that forget."""
+"""Registering a dataset and opening a job: long listings, other versions, lost coordinators."""
 
 import time
 from dataclasses import replace
@@ -24,7 +24,7 @@ def session(coordinator, dataset=None, spec=SPEC, job=None, **how):
     return Session(Client(coordinator.address), dataset or BoundDataset(), spec, run="run", job=job, **how)
 
 
-def test_a_store_is_seen_where_its_own_mark_is_found(coordinator, tmp_path):
+def test_a_store_is_only_used_if_its_id_matches(coordinator, tmp_path):
     ours, other = (DirectoryStore.open(tmp_path / name, create=True) for name in ("ours", "other"))
     for address, store_id, reads_straight, seen in [
         (ours.address, ours.id, True, ours.address),
@@ -40,7 +40,7 @@ def test_a_store_is_seen_where_its_own_mark_is_found(coordinator, tmp_path):
         assert coordinator.requests("NextBatches")[-1].sees_store == bool(seen)
 
 
-def test_warnings_are_told_once_by_the_first_rank(coordinator, caplog):
+def test_the_first_rank_logs_warnings_once(coordinator, caplog):
     coordinator.script.warnings = ("it lies far away",)
     session(coordinator)
     assert "it lies far away" not in caplog.text
@@ -48,14 +48,14 @@ def test_warnings_are_told_once_by_the_first_rank(coordinator, caplog):
     assert caplog.text.count("it lies far away") == 1
 
 
-def test_a_listing_that_stands_still_is_given_up(coordinator):
+def test_a_stalled_listing_is_an_error(coordinator):
     coordinator.script.listing = [17] * 100_000
     with pytest.raises(SourceError, match="file:///images is at 17 samples"):
         session(coordinator, listing_silence_s=0.05)
     assert coordinator.count("OpenJob") == 0
 
 
-def test_another_version_in_the_answer(coordinator):
+def test_another_protocol_version_is_an_error(coordinator):
     coordinator.script.protocol_version = PROTOCOL_VERSION + 1
     with pytest.raises(
         ProtocolMismatchError, match=f"version {PROTOCOL_VERSION}.*speaks version {PROTOCOL_VERSION + 1}"
@@ -63,14 +63,14 @@ def test_another_version_in_the_answer(coordinator):
         session(coordinator)
 
 
-def test_no_batch_left_by_drop_last(coordinator):
+def test_drop_last_must_leave_a_batch(coordinator):
     spec = JobSpec(batch_size=501, seed=0, shuffle=True, drop_last=True, rank=0, num_replicas=2)
     with pytest.raises(PlanError, match=r"batch_size=501 on 2 ranks.*1002.*1000"):
         session(coordinator, spec=spec)
     session(coordinator, spec=JobSpec(500, 0, shuffle=True, drop_last=True, rank=0, num_replicas=2))
 
 
-def test_a_forgotten_job_is_opened_again_at_the_same_position(coordinator):
+def test_a_lost_job_is_reopened_at_its_position(coordinator):
     opened = session(coordinator)
     coordinator.jobs.clear()
     coordinator.script.cache = "unix:///elsewhere/redis.sock"
@@ -85,7 +85,7 @@ def test_a_forgotten_job_is_opened_again_at_the_same_position(coordinator):
     assert (job.epoch, job.position) == (3, 15), "looking ahead begins where this rank goes on"
 
 
-def test_a_coordinator_that_forgets_again_and_again_is_given_up(coordinator):
+def test_reopening_a_job_is_limited_in_number(coordinator):
     opened = session(coordinator)
     coordinator.script.failures["NextBatches"] = [UnknownJobError("no job")] * 99
     with pytest.raises(UnknownJobError, match=f"{MAX_REOPENS} times"):
@@ -93,7 +93,7 @@ def test_a_coordinator_that_forgets_again_and_again_is_given_up(coordinator):
     assert coordinator.count("NextBatches") == MAX_REOPENS
 
 
-def test_a_listing_that_gets_on_is_not_counted_as_waiting(coordinator):
+def test_a_progressing_listing_extends_the_time_limit(coordinator):
     opened = session(coordinator, reopening_s=5.0)
     coordinator.jobs.clear()
     coordinator.script.listing = [0, 10, 500, 999]
@@ -104,7 +104,7 @@ def test_a_listing_that_gets_on_is_not_counted_as_waiting(coordinator):
     assert opened.reopen(0, 0, end_s) > end_s
 
 
-def test_a_source_that_changed_meanwhile_is_an_error(coordinator):
+def test_a_changed_source_is_an_error(coordinator):
     opened = session(coordinator)
     coordinator.jobs.clear()
     coordinator.script.fingerprint = b"g" * 16
@@ -112,15 +112,15 @@ def test_a_source_that_changed_meanwhile_is_an_error(coordinator):
         opened.pages_from(0, 0, 1, yielded=0, with_keys=False)
 
 
-def test_one_that_has_found_all_and_packs_it_is_waited_for(coordinator):
+def test_writing_the_catalog_counts_as_progress(coordinator):
     coordinator.script.listing, coordinator.script.packing = [17] * 500, True
     session(coordinator, listing_silence_s=0.05)
     assert coordinator.count("OpenJob") == 1
 
 
-def test_the_time_for_opening_again_and_again_is_bounded_and_named(coordinator):
+def test_reopening_a_job_is_limited_in_time(coordinator):
     opened = session(coordinator, reopening_s=0.0)
     coordinator.script.failures["NextBatches"] = [UnknownJobError("no job")] * 99
-    with pytest.raises(UnknownJobError, match=r"forgot job .* 1 times in a row.* and 0 s\)"):
+    with pytest.raises(UnknownJobError, match=r"lost job .* 1 times in a row.* and 0 s\)"):
         opened.pages_from(0, 0, 1, yielded=0, with_keys=False)
     assert coordinator.count("NextBatches") == 1

@@ -1,4 +1,4 @@
-"""Fixtures of the reader's tests: a real cache."""
+"""Fixtures: a real cache."""
 
 from tests.fixtures.valkey import valkey
 

@@ -1,4 +1,4 @@
-"""Stand in for coordinator and functions: write records to a cache, make ``BatchRef`` s that name them."""
+"""Stand-ins for coordinator and functions: records in a cache, and ``BatchRef`` s that refer to them."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""``SuperDataset`` as used in a single process: items, arguments, and errors on misuse."""
+"""``SuperDataset`` in a single process: items, arguments, and errors on misuse."""
 
 import os
 import pickle
@@ -27,7 +27,7 @@ from tests.super_dataset.stored_batches import bound_dataset, images, ref_of, st
 RECIPE = Recipe.image(resize=8, crop=8)
 
 
-def test_a_list_that_is_out_of_reach_is_kept_here_and_written_nowhere_else(tmp_path):
+def test_an_unreachable_list_of_bad_samples_is_replaced_by_a_local_one(tmp_path):
     kept = BadSamples("file:///x")
     message, number = pickle.dumps(kept), kept.__reduce__()[1][1]
     with (tmp_path / "another").open("wb") as another:
@@ -52,19 +52,19 @@ def test_bad_samples_raise_by_default(valkey):
         bound_dataset()[ref]
     everything = stored(valkey, [tombstone("k")] * 2, position=9)
     for policy in ("skip", "replace"):
-        with pytest.raises(BadSampleError, match="no earlier good sample"):
+        with pytest.raises(BadSampleError, match="not read a good sample"):
             bound_dataset(on_bad_sample=policy)[everything]
 
 
 @pytest.mark.parametrize("index", [[1, 2], [], "train", None, True, 1.0, torch.tensor([3, 4]), (0, 1)])
-def test_other_indices_are_told_the_intended_way(index):
+def test_other_indices_are_rejected_with_an_example(index):
     with pytest.raises(UsageError) as caught:
         bound_dataset()[index]
     for line in ("SuperDataset(source, recipe)", "SuperSampler(dataset", "sampler=sampler, batch_size=None"):
         assert line in str(caught.value)
 
 
-def test_a_forgotten_batch_size_none_is_told_exactly_that():
+def test_a_missing_batch_size_none_is_reported():
     refs = [ref_of(2, "unix:///c"), ref_of(2, "unix:///c")]
     match = r"a list of BatchRefs.*Pass batch_size=None"
     with pytest.raises(UsageError, match=match):
@@ -86,16 +86,16 @@ WRONG += [
 WRONG += [("transform", 3), ("on_bad_sample", "ignore"), ("on_bad_sample", None), ("verify", "none")]
 WRONG += [("in_flight_bytes", 0), ("in_flight_bytes", 1.5)]
 WRONG += [("alias", value) for value in ("", "my/pets", "-pets", "größe", "p" * 65, 5)]
-WRONG += [("versions", value) for value in ("", "dates", 5)]
+WRONG += [("versions", value) for value in ("", "dates", 5)] + [("coordinator", value) for value in ("", 5)]
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
-def test_wrong_arguments_are_named(name, value):
+def test_invalid_arguments_are_named(name, value):
     with pytest.raises(ConfigError, match=name):
         SuperDataset(**{"source": "s3://bucket/train", "recipe": RECIPE, name: value})
 
 
-def test_ping(valkey, monkeypatch):
+def test_a_ping_reports_an_unreachable_or_protected_cache(valkey, monkeypatch):
     dataset = SuperDataset("s3://bucket/train", RECIPE)
     dataset.ping_cache(valkey.unix_url)
     dataset.ping_cache(valkey.url)
@@ -113,7 +113,7 @@ def test_ping(valkey, monkeypatch):
         dataset.ping_cache("http://host")
 
 
-def test_a_url_keeps_all_but_one_slash_at_its_end():
+def test_one_trailing_slash_of_a_url_is_dropped():
     for text, url in {
         "s3://bucket/": "s3://bucket",
         "S3://bucket/a b/c/": "s3://bucket/a b/c",
@@ -123,7 +123,7 @@ def test_a_url_keeps_all_but_one_slash_at_its_end():
         assert normalise_url(text, name="source") == url
 
 
-def test_paths_become_real_file_urls(tmp_path, monkeypatch):
+def test_paths_become_file_urls(tmp_path, monkeypatch):
     real = tmp_path / "real"
     real.mkdir()
     (tmp_path / "link").symlink_to(real)
@@ -142,10 +142,10 @@ def test_paths_become_real_file_urls(tmp_path, monkeypatch):
         assert normalise_url(form, name="source") == url
 
 
-def test_a_ref_of_another_dataset_is_refused(valkey):
+def test_a_batch_of_another_dataset_is_rejected(valkey):
     ref = stored(valkey, images(1))
     other = replace(ref, dataset_id=b"x" * 16)
     with pytest.raises(UsageError, match=other.dataset_id.hex()):
         bound_dataset()[other]
-    with pytest.raises(UsageError, match="none yet"):
+    with pytest.raises(UsageError, match="not bound yet"):
         SuperDataset("s3://bucket/train", RECIPE)[ref]

@@ -1,4 +1,4 @@
-"""What a dataset knows of its source, before and after a sampler exists, here and in copies."""
+"""What a dataset knows about its source before and after a sampler exists, and in copies."""
 
 import pickle
 
@@ -7,9 +7,8 @@ import pytest
 
 from superdl import sampler
 from superdl.super_dataset import Recipe, SuperDataset
-from superdl.super_dataset.listed_source import ListedSource
 from superdl.super_wire.batch_ref import DatasetBinding
-from superdl.super_wire.errors import ConfigError, UsageError
+from superdl.super_wire.errors import UsageError
 from superdl.super_wire.labels import SampleList
 
 RECIPE = Recipe.image(resize=8, crop=8)
@@ -46,7 +45,7 @@ def asked(monkeypatch):
     return answers
 
 
-def test_each_fact_is_asked_for_once_and_no_sooner_than_it_is_wanted(asked):
+def test_properties_are_queried_once_and_only_when_needed(asked):
     dataset = SuperDataset("s3://b", RECIPE)
     assert "not listed yet" in repr(dataset)
     assert dataset
@@ -63,7 +62,7 @@ def test_each_fact_is_asked_for_once_and_no_sooner_than_it_is_wanted(asked):
     assert "s3://b: 3 samples of 2 classes, Recipe([" in repr(dataset)
 
 
-def test_newer_facts_of_a_sampler_replace_what_was_asked_for(asked):
+def test_a_sampler_s_newer_listing_replaces_earlier_queries(asked):
     dataset = SuperDataset("s3://b", RECIPE)
     samples = dataset.samples
     dataset.bind(BINDING)
@@ -82,7 +81,7 @@ def in_another_process(dataset, monkeypatch):
 
 
 @pytest.mark.parametrize("named", [None, "argument", "variable"])
-def test_a_copy_keeps_what_is_small_and_asks_again_where_it_knows_whom(asked, monkeypatch, named):
+def test_a_copy_only_queries_a_coordinator_with_a_known_address(asked, monkeypatch, named):
     dataset = SuperDataset("s3://b", RECIPE, coordinator="host:1" if named == "argument" else None)
     samples = list(dataset.samples)
     calls = list(asked.calls)
@@ -95,20 +94,6 @@ def test_a_copy_keeps_what_is_small_and_asks_again_where_it_knows_whom(asked, mo
         assert asked.calls == [*calls, ("list_samples", b"f")]
         return
     for ask in (lambda: copy.samples, lambda: copy.targets):
-        with pytest.raises(UsageError, match="samples and targets that the copy needs"):
+        with pytest.raises(UsageError, match="Pass samples and targets separately"):
             ask()
     assert asked.calls == calls
-
-
-@pytest.mark.parametrize("ask", ASK)
-def test_a_copy_asks_nobody(asked, monkeypatch, ask):
-    copy = in_another_process(SuperDataset("s3://b", RECIPE), monkeypatch)
-    with pytest.raises(UsageError, match="a copy only queries a coordinator"):
-        ask(copy)
-    assert asked.calls == []
-
-
-@pytest.mark.parametrize("value", ["", 5])
-def test_a_coordinator_is_an_address(value):
-    with pytest.raises(ConfigError, match="coordinator must be an address"):
-        ListedSource(value)

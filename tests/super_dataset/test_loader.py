@@ -1,11 +1,10 @@
-"""``SuperLoader`` does with threads what a DataLoader does, over a real cache, and stops at once."""
+"""``SuperLoader`` reads a real cache by threads and processes like a DataLoader."""
 
 import gc
 import os
 import subprocess
 import sys
 import threading
-import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -57,7 +56,7 @@ def _no_thread_stays(valkey):
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("prefetch", [1, 2, 20])
-def test_every_batch_arrives_whole_and_in_order_epoch_after_epoch(refs, threads, prefetch):
+def test_batches_arrive_in_order_in_every_epoch(refs, threads, prefetch):
     loader = SuperLoader(bound_dataset(), refs, None, prefetch, threads=threads)
     assert len(loader) == BATCHES
     for _ in range(3):
@@ -84,7 +83,7 @@ class Counting:
         return item
 
 
-def test_prefetch_bounds_what_is_read_ahead(refs):
+def test_prefetch_limits_batches_read_ahead(refs):
     dataset = Counting(bound_dataset())
     batches = iter(SuperLoader(dataset, refs, None, 3, threads=1))
     assert dataset.begun == 0  # nothing starts before the first next()
@@ -98,12 +97,12 @@ def test_prefetch_bounds_what_is_read_ahead(refs):
 
 
 @pytest.mark.parametrize("by", ["threads", "processes", "the process itself", "a DataLoader's worker"])
-def test_an_error_stands_with_its_type_in_its_batch_s_place(valkey, refs, by):
+def test_errors_are_raised_in_place_of_their_batch(valkey, refs, by):
     bad = stored(valkey, [*images(1), tombstone("train/50-1.jpg")], position=50)
     foreign = replace(refs[1], dataset_id=b"x" * 16)
     given, dataset = [refs[0], bad, foreign, refs[3]], bound_dataset()
     if by == "a DataLoader's worker":
-        batches = iter(loader_of(dataset, given, 1, "fork"))
+        batches = iter(DataLoader(dataset, sampler=given, batch_size=None, num_workers=1, timeout=60))
     else:
         workers = {"processes": 2, "the process itself": 0}.get(by)
         batches = iter(SuperLoader(dataset, given, threads=int(by == "threads"), num_workers=workers))
@@ -119,7 +118,7 @@ def test_an_error_stands_with_its_type_in_its_batch_s_place(valkey, refs, by):
 
 
 @pytest.mark.parametrize("threads", [0, 1])
-def test_a_transform_that_stops_does_not_end_the_epoch_as_if_it_were_over(threads):
+def test_stop_iteration_in_a_transform_does_not_end_the_epoch(threads):
     def transform(item):
         return next(iter(())) if item == 3 else item
 
@@ -150,7 +149,7 @@ class Once:
 
 
 @pytest.mark.parametrize("threads", [0, 1])
-def test_what_a_sampler_raises_comes_after_the_batches_it_gave(refs, threads):
+def test_a_sampler_s_error_follows_its_batches(refs, threads):
     sampler = Once(refs[:2], RuntimeError("no more plan"))
     batches = iter(SuperLoader(bound_dataset(), sampler, threads=threads))
     check(*next(batches), 0)
@@ -170,13 +169,13 @@ def test_what_a_sampler_raises_comes_after_the_batches_it_gave(refs, threads):
         ({"device": "warp"}, "device='warp' is not available"),
     ],
 )
-def test_bad_arguments_are_named(arguments, reason):
+def test_invalid_arguments_are_named(arguments, reason):
     with pytest.raises(ConfigError, match=reason):
         SuperLoader(bound_dataset(), [], **arguments)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_batches_come_to_a_gpu(refs):
+def test_batches_arrive_on_the_gpu(refs):
     kept = list(SuperLoader(bound_dataset(), [*refs] * 20, "cuda"))
     for n, (batch, labels) in enumerate(kept):
         assert batch.device.type == "cuda"
@@ -184,7 +183,7 @@ def test_batches_come_to_a_gpu(refs):
 
 
 @pytest.mark.parametrize("threads", [0, 1])
-def test_closing_ends_a_loop_that_has_asked_for_all(refs, threads):
+def test_closing_ends_a_loop(refs, threads):
     loader = SuperLoader(bound_dataset(), refs[:3], None, 5, threads=threads)
     batches = iter(loader)
     next(batches)
@@ -194,7 +193,7 @@ def test_closing_ends_a_loop_that_has_asked_for_all(refs, threads):
 
 
 @pytest.mark.parametrize("threads", [0, 1])
-def test_a_fork_that_goes_on_with_a_pass_is_told(refs, threads):
+def test_a_fork_cannot_continue_a_pass(refs, threads):
     batches = iter(SuperLoader(bound_dataset(), refs[:3], None, 5, threads=threads))
     next(batches)
     child = os.fork()
@@ -207,27 +206,6 @@ def test_a_fork_that_goes_on_with_a_pass_is_told(refs, threads):
         os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
     assert next(batches)[0].shape == (16, 3, 8, 8)
-
-
-def test_an_error_keeps_nothing_alive(refs):
-    gone = []
-
-    class Failing:
-        def __getitem__(self, number):
-            held = torch.zeros(10)
-            weakref.finalize(held, gone.append, number)
-            raise ValueError(held)
-
-    batches = iter(SuperLoader(Failing(), range(3), threads=1))
-    gc.disable()
-    try:
-        for _ in range(3):
-            with pytest.raises(ValueError, match="tensor"):
-                next(batches)
-        assert list(batches) == []
-        assert set(gone) >= {0, 1}  # without garbage collection
-    finally:
-        gc.enable()
 
 
 LEFT_IN_MID_EPOCH = """
@@ -248,29 +226,7 @@ for _ in range(2):
 
 
 @pytest.mark.parametrize("threads", [0, 3])
-def test_a_script_may_end_in_mid_epoch(threads):
+def test_a_script_may_exit_mid_epoch(threads):
     script = [sys.executable, "-c", LEFT_IN_MID_EPOCH.format(threads=threads)]
     done = subprocess.run(script, capture_output=True, timeout=100, check=False, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_the_loop_may_ask_while_threads_look_ahead():
-    interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        refs = [object() for _ in range(20_000)]
-        assert list(SuperLoader(dict(zip(refs, refs, strict=True)), refs, prefetch=1000, threads=4)) == refs
-    finally:
-        sys.setswitchinterval(interval_s)
-
-
-def loader_of(dataset, refs, workers, method=None, **arguments):
-    return DataLoader(
-        dataset,
-        sampler=refs,
-        batch_size=None,
-        num_workers=workers,
-        multiprocessing_context=method if workers else None,
-        timeout=60 if workers else 0,
-        **arguments,
-    )

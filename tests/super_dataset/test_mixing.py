@@ -16,7 +16,7 @@ PARTS = st.lists(st.tuples(st.integers(1, 100), st.integers(100, 10**6)), min_si
 @given(parts=PARTS)
 @example(parts=[(2, 100), (5, 250)])
 @example(parts=[(9999, 99_990), (1, 10)])
-def test_proportions_in_floats_are_those_in_whole_numbers(stopping, parts):
+def test_float_proportions_give_exact_counts(stopping, parts):
     wholes, sizes = zip(*parts, strict=True)
     total = sum(wholes)
     rest = 1 - sum(whole / total for whole in wholes[:-1])

@@ -1,4 +1,4 @@
-"""``PerSample``: a sample's draws are the same wherever it is read, and no other generator advances."""
+"""``PerSample``: a sample's draws are reproducible, and other generators do not advance."""
 
 import pickle
 import random
@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 from torch.utils.data import DataLoader
 
 from superdl.super_dataset import PerSample, SuperLoader
@@ -40,11 +39,6 @@ def drawn_by_rng(image, *, rng):
     return rng.random(6) + np.array(image).mean()
 
 
-def of_own_size(image):
-    """A result too large to be sent inside a message, of a different size each time."""
-    return torch.full((20_000 + np.array(image).sum(dtype=int) % 100,), random.random())
-
-
 def gone_wrong(image):
     random.random()
     raise StopIteration("no more")
@@ -68,7 +62,7 @@ def global_states():
 
 
 class AlsoStates:
-    """A dataset whose items also tell whether the read left the process's generators unchanged."""
+    """A dataset whose items include whether the read left the process's generators unchanged."""
 
     def __init__(self, dataset):
         self.dataset = dataset
@@ -92,9 +86,6 @@ def refs(tmp_path):
     return [packed(pack_store, ref_of(SIZE, cache, position=n), images(SIZE, seed=n)) for n in range(BATCHES)]
 
 
-# ----------------------------------------------------------------- what a sample's draws are
-
-
 @given(
     numbers=st.lists(st.integers(0, 50), min_size=1, max_size=6),
     order=st.randoms(use_true_random=False),
@@ -102,7 +93,7 @@ def refs(tmp_path):
     epoch=st.integers(0, 2**40),
     transform=st.sampled_from([drawn, drawn_by_generator, drawn_by_rng, drawn_by_both, Albumentation()]),
 )
-def test_draws_depend_on_seed_epoch_and_sample_alone(numbers, order, seed, epoch, transform):
+def test_draws_only_depend_on_seed_epoch_and_sample(numbers, order, seed, epoch, transform):
     per_sample = PerSample(transform, seed=seed)
     together, labels = per_sample(batch(*numbers), numbers, info_of(*numbers, epoch=epoch))
     assert labels is numbers
@@ -142,21 +133,13 @@ class StateOfWholeNumbers(Albumentation):
         (StateOfWholeNumbers(), [498956226, 3828496029]),
     ],
 )
-def test_the_draws_of_a_sample_are_those_of_every_version(transform, numbers):
+def test_draws_are_the_same_in_every_version(transform, numbers):
     """A run resumed with a newer version draws what the older one would have drawn."""
     made, _ = PerSample(transform, seed=5)(batch(1), None, info_of(1, epoch=3))
     assert made.tolist() == [numbers]
 
 
-@given(own=st.sampled_from([0, 1, "sampler"]), seed=st.integers(-(2**63), 2**63 - 1))
-def test_the_samplers_seed_has_its_part_unless_another_is_given(own, seed):
-    per_sample = PerSample(drawn) if own == "sampler" else PerSample(drawn, seed=own)
-    made, _ = per_sample(batch(1), None, replace(info_of(1), seed=seed))
-    expected, _ = PerSample(drawn, seed=seed if own == "sampler" else own)(batch(1), None, info_of(1))
-    assert torch.equal(made, expected)
-
-
-def test_the_seed_comes_with_the_batch(refs):
+def test_the_sampler_s_seed_is_the_default(refs):
     dataset = bound_dataset(transform=drawn)
     made = [dataset[replace(refs[0], seed=seed)][0] for seed in (0, 1)]
     assert not torch.equal(*made)
@@ -164,7 +147,7 @@ def test_the_seed_comes_with_the_batch(refs):
 
 
 @pytest.mark.parametrize("transform", [drawn, gone_wrong])
-def test_the_generators_are_left_as_they_were(transform):
+def test_global_generators_are_restored(transform):
     before = global_states()
     try:
         PerSample(transform)(batch(1, 2), None, info_of(1, 2))
@@ -174,14 +157,11 @@ def test_the_generators_are_left_as_they_were(transform):
 
 
 @pytest.mark.parametrize("result", [np.full(3, np.nan), {"a": ["text", 1.5]}, object()])
-def test_without_a_seed_what_draws_nothing_touches_no_generator(result):
+def test_a_deterministic_transform_touches_no_generator(result):
     before = global_states()
     made, _ = PerSample(lambda image: result, seed=None)(batch(1, 2), None, info_of(1, 2))
     assert len(made["a"][1] if isinstance(result, dict) else made) == 2
     assert global_states() == before
-
-
-# ----------------------------------------------------------------------- wherever it is read
 
 
 def loaded(refs, transform, *, workers=0, method=None):
@@ -203,7 +183,7 @@ def same(found, others):
 
 
 @pytest.mark.parametrize("transform", [drawn, pytest.param(Albumentation(), marks=pytest.mark.slow)])
-def test_any_number_of_workers_gives_the_same(refs, transform):
+def test_any_number_of_workers_gives_the_same_results(refs, transform):
     both = [*epoch_of(refs, 0), *epoch_of(refs, 1)]
     found = loaded(both, transform)
     assert len({one.numpy().tobytes() for one in found.values()}) == len(found) == 2 * BATCHES * SIZE
@@ -214,7 +194,7 @@ def test_any_number_of_workers_gives_the_same(refs, transform):
 
 
 @pytest.mark.parametrize("transform", [drawn, Albumentation()])
-def test_threads_may_not_draw_from_what_is_shared(refs, transform):
+def test_threads_may_not_use_global_generators(refs, transform):
     before = global_states()
     with pytest.raises(UsageError, match="race with others"):
         next(iter(SuperLoader(bound_dataset(transform=transform), refs, threads=1)))
@@ -230,7 +210,7 @@ class ToTensor:
         return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().to(torch.float32).div(255)
 
 
-def test_a_loader_moves_bytes_and_gives_what_the_pipeline_makes(refs):
+def test_a_loader_moves_bytes_and_returns_the_pipeline_s_results(refs):
     seen = []
 
     class Wrapped(AlsoStates):
@@ -250,12 +230,9 @@ def test_a_loader_moves_bytes_and_gives_what_the_pipeline_makes(refs):
     assert all(torch.equal(*pair) for pair in zip(seen, on_cpu, strict=True))
 
 
-# ------------------------------------------------------------------------ what becomes of it
-
-
 @pytest.mark.parametrize("policy", ["skip", "replace"])
 @pytest.mark.parametrize("with_info", [False, True])
-def test_draws_follow_samples_where_others_are_left_out(valkey, policy, with_info):
+def test_draws_follow_samples_if_others_are_bad(valkey, policy, with_info):
     arrays = images(4)
     whole = stored(valkey, arrays)
     expected, _ = bound_dataset(transform=drawn)[whole]
@@ -271,7 +248,7 @@ def test_draws_follow_samples_where_others_are_left_out(valkey, policy, with_inf
 
 
 @pytest.mark.parametrize("sides", [(8, 8), (8, 9)])
-def test_what_stands_for_others_is_changed_once(valkey, sides):
+def test_repeated_samples_do_not_share_memory(valkey, sides):
     def in_place(image):
         return image.add_(1)
 
@@ -284,41 +261,21 @@ def test_what_stands_for_others_is_changed_once(valkey, sides):
     assert all(torch.equal(*pair) for pair in zip(made, standing, strict=True))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_results_of_different_shapes_come_as_a_list(refs, workers):
-    dataset = bound_dataset(transform=of_own_size)
-    expected, _ = dataset[refs[0]]
-    loader = DataLoader(dataset, sampler=refs[:1], batch_size=None, num_workers=workers)
-    [(made, labels)] = loader
-    assert isinstance(made, list)
-    assert len({len(one) for one in made}) > 1
-    assert all(torch.equal(one, other) for one, other in zip(made, expected, strict=True))
-    assert len(labels) == SIZE
-
-
 def mirrored(image):
     return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
 
 
 def test_pil_images_come_as_a_list_and_one_line_names_the_remedy(refs, capfd):
     how = {"num_workers": 2, "multiprocessing_context": "spawn"}
-    for made, _ in DataLoader(bound_dataset(transform=mirrored), sampler=refs, batch_size=None, **how):
-        assert all(isinstance(one, Image.Image) for one in made)
+    for images_of_batch, _ in DataLoader(
+        bound_dataset(transform=mirrored), sampler=refs, batch_size=None, **how
+    ):
+        assert all(isinstance(image, Image.Image) for image in images_of_batch)
     assert capfd.readouterr().err.count("v2.ToImage()") == 1, "of both processes, for all batches"
 
 
-@pytest.mark.parametrize(
-    "made", [np.asarray, lambda image: np.asarray(image)[::-1, ::-1], np.ascontiguousarray]
-)
-@pytest.mark.filterwarnings("error")
-def test_arrays_become_tensors_whatever_they_are(refs, made):
-    stacked, _ = bound_dataset(transform=PerSample(made))[refs[0]]
-    expected = np.stack([made(Image.fromarray(array)) for array in images(SIZE)])
-    assert np.array_equal(stacked.numpy(), expected)
-
-
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB"), (4, "RGBA")])
-def test_each_form_has_the_samples_pixels(channels, mode):
+def test_every_input_form_has_the_same_pixels(channels, mode):
     pixels = batch(1, 2, channels=channels)
     seen = []
     for takes in ("pil", "numpy", "tensor"):
@@ -332,7 +289,7 @@ def test_each_form_has_the_samples_pixels(channels, mode):
         assert torch.equal(tensor, expected)
 
 
-def test_what_is_no_image_comes_as_it_is_or_not_at_all():
+def test_other_arrays_are_passed_unchanged_or_rejected():
     numbers = torch.arange(6, dtype=torch.int32).view(2, 3)
     made, _ = PerSample(lambda row: row * 2, takes="tensor")(numbers, None, info_of(1, 2))
     assert torch.equal(made, numbers * 2)
@@ -356,6 +313,6 @@ def by_name(*, image, rng):
 
 
 @pytest.mark.parametrize("takes", [None, "pil"])
-def test_an_image_by_keyword_comes_back_by_its_name(refs, takes):
+def test_images_can_be_passed_by_keyword(refs, takes):
     made, _ = bound_dataset(transform=PerSample(by_name, takes=takes) if takes else by_name)[refs[0]]
     assert np.array_equal(made.numpy(), np.stack(images(SIZE)))

@@ -1,4 +1,4 @@
-"""A split pipeline gives the pixels of the whole: torchvision's v1 and v2, and timm's if installed."""
+"""Both parts of a split pipeline give the pixels of the whole, for torchvision's v1 and v2 and timm."""
 
 import re
 
@@ -9,7 +9,7 @@ from PIL import Image
 
 from superdl.lambda_prefetch.transforms import Program
 from superdl.super_dataset import PerSample, Recipe, split_transform
-from superdl.super_dataset.pictures import in_fewer_steps
+from superdl.super_dataset.pictures import split_end
 from tests.fixtures.torchvision import torchvision_transforms
 from tests.lambda_prefetch.prefetching import pixels
 from tests.super_dataset.augmenting import batch, info_of
@@ -56,7 +56,7 @@ def assert_equal_pixels(pipeline, parts):
         ((32, v1.InterpolationMode.NEAREST_EXACT), {"size": 32, "interpolation": "nearest"}),
     ],
 )
-def test_a_resize_becomes_a_step_with_its_pixels(tv, resize, step):
+def test_a_resize_becomes_a_step_with_equal_pixels(tv, resize, step):
     pipeline = tv.Compose([tv.Resize(*resize), tv.CenterCrop((24, 30)), v1.ToTensor()])
     parts = split_transform(pipeline)
     assert steps_of(parts) == [{"op": "resize", **step}, {"op": "center_crop", "size": [24, 30]}]
@@ -65,7 +65,7 @@ def test_a_resize_becomes_a_step_with_its_pixels(tv, resize, step):
 
 
 @BOTH
-def test_padding_and_grey_become_steps_and_what_is_random_after_them_stays(tv):
+def test_fixed_transforms_become_steps_and_random_ones_stay(tv):
     pads = [tv.Pad(3), tv.Pad((1, 2)), tv.Pad([1, 2, 3, 4], padding_mode="reflect")]
     fixed = [tv.Compose(pads), tv.Grayscale(), tv.CenterCrop(20)]
     parts = split_transform(tv.Compose([*fixed, tv.RandomHorizontalFlip(), v1.ToTensor()]))
@@ -78,7 +78,7 @@ def test_padding_and_grey_become_steps_and_what_is_random_after_them_stays(tv):
 
 
 @BOTH
-def test_a_random_beginning_stays_whole_and_says_what_may_be_done(tv):
+def test_a_pipeline_with_a_random_beginning_stays_whole(tv):
     pipeline = tv.Compose([tv.RandomResizedCrop(224), tv.RandomHorizontalFlip(), v1.ToTensor()])
     parts = split_transform(pipeline)
     assert (parts.recipe, parts.rest, parts.moved) == (Recipe([]), pipeline, ())
@@ -88,7 +88,7 @@ def test_a_random_beginning_stays_whole_and_says_what_may_be_done(tv):
         "Stopped at RandomResizedCrop: functions would have to repeat random steps, and decoding, in each "
         "epoch. The recipe only decodes and keeps whole images. Smaller images, such as those of "
         "Recipe.image(resize=320, reduced_decode=True), cost less to store and read, but change the pixels "
-        "that random crops see. That choice is yours."
+        "that random crops see, so the choice is yours."
     )
 
 
@@ -112,21 +112,21 @@ def test_a_random_beginning_stays_whole_and_says_what_may_be_done(tv):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_recipes_cannot_do_exactly_ends_the_beginning(stops, why):
+def test_a_transform_without_an_exact_step_ends_the_recipe(stops, why):
     parts = split_transform(v1.Compose([v1.Resize(16), stops, v1.CenterCrop(8)]))
     assert steps_of(parts) == [{"op": "resize", "size": 16}]
     assert parts.rest.transforms[0] is stops
     assert re.search(f"Stopped at .*: .*{why}", str(parts))
 
 
-def test_rgb_is_what_decoded_images_are_and_what_grey_ones_are_not():
+def test_converting_decoded_images_to_rgb_is_no_step():
     assert split_transform(v2.Compose([v2.RGB(), v2.Resize(8)])).recipe == Recipe.image(resize=8)
     parts = split_transform(v2.Compose([v2.Grayscale(), v2.RGB(), v2.Resize(8)]))
     assert steps_of(parts) == [{"op": "grayscale", "channels": 1}]
     assert [type(one).__name__ for one in parts.rest.transforms] == ["RGB", "Resize"]
 
 
-def test_the_preset_of_pretrained_weights_is_cut_within():
+def test_the_transforms_of_pretrained_weights_are_split():
     pipeline = models.ResNet50_Weights.IMAGENET1K_V2.transforms(resize_size=32, crop_size=24)
     parts = split_transform(pipeline)
     assert parts.recipe == Recipe.image(resize=32, crop=24)
@@ -134,8 +134,8 @@ def test_the_preset_of_pretrained_weights_is_cut_within():
     assert pipeline.resize_size == [32]
     assert_equal_pixels(pipeline, parts)
     images, info = batch(1, 2, height=24, width=24), info_of(1, 2)
-    assert in_fewer_steps(pipeline)[1] is None
-    assert in_fewer_steps(parts.rest)[1] is not None
+    assert split_end(pipeline)[1] is None
+    assert split_end(parts.rest)[1] is not None
     for size in (images, batch(1, height=30, width=24)):  # the taller one is cropped, as in the preset
         expected, _ = PerSample(lambda image: parts.rest(Image.fromarray(np.array(image))))(size, None, info)
         assert torch.equal(PerSample(parts.rest)(size, None, info)[0], expected)
@@ -151,7 +151,7 @@ def test_the_preset_of_pretrained_weights_is_cut_within():
         ({"crop_mode": "border"}, [], "ResizeKeepRatio: recipes have no step"),
     ],
 )
-def test_timms_pipelines(arguments, ops, stopped):
+def test_timm_pipelines_are_split(arguments, ops, stopped):
     data = pytest.importorskip("timm.data")
     pipeline = data.create_transform(24, **arguments)
     parts = split_transform(pipeline)

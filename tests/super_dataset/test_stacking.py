@@ -1,4 +1,4 @@
-"""Whatever samples consist of, a batch has the structure that torch's ``default_collate`` gives."""
+"""A batch has the structure of torch's ``default_collate``, whatever samples consist of."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def assert_alike(made, expected):
 
 
 @given(structure=STRUCTURES, count=st.integers(1, 4))
-def test_a_batch_is_what_default_collate_makes(structure, count):
+def test_batches_have_the_structure_of_default_collate(structure, count):
     samples = [sample(structure, number) for number in range(count)]
     assert_alike(batched(iter(samples), count), default_collate(samples))
 
 
-def test_what_default_collate_refuses_stays_a_list():
+def test_samples_that_default_collate_rejects_stay_a_list():
     for samples in (
         [torch.zeros(2), torch.zeros(3)],
         [None, None],
@@ -92,7 +92,7 @@ def test_what_default_collate_refuses_stays_a_list():
     assert whole.tolist() == [1, 2]
 
 
-def test_rows_make_the_same_batch_again():
+def test_rows_collate_to_the_same_batch():
     for labels in (
         torch.tensor([3, 1]),
         torch.tensor([0.5, 1.0], dtype=torch.float32),

@@ -1,4 +1,4 @@
-"""By their signatures, transforms are applied per image, applied per batch, or refused."""
+"""Signatures decide whether a transform is applied per image, per batch, or rejected."""
 
 import pytest
 import torch
@@ -30,13 +30,13 @@ NOT_TOLD = [
     PerSample,
     Augment,
     print,
-    max,  # Python cannot tell its parameters
+    max,  # Python does not know its parameters
     torch.nn.Bilinear(1, 1, 1),
 ]
 
 
 @pytest.mark.parametrize("transform", NOT_TOLD)
-def test_what_is_neither_for_one_nor_for_batches_is_asked_to_be_wrapped(transform):
+def test_ambiguous_transforms_are_rejected_with_a_remedy(transform):
     with pytest.raises(
         ConfigError, match=r"transform=PerSample\(t\)[^$]*def transform\(images, labels, info\)"
     ):
@@ -44,7 +44,7 @@ def test_what_is_neither_for_one_nor_for_batches_is_asked_to_be_wrapped(transfor
     PerSample(transform)
 
 
-def test_three_arguments_take_a_batch_and_one_required_an_image():
+def test_signatures_tell_batch_and_image_transforms_apart():
     for transform in (
         *(Augment(8), PerSample(drawn)),
         lambda images, labels, info, more=1: (images, more),
@@ -64,7 +64,7 @@ def test_three_arguments_take_a_batch_and_one_required_an_image():
 
 
 @pytest.mark.parametrize("kind", ["MixUp", "CutMix"])
-def test_what_mixes_a_batch_is_refused(kind):
+def test_transforms_that_mix_batches_are_rejected(kind):
     if torchvision_transforms() is None:
         pytest.skip("torchvision is not installed")
     from torchvision.transforms import v2  # after declaring its operators
@@ -89,12 +89,12 @@ def test_what_mixes_a_batch_is_refused(kind):
         ({"transform": drawn, "takes": "jpeg"}, "takes"),
     ],
 )
-def test_wrong_arguments_are_named(arguments, name):
+def test_invalid_arguments_are_named(arguments, name):
     with pytest.raises(ConfigError, match=name):
         PerSample(**arguments)
 
 
-def test_what_is_known_to_draw_is_refused_without_a_seed_however_rarely_it_does():
+def test_random_transforms_require_a_seed():
     if torchvision_transforms() is None:
         pytest.skip("torchvision is not installed")
     from torchvision.transforms import v2  # after declaring its operators

@@ -79,7 +79,7 @@ def trains_by_threads() -> None:
             assert_type(augment(images, labels, info), tuple[torch.Tensor, Any])
         assert_type(loader.state_dict(), dict[str, Any])
         evaluating = SuperTrainerMixin().get_eval_dataloader(loader)
-        assert_type(evaluating, SuperLoader[Any] | DataLoader[Any])
+        assert_type(evaluating, SuperLoader | DataLoader[Any])
         loader.close()
 
 

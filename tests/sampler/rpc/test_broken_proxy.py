@@ -1,4 +1,4 @@
-"""What a proxy between sampler and coordinator may answer in its own name, or make of the stream: a pause."""
+"""Errors that a proxy returns, and streams that it breaks, are retried or raised."""
 
 import contextlib
 import socket
@@ -76,7 +76,7 @@ PASSING = {
 
 
 class Proxy(CutNetwork):
-    """Gives ``answer`` to the first call of each of the first ``times`` connections; later ones pass."""
+    """Sends ``answer`` to the first call of the first ``times`` connections, and relays later ones."""
 
     def __init__(self, target, answer, times):
         self._answer, self._left = answer, times
@@ -122,12 +122,12 @@ def call(client, patience=PATIENCE):
 
 
 @pytest.mark.parametrize("name", PASSING)
-def test_what_may_pass_is_waited_for(through, name):
+def test_transient_proxy_errors_are_retried(through, name):
     assert call(through(PASSING[name], 2)).cache.budget_bytes == 77
 
 
 @pytest.mark.parametrize("name", ["HTTP 500", "HTTP 502", "no message", "reset 2", "nothing"])
-def test_what_does_not_pass_is_bounded_and_named(through, name):
+def test_lasting_proxy_errors_are_limited_and_named(through, name):
     quick = Patience(attempts=3, total_s=20.0, deadline_s=5.0, backoff_s=0.01)
     client = through(PASSING[name], 1000)
     with pytest.raises(CoordinatorUnreachableError, match=f"at {client.address} in 3 attempts over"):
@@ -138,6 +138,6 @@ def test_what_does_not_pass_is_bounded_and_named(through, name):
     ("status", "error"),
     [(401, CoordinatorTrustError), (403, CoordinatorTrustError), (404, ProtocolMismatchError)],
 )
-def test_what_cannot_pass_is_told_at_once(through, status, error):
+def test_permanent_proxy_errors_are_raised_at_once(through, status, error):
     with pytest.raises(error, match=f"with status: {status}"):
         call(through(http(status), 1), PATIENCE)

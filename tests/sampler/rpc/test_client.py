@@ -1,4 +1,4 @@
-"""Calls to a coordinator: bounded tries, failures by type, one connection that is open only while of use."""
+"""Calls to a coordinator: limited retries, typed errors, and one connection while it is needed."""
 
 import threading
 from dataclasses import replace
@@ -6,8 +6,8 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from superdl.sampler.rpc.client import RUNNING, CallStoppedError, Client, Patience, job_start
-from superdl.sampler.rpc.connection import MAX_MESSAGE_BYTES, CallCutError, checked_address, connection_to
+from superdl.sampler.rpc.client import RUNNING, Client, Patience, startup_patience
+from superdl.sampler.rpc.connection import MAX_MESSAGE_BYTES, checked_address
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.errors import (
     CacheUnreachableError,
@@ -29,77 +29,39 @@ def call(address, patience=QUICK, **how):
     return Client(address).call("GetJobStats", REQUEST, patience, **how)
 
 
-def test_passing_failures_are_tried_again(coordinator):
+def test_transient_failures_are_retried(coordinator):
     named = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED", "UNKNOWN", "INTERNAL")
     coordinator.script.failures["GetJobStats"] = [grpc.StatusCode[name] for name in named]
     assert call(coordinator.address, replace(QUICK, attempts=7)).cache.budget_bytes == 77
     assert coordinator.count("GetJobStats") == 7
 
 
-def test_a_message_that_is_too_large_is_told_at_once(coordinator):
+def test_an_oversized_message_fails_at_once(coordinator):
     request = pb.GetJobStatsRequest(jobs=["j" * (MAX_MESSAGE_BYTES + 1)])
     with pytest.raises(CoordinatorError, match="RESOURCE_EXHAUSTED: .*larger than max"):
         Client(coordinator.address).call("GetJobStats", request, QUICK)
 
 
-def test_time_is_bounded_too():
-    patience = Patience(attempts=10**9, total_s=0.2, deadline_s=5.0, backoff_s=0.05, backoff_max_s=0.05)
-    address = f"127.0.0.1:{free_port()}"
-    with pytest.raises(CoordinatorUnreachableError, match=address):
-        call(address, patience)  # a billion attempts would outlast pytest's own limit
-
-
-def test_a_job_says_what_it_waits_for_and_for_how_long(monkeypatch, caplog):
+def test_creating_a_job_waits_a_limited_time_for_the_coordinator(monkeypatch, caplog):
     monkeypatch.setenv("SUPER_CONNECT_TIMEOUT_S", "2.5")
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(CoordinatorUnreachableError, match="SUPER_CONNECT_TIMEOUT_S"):
-        call(address, job_start())
-    assert f"waiting for the coordinator at {address}" in caplog.text
+        call(address, startup_patience())
+    assert f"for the coordinator at {address}" in caplog.text
     monkeypatch.setenv("SUPER_CONNECT_TIMEOUT_S", "soon")
     with pytest.raises(ConfigError, match="SUPER_CONNECT_TIMEOUT_S"):
-        job_start()
+        startup_patience()
 
 
-def test_a_server_that_says_nothing_is_given_up(coordinator):
-    coordinator.gate.clear()
-    coordinator.jobs["j"] = 1
-    client = Client(coordinator.address)
-    with pytest.raises(CoordinatorUnreachableError, match=r"2 attempts.*DEADLINE_EXCEEDED"):
-        client.call(
-            "NextBatches",
-            pb.NextBatchesRequest(job="j", count=1),
-            Patience(attempts=2, total_s=9.0, deadline_s=0.2, backoff_s=0.001),
-        )
-
-
-def test_pauses_end_when_stopped():
-    stopped = threading.Event()
-    patience = Patience(attempts=5, total_s=1000.0, backoff_s=500.0, backoff_max_s=500.0)
-    failures = []
-
-    def try_in_vain():
-        try:
-            call(f"127.0.0.1:{free_port()}", patience, stopped=stopped)
-        except CallStoppedError as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=try_in_vain)
-    thread.start()
-    stopped.set()
-    thread.join(30)
-    assert not thread.is_alive()
-    assert len(failures) == 1
-
-
-def test_a_typed_refusal_is_raised_at_once(coordinator):
+def test_an_error_of_the_coordinator_is_raised_at_once(coordinator):
     coordinator.script.failures["GetJobStats"] = [SourceForbiddenError("not yours")]
     with pytest.raises(SourceForbiddenError, match="not yours"):
         call(coordinator.address)
     assert coordinator.count("GetJobStats") == 1
 
 
-def test_a_cache_that_the_coordinator_has_lost_is_waited_for(coordinator):
-    """It reconnects: a job that is opened again just then goes on. What stays is told by its own name."""
+def test_calls_are_retried_while_the_coordinator_lacks_its_cache(coordinator):
+    """The coordinator reconnects to its cache. A lasting error is raised with its own type."""
     lost = CacheUnreachableError("connection reset by peer")
     coordinator.script.failures["GetJobStats"] = [lost, lost]
     assert call(coordinator.address).cache.budget_bytes == 77
@@ -109,7 +71,7 @@ def test_a_cache_that_the_coordinator_has_lost_is_waited_for(coordinator):
     assert coordinator.count("GetJobStats") == 3 + QUICK.attempts
 
 
-def test_who_knows_why_nobody_answers_is_asked():
+def test_a_known_reason_replaces_the_general_error():
     reason = EmbeddedError("the cache server ended")
     client = Client(f"127.0.0.1:{free_port()}", explain=lambda: reason)
     with pytest.raises(EmbeddedError, match="the cache server ended"):
@@ -123,13 +85,7 @@ def relay(coordinator):
     running.close()
 
 
-def test_a_call_without_a_holder_closes_behind_itself(relay):
-    for count in (1, 2):
-        connection_to(relay.address).call("GetJobStats", REQUEST, 10.0)
-        relay.wait_for(lambda count=count: (relay.opened, relay.open) == (count, 0))
-
-
-def test_holders_and_threads_share_one(relay):
+def test_holders_and_threads_share_one_connection(relay):
     clients = [Client(relay.address) for _ in range(6)]
     barrier = threading.Barrier(len(clients))
 
@@ -149,30 +105,6 @@ def test_holders_and_threads_share_one(relay):
     relay.wait_for(lambda: not relay.open)
 
 
-def test_cut_ends_calls_at_once_and_the_next_one_is_answered(relay, coordinator):
-    coordinator.gate.clear()
-    coordinator.jobs["j"] = 1
-    connection = connection_to(relay.address)
-    failures = []
-
-    def wait_for_a_page():
-        try:
-            connection.call("NextBatches", pb.NextBatchesRequest(job="j", count=1), 60.0)
-        except CallCutError as error:
-            failures.append(error)
-
-    with connection.hold():
-        thread = threading.Thread(target=wait_for_a_page)
-        thread.start()
-        coordinator.wait_for(lambda: coordinator.count("NextBatches"))
-        connection.cut()
-        thread.join(30)
-        assert not thread.is_alive()
-        assert len(failures) == 1
-        connection.call("GetJobStats", REQUEST, 10.0)
-        assert relay.most_open == 1  # of grpc's own, which a channel of the same arguments may take over
-
-
 @pytest.mark.parametrize(
     ("written", "taken", "host", "port"),
     [
@@ -182,7 +114,7 @@ def test_cut_ends_calls_at_once_and_the_next_one_is_answered(relay, coordinator)
         ("unix:///tmp/c.sock", "unix:/tmp/c.sock", "", 0),
     ],
 )
-def test_hosts_and_sockets_are_taken_and_taken_apart(written, taken, host, port):
+def test_addresses_are_parsed(written, taken, host, port):
     assert checked_address(written, "coordinator=") == taken
     assert host_and_port(taken) == (host, port)
 
@@ -194,7 +126,7 @@ def test_hosts_and_sockets_are_taken_and_taken_apart(written, taken, host, port)
         *("http://a:1", "unix:", "unix:relative.sock", "unix:/", "unix://relative", 50051, None),
     ],
 )
-def test_other_forms_are_refused_with_the_origin(written):
+def test_invalid_addresses_are_rejected_with_their_origin(written):
     with pytest.raises(ConfigError, match="SUPER_COORDINATOR") as caught:
         checked_address(written, "SUPER_COORDINATOR")
     assert repr(written) in str(caught.value)

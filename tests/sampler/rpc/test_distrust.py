@@ -1,4 +1,4 @@
-"""A client and a coordinator that do not trust each other: who is wrong, and the remedy, told at once."""
+"""A client and a coordinator that do not trust each other: the error names the cause and the remedy."""
 
 import logging
 import socket
@@ -10,7 +10,7 @@ import pytest
 from superdl.coordinator.server.trust import ServerTls
 from superdl.sampler.rpc import client
 from superdl.sampler.rpc.client import FIRST_CONTACT, Client, Patience
-from superdl.sampler.rpc.distrust import why_distrusted
+from superdl.sampler.rpc.distrust import diagnose_distrust
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.credentials import CoordinatorCredentials
 from superdl.super_wire.errors import ConfigError, CoordinatorTrustError, CoordinatorUnreachableError
@@ -29,9 +29,13 @@ def serving(pair=None, client_ca=""):
     server.stop()
 
 
-def ask(address, **credentials):
-    asking = Client(address, credentials=CoordinatorCredentials(**credentials))
-    return asking.call("GetJobStats", REQUEST, FIRST_CONTACT)
+def call(address, **credentials):
+    caller = Client(address, credentials=CoordinatorCredentials(**credentials))
+    return caller.call("GetJobStats", REQUEST, FIRST_CONTACT)
+
+
+def pair(of):
+    return {"cert_file": of.cert_file, "key_file": of.key_file}
 
 
 @pytest.fixture
@@ -39,97 +43,86 @@ def trusting(certificates):
     return {"ca_file": certificates.ca_file}
 
 
-def test_a_certificate_of_the_authority_for_this_name_is_trusted(certificates, trusting):
+def test_a_certificate_for_this_name_is_trusted(certificates, trusting):
     with serving(certificates.server) as server:
         port = server.address.partition(":")[2]
         for host in ("127.0.0.1", "localhost"):
-            assert ask(f"{host}:{port}", **trusting)
+            assert call(f"{host}:{port}", **trusting)
     with serving(certificates.elsewhere) as server:
-        assert ask(server.address, name="cache.example", **trusting)
+        assert call(server.address, name="cache.example", **trusting)
 
 
-def test_another_authoritys_certificate_is_told_with_the_variable(certificates):
-    with serving(certificates.server) as server:
-        with pytest.raises(CoordinatorTrustError, match="set SUPER_COORDINATOR_CA_FILE") as caught:
-            ask(server.address, ca_file=certificates.strange_ca_file)
-        assert f"which {certificates.strange_ca_file} is not" in str(caught.value)
+@pytest.mark.parametrize(
+    ("server", "client_ca", "credentials", "message"),
+    [
+        ("server", False, lambda c: {"ca_file": c.strange_ca_file}, "Set SUPER_COORDINATOR_CA_FILE.* is not"),
+        ("elsewhere", False, lambda c: {"ca_file": c.ca_file}, r"not valid for '127\.0\.0\.1'"),
+        (
+            "elsewhere",
+            False,
+            lambda c: {"ca_file": c.ca_file, "name": "other.example"},
+            r"'other\.example'.*SUPER_COORDINATOR_NAME",
+        ),
+        ("expired", False, lambda c: {"ca_file": c.ca_file}, "certificate has expired.*Renew"),
+        ("server", True, lambda c: {"ca_file": c.ca_file}, "set SUPER_COORDINATOR_CERT_FILE"),
+        (
+            "server",
+            True,
+            lambda c: {"ca_file": c.ca_file, **pair(c.stranger)},
+            r"stranger\.pem \(SUPER_COORDINATOR_CERT_FILE\)",
+        ),
+        ("", False, lambda c: {"ca_file": c.ca_file}, "does not use TLS"),
+        ("server", False, lambda _: {"token": TOKEN}, "speaks TLS, but this client does not"),
+    ],
+)
+def test_mismatched_trust_is_reported_with_a_remedy(certificates, server, client_ca, credentials, message):
+    serving_by = getattr(certificates, server) if server else None
+    with serving(serving_by, certificates.ca_file if client_ca else "") as coordinator:
+        with pytest.raises(CoordinatorTrustError, match=message):
+            call(coordinator.address, **credentials(certificates))
+        assert not coordinator.calls
 
 
-def test_the_systems_authorities_are_believed_where_no_file_is_named(certificates, monkeypatch):
-    """Linux takes ``0.0.0.0`` for this machine, and SUPER does not: so TLS it must be."""
+def test_a_client_certificate_of_the_authority_is_accepted(certificates, trusting):
+    with serving(certificates.server, certificates.ca_file) as server:
+        assert call(server.address, **pair(certificates.client), **trusting)
+
+
+def test_the_system_s_authorities_are_the_default(certificates, monkeypatch):
+    """Linux connects ``0.0.0.0`` to this machine, but SUPER does not treat it as loopback."""
     with serving(certificates.server) as server:
         address = f"0.0.0.0:{server.address.partition(':')[2]}"
-        with pytest.raises(CoordinatorTrustError, match="set SUPER_COORDINATOR_CA_FILE"):
-            ask(address, name="localhost", token=TOKEN)
+        with pytest.raises(CoordinatorTrustError, match="Set SUPER_COORDINATOR_CA_FILE"):
+            call(address, name="localhost", token=TOKEN)
         monkeypatch.setenv("SSL_CERT_FILE", certificates.ca_file)
-        assert ask(address, name="localhost", token=TOKEN)
+        assert call(address, name="localhost", token=TOKEN)
 
 
-def test_a_certificate_for_another_name_is_told_with_both_names(certificates, trusting):
-    with serving(certificates.elsewhere) as server:
-        with pytest.raises(CoordinatorTrustError, match=r"not valid for '127\.0\.0\.1'"):
-            ask(server.address, **trusting)
-        with pytest.raises(CoordinatorTrustError, match=r"'other\.example'.*SUPER_COORDINATOR_NAME"):
-            ask(server.address, name="other.example", **trusting)
-
-
-def test_an_expired_certificate_is_told(certificates, trusting):
-    expired = pytest.raises(CoordinatorTrustError, match="certificate has expired.*renew")
-    with serving(certificates.expired) as server, expired:
-        ask(server.address, **trusting)
-
-
-def test_a_missing_or_strange_client_certificate_is_told(certificates, trusting):
-    with serving(certificates.server, certificates.ca_file) as server:
-        with pytest.raises(CoordinatorTrustError, match="set SUPER_COORDINATOR_CERT_FILE"):
-            ask(server.address, **trusting)
-        strange = {"cert_file": certificates.stranger.cert_file, "key_file": certificates.stranger.key_file}
-        with pytest.raises(CoordinatorTrustError, match=r"stranger\.pem \(SUPER_COORDINATOR_CERT_FILE\)"):
-            ask(server.address, **strange, **trusting)
-        mine = {"cert_file": certificates.client.cert_file, "key_file": certificates.client.key_file}
-        assert ask(server.address, **mine, **trusting)
-
-
-def test_a_coordinator_without_tls_is_told(trusting):
-    with (
-        serving() as server,
-        pytest.raises(CoordinatorTrustError, match="does not use TLS"),
-    ):
-        ask(server.address, **trusting)
-
-
-def test_a_client_without_tls_is_told(certificates):
-    with serving(certificates.server) as server:
-        with pytest.raises(CoordinatorTrustError, match="speaks TLS, but this client does not"):
-            ask(server.address, token=TOKEN)
-        assert not server.calls
-
-
-def test_the_token_is_shown_in_every_call_and_followed_in_its_file(certificates, trusting, tmp_path, caplog):
+def test_every_call_sends_the_token_and_follows_its_file(certificates, trusting, tmp_path, caplog):
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")
     with serving(certificates.server) as server:
-        ask(server.address, token_file=str(file), **trusting)
+        call(server.address, token_file=str(file), **trusting)
         file.write_text(f"{TOKEN}-renewed\n{TOKEN}\n")
-        ask(server.address, token_file=str(file), **trusting)
+        call(server.address, token_file=str(file), **trusting)
         file.write_text("")
         with caplog.at_level(logging.WARNING):
-            ask(server.address, token_file=str(file), **trusting)
+            call(server.address, token_file=str(file), **trusting)
         assert server.tokens == [f"Bearer {TOKEN}", f"Bearer {TOKEN}-renewed", f"Bearer {TOKEN}-renewed"]
         assert "keeping the previous token" in caplog.text
         assert TOKEN not in caplog.text
         with pytest.raises(ConfigError, match="contains no token"):
-            ask(server.address, token_file=str(file), name="localhost", **trusting)
+            call(server.address, token_file=str(file), name="localhost", **trusting)
 
 
-def test_beyond_loopback_nothing_is_said_in_plain_text_unless_insecure(caplog):
+def test_plain_text_beyond_loopback_requires_insecure(caplog):
     with serving() as server:
         address = f"0.0.0.0:{server.address.partition(':')[2]}"
         with pytest.raises(CoordinatorTrustError, match="does not use TLS.*SUPER_INSECURE=1"):
-            ask(address, token=TOKEN)
+            call(address, token=TOKEN)
         assert not server.calls
         for _ in range(2):
-            ask(address, token=TOKEN, insecure=True)
+            call(address, token=TOKEN, insecure=True)
         assert server.tokens == [f"Bearer {TOKEN}"] * 2
         assert caplog.text.count("INSECURE:") == 1
         assert TOKEN not in caplog.text
@@ -137,20 +130,20 @@ def test_beyond_loopback_nothing_is_said_in_plain_text_unless_insecure(caplog):
 
 @pytest.fixture
 def silent():
-    """A listener that takes connections and says nothing."""
+    """A listener that accepts connections and sends nothing."""
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_all_looks_of_a_call_have_a_bound_together(silent, monkeypatch):
+def test_all_probes_of_a_call_share_a_time_limit(silent, monkeypatch):
     monkeypatch.setattr(client, "PROBING_S", 0.3)
     failing = [grpc.StatusCode.UNAVAILABLE] * 200  # of 0.3 s each, they would outlast it too
     with serving() as server:
         server.script.failures["GetJobStats"] = failing
-        asking = Client(server.address, credentials=CoordinatorCredentials())
-        monkeypatch.setattr(client, "why_distrusted", lambda _, *rest: why_distrusted(silent, *rest))
+        caller = Client(server.address, credentials=CoordinatorCredentials())
+        monkeypatch.setattr(client, "diagnose_distrust", lambda _, *rest: diagnose_distrust(silent, *rest))
         with pytest.raises(CoordinatorUnreachableError, match="200 attempts"):
-            asking.call(
+            caller.call(
                 "GetJobStats",
                 REQUEST,
                 Patience(attempts=200, total_s=50.0, backoff_s=0.0001, backoff_max_s=0.001),

@@ -1,4 +1,4 @@
-"""Colour jitter against Pillow's ImageEnhance and the standard library's HSV."""
+"""Colour jitter compared with Pillow's ImageEnhance and the standard library's HSV."""
 
 import colorsys
 from itertools import permutations
@@ -35,7 +35,7 @@ def changed(images, *, orders=None, **factors):
     ],
 )
 @pytest.mark.parametrize("factor", [0.0, 0.4, 1.0, 1.7])
-def test_like_pillow_but_for_rounding(name, enhancer, factor):
+def test_jitter_equals_pillow_up_to_rounding(name, enhancer, factor):
     images = batch(1, 2, 3)
     made = changed(images, **{name: factor})
     for image, result in zip(images, made, strict=True):
@@ -47,7 +47,7 @@ def test_like_pillow_but_for_rounding(name, enhancer, factor):
 
 
 @pytest.mark.parametrize("factor", [-0.5, -0.1, 0.0, 0.3, 0.5])
-def test_hue_like_the_standard_librarys_hsv(factor):
+def test_hue_equals_the_standard_library_s_hsv(factor):
     images = batch(4, height=16, width=16)
     images[0, :, 0] = (
         torch.tensor([[0, 255, 7, 90], [0, 255, 7, 90], [0, 255, 7, 3]]).repeat(1, 4).to(torch.uint8)
@@ -59,7 +59,7 @@ def test_hue_like_the_standard_librarys_hsv(factor):
         assert result == pytest.approx([level * 255 for level in expected], abs=0.01)
 
 
-def test_each_image_in_its_own_order_and_by_its_own_factors():
+def test_each_image_has_its_own_order_and_factors():
     orders = [list(order) for order in permutations(range(4))]
     images = batch(*range(24), height=8, width=8)
     generator = np.random.default_rng(0)
@@ -74,7 +74,7 @@ def test_each_image_in_its_own_order_and_by_its_own_factors():
         assert torch.allclose(image[0], together[at], atol=1e-3)
 
 
-def test_draws_are_uniform_in_their_ranges_and_orders_all_as_likely():
+def test_factors_and_orders_are_uniform():
     jitter = Jitter(((0.6, 1.4), None, (1.0, 3.0), (-0.1, 0.1)))
     drawn = jitter.draw(BatchRandom(ids_of(*range(20_000)), seed=3, epoch=1))
     for row, (low, high) in zip(drawn.factors[[0, 2, 3]], [(0.6, 1.4), (1.0, 3.0), (-0.1, 0.1)], strict=True):

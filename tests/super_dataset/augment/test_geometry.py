@@ -1,4 +1,4 @@
-"""Random boxes drawn as by torchvision, pixels compared with Pillow's, and the random numbers behind them."""
+"""Boxes drawn as by torchvision, pixels compared with Pillow's, and random numbers."""
 
 import math
 
@@ -44,7 +44,7 @@ def distance(values, low, high):
     ratio=st.floats(0.1, 1),
     seed=st.integers(0, 10),
 )
-def test_boxes_lie_in_the_image(height, width, low, high, ratio, seed):
+def test_boxes_are_inside_the_image(height, width, low, high, ratio, seed):
     scale = (min(low, high), max(low, high))
     tops, lefts, heights, widths = boxes_of(
         20, height, width, scale=scale, ratio=(ratio, 1 / ratio), seed=seed
@@ -55,7 +55,7 @@ def test_boxes_lie_in_the_image(height, width, low, high, ratio, seed):
     assert (lefts + widths).max() <= width
 
 
-def test_area_aspect_and_place_are_uniform_where_every_try_fits():
+def test_area_aspect_and_position_are_uniform():
     top, left, height, width = boxes_of(SAMPLES, 1000, 1000, scale=(0.1, 0.5))
     area = height * width / 1e6
     assert distance(area, 0.1, 0.5) < KS + 0.003  # sides are whole pixels
@@ -71,7 +71,7 @@ def test_area_aspect_and_place_are_uniform_where_every_try_fits():
     ("height", "width", "expected"),
     [(10, 1000, (0, 493, 10, 13)), (1000, 10, (493, 0, 13, 10)), (1, 1, (0, 0, 1, 1))],
 )
-def test_where_no_try_fits_the_largest_central_part_is_taken(height, width, expected):
+def test_the_largest_central_box_is_the_fallback(height, width, expected):
     boxes = boxes_of(50, height, width, scale=(1.0, 1.0))
     assert {tuple(box) for box in boxes.T.tolist()} == {expected}
 
@@ -90,7 +90,7 @@ def by_products(image, box, size, *, flip=False):
 
 
 @given(st.data())
-def test_both_ways_give_the_pixels_that_pillow_gives(data):
+def test_crops_equal_pillow_up_to_rounding(data):
     height, width = data.draw(st.integers(2, 90)), data.draw(st.integers(2, 90))
     box_height, box_width = data.draw(st.integers(1, height)), data.draw(st.integers(1, width))
     top, left = data.draw(st.integers(0, height - box_height)), data.draw(st.integers(0, width - box_width))
@@ -120,7 +120,7 @@ def test_both_ways_give_the_pixels_that_pillow_gives(data):
         ),
     ],
 )
-def test_gives_the_published_numbers(counter, key, expected):
+def test_philox_gives_the_published_numbers(counter, key, expected):
     made = philox4x32(np.array(counter, dtype=np.uint64), np.array(key, dtype=np.uint64))
     assert made.tolist() == expected
 

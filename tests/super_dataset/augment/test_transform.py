@@ -1,4 +1,4 @@
-"""Augmentation as users call it: repeatable, fresh in each epoch, with clear errors for unsupported input."""
+"""``Augment`` is reproducible and new in each epoch, with clear errors for unsupported input."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ JITTER = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}
     seed=st.integers(-5, 5),
     epoch=st.integers(0, 5),
 )
-def test_a_sample_looks_the_same_alone_and_in_any_batch(numbers, jitter, size, seed, epoch):
+def test_samples_are_augmented_independently_of_their_batch(numbers, jitter, size, seed, epoch):
     augment = Augment(size, seed=seed, mean=MEAN, std=STD, **(JITTER if jitter else {}))
     together = augment.images(batch(*numbers), info_of(*numbers, epoch=epoch))
     for at, number in enumerate(numbers):
@@ -29,7 +29,7 @@ def test_a_sample_looks_the_same_alone_and_in_any_batch(numbers, jitter, size, s
         assert torch.equal(alone[0], together[at])
 
 
-def test_every_epoch_seed_and_sample_is_fresh():
+def test_every_epoch_seed_and_sample_differs():
     same = batch(1, 1)
     made = [
         Augment(24, seed=seed).images(same, info_of(7, 8, epoch=epoch)) for seed in (0, 1) for epoch in (0, 1)
@@ -39,7 +39,7 @@ def test_every_epoch_seed_and_sample_is_fresh():
 
 
 @pytest.mark.parametrize("extra", [{}, {"brightness": 0.0}, {"brightness": (1.0, 1.0), "hue": (0.0, 0.0)}])
-def test_augmentation_that_changes_nothing_gives_the_image(extra):
+def test_neutral_augmentation_returns_the_image(extra):
     images = batch(1, 2, 3, height=32, width=32)
     for size, kept in ((32, {"scale": (1, 1), "ratio": (1, 1)}), (None, {})):
         augment = Augment(size, flip=0, dtype=torch.uint8, **kept, **extra)
@@ -48,7 +48,7 @@ def test_augmentation_that_changes_nothing_gives_the_image(extra):
     assert torch.allclose(as_floats, images.float() / 255, atol=1e-6)
 
 
-def test_flips_are_exact_and_as_frequent_as_asked():
+def test_flips_are_exact_and_have_the_given_probability():
     images = batch(*range(400), height=4, width=6)
     numbers = range(400)
     assert torch.equal(Augment(flip=1, dtype=torch.uint8).images(images, info_of(*numbers)), images.flip(-1))
@@ -62,7 +62,7 @@ def test_flips_are_exact_and_as_frequent_as_asked():
 @pytest.mark.parametrize("jitter", [{}, JITTER], ids=["plain", "jitter"])
 @pytest.mark.parametrize("size", [None, 24])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.uint8])
-def test_dtype_layout_and_normalisation(dtype, size, jitter):
+def test_results_have_the_given_dtype_layout_and_normalisation(dtype, size, jitter):
     images, info = batch(1, 2, 3), info_of(1, 2, 3)
     grey = Augment(size, dtype=torch.uint8, **jitter).images(images, info).float()
     normal = {} if dtype == torch.uint8 else {"mean": MEAN, "std": STD}
@@ -79,7 +79,7 @@ def test_dtype_layout_and_normalisation(dtype, size, jitter):
     assert (made.float() - expected).abs().max() <= rounding + jittered
 
 
-def test_images_of_different_sizes_become_one_batch():
+def test_images_of_different_sizes_form_one_batch():
     ragged = [picture(1, 30, 50), picture(2, 64, 20), picture(3, 24, 24)]
     augment = Augment(24, dtype=torch.uint8, **JITTER)
     made = augment.images(ragged, info_of(1, 2, 3))
@@ -111,7 +111,7 @@ DEVICES = [
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("size", [None, 24, (60, 20)])
-def test_the_way_of_devices_gives_the_same_but_for_rounding(size, device, monkeypatch):
+def test_the_device_version_equals_the_cpu_version_up_to_rounding(size, device, monkeypatch):
     numbers = list(range(30))
     images, info = batch(*numbers), info_of(*numbers)
     host, made = compare_with_device_way(Augment(size, dtype=torch.uint8), images, info, monkeypatch, device)
@@ -126,7 +126,7 @@ def test_the_way_of_devices_gives_the_same_but_for_rounding(size, device, monkey
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_way_of_devices_takes_lists_and_autocast(device, monkeypatch):
+def test_the_device_version_supports_lists_and_autocast(device, monkeypatch):
     ragged = [picture(n, 30 + n, 50 - n) for n in range(5)]
     augment, info = Augment(24, dtype=torch.uint8), info_of(*range(5))
     with torch.autocast(device, dtype=torch.bfloat16):
@@ -154,7 +154,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("message", "arguments"), [(m, one) for m, every in WRONG.items() for one in every])
-def test_wrong_arguments(arguments, message):
+def test_invalid_arguments_are_rejected(arguments, message):
     with pytest.raises(ConfigError, match=message):
         Augment(**arguments)
 
@@ -166,13 +166,13 @@ def test_wrong_arguments(arguments, message):
         (Augment(24), torch.zeros(2, 3, 8, 8), "torch.float32 of shape (2, 3, 8, 8)"),
         (Augment(24), torch.zeros(2, 8, 8, 3, dtype=torch.uint8), "1, 3 or 4 channels"),
         (Augment(24), [picture(1), picture(1, channels=1)], "a list of 2"),
-        (Augment(), [picture(1, 8, 8), picture(1, 8, 9)], "set size, or add a crop"),
+        (Augment(), [picture(1, 8, 8), picture(1, 8, 9)], "Set size, or add a crop"),
         (Augment(24), batch(1, 2, 3), "3 images need the BatchInfo of the same batch"),
         (Augment(24, hue=0.1), batch(1, 2, channels=1), "colour jitter needs images with 3 channels"),
         (Augment(24, mean=MEAN, std=STD), batch(1, 2, channels=1), "mean and std have 3 channels"),
     ],
 )
-def test_what_it_cannot_take(augment, images, message):
+def test_unsupported_images_are_rejected(augment, images, message):
     with pytest.raises(UsageError) as caught:
         augment.images(images, info_of(1, 2))
     assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""Where payloads go, which are hashed, and how odd replies are handled; the fuzzers cover the rest."""
+"""Where payloads go, which are hashed, and how unusual replies are handled; the fuzzers cover the rest."""
 
 import os
 
@@ -28,7 +28,7 @@ def turns(epoch, count):
     return [at for at in range(count) if (int(prefixes[at]) + epoch) % HASHED_SHARE == 0]
 
 
-def test_what_was_hashed_once_is_hashed_again_in_turn_or_when_it_was_made_again():
+def test_known_records_are_hashed_in_turn_or_when_produced_again():
     seen, spoilt = SeenRecords(), GOOD[:-1] + bytes([GOOD[-1] ^ 1])
     whole = [record(image) for image in images(8)]
     assert read_by(seen, *whole[:5], spoilt, *whole[6:]) == ([*range(8)], [5])
@@ -41,7 +41,7 @@ def test_what_was_hashed_once_is_hashed_again_in_turn_or_when_it_was_made_again(
     assert read_by(SeenRecords(), *whole)[0] == [*range(8)]
 
 
-def test_a_fork_has_read_nothing():
+def test_a_fork_hashes_everything_again():
     seen = SeenRecords()
     read_by(seen, GOOD, GOOD)
     assert read_by(seen, GOOD, GOOD, epoch=1)[0] == turns(1, 2)
@@ -54,7 +54,7 @@ def test_a_fork_has_read_nothing():
 SIX = record(np.arange(6, dtype=np.uint8))
 
 
-def test_only_a_sound_data_record_decides_the_size():
+def test_only_a_valid_data_record_sets_the_slot_size():
     buffer = BatchBuffer(4)
     receive(buffer, 0, tombstone("key"))
     receive(buffer, 1, b"X" * 100)
@@ -68,7 +68,7 @@ def test_only_a_sound_data_record_decides_the_size():
     assert bytes(buffer.payload(1)) == SIX[HEADER_BYTES:]
 
 
-def test_a_large_first_record_does_not_reserve_its_size_for_every_sample():
+def test_an_unexpected_large_record_allocates_no_block():
     large = record(np.zeros(2**20, dtype=np.uint8))
     for expected_bytes in (None, 2**20):
         buffer = BatchBuffer(100, expected_bytes=expected_bytes)
@@ -86,7 +86,7 @@ def sorted_batch(*errors):
     return batch
 
 
-def test_only_what_the_cache_said_it_lacks_is_reported_as_missed():
+def test_only_samples_that_the_cache_lacks_are_reported_as_misses():
     batch = sorted_batch("LOADING the dataset in memory")  # no reply for the third
     report = batch.report(done=False)
     assert batch.missing == [0, 1, 2]
@@ -94,7 +94,7 @@ def test_only_what_the_cache_said_it_lacks_is_reported_as_missed():
     assert not batch.buffer.errors
 
 
-def test_an_error_that_no_get_has_is_doubt_in_the_connection():
+def test_an_error_that_no_get_causes_means_replies_are_out_of_sync():
     """A flipped bit in a command, or another command's reply in its place."""
     batch = sorted_batch("ERR unknown command 'GDT'", "LOADING the dataset in memory")
     assert batch.missing == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""Read one batch from a single node in every way: transports, protocols, credentials, Valkey and Redis."""
+"""Reading a batch from a single node over every transport, with credentials, from Valkey and Redis."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tests.fixtures.tls_front import TlsFront
 from tests.fixtures.valkey import Valkey
 from tests.super_dataset.stored_batches import JOB, id_at, images, record, ref_of, store
 
-# The rights that docs/reference.md gives a reader. Redis 6.2 has no %R~ and %W~.
+# A reader's permissions in docs/reference.md. Redis 6.2 has no %R~ and %W~.
 LEAST = [
     "on",
     ">geheim",
@@ -45,7 +45,7 @@ def let_in(server, credentials, monkeypatch):
 
 @pytest.mark.parametrize("credentials", ["none", "password", "acl"])
 @pytest.mark.parametrize("transport", ["tcp", "unix", "tls"])
-def test_the_same_bytes_by_every_way(either, tls_url, transport, credentials, monkeypatch):
+def test_every_connection_delivers_the_same_bytes(either, tls_url, transport, credentials, monkeypatch):
     arrays = images(40)
     url = {"tcp": either.url, "unix": either.unix_url, "tls": tls_url}[transport]
     ref = ref_of(41, url)
@@ -63,7 +63,7 @@ def test_the_same_bytes_by_every_way(either, tls_url, transport, credentials, mo
         assert client.xlen(report_stream(JOB)) >= 3  # one per attempt, maybe without the last
 
 
-def test_a_ping_reports_what_a_reader_may_not_do(valkey, monkeypatch):
+def test_a_ping_reports_missing_permissions(valkey, monkeypatch):
     with valkey.client() as client:
         client.acl_setuser("blind", enabled=True, passwords=["+p"], keys=["super:*"], commands=["+ping"])
     monkeypatch.setenv("SUPER_CACHE_USERNAME", "blind")
@@ -82,7 +82,7 @@ class OldServer(Valkey):
         return redis.Redis.from_url(self.unix_url, protocol=2)
 
 
-def test_a_server_that_lacks_newer_commands_is_a_single_node():
+def test_a_server_without_cluster_support_is_a_single_node():
     with OldServer() as server:
         arrays = images(3)
         ref = ref_of(3, server.unix_url)

@@ -1,4 +1,4 @@
-"""Raise, skip, replace: which samples are delivered, and that bad ones cannot go unnoticed."""
+"""Policies for bad samples and padding, samples as tensors, and their info."""
 
 import pickle
 from dataclasses import fields, replace
@@ -12,14 +12,10 @@ from torch.utils.data import default_convert
 
 from superdl.super_dataset.reading.delivery import (
     batch_info,
-    check_label_dtype,
     delivered_order,
-    label_tensor,
     sample_tensors,
 )
 from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
-from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.labels import label_dtype_of, unpack_labels
 from tests.super_dataset.stored_batches import id_at, images, received, record, ref_of, stored, tombstone
 
 REF = ref_of(5, "unix:///c")
@@ -37,7 +33,7 @@ REF = ref_of(5, "unix:///c")
         ({0, 1, 2, 3, 4}, [], []),
     ],
 )
-def test_orders(bad, skip, replace):
+def test_policies_determine_the_delivered_order(bad, skip, replace):
     reasons = dict.fromkeys(bad, "undecodable")
     assert delivered_order(REF, reasons, "skip") == skip
     assert delivered_order(REF, reasons, "replace") == replace
@@ -52,7 +48,7 @@ def test_orders(bad, skip, replace):
         (b"\1\1\1\1\1", {}, [0], [0]),
     ],
 )
-def test_padding_may_be_left_out(padding, bad, skip, replace):
+def test_padding_can_be_skipped(padding, bad, skip, replace):
     ref, reasons = ref_of(5, "unix:///c", padding=padding), dict.fromkeys(bad, "undecodable")
     assert delivered_order(ref, reasons, "skip", "skip") == skip
     assert delivered_order(ref, reasons, "replace", "skip") == replace
@@ -69,7 +65,7 @@ def ref_and_read(valkey):
     return ref, BatchReader(ReadSettings(stop_at_bad=False)).read(ref)
 
 
-def test_it_follows_the_delivered_samples(ref_and_read):
+def test_info_matches_the_delivered_samples(ref_and_read):
     ref, read = ref_and_read
     info = batch_info(read, [0, 1, 3, 3])
     assert (info.job, info.batch_id, info.epoch, info.position, info.rank) == (ref.job, ref.batch_id, 3, 7, 0)
@@ -87,7 +83,7 @@ def test_it_follows_the_delivered_samples(ref_and_read):
     assert info.size_bytes == 3 * (64 + 192) + len(tombstone("train/7-2.jpg"))
 
 
-def test_moving_a_batch_to_a_device_leaves_it_alone(ref_and_read):
+def test_moving_a_batch_does_not_change_its_info(ref_and_read):
     info = batch_info(ref_and_read[1], None)
     assert info.to("meta", non_blocking=True) is info
     assert send_to_device([info], "meta") == [info]
@@ -98,7 +94,7 @@ def test_moving_a_batch_to_a_device_leaves_it_alone(ref_and_read):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_images_are_the_block_itself_seen_as_channels_last(shared):
+def test_images_are_a_channels_last_view_of_the_block(shared):
     arrays = images(4, 6)
     buffer = received([*map(record, arrays)], shared=shared)
     batch = sample_tensors(buffer, None)
@@ -110,28 +106,9 @@ def test_images_are_the_block_itself_seen_as_channels_last(shared):
     assert np.array_equal(batch.permute(0, 2, 3, 1).numpy(), np.stack(arrays))
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.zeros((5, 7, 2), np.uint8),
-        np.zeros((5, 7, 3), np.float32),
-        np.zeros((5, 3), np.uint8),
-        np.zeros((2, 2, 2, 3), np.uint8),
-        np.float64(3.5),
-        np.zeros((0, 3), np.int16),
-    ],
-)
-def test_what_is_no_image_is_stacked_as_it_is(array):
-    array = np.asarray(array)
-    for order in (None, [1, 0]):
-        batch = sample_tensors(received([record(array)] * 2), order)
-        assert batch.shape == (2, *array.shape)
-        assert batch.numpy().dtype == array.dtype
-
-
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("uniform", [False, True])
-def test_samples_that_differ_come_as_a_list(shared, uniform):
+def test_samples_of_different_shapes_form_a_list(shared, uniform):
     arrays = [
         *images(1, 6),
         *images(1, 8),
@@ -150,47 +127,9 @@ def test_samples_that_differ_come_as_a_list(shared, uniform):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_an_order_picks_and_repeats(shared):
+def test_an_order_selects_and_repeats_samples(shared):
     arrays = images(4, 6)
     batch = sample_tensors(received([*map(record, arrays)], shared=shared), [3, 1, 1])
     assert batch.is_contiguous(memory_format=torch.channels_last)
     assert batch.is_shared() is shared
     assert np.array_equal(batch.permute(0, 2, 3, 1).numpy(), np.stack([arrays[3], arrays[1], arrays[1]]))
-
-
-def test_labels_that_are_arrays_or_have_fields():
-    arrays = label_tensor(np.arange(12.0).reshape(3, 2, 2), [2, 0])
-    assert arrays.tolist() == [[[8, 9], [10, 11]], [[0, 1], [2, 3]]]
-    dtype = label_dtype_of('{"flag":"bool","age":"int64","box":"float32[2]"}')
-    labels = np.frombuffer(
-        np.array([(True, 1, (2, 3)), (False, 4, (5, 6))], dtype=dtype).tobytes(), dtype=dtype
-    )
-    for order, places in ((None, [0, 1]), ([1], [1])):
-        tensors = label_tensor(labels, order)
-        assert list(tensors) == ["flag", "age", "box"]
-        assert [one.dtype for one in tensors.values()] == [torch.bool, torch.int64, torch.float32]
-        assert tensors["age"].tolist() == [[1, 4][place] for place in places]
-        assert tensors["box"].tolist() == [[[2, 3], [5, 6]][place] for place in places]
-        tensors["box"][:] = 0
-        assert labels["box"].max() == 6
-
-
-def test_labels_whose_lists_vary_come_as_lists_of_tensors_of_their_own():
-    text = '{"boxes":"float64[*,2]","age":"int64"}'
-    rows = np.array([(2, 7), (0, 8), (1, 9)], dtype=label_dtype_of(text))
-    boxes = [[[0.0, 1.0], [2.0, 3.0]], [], [[4.0, 5.0]]]
-    data = b"\3\0\0\0" + rows.tobytes() + np.arange(6.0).tobytes()
-    for order in (None, [2, 0, 0, 1]):
-        tensors = label_tensor(unpack_labels(data, text), order)
-        places = [0, 1, 2] if order is None else order
-        assert tensors["age"].tolist() == [[7, 8, 9][place] for place in places]
-        assert [one.tolist() for one in tensors["boxes"]] == [boxes[place] for place in places]
-        assert {(one.dtype, one.shape[1:]) for one in tensors["boxes"]} == {(torch.float64, (2,))}
-        tensors["boxes"][-2][:] = -1  # samples share no memory, nor with the input
-        assert [one.tolist() for one in tensors["boxes"]][:2] == [boxes[place] for place in places][:2]
-    tokens = label_tensor(unpack_labels(b"\2\0\0\0\1\0\0\0\0\0\0\0\5", "uint8[*]"), None)
-    assert [one.tolist() for one in tokens] == [[5], []]
-    for dtype in (text, "uint8[*]", "uint16[*]"):
-        check_label_dtype(dtype)
-    with pytest.raises(ConfigError, match="object"):
-        check_label_dtype("object")

@@ -1,4 +1,4 @@
-"""A reader follows pointers into packs of its store; one that leads nowhere is a miss with a reason."""
+"""A reader follows the cache's pointers into packs of its store."""
 
 from dataclasses import replace
 
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from superdl.super_dataset.reading.delivery import batch_info, sample_tensors
-from superdl.super_wire.errors import ReadTimeoutError
 from superdl.super_wire.record_kinds import Pointer, pack_pointer
 from superdl.super_wire.store import DirectoryStore
 from tests.super_dataset.reading.test_reader import FakeTime, pixels, reader_at
@@ -18,7 +17,6 @@ from tests.super_dataset.stored_batches import (
     ref_of,
     reports,
     store,
-    stored,
 )
 
 SIZE = 12
@@ -51,7 +49,7 @@ def pointed(valkey, packs, arrays, *, but=None, **fields):
 
 
 @pytest.mark.parametrize("side", [8, 150])
-def test_what_pointers_lead_to_is_read_straight(valkey, packs, side):
+def test_pointers_are_followed_into_packs(valkey, packs, side):
     fake, arrays = FakeTime(), images(SIZE, side)
     reader = reader_at(fake)
     for position in range(3):
@@ -69,7 +67,7 @@ def test_what_pointers_lead_to_is_read_straight(valkey, packs, side):
     assert reader.link().record_bytes == len(record(arrays[0]))
 
 
-def test_a_pointer_that_comes_after_a_miss_was_missed(valkey, packs):
+def test_a_pointer_that_arrives_after_a_miss_counts_as_a_miss(valkey, packs):
     arrays, missed = images(SIZE), {1: None, 2: None}
     ref, placed = pointed(valkey, packs, arrays, but=missed)
     wholes = [pack_pointer(place, id_at(ref, n)) for n, place in enumerate(pointers_of(placed))]
@@ -79,19 +77,3 @@ def test_a_pointer_that_comes_after_a_miss_was_missed(valkey, packs):
     assert np.array_equal(pixels(read), np.stack(arrays))
     first, last = reports(valkey)
     assert (first.missed, first.corrupt, last.hits, last.straight) == ((1, 2), (), SIZE - 2, SIZE - 2)
-
-
-def test_waiting_for_what_no_pointer_leads_to_is_bounded_and_tells_nothing_of_sizes(valkey, packs):
-    """A pointer's size is no record size: the next batch still gets a single block."""
-    other, *alike = images(1, 6) + images(SIZE - 1)
-    ref, placed = pointed(valkey, packs, [*alike[:2], other, *alike[2:]])
-    packs.remove(placed.places.packs[1])
-    reader = reader_at(FakeTime(), read_timeout_s=3.0)
-    with pytest.raises(ReadTimeoutError, match="a record in 0123456789abcdef-"):
-        reader.read(ref)
-    report = reports(valkey)[-1]
-    assert (report.done, report.missed) == (1, tuple(range(1, SIZE, 2)))
-    read = reader.read(stored(valkey, alike, position=1))
-    assert np.array_equal(pixels(read), np.stack(alike))
-    assert read.buffer.block is not None
-    assert not read.buffer.own

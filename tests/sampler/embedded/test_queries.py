@@ -1,6 +1,6 @@
-"""What a question holds before there is a sampler: one coordinator for both, none in the way of another run.
+"""Queries before a sampler exists share its coordinator and do not block other runs.
 
-And variables that are set later: the next sampler's coordinator has them.
+A coordinator is restarted if environment variables change before the next sampler.
 """
 
 from dataclasses import replace
@@ -18,43 +18,41 @@ def of_tests(embedded_run, monkeypatch):
     release_all()
 
 
-def ask(run):
-    """A question and its answer."""
+def query(run):
+    """Run a query."""
     hold = embedded_for(run, for_query=True)
     query_done(hold.coordinator)
     return hold
 
 
-def test_a_sampler_takes_what_the_questions_before_it_hold(embedded_run):
-    hold = ask(embedded_run.run)
-    assert ask(embedded_run.run) is embedded_for(embedded_run.run) is hold
+def test_a_sampler_uses_the_coordinator_of_earlier_queries(embedded_run):
+    hold = query(embedded_run.run)
+    assert query(embedded_run.run) is embedded_for(embedded_run.run) is hold
     assert not hold.is_over
 
 
-def test_a_cache_that_coordinators_use_in_turn_is_free_after_the_last_question(
-    embedded_run, monkeypatch, valkey
-):
+def test_a_shared_cache_is_released_after_the_last_query(embedded_run, monkeypatch, valkey):
     choice = ExecutorChoice("local", valkey.url, "in turn")
     settings = replace(embedded_run.settings(), choice=choice)
     monkeypatch.setattr(EmbeddedSettings, "of_this_host", lambda: settings)
     hold = embedded_for(embedded_run.run, for_query=True)
-    assert ask(embedded_run.run) is hold
+    assert query(embedded_run.run) is hold
     assert not hold.is_over, "the first is not answered yet"
     query_done(hold.coordinator)
     assert hold.is_over
     sampler = embedded_for(embedded_run.run)
-    assert ask(embedded_run.run) is sampler
+    assert query(embedded_run.run) is sampler
     assert not sampler.is_over
 
 
-def test_it_is_not_in_the_way_of_a_run_that_got_its_id_later(embedded_run):
-    ask(embedded_run.run)
+def test_queries_do_not_block_a_run_that_gets_its_id_later(embedded_run):
+    query(embedded_run.run)
     embedded_run.processes()
     embedded_for(f"{embedded_run.run}, renamed")
     embedded_run.assert_all_gone()
 
 
-def test_credentials_that_are_set_later_are_used(embedded_run, monkeypatch):
+def test_credentials_set_later_are_used(embedded_run, monkeypatch):
     hold = embedded_for(embedded_run.run)
     embedded_run.processes()
     monkeypatch.setenv("AWS_SESSION_TOKEN", "later")
@@ -64,7 +62,9 @@ def test_credentials_that_are_set_later_are_used(embedded_run, monkeypatch):
     assert embedded_run.processes()["coordinator"].environ()["AWS_SESSION_TOKEN"] == "later"
 
 
-def test_where_other_ranks_hold_it_they_are_told_of(embedded_run, monkeypatch, caplog):
+def test_changed_variables_are_reported_if_other_ranks_keep_the_coordinator(
+    embedded_run, monkeypatch, caplog
+):
     embedded_run.await_rank(embedded_run.start_rank())
     embedded_for(embedded_run.run)
     monkeypatch.setenv("AWS_SESSION_TOKEN", "later")
