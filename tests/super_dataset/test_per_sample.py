@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from torch.utils.data import DataLoader
 
 from superdl.super_dataset import PerSample, SuperLoader
