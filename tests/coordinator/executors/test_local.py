@@ -19,7 +19,7 @@ from superdl.super_wire.worker_process import WorkerProcess
 from tests.coordinator.executors.asking import TIMEOUT_S, ask, ask_for_images, assert_cached
 from tests.coordinator.executors.processes import alive, until
 
-WORKER, SLOT = "superdl.lambda_prefetch.worker", "superdl.lambda_prefetch.worker.slot"
+WORKER, SLOT = "superdl.lambda_prefetch.worker", "superdl-slot"
 
 
 @pytest.fixture
@@ -50,14 +50,14 @@ async def started(function, slots=1, sockets=""):
 
 
 def pids_of(module, parent=None):
-    """Return the pids of children that run a module."""
+    """Return the pids of children with this name, or that run this module."""
     children = psutil.Process(parent).children() if alive(parent or os.getpid()) else []
     return [child.pid for child in children if module in words_of(child)]
 
 
 def words_of(process):
     with contextlib.suppress(psutil.Error):
-        return process.cmdline()
+        return [process.name(), *process.cmdline()]
     return []
 
 
