@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 
 from superdl.super_wire.recipe import PIPELINE_VERSION
 
@@ -40,6 +39,8 @@ def host_and_port(address: str) -> tuple[str, int]:
 @cache
 def installed_version() -> str:
     """Return the version of SUPER, or ``0+unpackaged`` and the pipeline version if it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version  # slow, and trainers do not need it
+
     try:
         return version("superdl")
     except PackageNotFoundError:

@@ -91,8 +91,9 @@ class PackedStrings:
         import pyarrow as pa
 
         if pa.types.is_dictionary(self.array.type):
-            return self.array.dictionary.take(self.array.indices.take(pa.array(indices)))
-        return self.array.take(pa.array(indices))
+            taken = _computed("take", self.array.indices, pa.array(indices))
+            return _computed("take", self.array.dictionary, taken)
+        return _computed("take", self.array, pa.array(indices))
 
     def parts(self) -> tuple[bytes | memoryview, NDArray[np.uint64]]:
         """Return the joined strings, and their starts followed by the end, without a copy."""
@@ -114,27 +115,31 @@ class PackedStrings:
     def with_prefix(self, prefix: bytes) -> PackedStrings:
         """Return the strings, each with a prefix."""
         import pyarrow as pa
-        import pyarrow.compute as pc
 
         builder, none = PackedStringsBuilder(), pa.scalar(b"", pa.large_binary())
         for chunk in self.chunks():
-            joined = pc.binary_join_element_wise(pa.scalar(prefix, pa.large_binary()), chunk.array, none)
+            start = pa.scalar(prefix, pa.large_binary())
+            joined = _computed("binary_join_element_wise", start, chunk.array, none)
             builder.extend(PackedStrings(joined))
         return builder.build()
 
     def equals_next(self) -> NDArray[np.bool_]:
         """Return a mask of the strings that equal the next one, as bool of shape (len - 1,)."""
-        import pyarrow.compute as pc
-
-        equal: NDArray[np.bool_] = pc.equal(self.array[:-1], self.array[1:]).to_numpy(zero_copy_only=False)
-        return equal
+        equal = _computed("equal", self.array[:-1], self.array[1:])
+        mask: NDArray[np.bool_] = equal.to_numpy(zero_copy_only=False)
+        return mask
 
     def sort_order(self) -> NDArray[np.int64]:
         """Return the stable order of the strings by their bytes, as int64 of shape (len,)."""
-        import pyarrow.compute as pc
-
-        order: NDArray[np.int64] = pc.array_sort_indices(self.array).to_numpy().view(np.int64)
+        order: NDArray[np.int64] = _computed("array_sort_indices", self.array).to_numpy().view(np.int64)
         return order
+
+
+def _computed(function: str, *arguments: Any) -> Any:
+    """Call one of Arrow's functions without ``pyarrow.compute``, which takes 20 ms to import."""
+    from pyarrow._compute import call_function
+
+    return call_function(function, list(arguments))
 
 
 def _unpacked(array: Any) -> list[bytes]:
