@@ -19,7 +19,7 @@ from superdl.super_wire.executors import EXECUTORS, RunsOn
 from superdl.super_wire.redaction import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from superdl.coordinator.core import ExecutorResized
     from superdl.super_wire import coordinator_pb2 as pb
@@ -73,10 +73,6 @@ class ExecutorContext:
     environment: Mapping[str, str] = field(default_factory=dict)
     # For files of functions on this machine; created when needed.
     scratch: Path | None = None
-    # Where a local executor notes its decoder's fingerprint, to start with it without waiting for a worker.
-    decoder_file: Path | None = None
-    # Reports at once that an executor accepts another number of requests; else that shows within a second.
-    changed: Callable[[], None] = lambda: None
     # A local executor's worker that is loading its modules already (worker_process.WorkerProcess).
     worker: WorkerProcess | None = None
     # Those that call in (called_in.Workers): that decode, or for the store alone, that restore and save.
@@ -105,9 +101,6 @@ class Executor(Protocol):
 
     # Reason that it takes no requests now; empty while it runs.
     absence: str = ""
-
-    # It started with a decoder that its functions do not have, so the coordinator must restart.
-    is_outdated: bool = False
 
     # If false, it serves the store alone.
     decodes: bool = True

@@ -116,12 +116,8 @@ async def agree_on_fingerprint(cache: Cache, digest: str) -> bool:
 class DecoderReplacedError(Exception):
     """Workers with another ``decoder`` replace the previous ones, so the coordinator must restart."""
 
-    def __init__(self, decoder: str = "") -> None:
-        super().__init__(
-            f"switching to workers that decode as {decoder}"
-            if decoder
-            else "the local worker has another decoder than at the last start, or did not start"
-        )
+    def __init__(self, decoder: str) -> None:
+        super().__init__(f"switching to workers that decode as {decoder}")
         self.decoder = decoder
 
 

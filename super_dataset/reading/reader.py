@@ -33,7 +33,7 @@ _LOG = logging.getLogger("superdl.super_dataset")
 _LAST_LOOK_S = 0.25
 # Pauses grow from the first to the longest, and are jittered downwards by up to a half: "equal jitter" of
 # M. Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog, 2015.
-_FIRST_S = 0.005
+_FIRST_S, _GROWTH = 0.005, 1.5
 _LONGEST_S = 1.0
 
 _SEEN = SeenRecords()  # shared by all datasets of the process
@@ -151,7 +151,9 @@ class BatchReader:
             if late:
                 raise batch.timeout_error(self._clock() - began_s, note.message if note else "")
             now_s = self._clock()
-            delay_s = min(_LONGEST_S, _FIRST_S * 2.0 ** min(batch.attempts - 1, 32)) * _chance.uniform(0.5, 1)
+            delay_s = min(_LONGEST_S, _FIRST_S * _GROWTH ** min(batch.attempts - 1, 32)) * _chance.uniform(
+                0.5, 1
+            )
             self._sleep(max(0.0, min(delay_s, last_begin_s - now_s)))
             batch.wait_s += self._clock() - now_s
 

@@ -178,23 +178,3 @@ def test_a_place_that_cannot_be_had_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
         Scratch(tmp_path / "file")
-
-
-async def test_the_decoder_of_an_earlier_start_serves_until_the_worker_comes(tmp_path):
-    note, right = tmp_path / "decoder.json", ""
-    for spoil in (False, False, True):
-        if spoil:
-            note.write_text(note.read_text().replace(right, "0" * 32))
-        came = asyncio.Event()
-        context = ExecutorContext("", decoder_file=note, changed=came.set)
-        executor = LocalExecutor(LocalSettings(1), context)
-        try:
-            await executor.start()
-            if right:
-                assert executor.scaling.capacity == 0, "start() must not wait for the worker"
-                await asyncio.wait_for(came.wait(), TIMEOUT_S)
-            assert (executor.scaling.capacity, executor.is_outdated) == (int(not spoil), spoil)
-            right = right or executor.fingerprint
-        finally:
-            await executor.close()
-        assert (right in note.read_text()) is not spoil, "a different decoder makes the next start wait again"
