@@ -52,8 +52,6 @@ def serve_with(arguments: argparse.Namespace, holders: Holders | None = None) ->
             return asyncio.run(serve(settings, holders, decoder))
         except DecoderReplacedError as error:
             _log.warning("restarting: %s", error)
-            if holders is not None:
-                return 1  # the holders start another coordinator
             # Records of the previous decoder are useless, so start over.
             decoder = error.decoder
 

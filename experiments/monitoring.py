@@ -29,6 +29,7 @@ _MAX_SHARE = 0.01  # bound for the thread, in cores: after a costly sample it sl
 # In the order of tables.
 GROUPS = ("trainer", "workers", "functions", "cache", "coordinator", "other")
 
+_FUNCTIONS = ("superdl-worker", "superdl-slot")
 _SERVERS = ("valkey-server", "redis-server")
 _MULTIPROCESSING = ("multiprocessing.spawn", "multiprocessing.forkserver")
 
@@ -89,7 +90,8 @@ class ProcessGroups:
 def group_of(name: str, command: Sequence[str], trainers: Sequence[str]) -> str:
     """Return the group of a descendant, given its name and both commands."""
     module = command[command.index("-m") + 1] if "-m" in command[:-1] else ""
-    if f"{module}.".startswith("superdl.lambda_prefetch.worker."):
+    # Forks of the coordinator have its command, so worker and slots name themselves.
+    if name in _FUNCTIONS or module == "superdl.lambda_prefetch.worker":
         return "functions"
     if f"{module}.".startswith("superdl.coordinator."):
         return "coordinator"

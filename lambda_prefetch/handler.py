@@ -37,7 +37,7 @@ _ANSWER_MARGIN_S = 2.0  # before the function's time limit, to finish running wo
 
 _MAX_MESSAGE = 2000
 
-_own_fingerprint = functools.cache(decoder_fingerprint)
+own_fingerprint = functools.cache(decoder_fingerprint)
 _warm_processes: set[int] = set()  # a forked process starts cold again
 
 
@@ -99,7 +99,7 @@ def _warm(event: dict[str, Any], settings: FunctionSettings, *, cold_start: bool
         with cache_connections(cache, settings) as nodes:
             if not nodes.opened:
                 nodes.connect()
-    golden = _own_fingerprint()
+    golden = own_fingerprint()
     gc.freeze()  # full collections skip everything loaded so far
     return {
         "super_warm": WARM_VERSION,
@@ -158,7 +158,7 @@ def _pack_meta(request: PrefetchRequest, recipe: Recipe, settings: FunctionSetti
     if not request.kind.writes_pack or recipe.random or settings.store_read_only:
         return None
     collection = collection_of(request.id_bucket, recipe.digest)
-    fingerprint = _own_fingerprint() if request.kind.decodes else request.golden
+    fingerprint = own_fingerprint() if request.kind.decodes else request.golden
     return PackMeta(collection, request.id_bucket, recipe.json, fingerprint, installed_version())
 
 
@@ -183,9 +183,9 @@ def _check_deployed(request: PrefetchRequest) -> None:
             f"this function has SUPER {own}, but the coordinator has SUPER {expected}. Deploy version "
             f"{expected} of the function, or start version {own} of the coordinator"
         )
-    if request.golden and request.kind.decodes and request.golden != _own_fingerprint():
+    if request.golden and request.kind.decodes and request.golden != own_fingerprint():
         raise ConfigError(
-            f"this function's decoder has the fingerprint {_own_fingerprint()}, but the request expects "
+            f"this function's decoder has the fingerprint {own_fingerprint()}, but the request expects "
             f"{request.golden[:80]}: the function was redeployed while the coordinator was running. Deploy "
             "the previous function, or restart the coordinator with an empty cache"
         )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from superdl.super_wire.recipe import PIPELINE_VERSION
 
@@ -40,7 +41,8 @@ def host_and_port(address: str) -> tuple[str, int]:
 @cache
 def installed_version() -> str:
     """Return the version of SUPER, or ``0+unpackaged`` and the pipeline version if it is not installed."""
-    try:
-        return version("superdl")
-    except PackageNotFoundError:
-        return f"0+unpackaged.p{PIPELINE_VERSION}"
+    # Where importlib.metadata finds it too, but that takes 10 ms at each start.
+    for place in map(Path, sys.path):
+        for found in place.glob("superdl-*.dist-info"):
+            return found.name.removeprefix("superdl-").removesuffix(".dist-info")
+    return f"0+unpackaged.p{PIPELINE_VERSION}"

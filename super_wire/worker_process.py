@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import json
 import os
 import subprocess
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
+
+from superdl.super_wire.forked_process import ForkedProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,31 +25,43 @@ _NOT_PASSED_ON = ("SUPER_TOKEN", "SUPER_COORDINATOR")
 class WorkerProcess:
     """A worker that loads its modules, then waits for :meth:`begin`. It ends with this process.
 
-    ``place`` is displayed by tools that list processes. Raises ``OSError`` if no process can be started.
+    ``place`` is displayed by tools that list processes. If ``forks``, it shares this process's modules; this
+    process must not have started a thread. Raises ``OSError`` if no process can be started.
     """
 
-    def __init__(self, place: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", _MODULE, "--standby", place],
-            stdin=subprocess.PIPE,
-            env=_own_environment(),
-            # Ctrl-C at the terminal is meant for the trainer.
-            process_group=0,
-        )
+    def __init__(self, place: str, *, forks: bool = False) -> None:
+        arguments = ["--standby", place]
+        self._process: subprocess.Popen[bytes] | ForkedProcess
+        reads, writes = os.pipe()
+        self._stdin = os.fdopen(writes, "wb")
+        try:
+            if forks:
+                self._process = ForkedProcess(partial(_work, arguments), reads)
+            else:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", _MODULE, *arguments],
+                    stdin=reads,
+                    env=_own_environment(),
+                    # Ctrl-C at the terminal is meant for the trainer.
+                    process_group=0,
+                )
+        except OSError:
+            self._stdin.close()
+            raise
+        finally:
+            os.close(reads)
 
     @property
     def is_waiting(self) -> bool:
         """Return whether the process is running and has not begun."""
-        stdin = self._process.stdin
-        return stdin is not None and not stdin.closed and self._process.poll() is None
+        return not self._stdin.closed and self._process.poll() is None
 
     def begin(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         """Run with these options, and with variables besides those of this process. May block."""
         given = {"arguments": arguments, "environment": _own_environment() | dict(environment)}
-        if self._process.stdin is not None:
-            # If it has ended, its exit code says more.
-            with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
-                stdin.write(json.dumps(given).encode() + b"\n")
+        # If it has ended, its exit code says more.
+        with contextlib.suppress(BrokenPipeError), self._stdin as stdin:
+            stdin.write(json.dumps(given).encode() + b"\n")
 
     async def ended(self) -> int:
         """Wait for the end of the process and return its exit code, negative for a signal."""
@@ -57,9 +73,8 @@ class WorkerProcess:
         finally:
             loop.remove_reader(descriptor)
             os.close(descriptor)
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        return self._process.wait()
+        self._stdin.close()
+        return self._process.wait() or 0
 
     def terminate(self) -> None:
         """Stop the worker and its slots."""
@@ -68,6 +83,11 @@ class WorkerProcess:
     def kill(self) -> None:
         """Stop the worker by force. Its slots see that it has ended."""
         self._process.kill()
+
+
+def _work(arguments: list[str]) -> int:
+    code: int = importlib.import_module(f"{_MODULE}.__main__").main(arguments)  # noqa: TID251  # a constant
+    return code
 
 
 def _own_environment() -> dict[str, str]:

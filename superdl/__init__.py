@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from importlib import import_module  # noqa: TID251  # of a fixed table
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,14 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         msg = f"module 'superdl' has no attribute {name!r}"
         raise AttributeError(msg)
-    return getattr(import_module(_HOMES.get(name, "superdl.super_dataset")), name)
+    # What an import creates stays. A collection meanwhile would go through all of torch.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return getattr(import_module(_HOMES.get(name, "superdl.super_dataset")), name)
+    finally:
+        if collects:
+            gc.enable()
 
 
 def __dir__() -> list[str]:

@@ -7,7 +7,6 @@ Files are created atomically. Several coordinators may share a directory.
 | ``DIGEST.arrow`` | a catalog (:mod:`superdl.coordinator.catalog.catalog_file`), named by its BLAKE2b-128 |
 | ``CONTENT.ids`` | the ids of a dataset's samples, 16 bytes each, followed by their BLAKE2b-128 |
 | ``KEY.json`` | the catalog of a listing, or of a run's dataset, with the time of the listing |
-| ``decoder.json`` | the decoder at the last embedded start (:mod:`superdl.coordinator.executors.local`) |
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ BYTES ...`` accepts ranks on the inherited socket FD. The coordinator's usual op
 from __future__ import annotations
 
 import argparse
+import gc
 import socket
 import sys
 from pathlib import Path
@@ -29,15 +30,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cache-memory", type=int, default=0)
     own, others = parser.parse_known_args(argv)
     failure = ""
+    gc.disable()  # what is loaded stays
     with socket.socket(fileno=own.ranks) as listener:
         ranks = Ranks(RunDirectory(own.directory), listener, own.grace)
         try:
             if own.cache_memory:
                 ranks.start_cache(own.cache_memory)
+                # Coordinator, worker and slots share these, which take most of the time to load.
+                from superdl.super_wire import coordinator_pb2_grpc, objects, request, store  # noqa: F401
+
                 # Without a cache here, functions run elsewhere.
                 ranks.start_worker()
-            from superdl.coordinator import __main__ as command  # slow: cache and worker start meanwhile
+            from superdl.coordinator import __main__ as command
+            from superdl.coordinator.server import server  # noqa: F401
 
+            gc.freeze()
+            gc.enable()
             return command.serve_with(command.parsed(others), ranks)
         except SuperError as error:
             # The last line on stderr gives the reason.

@@ -49,10 +49,10 @@ class Ranks:
         self._cache = start_on_socket(self._directory.cache_socket, cache_bytes)
 
     def start_worker(self) -> None:
-        """Start a worker, which loads its modules while the coordinator does."""
+        """Fork a worker that has the modules loaded so far. No thread of this process may run yet."""
         # If that fails, the executor tries again and reports why.
         with contextlib.suppress(OSError):
-            self.worker = WorkerProcess(str(self._directory.path))
+            self.worker = WorkerProcess(str(self._directory.path), forks=True)
 
     def begin(self, stop: Callable[[], None]) -> None:
         """Accept ranks in the running event loop, and call ``stop`` when the last has left."""

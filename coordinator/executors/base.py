@@ -19,7 +19,7 @@ from superdl.super_wire.executors import EXECUTORS, RunsOn
 from superdl.super_wire.redaction import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from superdl.coordinator.core import ExecutorResized
     from superdl.super_wire import coordinator_pb2 as pb
@@ -70,10 +70,6 @@ class ExecutorContext:
     environment: Mapping[str, str] = field(default_factory=dict)
     # Directory for files of functions on this machine; created when needed.
     scratch: Path | None = None
-    # File where a local executor saves its decoder's fingerprint, to start without waiting for a worker.
-    decoder_file: Path | None = None
-    # Reports a changed capacity at once, which otherwise takes up to a second.
-    changed: Callable[[], None] = lambda: None
     # A worker process that is already loading its modules, for a local executor.
     worker: WorkerProcess | None = None
     # The workers that call in (called_in.Workers).
@@ -102,9 +98,6 @@ class Executor(Protocol):
 
     # Reason the executor accepts no requests; empty while it does.
     absence: str = ""
-
-    # The executor started with a decoder that its functions do not have, so the coordinator must restart.
-    is_outdated: bool = False
 
     # If false, the executor only restores and saves.
     decodes: bool = True

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import fcntl
 import glob
-import json
 import logging
 import os
 import platform
@@ -14,18 +13,15 @@ import shutil
 import tempfile
 import time
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, ClassVar
 
 import grpc
 
-from superdl.coordinator.executors.base import DIGEST, ExecutorError, setting
+from superdl.coordinator.executors.base import ExecutorError, setting
 from superdl.coordinator.executors.called_in import Workers
 from superdl.coordinator.executors.workers import WorkersExecutor, WorkServicer
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
-from superdl.super_wire.cancelling import cancel_and_wait
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.protocol import installed_version
 from superdl.super_wire.run_directory import temporary_directory
 from superdl.super_wire.worker_process import WorkerProcess
 
@@ -74,7 +70,6 @@ class LocalExecutor(WorkersExecutor):
         if not module or not attribute:
             raise ConfigError(f"a function must be given as module:attribute, not {context.function!r}")
         self._workers = Workers(absence="the worker is starting")
-        self._saved_decoder = _SavedDecoder(context.decoder_file, context.function)
         self._settings, self._context = settings, context
         self._environment = dict(context.environment)
         self._scratch: Scratch | None = None
@@ -84,22 +79,14 @@ class LocalExecutor(WorkersExecutor):
         self._keeper: asyncio.Task[None] | None = None
         self._closing, self._ended = asyncio.Event(), asyncio.Event()
         self._failure = ""
-        self._confirming: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start the worker and wait for a slot. Raises ``ExecutorError`` if none is ready in time."""
         await asyncio.to_thread(self._make_scratch)
         self._directory = _private_directory(self._context.sockets)
         await self._listen()
-        if expected := await asyncio.to_thread(self._saved_decoder.read):
-            self._workers.use(expected)
         self._keeper = asyncio.create_task(self._keep(), name="local worker")
-        if expected:
-            # The worker takes half a second to start. Meanwhile, stored samples can be read.
-            self._confirming = asyncio.create_task(self._confirm(), name="first slot")
-        elif await self._has_first_slot():
-            await asyncio.to_thread(self._saved_decoder.write, self.fingerprint)
-        else:
+        if not await self._has_first_slot():
             timeout_s = self._settings.start_timeout_s
             reason = self._failure or f"no slot was ready after {timeout_s} s (SUPER_START_TIMEOUT_S)"
             await self.close()
@@ -117,19 +104,9 @@ class LocalExecutor(WorkersExecutor):
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 
-    async def _confirm(self) -> None:
-        """Wait for a worker with the saved decoder. Set ``is_outdated`` if none connects."""
-        if not await self._has_first_slot():
-            # The next start waits for its worker, and reports the error if there is none.
-            await asyncio.to_thread(self._saved_decoder.write, "")
-            self.is_outdated = True
-        self._context.changed()
-
     async def close(self) -> None:
         """Stop the worker and its slots, by force if they take too long."""
         self._closing.set()
-        if self._confirming is not None:
-            await cancel_and_wait(self._confirming)
         if self._keeper is not None:
             if self._process is not None:
                 self._process.terminate()
@@ -206,38 +183,6 @@ class LocalExecutor(WorkersExecutor):
         except OSError:
             process.kill()
             raise
-
-
-class _SavedDecoder:
-    """A decoder's fingerprint in a file, valid for the same host, versions and function."""
-
-    def __init__(self, file: Path | None, function: str) -> None:
-        self._file = file
-        self._origin = [installed_version(), platform.node(), platform.machine(), function]
-        with contextlib.suppress(PackageNotFoundError):
-            self._origin.append(version("pillow"))
-
-    def read(self) -> str:
-        """Return the fingerprint, or an empty string if there is no valid one."""
-        # A file that cannot be replaced could be wrong at every start.
-        if self._file is None or not os.access(self._file.parent, os.W_OK):
-            return ""
-        try:
-            saved = json.loads(self._file.read_bytes())
-            decoder = str(saved["decoder"])
-            return decoder if saved["made_by"] == self._origin and DIGEST.fullmatch(decoder) else ""
-        except (OSError, ValueError, RecursionError, LookupError, TypeError):
-            return ""
-
-    def write(self, decoder: str) -> None:
-        """Save a fingerprint if the file is writable, or an empty string to make the next start wait."""
-        if self._file is not None:
-            unfinished = self._file.with_suffix(f".{os.getpid()}.unfinished")
-            with contextlib.suppress(OSError):
-                self._file.parent.mkdir(exist_ok=True)
-                text = json.dumps({"made_by": self._origin, "decoder": decoder})
-                unfinished.write_text(text, encoding="utf-8")
-                unfinished.replace(self._file)
 
 
 def _private_directory(beside: str) -> str:

@@ -20,7 +20,6 @@ from superdl.coordinator.catalog.state import CatalogState, open_state
 from superdl.coordinator.core import CoreSettings, ExecutorFacts, TeamsChanged
 from superdl.coordinator.executors.base import executor_class, sees_store, shipped_prices_of
 from superdl.coordinator.executors.eligibility import Eligibility
-from superdl.coordinator.executors.local import LocalExecutor
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.executors.workers import WorkersExecutor
 from superdl.coordinator.server.engine import Engine
@@ -60,7 +59,7 @@ _RETRY_S = 0.2
 _GOODBYE_S = 5.0
 _DRAIN_MAX_S = 9.0  # less than the ten seconds after which service managers kill a process
 _CACHE_END_S = 2.0
-_SHARDS, _DECODER = "shards", "decoder.json"
+_SHARDS = "shards"
 
 _Steps: TypeAlias = "dict[str, tuple[Callable[[], Awaitable[None]], float]]"
 
@@ -154,10 +153,6 @@ async def _start(
     executors = [executor_class(name) for name in settings.executors]
     state = open_state(settings.state, settings.store_choice.address, os.environ)
     scratch = state.directory / _SHARDS if state.directory is not None else None
-    # Only with a private cache may a coordinator find out late that its decoder differs.
-    starts_early = holders is not None and settings.executors == (LocalExecutor.name,)
-    decoder_file = state.directory / _DECODER if starts_early and state.directory is not None else None
-    changed = asyncio.Event()
     ports = Ports(settings, tokens, stack, run_ended)
     datasets, keeper = await _with_store(settings, state, stack)
     await ports.open_to_workers(keeper.address, lambda: keeper.store_id)
@@ -167,8 +162,6 @@ async def _start(
         saving,
         workers=ports.workers,
         scratch=scratch,
-        decoder_file=decoder_file,
-        changed=changed.set,
         worker=holders.worker if holders is not None else None,
     )
     manager = ExecutorManager(
@@ -227,8 +220,8 @@ async def _start(
     steps: _Steps = {
         "upkeep": (upkeep.once, _UPKEEP_S),
         "executors": (
-            partial(_follow, engine, eligibility, manager, watch, tokens, ports.workers, changed),
-            0.0,
+            partial(_follow, engine, eligibility, manager, watch, tokens, ports.workers),
+            _UPKEEP_S,
         ),
         "reports": (reports.read_once, 0.0),
         "history": (history.keep, HISTORY_PAUSE_S),
@@ -258,16 +251,8 @@ async def _follow(
     watch: Watch,
     tokens: Tokens | None,
     workers: Workers | None,
-    changed: asyncio.Event,
 ) -> None:
-    """Report changes of executors, teams and the store to the core.
-
-    Waits until executors have ``changed``, but at most a second.
-    """
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_UPKEEP_S):
-            await changed.wait()
-    changed.clear()
+    """Report changes of executors, teams and the store to the core."""
     known = engine.core.state.datasets
     opened = [dataset for content, dataset in engine.datasets.opened.items() if content in known]
     # Report eligibility first, because the core must know it before the executors accept requests.
@@ -278,8 +263,6 @@ async def _follow(
     engine.keeper.step()
     watch.step()
     is_needed = bool(engine.core.jobs)
-    if any(executor.is_outdated for executor in manager.decoding):
-        raise DecoderReplacedError
     if workers is not None and (successor := workers.successor(is_needed=is_needed)):
         if is_needed:
             _log.warning("no worker has the open jobs' decoder any more: they continue with another decoder")

@@ -114,12 +114,8 @@ async def agree_on_fingerprint(cache: Cache, digest: str) -> bool:
 class DecoderReplacedError(Exception):
     """The coordinator must restart with another ``decoder``."""
 
-    def __init__(self, decoder: str = "") -> None:
-        super().__init__(
-            f"switching to workers with the decoder {decoder}"
-            if decoder
-            else "the local worker has another decoder than at the last start, or did not start"
-        )
+    def __init__(self, decoder: str) -> None:
+        super().__init__(f"switching to workers with the decoder {decoder}")
         self.decoder = decoder
 
 

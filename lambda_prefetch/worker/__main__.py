@@ -8,17 +8,33 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from superdl.lambda_prefetch.worker.command import add_arguments, run, standby
 from superdl.super_wire.errors import SuperError
+from superdl.super_wire.forked_process import set_process_name
 from superdl.super_wire.redaction import shown_lines
 
-if __name__ == "__main__":
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a worker with these arguments, and return the exit code."""
+    set_process_name("superdl-worker")
     parser = argparse.ArgumentParser(prog="python -m superdl.lambda_prefetch.worker", description=__doc__)
     add_arguments(parser)
+    template = None
     try:
-        arguments, template = standby() if sys.argv[1:2] == ["--standby"] else (sys.argv[1:], None)
-        sys.exit(run(parser.parse_args(arguments), template))
+        if argv[:1] == ["--standby"]:
+            argv, template = standby()
+            if not argv:
+                return 0
+        return run(parser.parse_args(argv), template)
     except SuperError as error:
         sys.stderr.write(shown_lines(f"superdl worker: {error}\n"))
-        sys.exit(1)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -21,7 +21,7 @@ from superdl.lambda_prefetch.worker.template import FUNCTION, Template
 from superdl.super_wire.credentials import CoordinatorCredentials
 from superdl.super_wire.errors import ConfigError, SuperError
 from superdl.super_wire.host import usable_cores
-from superdl.super_wire.protocol import host_and_port, socket_path
+from superdl.super_wire.protocol import host_and_port, installed_version, socket_path
 from superdl.super_wire.redaction import keep_secrets_out_of_logs
 
 if TYPE_CHECKING:
@@ -136,16 +136,21 @@ async def _serve(settings: WorkerSettings, template: Template | None) -> int:
 def standby() -> tuple[list[str], Template]:
     """Import a worker's modules, then read a line of JSON with its ``arguments`` and ``environment``.
 
-    Sets the environment. Returns the arguments, and a template for the slots. Exits if the input ends,
-    because the coordinator has ended.
+    Sets the environment. Returns the arguments, which are empty if the input ended because the coordinator
+    did, and a template for the slots.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the coordinator has not raised its own yet
-    template = Template()
+    from superdl.lambda_prefetch.handler import own_fingerprint
+
+    # The slots inherit these.
+    own_fingerprint()
+    installed_version()
+    template = Template(forks=True)
     _import_calling()
     line = sys.stdin.buffer.readline()
     if not line:
-        sys.exit(0)
+        return [], template
     start = json.loads(line)
     os.environ.clear()
     os.environ.update(start["environment"])

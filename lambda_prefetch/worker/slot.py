@@ -26,6 +26,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from superdl.super_wire.forked_process import set_process_name
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -59,6 +61,7 @@ class InvocationContext:
 
 def main(modules: list[str]) -> int:
     """Fork slots until the input ends."""
+    set_process_name("superdl-slot")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker handles Ctrl-C and SIGTERM
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # waitpid() needs it

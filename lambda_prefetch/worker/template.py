@@ -1,7 +1,7 @@
 """The process that a worker's slots are forked from.
 
-It has imported the function and nothing else: it has no threads, connections or event loop. All slots share
-the imports and their memory, and a slot is replaced within milliseconds.
+It has imported the function, and has no threads, connections or event loop. All slots share the imports and
+their memory, and a slot is replaced within milliseconds.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import os
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
+from superdl.lambda_prefetch.worker import slot
 from superdl.super_wire.errors import SuperError
+from superdl.super_wire.forked_process import ForkedProcess
 
 FUNCTION = "superdl.lambda_prefetch.handler:handler"
-_MODULE = "superdl.lambda_prefetch.worker.slot"
 _TIMEOUT_S = 300.0  # on a busy host
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
@@ -27,22 +29,27 @@ _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 class Template:
     """The process that slots are forked from, which has imported ``function``.
 
-    Slots become children of the worker, which adopts orphans during a fork.
+    Slots become children of the worker, which adopts orphans during a fork. If ``forks``, the first template
+    is a fork of this process, which must not have started a thread.
     """
 
-    def __init__(self, function: str = FUNCTION) -> None:
+    def __init__(self, function: str = FUNCTION, *, forks: bool = False) -> None:
         # Other functions may start threads when they are imported, so slots import them.
-        modules = [FUNCTION.partition(":")[0]] if function == FUNCTION else []
-        self._command = (sys.executable, "-P", "-m", _MODULE, *modules)
+        self._modules = [FUNCTION.partition(":")[0]] if function == FUNCTION else []
         self._turn, self._is_closed = asyncio.Lock(), False
-        self._start()
+        self._start(forks=forks)
 
-    def _start(self) -> None:
+    def _start(self, *, forks: bool = False) -> None:
         self._channel, theirs = socket.socketpair()
         self._channel.setblocking(False)
+        self._process: subprocess.Popen[bytes] | ForkedProcess
         with theirs:
-            # In its own process group, because Ctrl-C at the terminal is for the worker.
-            self._process = subprocess.Popen(self._command, stdin=theirs.fileno(), process_group=0)
+            if forks:
+                self._process = ForkedProcess(partial(slot.main, self._modules), theirs.fileno())
+            else:
+                command = (sys.executable, "-P", "-m", slot.__name__, *self._modules)
+                # In its own process group, because Ctrl-C at the terminal is for the worker.
+                self._process = subprocess.Popen(command, stdin=theirs.fileno(), process_group=0)
 
     @property
     def cpu_s(self) -> float:

@@ -119,4 +119,6 @@ class EmbeddedSettings:
     def environment(self) -> dict[str, str]:
         """Return the environment without the variables that protect another coordinator."""
         kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_EMBEDDED}
-        return kept | {"SUPER_STORE": kept.get("SUPER_STORE") or "auto"}
+        # NumPy's threads for matrices would spin while others start, and none of the processes needs them.
+        threads = {"OPENBLAS_NUM_THREADS": kept.get("OPENBLAS_NUM_THREADS") or "1"}
+        return kept | threads | {"SUPER_STORE": kept.get("SUPER_STORE") or "auto"}

@@ -32,7 +32,7 @@ _LOG = logging.getLogger("superdl.super_dataset")
 _LAST_ATTEMPT_S = 0.25  # before the timeout
 # Pauses grow from the first to the longest, with "equal jitter": M. Brooker, "Exponential Backoff and
 # Jitter", AWS Architecture Blog, 2015.
-_FIRST_PAUSE_S = 0.005
+_FIRST_PAUSE_S, _PAUSE_GROWTH = 0.005, 1.5
 _LONGEST_PAUSE_S = 1.0
 
 _SEEN = SeenRecords()  # shared by all datasets of this process
@@ -144,7 +144,7 @@ class BatchReader:
             if late:
                 raise batch.timeout_error(self._clock() - began_s, note.message if note else "")
             now_s = self._clock()
-            pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(batch.attempts - 1, 32))
+            pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * _PAUSE_GROWTH ** min(batch.attempts - 1, 32))
             self._sleep(max(0.0, min(pause_s * _JITTER.uniform(0.5, 1), last_begin_s - now_s)))
             batch.wait_s += self._clock() - now_s
 

@@ -15,8 +15,9 @@ GRPC = {"grpc", "google.protobuf", "superdl.super_wire.coordinator_pb2"}
 # module: what importing it must not load
 LIGHT = {
     "superdl.super_wire": TRAINING | GRPC | {"boto3", "PIL", "numpy"},
+    "superdl.super_wire.protocol": {"importlib.metadata"},
     "superdl.coordinator.core": TRAINING | GRPC | {"boto3", "PIL", "asyncio"},
-    "superdl.coordinator.server.server": TRAINING | {"boto3", "PIL", "pydantic"},
+    "superdl.coordinator.server.server": TRAINING | {"boto3", "PIL", "pyarrow", "pydantic"},
     "superdl.lambda_prefetch.handler": TRAINING | GRPC | {"aws_lambda_powertools", "botocore"},
     "superdl.lambda_prefetch.worker.command": TRAINING | GRPC | {"boto3", "numpy"},
     "superdl.lambda_prefetch.worker.slot": TRAINING | GRPC | {"asyncio", "boto3", "numpy"},

@@ -99,12 +99,13 @@ def test_a_killed_trainer_takes_everything_along(trainer, temporary, number):
     assert_all_gone(family, temporary)
 
 
-PARTS = [
-    "valkey-server",
-    "coordinator.sock",
-    "superdl.lambda_prefetch.worker.slot",
-    "superdl.lambda_prefetch.worker --standby",
-]
+PARTS = ["valkey-server", "superdl.coordinator.embedded", "superdl-slot", "superdl-worker"]
+
+
+def label_of(process):
+    """The name of a process that has its own, otherwise its command."""
+    name = process.name()
+    return name if name.startswith("superdl-") else " ".join(process.cmdline())
 
 
 def test_what_dies_is_restarted(images, temporary):
@@ -112,7 +113,7 @@ def test_what_dies_is_restarted(images, temporary):
     try:
         batches = trainer.wait_for_batches(25)
         for part in PARTS:
-            while not (found := [one for one in trainer.family() if part in " ".join(one.cmdline())]):
+            while not (found := [one for one in trainer.family() if part in label_of(one)]):
                 batches += trainer.wait_for_batches(1)  # its replacement is not up yet
             found[-1].kill()
             batches += trainer.wait_for_batches(120)

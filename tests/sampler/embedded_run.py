@@ -70,20 +70,16 @@ class EmbeddedRun:
 
     def processes(self):
         """Return the run's live coordinator, cache and worker."""
-        kinds = {
-            "superdl.coordinator.embedded": "coordinator",
-            "superdl.lambda_prefetch.worker": "worker",
-            "redis.sock": "cache",
-        }
+        kinds = {"superdl-worker": "worker", "superdl-slot": "", "valkey-server": "cache"}
         found = {}
         for process in psutil.process_iter():
             try:
-                words = " ".join(process.cmdline())
+                name, words = process.name(), " ".join(process.cmdline())
                 alive = process.status() != psutil.STATUS_ZOMBIE
             except psutil.Error:
                 continue
-            # The coordinator's command names the cache's socket too.
-            kind = next((kind for word, kind in kinds.items() if word in words), "")
+            # A forked worker has the coordinator's command.
+            kind = kinds.get(name, "coordinator" if "superdl.coordinator.embedded" in words else "")
             if alive and kind and str(self.directory.path) in words:
                 found[kind] = process
         self._seen |= set(found.values())

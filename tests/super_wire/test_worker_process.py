@@ -10,15 +10,16 @@ END_TIMEOUT_S = 30.0
 COORDINATOR = """
 import sys
 from superdl.super_wire.worker_process import WorkerProcess
-worker = WorkerProcess("test")
+worker = WorkerProcess("test", forks=sys.argv[1] == "forks")
 print(worker.is_waiting, flush=True)
 sys.stdin.read()
 """
 
 
+@pytest.mark.parametrize("how", ["forks", "starts"])
 @pytest.mark.parametrize("end", [subprocess.Popen.kill, lambda coordinator: coordinator.stdin.close()])
-def test_it_ends_with_a_coordinator_that_has_not_used_it(end):
-    command = [sys.executable, "-c", COORDINATOR]
+def test_it_ends_with_a_coordinator_that_has_not_used_it(end, how):
+    command = [sys.executable, "-c", COORDINATOR, how]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as coordinator:
         assert coordinator.stdout.readline() == "True\n"
         family = psutil.Process(coordinator.pid).children(recursive=True)

@@ -19,14 +19,14 @@ def alive(pid):
 
 
 def children_running(module, parent=None):
-    """Return the pids of a process's children that run a Python module. The default is this process."""
+    """Return the pids of a process's children with this name, or that run this Python module."""
     children = psutil.Process(parent).children() if alive(parent or os.getpid()) else []
-    return [child.pid for child in children if module in _arguments_of(child)]
+    return [child.pid for child in children if module in _words_of(child)]
 
 
-def _arguments_of(process):
+def _words_of(process):
     with contextlib.suppress(psutil.Error):
-        return process.cmdline()
+        return [process.name(), *process.cmdline()]
     return []
 
 

