@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
 
-_BURST = 1000
-_PER_S = 100.0  # AWS adds 1,000 environments in 10 seconds
 _WARM_VERSION = 1
 _WARM_TIMEOUT_S = 60.0
 _WARM_ATTEMPTS = 30
@@ -63,8 +61,8 @@ class LambdaExecutor(Executor):
         # boto3 is slow to import, and reading settings does not need it.
         from superdl.coordinator.executors.lambda_client import LambdaClient, Target
 
-        self._calls = at_once = settings.lambda_concurrency
-        self.scaling = ExecutorResized(at_once, burst=min(_BURST, at_once), per_s=_PER_S, backlog=0)
+        self._calls = settings.lambda_concurrency
+        self.scaling = ExecutorResized(self._calls, backlog=0)
         self._warm_event = json.dumps({"super_warm": _WARM_VERSION, "cache": context.cache}).encode()
         self._warm = min(max(1, settings.lambda_warm), self._calls)
         self.fingerprint = ""

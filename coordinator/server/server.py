@@ -275,7 +275,7 @@ async def _follow(
     # Report eligibility first, because the core must know it before the executors accept requests.
     eligibility.tell_changes(opened, engine.post)
     manager.tell_changes(engine.post)
-    if tokens is not None and (teams := tokens.teams_now()) != engine.core.state.teams.given:
+    if tokens is not None and (teams := tokens.teams_now()) != engine.core.state.teams.configured:
         engine.post(TeamsChanged(teams))
     engine.keeper.step()
     watch.step()

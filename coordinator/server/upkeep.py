@@ -300,4 +300,4 @@ class Upkeep:
 
     def _known(self) -> list[Ids] | None:
         core, now_s = self._core, self._engine.now_s()
-        return known_ids(self._engine.datasets, is_read=core.state.wants, held=core.held, now_s=now_s)
+        return known_ids(self._engine.datasets, is_read=core.state.is_read, held=core.held, now_s=now_s)

@@ -145,7 +145,7 @@ class Watch:
         times, about = concurrency.throttled_lately(now), {"executor": member.name}
         if times and now >= self._limited.get(member.number, -_EVERY_S) + _EVERY_S:
             self._limited[member.number] = now
-            capacity, limit = concurrency.capacity, concurrency.limit(now)
+            capacity, limit = concurrency.capacity, concurrency.limit
             words = f"{counted(times, 'request')} in 60 s, concurrency {limit:,} instead of {capacity:,}"
             _log.warning(
                 "%s throttled: %s", member.name, words, extra={**about, "cause": f"throttled at {now}"}

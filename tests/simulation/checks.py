@@ -229,7 +229,7 @@ class Checks:
         self.require(racing == 1, "a request is raced by two")
         racing_it = self._world.core.state.fleet.executors[raced.executor] if raced else None
         unproven = racing_it and not (
-            racing_it.latency.answers or (racing_it.store and racing_it.store.latency.answers)
+            racing_it.latency.results or (racing_it.store and racing_it.store.latency.results)
         )
         self._hedges += not (unproven and len(self._world.model.fleet) > 1)
         few = self._world.model.settings.hedge_share * self._requests

@@ -32,14 +32,14 @@ def problems_of(samples):
     resident = samples.having(SampleState.RESIDENT)
     if resident.size != samples.resident_count:
         yield f"{samples.key}: {resident.size} samples are resident, {samples.resident_count} are counted"
-    if (samples.stored_bytes[resident] == 0).any():
+    if (samples.cached_bytes[resident] == 0).any():
         yield f"{samples.key}: a resident sample has no footprint"
-    if int(samples.stored_bytes.sum(dtype=np.int64)) != samples.resident_bytes:
+    if int(samples.cached_bytes.sum(dtype=np.int64)) != samples.resident_bytes:
         yield f"{samples.key}: footprints do not add up to {samples.resident_bytes} bytes"
     kept = (samples.state == SampleState.RESIDENT) | (samples.state == SampleState.CHECKING)
     if samples.pointed is not None and samples.pointed[~kept].any():
         yield f"{samples.key}: a sample that is not in the cache has a pointer there"
-    if samples.stored_bytes[~kept].any():
+    if samples.cached_bytes[~kept].any():
         yield f"{samples.key}: a sample that is not in the cache has a footprint"
 
 
@@ -132,9 +132,9 @@ def _stuck_work(state, now):
 
 def _cursors(state):
     cursors = [cursor for job in state.jobs.values() for cursor in job.cursors.values()]
-    wanted_bytes = sum(cursor.wanted_bytes for cursor in cursors)
-    if wanted_bytes != state.wanted_bytes:
-        yield f"ranks want {wanted_bytes} bytes, {state.wanted_bytes} are counted"
+    wanted_bytes = sum(cursor.window_bytes for cursor in cursors)
+    if wanted_bytes != state.window_bytes:
+        yield f"ranks want {wanted_bytes} bytes, {state.window_bytes} are counted"
     for cursor in cursors:
         if not cursor.watermark <= cursor.lookahead:
             yield f"rank {cursor.rank}: look-ahead {cursor.lookahead} is behind {cursor.watermark}"

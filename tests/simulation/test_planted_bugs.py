@@ -97,8 +97,8 @@ def swap_two_batches(span, *what):
     return Span(np.concatenate(swapped), right.padding, right.offsets)
 
 
-def request_what_is_resident(store, samples, indices, record_bytes):
-    store(samples, indices, record_bytes)
+def request_what_is_resident(store, samples, indices, record_bytes, **how):
+    store(samples, indices, record_bytes, **how)
     samples.move(indices[:1], SampleState.ABSENT)
 
 
@@ -110,7 +110,7 @@ def request_what_is_in_flight(make, state, *what, **how):
 def lose_ranks(wake, state, cursor):
     wake(state, cursor)
     if cursor.pending:
-        state.rest(cursor)
+        state.dequeue(cursor)
 
 
 def forget_who_ordered(handle_all, core, several, now):
@@ -139,7 +139,7 @@ def save_what_has_gone(make_save, state, save, now):
 
 
 def save_with_all_functions(_, state, now):
-    idle = [each for each in state.fleet.executors if each.store is not None and each.idle(now) > 0]
+    idle = [each for each in state.fleet.executors if each.store is not None and each.idle > 0]
     return idle[0] if idle else None
 
 
@@ -160,7 +160,7 @@ BUGS = [
     planted(requests, "finish", forget_what_is_reserved, "bytes are reserved"),
     planted(Plan, "span", repeat_a_batch, "read a sample twice"),
     planted(Plan, "span", swap_two_batches, "not in plan order"),
-    planted(dispatching, "release_due", lambda _, state, now: state.retries.take_until(now), NEVER_ENDS),
+    planted(dispatching, "release_due", lambda _, state, now: state.retries.pop_due(now), NEVER_ENDS),
     planted(
         retrying,
         "try_again",
@@ -184,10 +184,10 @@ BUGS = [
     ),
     planted(State, "wake", lose_ranks, "nobody will look at it again"),
     planted(Core, "handle_all", forget_who_ordered, "was charged"),
-    planted(Ledger, "invoked", forget_what_a_crash_costs, "were billed, the core knows of"),
+    planted(Ledger, "bill_invocation", forget_what_a_crash_costs, "were billed, the core knows of"),
     planted(
         dispatching,
-        "watch_spending",
+        "update_spending",
         lambda watch, state, now: watch(state, now) and Spending.FREELY,
         "beyond the cap",
         seeds=200,
@@ -201,7 +201,7 @@ BUGS = [
     planted(dispatching, "make_save", save_what_has_gone, "saved that is not cached", world=all_blind),
     planted(background, "saver", save_with_all_functions, "functions that readers wait for", world=all_blind),
     planted(restoring, "answered", forget_what_is_saved, "saved that lies in the store", world=all_blind),
-    planted(dispatching, "take_due", lambda *_: (), "wait to be saved, and somebody has", world=all_blind),
+    planted(dispatching, "due_saves", lambda *_: (), "wait to be saved, and somebody has", world=all_blind),
 ]
 
 

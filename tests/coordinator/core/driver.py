@@ -7,7 +7,7 @@ from superdl.coordinator.core.events import (
     OUTCOME_ORDER,
     Audit,
     Audited,
-    BatchesAsked,
+    BatchesRequested,
     BatchRead,
     Drop,
     ExecutorResized,
@@ -83,7 +83,7 @@ class Driver:
 
     def ask(self, start, stop, *, job="job", rank=0, epoch=0, yielded=0, sees_store=False):
         """Request a page, as the sampler does."""
-        self.step(BatchesAsked(job, rank, epoch, start, stop, yielded, sees_store))
+        self.step(BatchesRequested(job, rank, epoch, start, stop, yielded, sees_store))
 
     def read(self, position, *, missed=(), corrupt=(), job="job", rank=0, epoch=0, after_s=0.0, **facts):
         """Report a batch as read or samples as missed. ``facts`` override further fields of the report."""

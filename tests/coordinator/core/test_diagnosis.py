@@ -52,15 +52,15 @@ def lost(driver):
 @pytest.mark.parametrize(
     ("read", "position", "before", "happens", "cause", "settings"),
     [
-        pytest.param((1, 2), 3, None, busy(100, 5000), Cause.DECODE, {"capacity": 1}, id="decode"),
-        pytest.param((1, 2), 3, None, busy(5000, 100), Cause.SOURCE, {"capacity": 1}, id="source"),
+        pytest.param((1, 2), 3, None, busy(100, 5000), Cause.DECODING, {"capacity": 1}, id="decode"),
+        pytest.param((1, 2), 3, None, busy(5000, 100), Cause.STORAGE, {"capacity": 1}, id="source"),
         # fetches many objects in parallel while decoding all the time
-        pytest.param((1, 2), 3, None, busy(40_000, 4000), Cause.DECODE, {"capacity": 1}, id="both"),
-        pytest.param((), 6, None, None, Cause.LATE_PLANNING, {}, id="not-requested"),
-        pytest.param((1, 2), 3, "store", None, Cause.STORE, {"capacity": 1, "store": True}, id="store"),
-        pytest.param((1, 2), 3, None, refused, Cause.THROTTLE, {"capacity": 2}, id="throttle"),
-        pytest.param((1, 2), 3, "crash", lambda driver: driver.wait(60.0), Cause.RETRY, {}, id="retry"),
-        pytest.param((), 1, None, lost, Cause.CACHE_MEMORY, {}, id="lost"),
+        pytest.param((1, 2), 3, None, busy(40_000, 4000), Cause.DECODING, {"capacity": 1}, id="both"),
+        pytest.param((), 6, None, None, Cause.STARTING, {}, id="not-requested"),
+        pytest.param((1, 2), 3, "store", None, Cause.STORAGE, {"capacity": 1, "store": True}, id="store"),
+        pytest.param((1, 2), 3, None, refused, Cause.LIMITS, {"capacity": 2}, id="throttle"),
+        pytest.param((1, 2), 3, "crash", lambda driver: driver.wait(60.0), Cause.STORAGE, {}, id="retry"),
+        pytest.param((), 1, None, lost, Cause.CACHE, {}, id="lost"),
     ],
 )
 def test_what_a_reader_waited_for_is_named(read, position, before, happens, cause, settings):
@@ -92,7 +92,7 @@ def test_functions_that_were_starting_are_the_cause():
     for request in list(driver.requests):
         driver.answer(request, decode_us=9, duration_us=6000, cold_start=True)
     stalled(driver, 0)
-    assert driver.core.job("job").stalls.batches == {Cause.COLD_START: 1}
+    assert driver.core.job("job").stalls.batches == {Cause.STARTING: 1}
 
 
 @pytest.mark.parametrize("megabytes", [1, 100, 192, 193, 300, 576, 577, 10_000])

@@ -161,7 +161,7 @@ def test_victims_are_those_with_the_farthest_next_use(plan, other, data):
     victims = choose_victims(
         {key: residents(key, plan.size, there)},
         jobs,
-        wanted_bytes=wanted * RECORD,
+        size_bytes=wanted * RECORD,
         later_than_s=later_than_s,
         turn=1,
         spared={},
@@ -183,7 +183,7 @@ def test_of_very_many_a_part_is_looked_at_and_another_each_time(wanted):
     seen = set()
     for turn in range(5):
         victims = choose_victims(
-            sets, [job], wanted_bytes=wanted * RECORD, later_than_s=0.0, turn=turn, spared={}
+            sets, [job], size_bytes=wanted * RECORD, later_than_s=0.0, turn=turn, spared={}
         )[key]
         assert victims.size == wanted
         # Nearly as good as looking at every sample: victims are in the last quarter to be used.

@@ -22,11 +22,11 @@ def ledger(prices=PRICES, *, max_usd=math.inf, max_usd_per_hour=math.inf):
 
 def invoke(book, dataset=b"a", *, now=0.0, gb_s=0.0, executor=0):
     counted = {"source_requests": 0, "source_bytes": 0, "record_bytes": 0}
-    return book.invoked(dataset, executor=executor, gb_s=gb_s, now=now, **counted)
+    return book.bill_invocation(dataset, executor=executor, gb_s=gb_s, now=now, **counted)
 
 
 def freedom(book, in_flight):
-    book.watch(in_flight, 0.0)
+    book.update(in_flight, 0.0)
     return book.spending
 
 
@@ -39,7 +39,7 @@ def test_every_unit_has_its_price_and_what_is_paid_for_is_kept_apart():
     )
     book.settle(0.0)
     units = {"source_requests": 4, "source_bytes": 2**29, "record_bytes": 2**28}
-    usd = book.invoked(b"a", gb_s=3.0, **units, now=0.0, store_gets=2, store_puts=1)
+    usd = book.bill_invocation(b"a", gb_s=3.0, **units, now=0.0, store_gets=2, store_puts=1)
     assert usd == 1 + 6 + 2 + 2 + 2 + (1 + 16)
     book.settle(4.0)
     assert asdict(book.spent()) == {
@@ -57,23 +57,23 @@ def test_every_unit_has_its_price_and_what_is_paid_for_is_kept_apart():
 
 def test_shared_work_is_split_over_those_who_used_it():
     book = ledger()
-    book.produced(b"a", "one", 100, invoke(book))
-    book.used(b"a", "one", 100, 0, 0.0)
+    book.add_produced(b"a", "one", 100, invoke(book))
+    book.add_read(b"a", "one", 100, 0, 0.0)
     assert book.job_costs("one").usd == 1.0
-    book.used(b"a", "two", 100, 0, 1.0)
+    book.add_read(b"a", "two", 100, 0, 1.0)
     assert book.job_costs("one").usd == book.job_costs("two").usd == 0.5
-    book.produced(b"b", "two", 10, invoke(book, b"b"))
+    book.add_produced(b"b", "two", 10, invoke(book, b"b"))
     assert (book.job_costs("one").usd, book.job_costs("two").usd) == (0.5, 1.5)
 
 
 def test_hours_are_split_over_those_who_are_there():
     book = ledger(Prices(hour=3600.0))
     book.settle(1.0)
-    book.joined("one")
+    book.add_job("one")
     book.settle(3.0)
-    book.joined("two")
+    book.add_job("two")
     book.settle(7.0)
-    book.left("one")
+    book.remove_job("one")
     book.settle(8.0)
     assert book.job_costs(NOBODY).usd == 1.0
     assert book.job_costs("one").usd == 2.0 + 2.0
@@ -84,7 +84,7 @@ def test_hours_are_split_over_those_who_are_there():
 def test_near_the_cap_spending_slows_and_at_the_cap_it_stops():
     book = ledger(max_usd=10.0)
     for _ in range(8):
-        book.produced(b"a", "one", 10, invoke(book))
+        book.add_produced(b"a", "one", 10, invoke(book))
     assert freedom(book, [(0, 0)]) is Spending.FREELY
     assert freedom(book, [(1, 10)]) is Spending.SLOWED, "requests in flight count as spent"
     assert freedom(book, [(2, 20)]) is Spending.STOPPED
@@ -161,9 +161,9 @@ def test_a_team_that_may_spend_no_more_is_told_so_and_others_go_on():
     driver.read(5, job="one", missed=tuple(range(8)))
     [tombstones] = driver.tombstones
     assert tombstones.indices.size == 8
-    assert "the requests of team a have cost 3.0000 USD" in tombstones.messages[0]
+    assert "production has stopped for team a: its requests have cost 3.0000 USD" in tombstones.messages[0]
     driver.read(5, job="one", hits=0, wait_us=7)
-    assert driver.core.job("one").stalls.batches == {Cause.SPENDING: 1}
+    assert driver.core.job("one").stalls.batches == {Cause.LIMITS: 1}
     assert not driver.requests
     assert driver.warnings[-1].message == tombstones.messages[0]
     driver.step(TeamsChanged(()))

@@ -48,7 +48,7 @@ def test_where_one_rank_does_not_see_the_store_the_samples_of_all_ranks_are_rest
     assert restored(driver) == list(range(16))
 
 
-def look_again(driver, *, after_s=0.0):
+def restart_lookahead(driver, *, after_s=0.0):
     """Empty the cache and have the job look ahead to its samples again."""
     driver.answer_all()
     driver.step(CacheReset(), after_s=after_s)
@@ -61,16 +61,16 @@ def test_one_request_tries_a_store_that_had_trouble_while_all_else_is_decoded():
     assert [warning.message for warning in driver.warnings] == [driver.core.store_trouble]
     assert "throttled" in driver.core.store_trouble
     for pause_s in (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0):
-        look_again(driver)
+        restart_lookahead(driver)
         assert not restored(driver)
-        look_again(driver, after_s=pause_s)
+        restart_lookahead(driver, after_s=pause_s)
         probe = next(request for request in driver.requests if request.kind is RequestKind.RESTORE)
         assert sorted(decoded(driver) + probe.indices.tolist()) == list(range(16))
         driver.answer(probe, Outcome.STORE_ERROR, after_s=0.0)
     assert len(driver.warnings) == 1
-    look_again(driver, after_s=30.0)
+    restart_lookahead(driver, after_s=30.0)
     driver.answer(next(request for request in driver.requests if request.kind is RequestKind.RESTORE))
-    look_again(driver)
+    restart_lookahead(driver)
     assert driver.core.store_trouble == ""
     assert restored(driver) == list(range(16))
 
@@ -85,13 +85,13 @@ def test_a_full_store_is_read_and_tried_again():
         )
     assert "disk full" in driver.core.store_trouble
     assert len(driver.warnings) == 1
-    look_again(driver)
+    restart_lookahead(driver)
     assert restored(driver) == list(range(0, 16, 2))
     assert not any(request.kind.writes_pack for request in driver.requests)
-    look_again(driver, after_s=0.5)
+    restart_lookahead(driver, after_s=0.5)
     (probe,) = (request for request in driver.requests if request.kind.writes_pack)
     driver.answer(probe, pack=9)
-    look_again(driver)
+    restart_lookahead(driver)
     assert driver.core.store_trouble == ""
     assert {request.kind for request in driver.requests} <= {RequestKind.RESTORE, RequestKind.DECODE_TO_STORE}
 

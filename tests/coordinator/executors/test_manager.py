@@ -111,8 +111,8 @@ async def test_the_core_is_told_of_what_changes():
         events = []
         manager.tell_changes(events.append)
         manager.tell_changes(events.append)
-        executors[1].scaling = ExecutorResized(7, burst=3, per_s=1.0, backlog=0)
+        executors[1].scaling = ExecutorResized(7, backlog=0)
         manager.tell_changes(events.append)
         told = events
     assert [event.executor for event in told] == [0, 1, 1]
-    assert told[-1] == ExecutorResized(7, burst=3, per_s=1.0, backlog=0, executor=1)
+    assert told[-1] == ExecutorResized(7, backlog=0, executor=1)

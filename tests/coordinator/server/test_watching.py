@@ -115,7 +115,7 @@ def test_a_team_that_may_spend_no_more_is_told_of_once_and_so_is_one_that_may_ag
     driver.step(JobOpened("job", driver.dataset, Plan(64, batch_size=8), 0, team="a"))
     driver.answer_all()
     watch.step()
-    assert log()[1].startswith("the requests of team a have cost ")
+    assert log()[1].startswith("production has stopped for team a: ")
     watch.step()
     assert log() == []
     driver.state.teams.change([Team("a", max_usd=100.0), Team("b")])
