@@ -12,11 +12,11 @@ from superdl.coordinator.core.events import *  # noqa: F403  # the events and ac
 from superdl.coordinator.core.fleet import ExecutorState
 from superdl.coordinator.core.jobs import ClosedJobs, Job
 from superdl.coordinator.core.journal import Cause
-from superdl.coordinator.core.ledger import Ledger, Spending
+from superdl.coordinator.core.ledger import Spending
 from superdl.coordinator.core.lookahead import exceeding_text, headroom_bytes, maxmemory_for, runs_of
 from superdl.coordinator.core.plan import Plan
 from superdl.coordinator.core.queues import BatchPlace
-from superdl.coordinator.core.samples import EVERY_EPOCH, SampleSet, SampleState, SetKey, footprint
+from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState, SetKey, footprint
 from superdl.coordinator.core.settings import NO_TEAM, CoreSettings, DatasetFacts, ExecutorFacts, Prices, Team
 
 __all__ = [
@@ -31,10 +31,8 @@ __all__ = [
     "ExecutorFacts",
     "ExecutorState",
     "Job",
-    "Ledger",
     "Plan",
     "Prices",
-    "SampleSet",
     "SampleState",
     "SetKey",
     "Spending",

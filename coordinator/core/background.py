@@ -34,15 +34,7 @@ _WAIT_S = 1.0  # for more samples, so that there are few packs
 _PACK_BYTES = 32 * 2**20
 
 
-class Save(NamedTuple):
-    """Cached samples for an executor to write to a pack."""
-
-    executor: ExecutorState
-    samples: SetKey
-    indices: Ints
-
-
-def due_saves(state: State, now: float) -> Iterator[Save]:
+def due_saves(state: State, now: float) -> Iterator[tuple[ExecutorState, SetKey, Ints]]:
     """Yield the saves that can be made now, longest waiting first. Request each before the next."""
     while (next_due := due(state, now)) is not None:
         key, executor = next_due
@@ -54,7 +46,7 @@ def due_saves(state: State, now: float) -> Iterator[Save]:
             if other.samples == key:
                 resident = resident[~np.isin(resident, other.indices)]
         if resident.size:
-            yield Save(executor, key, resident)
+            yield executor, key, resident
 
 
 def is_saving(state: State) -> bool:

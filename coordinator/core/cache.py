@@ -16,7 +16,6 @@ from superdl.coordinator.core.queues import BatchPlace
 from superdl.coordinator.core.restoring import accept, usable
 from superdl.coordinator.core.retrying import recheck
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
-from superdl.coordinator.core.state import AuditInFlight
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -45,9 +44,9 @@ def audit(
     if not indices.size:
         return
     state.set_of(key).move(indices, SampleState.CHECKING)
-    number = next(state.numbers)
-    state.audits[number] = AuditInFlight(key, indices, requester, whole)
-    state.actions.append(Audit(number, key, indices, whole))
+    action = Audit(next(state.numbers), key, indices, whole, requester)
+    state.audits[action.audit_id] = action
+    state.actions.append(action)
 
 
 def audited(state: State, event: Audited, now: float) -> None:
@@ -74,13 +73,9 @@ def audited(state: State, event: Audited, now: float) -> None:
     rank = state.cursor(*pending.requester[:2])
     if rank is not None and rank.job.fill is not None:  # filling is limited by pending audits
         state.wake(rank)
-    if pending.samples in state.audit_watchers and not any(
-        other.samples == pending.samples for other in state.audits.values()
-    ):
-        del state.audit_watchers[pending.samples]
 
 
-def _handle_absent(state: State, finished: AuditInFlight, absent: Ints) -> None:
+def _handle_absent(state: State, finished: Audit, absent: Ints) -> None:
     requester = finished.requester
     if isinstance(requester, BatchPlace):
         state.stalls.record_lost(requester)
@@ -89,10 +84,9 @@ def _handle_absent(state: State, finished: AuditInFlight, absent: Ints) -> None:
         if cursor is not None and cursor.watermark < requester.stop <= cursor.lookahead:
             cursor.add_pending(Pending(requester.start, requester.stop, finished.samples, absent))
             state.wake(cursor)
-    watchers = [
-        state.cursor(*key) for key in state.audit_watchers.get(finished.samples, {}) if key != requester[:2]
-    ]
-    recheck(state, finished.samples, absent, filter(None, watchers))
+    # Other ranks may have skipped the samples during the audit.
+    others = (other for other in state.cursors_of(finished.samples.dataset) if other.key != requester[:2])
+    recheck(state, finished.samples, absent, others)
 
 
 def cache_reset(state: State, event: CacheReset, now: float) -> None:

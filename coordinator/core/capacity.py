@@ -32,13 +32,12 @@ class LastMinute:
 
     def __init__(self) -> None:
         self._slices: deque[tuple[float, float]] = deque()
-        self._total = 0.0
 
     def add(self, amount: float, now: float) -> None:
         """Add an amount."""
-        self._total += amount
         if self._slices and now - self._slices[-1][0] < 1.0:
-            self._slices[-1] = (self._slices[-1][0], self._slices[-1][1] + amount)
+            began_s, earlier = self._slices.pop()
+            self._slices.append((began_s, earlier + amount))
         else:
             self._slices.append((now, amount))
             self.total(now)
@@ -46,10 +45,8 @@ class LastMinute:
     def total(self, now: float) -> float:
         """Return the current sum."""
         while self._slices and self._slices[0][0] <= now - 60.0:
-            self._total -= self._slices.popleft()[1]
-        if not self._slices:  # clears rounding errors
-            self._total = 0.0
-        return self._total
+            self._slices.popleft()
+        return sum(amount for _, amount in self._slices)
 
 
 class LatencyModel:
@@ -206,14 +203,10 @@ class Concurrency:
         """Return how many concurrent requests to allow, at least one if the executor has capacity."""
         return max(1, int(min(float(self.capacity), self._limit))) if self.capacity else 0
 
-    def free_slots(self, in_flight: int) -> int:
-        """Return how many more requests can be made."""
-        backlog = self._backlog if self.limit >= self.capacity else 0
-        return self.limit + backlog - in_flight
-
-    def idle(self, in_flight: int) -> int:
-        """Return the number of idle functions."""
-        return max(0, self.limit - in_flight)
+    @property
+    def slots(self) -> int:
+        """Return the limit plus, unless the executor is throttled, the backlog."""
+        return self.limit + (self._backlog if self.limit >= self.capacity else 0)
 
     def throttled(self, in_flight: int, now: float) -> None:
         """Record that the executor refused a request for lack of capacity. Halves the limit."""

@@ -14,7 +14,7 @@ from superdl.coordinator.core.state import State
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from superdl.coordinator.core.events import Action, Prefetch
+    from superdl.coordinator.core.events import Action
     from superdl.coordinator.core.jobs import Job
     from superdl.coordinator.core.samples import Ints, SampleState, SetKey
     from superdl.coordinator.core.settings import CoreSettings
@@ -140,19 +140,6 @@ class Core:
     def lookahead_batches(self, job: Job) -> int:
         """Return the maximum look-ahead over a job's ranks."""
         return max(cursor.lookahead - cursor.watermark for cursor in job.cursors.values())
-
-    def basis(self, action: Prefetch) -> str:
-        """Describe a request and the circumstances of its decision, for logs."""
-        member, job = self.state.fleet.executors[action.executor], self.job(action.job)
-        load = f"{member.in_flight} of {member.concurrency.limit} in flight at {member.name}"
-        race = f", races {action.hedge_of}" if action.hedge_of is not None else ""
-        lookahead = (
-            f"{self.lookahead_batches(job)} batches ahead, one every {job.interval_s:.3f} s"
-            if job
-            else "gone"
-        )
-        samples = f"{action.indices.size} samples of job {action.job} ({lookahead})"
-        return f"request {action.request_id} for {samples}; {load}{race}"
 
     def history(self, name: str, rank: int, epoch: int, position: int) -> list[tuple[float, str]]:
         """Return a batch's recent history as times (see :meth:`handle`) and descriptions."""

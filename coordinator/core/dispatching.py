@@ -54,8 +54,8 @@ def dispatch(state: State, now: float) -> None:
     """Make requests while executors and the cache have room, then the saves that are due."""
     _produce(state, now)
     if update_spending(state, now) is Spending.FREELY:
-        for save in due_saves(state, now):
-            make_save(state, save, now)
+        for executor, key, indices in due_saves(state, now):
+            make_save(state, executor, key, indices, now)
             if update_spending(state, now) is not Spending.FREELY:
                 return
 
@@ -147,7 +147,7 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Pending, now: float) -> Non
     if room:
         taken = _complete_groups(state, executor, cursor, ahead, way, room, now)
         cursor.pending[0] = ahead._replace(indices=ahead.indices[~np.isin(ahead.indices, taken)])
-        make(state, executor, ahead.samples, taken, job, now, restore=way.restore)
+        make(state, executor, ahead.samples, taken, job, now, restore=way.executors.restores)
     if room == count:
         state.wake(cursor)
     else:
@@ -160,13 +160,13 @@ def _complete_groups(
     # Complete packs or runs if that delays nothing that is needed sooner.
     key, taken = ahead.samples, way.indices[:room]
     if (
-        way.restore
+        way.executors.restores
         and not ahead.alone
         and cursor.next_ahead >= cursor.watermark + _FIRST_BATCHES
         and _slack_s(cursor, now) > 0
     ):
         return with_their_packs(state, key, taken)
-    if way.restore or ahead.alone or state.datasets[key.dataset].runs is None:
+    if way.executors.restores or ahead.alone or state.datasets[key.dataset].runs is None:
         return taken
     return with_their_neighbours(
         state,
@@ -247,7 +247,7 @@ def _serve_reader(state: State, place: BatchPlace, skipped: set[BatchPlace], now
     ordered, count = _unsuspected_first(state, key, way.indices, count)
     room = urgent_room_for(state, key, count, now)
     if room:
-        make(state, executor, key, ordered[:room], payer, now, restore=way.restore)
+        make(state, executor, key, ordered[:room], payer, now, restore=way.executors.restores)
     return room > 0
 
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from superdl.coordinator.core.jobs import CursorSpan
     from superdl.coordinator.core.plan import Plan
+    from superdl.coordinator.core.queues import BatchPlace
     from superdl.coordinator.core.samples import Bools, Ints, SetKey
     from superdl.coordinator.core.settings import DatasetFacts, Team
     from superdl.super_wire.stream_entries import ReadReport
@@ -300,7 +302,9 @@ class Audit(Action):
     samples: SetKey
     indices: Ints
     # Verify whole records, because a reader reported corruption.
-    whole: bool = False
+    whole: bool
+    # The batch that a reader waits for, or the batches that a rank looks ahead to.
+    requester: BatchPlace | CursorSpan
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,13 +95,12 @@ class ExecutorState:
     @property
     def idle(self) -> int:
         """Return the number of idle functions."""
-        return self.concurrency.idle(self.in_flight)
+        return max(0, self.concurrency.limit - self.in_flight)
 
     @property
     def free_slots(self) -> int:
         """Return how many more requests the executor accepts, even if it is set aside."""
-        free = self.concurrency.free_slots(self.in_flight)
-        return int(min(free, self.most_in_flight - self.in_flight))
+        return int(min(self.concurrency.slots, self.most_in_flight)) - self.in_flight
 
     def answered(self, event: RequestDone, kind: RequestKind, sent_s: float, now: float) -> None:
         """Update latency and health from a result, unless a sample may be to blame."""

@@ -56,10 +56,6 @@ def share_of(batches: int, scarcity: float) -> int:
     return max(LEAST_BATCHES, batches if scarcity >= 1 else int(batches * scarcity))
 
 
-def _stride(cursor: Cursor, end: int) -> int:
-    return max(1, min(_SPAN_BATCHES, (end - cursor.watermark) // _STRIDE_SHARE))
-
-
 def window_batches(state: State, cursor: Cursor, *, caution: float) -> int:
     """Return the look-ahead in batches: those read during a slow request (Little's law), plus spares."""
     job = cursor.job
@@ -92,7 +88,8 @@ def find_absent(state: State, cursor: Cursor, now: float) -> Pending | None:
         end = _window_end(state, cursor)
         room = end - cursor.lookahead
         yielded = cursor.lookahead < cursor.yielded + LEAST_BATCHES  # readers may be waiting
-        if room <= 0 or (room < _stride(cursor, end) and not yielded and job.fill is None):
+        stride = max(1, min(_SPAN_BATCHES, (end - cursor.watermark) // _STRIDE_SHARE))
+        if room <= 0 or (room < stride and not yielded and job.fill is None):
             return None
         epoch, position = job.epoch_and_position(cursor.lookahead)
         # Look at the first batches one at a time, because a span has the deadline of its first batch.
@@ -117,8 +114,6 @@ def find_absent(state: State, cursor: Cursor, now: float) -> Pending | None:
         text = f"looked ahead to it and its neighbours: {absent.size} samples were absent"
         cursor.note(now, start, cursor.lookahead, text)
         requester = CursorSpan(job.name, cursor.rank, start, cursor.lookahead)
-        if (states == SampleState.CHECKING).any():
-            state.audit_watchers.setdefault(key, {})[cursor.key] = None
         audit(state, key, samples.to_check(needed_in_cache(job, samples, indices)), requester)
 
 
@@ -127,7 +122,6 @@ _HEADROOM_BYTES = 64 * 2**20
 _HEADROOM_SHARE_MAX = 0.25
 _MARGIN = 1.02  # future records may be larger
 _FRESH_MARGIN = 1.06  # windows move by whole batches, and read samples stay until room is needed
-_ROUNDS = 64
 
 
 def needed_bytes(state: State) -> int:
@@ -149,8 +143,9 @@ def needed_bytes(state: State) -> int:
     window_bytes = sum(
         number * _batch_bytes(state, state.jobs[name]) for (name, _), number in batches.items()
     )
-    budget = kept
-    for _ in range(_ROUNDS):  # windows grow with the budget
+    budget, enough = -1.0, kept
+    while enough > budget:  # windows grow with the budget up to their full size
+        budget = enough
         scarcity = WINDOW_SHARE * budget / max(window_bytes, 1.0)
         windows = (
             max(
@@ -167,9 +162,6 @@ def needed_bytes(state: State) -> int:
             for jobs in fresh_jobs.values()
         )
         enough = _MARGIN * (kept + _FRESH_MARGIN * sum(windows))
-        if enough <= budget:
-            break
-        budget = enough
     return int(budget)
 
 

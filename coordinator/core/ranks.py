@@ -253,18 +253,15 @@ def history(state: State, name: str, rank: int, epoch: int, position: int) -> li
     place, key = job.absolute(epoch, position), job.samples_of(epoch)
     events = [(note.at_s, note.text) for note in cursor.notes if note.start <= place < note.stop]
     indices = job.plan.batch(epoch, position, rank).indices
-    requests = [request for request in state.recent_requests if request.order.samples == key]
-    # Make a single call, because there may be thousands of requests.
-    named = np.isin(np.concatenate([indices[:0], *(request.order.indices for request in requests)]), indices)
-    ends = np.cumsum([0, *(request.order.indices.size for request in requests)])
-    for request, begin, end in zip(requests, ends[:-1], ends[1:], strict=True):
-        count = int(np.count_nonzero(named[begin:end]))
+    for request in state.recent_requests:
+        order = request.order
+        count = np.count_nonzero(np.isin(order.indices, indices)) if order.samples == key else 0
         if not count:
             continue
-        racing = f", racing request {request.order.hedge_of}" if request.order.hedge_of is not None else ""
-        account = f"charged to {request.order.job}{racing}"
-        number, source = request.order.request_id, _WHERE.get(request.order.kind, "")
-        events.append((request.sent_s, f"request {number} for {count} of its samples, {source}{account}"))
+        racing = f", racing request {order.hedge_of}" if order.hedge_of is not None else ""
+        number, source, account = order.request_id, _WHERE.get(order.kind, ""), f"charged to {order.job}"
+        text = f"request {number} for {count} of its samples, {source}{account}{racing}"
+        events.append((request.sent_s, text))
         if request.ended_s is not None:
             events.append((request.ended_s, f"request {number} ended: {request.result}"))
     return sorted(events, key=lambda entry: entry[0])

@@ -58,12 +58,11 @@ def make(
     _send(state, Request(order, job, claim, now), now)
 
 
-def make_save(state: State, save: background.Save, now: float) -> None:
+def make_save(state: State, executor: ExecutorState, key: SetKey, indices: Ints, now: float) -> None:
     """Request that cached samples are written to a pack, and charge a job that reads them, if any."""
-    key, indices, ttl_s = save.samples, save.indices, state.settings.request_ttl_s
-    job = next(iter(state.jobs_of(key.dataset)), None)
+    job, ttl_s = next(iter(state.jobs_of(key.dataset)), None), state.settings.request_ttl_s
     name, number = "" if job is None else job.name, next(state.numbers)
-    order = Prefetch(number, name, key, indices, ttl_s, RequestKind.SAVE, executor=save.executor.number)
+    order = Prefetch(number, name, key, indices, ttl_s, RequestKind.SAVE, executor=executor.number)
     _send(state, Request(order, job, Claim(np.zeros(indices.size, dtype=np.bool_), 0), now), now)
 
 

@@ -39,11 +39,6 @@ class Way(NamedTuple):
     indices: Ints
     executors: EligibleExecutors
 
-    @property
-    def restore(self) -> bool:
-        """Return whether the samples are restored from the store."""
-        return self.executors.restores
-
 
 def records_stored(state: State, event: RecordsStored, now: float) -> None:
     """Record locations in the store. Ignores a dataset without a job: they are sent again with the next."""

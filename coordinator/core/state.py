@@ -16,7 +16,6 @@ from superdl.coordinator.core.jobs import ClosedJobs
 from superdl.coordinator.core.journal import Stalls, Thrash
 from superdl.coordinator.core.ledger import UNPRICED_REQUESTS, Ledger, Teams
 from superdl.coordinator.core.queues import (
-    BatchPlace,
     Outage,
     ReportedMisses,
     Retry,
@@ -33,9 +32,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core.events import Action, Prefetch
+    from superdl.coordinator.core.events import Action, Audit, Prefetch
     from superdl.coordinator.core.fleet import EligibleExecutors
-    from superdl.coordinator.core.jobs import Cursor, CursorSpan, Job, JobCounters
+    from superdl.coordinator.core.jobs import Cursor, Job, JobCounters
     from superdl.coordinator.core.ledger import Turn
     from superdl.coordinator.core.queues import CursorKey
     from superdl.coordinator.core.samples import Bools, Ints
@@ -78,16 +77,6 @@ class Request:
         return NO_TEAM if self.payer is None else self.payer.team
 
 
-@dataclass(frozen=True, slots=True)
-class AuditInFlight:
-    """A pending audit for the reader of a batch, or for a rank that looks ahead."""
-
-    samples: SetKey
-    indices: Ints
-    requester: BatchPlace | CursorSpan
-    whole: bool = False
-
-
 @dataclass(slots=True)
 class State:
     """Everything that the core keeps between events."""
@@ -100,9 +89,7 @@ class State:
     jobs: dict[str, Job] = field(default_factory=dict)
     closed: ClosedJobs = field(default_factory=ClosedJobs)
     requests: dict[int, Request] = field(default_factory=dict)
-    audits: dict[int, AuditInFlight] = field(default_factory=dict)
-    # Ranks that skipped samples during an audit of them
-    audit_watchers: dict[SetKey, dict[CursorKey, None]] = field(default_factory=dict)
+    audits: dict[int, Audit] = field(default_factory=dict)
     # WAITING samples, by the time of their next attempt
     retries: TimeQueue[Retry] = field(default_factory=TimeQueue)
     misses: ReportedMisses = field(default_factory=ReportedMisses)

@@ -1,7 +1,7 @@
-"""Run the coordinator of the embedded default, for :mod:`superdl.sampler.embedded`.
+"""Run the embedded default's coordinator, for :mod:`superdl.sampler.embedded`.
 
 ``python -P -m superdl.coordinator.embedded --directory DIR --ranks FD --grace S --cache-memory
-BYTES ...`` accepts ranks on the inherited socket FD. The coordinator's usual options follow.
+BYTES ...`` accepts ranks on the inherited socket FD. The coordinator's usual options may follow.
 """
 
 from __future__ import annotations
@@ -34,13 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             if own.cache_memory:
                 ranks.start_cache(own.cache_memory)
-                # Without a cache here, functions run elsewhere.
-                ranks.start_worker()
-            from superdl.coordinator import __main__ as command  # slow: cache and worker start meanwhile
+                ranks.start_worker()  # with a cache elsewhere, functions run elsewhere
+            from superdl.coordinator import __main__ as command  # slow, so after starting cache and worker
 
             return command.serve_with(command.parsed(others), ranks)
         except SuperError as error:
-            # The last line on stderr gives the reason.
             failure = f"the embedded coordinator {'ended' if ranks.is_serving else 'did not start'}: {error}"
             sys.stderr.write(f"superdl coordinator: {error}\n")
             return 1

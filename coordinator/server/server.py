@@ -190,7 +190,7 @@ async def _start(
     stack.push_async_callback(engine.close)
     keeper.begin(manager.fingerprint, engine.post)
     manager.tell_changes(engine.post)
-    reports = ReportReader(cache.streams, engine.post_all)
+    reports = ReportReader(cache.nodes, engine.post_all)
     eligibility = Eligibility(manager.executors, settings.cache, audit=cache.audit)
     stack.push_async_callback(eligibility.close)
     history = JobHistory(cache)

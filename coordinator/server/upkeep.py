@@ -138,7 +138,7 @@ async def _replace_decoder(cache: Cache, digest: str) -> bool:
         first = False
         await cache.drop(ids)
         await cache.hold_lock()
-    await cache.keep(FINGERPRINT_KEY, digest.encode())  # last, so that it always matches
+    await cache.set(FINGERPRINT_KEY, digest.encode())  # last, so that it always matches
     return True
 
 
@@ -186,7 +186,7 @@ class Upkeep:
             was_taken = await self._cache.hold_lock()
             async with asyncio.timeout(_LOOK_TIMEOUT_S):
                 self._is_new |= await agree_on_fingerprint(self._cache, self._fingerprint)
-                await self._reports.keep(self._clock())
+                await self._reports.renew(self._clock())
                 info = await self._cache.info()  # last: new records would count as foreign
         except LockHeldError:
             raise
@@ -225,7 +225,7 @@ class Upkeep:
             return
         try:
             teams = self._core.state.teams
-            await self._cache.keep_spent_usd(usd, {team.facts.name: team.usd for team in teams if team.usd})
+            await self._cache.set_spent_usd(usd, {team.facts.name: team.usd for team in teams if team.usd})
         except CacheError as error:  # the next check retries
             _log.warning("could not save the amount spent, so a restart would lose it: %s", error)
         else:

@@ -180,7 +180,7 @@ class JobHistory:
         """Load the history left by earlier coordinators of this cache."""
         if self._cache is not None:
             try:
-                jobs = read_history(await self._cache.kept(HISTORY_KEY))
+                jobs = read_history(await self._cache.get(HISTORY_KEY))
                 self.jobs = {(job.job, job.opened_s): job for job in jobs}
             except (CacheError, ValueError) as error:
                 _log.warning("cannot read the history of jobs in the cache, so it starts over: %s", error)
@@ -191,7 +191,7 @@ class JobHistory:
             self._changed = False
             try:
                 told = pb.JobStatsList(history=self.jobs.values()).SerializeToString()
-                await self._cache.keep(HISTORY_KEY, told)
+                await self._cache.set(HISTORY_KEY, told)
             except CacheError:  # upkeep reports it
                 self._changed = True
 

@@ -23,13 +23,13 @@ def there(driver):
     return [request.executor for request in driver.requests]
 
 
-def test_the_cheapest_is_filled_first_and_the_next_takes_the_overflow():
+def test_the_cheapest_executor_is_used_first_and_the_next_takes_the_overflow():
     driver = mixed(cheap=2, dear=3)
     driver.open()
     assert there(driver) == [0, 0, 1, 1, 1]
 
 
-def test_a_job_that_the_cheapest_keeps_up_with_costs_nothing():
+def test_the_expensive_executor_is_not_used_if_the_cheap_one_keeps_up():
     """The cheaper executor takes 0.1 s per request, and the job needs one batch a second."""
     driver = mixed(size=800, cheap=2, dear=8, request_samples=8, lookahead_batches=32, hedge_share=0.0)
     driver.open()
@@ -69,7 +69,7 @@ def picked(eligible, now, slack_s=0.0, samples=1, **but):
     return None if executor is None else executor.name
 
 
-def test_what_can_wait_is_kept_for_the_cheaper():
+def test_a_request_waits_for_the_cheaper_executor_if_it_can():
     eligible = eligible_for(1, 8)
     learn(eligible, 2.0, 0.5)
     eligible.executors[0].in_flight = 1
@@ -80,7 +80,7 @@ def test_what_can_wait_is_kept_for_the_cheaper():
     assert picked(eligible, 0.0, slack_s=2.6 - in_s - 1e-3, samples=8) == "executor-1"
 
 
-def test_where_all_are_set_aside_no_pause_is_long():
+def test_pauses_are_short_if_all_executors_are_set_aside():
     eligible = eligible_for(4, 8)
     for executor in eligible.executors:
         for number in range(8):
@@ -110,7 +110,7 @@ def taught_sizing(*, invocation_s, sample_s):
 
 
 @pytest.mark.parametrize(("idle", "size"), [(0, 64), (1, 64), (8, 32), (40, 7), (1000, 4)])
-def test_at_the_start_a_batch_is_spread_over_all_functions(idle, size):
+def test_the_first_batch_is_spread_over_all_functions(idle, size):
     assert request_size(LatencyModel(), requested=256, idle=idle, slack_s=5.0, most=64) == size
 
 
@@ -145,7 +145,7 @@ def reads(begin_s, step_s, count, *, stalled=False):
         pytest.param(reads(0.0, 1.0, 30) + reads(30.0, 0.1, 300, stalled=True), 0.098, 0.102, id="faster"),
     ],
 )
-def test_the_pace_of_a_rank_is_found_and_no_wait_is_taken_for_it(times, least_s, most_s):
+def test_a_ranks_pace_is_measured_without_its_waits(times, least_s, most_s):
     pace = Pace(0.0)
     for at_s, stalled in times:
         pace.read(1, at_s, stalled=stalled)

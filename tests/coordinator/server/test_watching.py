@@ -99,15 +99,6 @@ def test_throttling_is_counted_told_once_a_minute_and_its_end(log):
     assert last == f"{name} is no longer throttled"
 
 
-def test_a_request_says_what_it_rests_on():
-    driver = Driver(executors=(ExecutorFacts("lambda"),))
-    driver.open()
-    driver.ask(0, 8)
-    said = driver.core.basis(driver.requests[0])
-    assert said.startswith("request 1 for ")
-    assert "in flight at lambda" in said
-
-
 def test_a_team_that_may_spend_no_more_is_told_of_once_and_so_is_one_that_may_again(log):
     facts = (ExecutorFacts("lambda", Prices(invocation=1.0)),)
     driver = Driver(executors=facts, teams=(Team("a", max_usd=1.5), Team("b")), request_samples=4)
@@ -133,7 +124,7 @@ async def test_a_closed_job_is_told_of_as_it_was_and_a_broken_history_begins_aga
     assert (told.job, told.source, told.batches_read) == ("job", f"file://{source}", 1)
     assert (told.epoch, told.position) == (0, 1)
     assert told.opened_s <= told.closed_s
-    await coordinator.cache.keep(HISTORY_KEY, b"\xff" * 9)
+    await coordinator.cache.set(HISTORY_KEY, b"\xff" * 9)
     again = JobHistory(coordinator.cache)
     await again.load()
     assert not again.jobs

@@ -5,7 +5,8 @@ from dataclasses import asdict
 
 import pytest
 
-from superdl.coordinator.core import Ledger, Prices
+from superdl.coordinator.core import Prices
+from superdl.coordinator.core.ledger import Ledger
 from superdl.cost.bill import EpochUse, PaidByHour, bill_of, prices_for
 from superdl.super_wire.waits import WorkCounters
 
