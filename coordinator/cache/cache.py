@@ -96,8 +96,7 @@ def _checked_reply(
 
 
 class Cache:
-    """An asyncio client for a Redis or Valkey server, or a Redis Cluster.
-
+    """An asyncio client for a Redis or Valkey server, or a Redis Cluster, with the environment's credentials.
     Commands raise ``CacheError`` if a server refuses them, and ``CacheUnreachableError`` if none answers
     or a reply is invalid.
 
@@ -105,21 +104,18 @@ class Cache:
         address: ``redis://host:port[/db]``, ``rediss://host:port[/db]`` or ``unix:///path``, without
             credentials. In a cluster, the address of any node.
         owner: the lock's owner. A restarted coordinator with the same owner takes over the lock.
-        credentials: by default from the environment.
         insecure: allow unencrypted connections to other machines, like ``SUPER_INSECURE``.
 
     Raises:
         ConfigError: the address, credentials or certificates cannot be used.
     """
 
-    def __init__(
-        self, address: str, *, owner: str, credentials: Credentials | None = None, insecure: bool = False
-    ) -> None:
+    def __init__(self, address: str, *, owner: str, insecure: bool = False) -> None:
         self.address = address
         self._instance = os.urandom(16).hex()
         self._owner = owner or os.urandom(16).hex()
         self._has_held_lock = False
-        credentials = credentials or Credentials.from_environment(os.environ)
+        credentials = Credentials.from_environment(os.environ)
         self.nodes = CacheNodes(address, replace(credentials, insecure=credentials.insecure or insecure))
 
     @_checked_reply
@@ -143,9 +139,9 @@ class Cache:
         done, expires_in_ms = string(reply[0]), int(reply[1])
         if done == b"refused":
             raise LockHeldError(
-                f"another coordinator owns the cache at {self.address}. Stop it or use another cache. If it has "
-                f"just died, wait {LOCK_TTL_S} s. Jobs that share a cache must share a coordinator: start "
-                "superdl coordinator once, and set SUPER_COORDINATOR to its address",
+                f"another coordinator owns the cache at {self.address}. Stop it or use another cache. If it "
+                f"has just died, wait {LOCK_TTL_S} s. Jobs that share a cache must share a coordinator: "
+                "start superdl coordinator once, and set SUPER_COORDINATOR to its address",
                 expires_in_ms / 1000,
             )
         if done not in (b"taken", b"renewed"):

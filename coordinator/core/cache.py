@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from superdl.coordinator.core.events import Audit, Drop, ReadBack, Warn
-from superdl.coordinator.core.jobs import CursorSpan, Pending, next_use_s
-from superdl.coordinator.core.queues import BatchPlace
+from superdl.coordinator.core.jobs import Pending, next_use_s
+from superdl.coordinator.core.queues import BatchPlace, CursorSpan
 from superdl.coordinator.core.restoring import accept, usable
 from superdl.coordinator.core.retrying import recheck
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState

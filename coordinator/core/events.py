@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core.jobs import CursorSpan
     from superdl.coordinator.core.plan import Plan
-    from superdl.coordinator.core.queues import BatchPlace
+    from superdl.coordinator.core.queues import BatchPlace, CursorSpan
     from superdl.coordinator.core.samples import Bools, Ints, SetKey
     from superdl.coordinator.core.settings import DatasetFacts, Team
     from superdl.super_wire.stream_entries import ReadReport

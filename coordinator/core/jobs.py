@@ -60,15 +60,6 @@ class ClosedJobs:
         self.stalls.wait_us.update(job.stalls.wait_us)
 
 
-class CursorSpan(NamedTuple):
-    """A rank's batches at the absolute positions [start, stop)."""
-
-    job: str
-    rank: int
-    start: int
-    stop: int
-
-
 class Pending(NamedTuple):
     """Absent samples of the batches [start, stop), which a rank has looked at."""
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from superdl.coordinator.core.cache import audit, room_for
-from superdl.coordinator.core.jobs import CursorSpan, Pending, next_use_s
+from superdl.coordinator.core.jobs import Pending, next_use_s
+from superdl.coordinator.core.queues import CursorSpan
 from superdl.coordinator.core.restoring import needed_in_cache, share_in_cache
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 from superdl.coordinator.core.state import unique
@@ -334,7 +335,7 @@ def _time_left_s(state: State, executor: ExecutorState, samples: SampleSet) -> f
 def _keeps(state: State, executor: ExecutorState, samples: SampleSet) -> bool:
     """Return whether neighbours will still be available when they are needed."""
     store = executor.store
-    if samples.key.epoch == EVERY_EPOCH and store is not None and store.keeps and not samples.has_lost_packs:
+    if samples.key.epoch == EVERY_EPOCH and store is not None and store.keeps:
         return True
     # A random recipe also needs room for the whole epoch.
     epoch_bytes = 0.0 if samples.key.epoch == EVERY_EPOCH else samples.sample_bytes * samples.state.size

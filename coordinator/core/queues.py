@@ -36,6 +36,15 @@ class BatchPlace(NamedTuple):
     position: int
 
 
+class CursorSpan(NamedTuple):
+    """A rank's batches at the absolute positions [start, stop)."""
+
+    job: str
+    rank: int
+    start: int
+    stop: int
+
+
 class TimeQueue(Generic[_Item]):
     """Items by time. Items with equal times keep their order of arrival, so runs are reproducible."""
 
@@ -250,9 +259,6 @@ class Stragglers:
         # No check for stragglers that readers wait for before this time, because it is slow
         self.look_again_s = 0.0
         self.hedges = 0
-
-    def __len__(self) -> int:
-        return len(self._late)
 
     def watch(self, number: int, late_at_s: float | None) -> None:
         """Watch a new request, if the time at which it becomes late is known."""

@@ -112,7 +112,7 @@ def race_stragglers(state: State, now: float) -> None:
     """Hedge stragglers if functions are idle or a reader is waiting, up to a share of all requests."""
     # Dean and Barroso, "The Tail at Scale", 2013.
     watched = state.stragglers
-    if not len(watched) or not state.settings.hedge_share:
+    if not watched.late or not state.settings.hedge_share:
         return
     misses: Mapping[SetKey, Ints] = {}
     if len(state.misses) and now >= watched.look_again_s:

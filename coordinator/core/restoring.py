@@ -53,7 +53,6 @@ def packs_lost(state: State, event: PacksLost, now: float) -> None:
     for samples in state.sets.values():
         if samples.packs is not None:
             lost = np.isin(samples.packs, event.packs) & (samples.packs != 0)
-            samples.has_lost_packs |= bool(lost.any())
             forget(state, samples, np.flatnonzero(lost))
 
 

@@ -37,8 +37,8 @@ _UNCOUNTED = np.isin(OUTCOME_ORDER, [Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Ou
 _NOT_RESTORED = np.isin(OUTCOME_ORDER, [Outcome.NOT_STORED, Outcome.STORE_ERROR])
 
 _EXPIRED_EARLY = (
-    "; it answered after {:.1f} s of the {:.0f} s that a request may take: the function's time limit is too "
-    "short for any work"
+    "; the function returned after {:.1f} s, although a request may take {:.0f} s. The function's time limit "
+    "is too short"
 )
 _OUTAGES_PER_WARNING = 8
 _BLAMED_ON_EXECUTOR_MAX = 2  # failures per sample
@@ -102,11 +102,7 @@ def retry_missing(
     counted = missing & ~(uncounted | not_restored | unavailable)
     _queue_retries(state, request, order.indices[not_restored], 0.0, now)
     _withhold_refused(state, request, int(np.count_nonzero(uncounted & (event.outcomes == _CACHE_FULL))))
-    reasons = {
-        int(offset): messages.get(int(offset)) or OUTCOME_ORDER[event.outcomes[offset]].value
-        for offset in np.flatnonzero(uncounted)
-    }
-    try_again(state, request, np.flatnonzero(uncounted), reasons, now, counts=False, alone=False)
+    try_again(state, request, np.flatnonzero(uncounted), messages, now, counts=False, alone=False)
     await_source(state, request, np.flatnonzero(unavailable), now, any_arrived=any_arrived)
     if expired_early:  # otherwise they would be requested, and paid for, forever
         note = _EXPIRED_EARLY.format(now - request.sent_s, state.settings.request_ttl_s)
@@ -163,7 +159,7 @@ def try_again(
     again = indices[~spent]
     waits_s = _backoffs_s(state, samples.attempts[again])
     if not counts:
-        outage, reason = state.outage, messages.get(int(offsets[0]), "")
+        outage, reason = state.outage, messages.get(int(offsets[0])) or "the functions gave no reason"
         if outage.failed(state.settings, now) and outage.failures % _OUTAGES_PER_WARNING == 0:
             state.actions.append(Warn(f"{outage.failures} attempts in a row produced nothing: {reason}"))
         waits_s = np.maximum(waits_s, state.settings.backoff_after_s(outage.failures))

@@ -87,8 +87,6 @@ class SampleSet:
         # random recipe.
         self.packs: NDArray[np.uint32] | None = None
         self.stored_count = 0
-        # Whether packs with any of the samples were lost.
-        self.has_lost_packs = False
         # Whether the cache holds a pointer into the store. None if it never did.
         self.pointed: Bools | None = None
         # No pointers are made before this time, because a reader could not follow one.

@@ -19,8 +19,7 @@ from superdl.experiments.simulator.spec import (
 from superdl.experiments.simulator.world import World
 
 DATASETS = "images", "sounds"
-HUNGRY_S = 0.001
-"""A step that functions cannot keep up with."""
+HUNGRY_S = 0.001  # a step that functions cannot keep up with
 THREE_TO_ONE = (Team("vision", 3.0, 0), Team("speech", 1.0, 0))
 
 

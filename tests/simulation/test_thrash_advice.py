@@ -11,8 +11,7 @@ from superdl.coordinator.core import Core, CoreSettings, Plan, Warn, footprint
 from superdl.experiments.simulator.world import World
 from superdl.experiments.simulator.world_model import DatasetModel, FunctionsModel, JobScript, WorldModel
 
-_EPOCHS = 4
-"""Of the slowest job."""
+_EPOCHS = 4  # of the slowest job
 
 
 class _Listening(Core):

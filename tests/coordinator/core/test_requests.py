@@ -78,8 +78,8 @@ def test_samples_that_expire_at_once_fail_and_the_message_names_the_time_limit()
         driver.wait(1.5)
     assert not driver.requests
     message = driver.tombstones[0].messages[0]
-    assert "why 0; it answered after" in message
-    assert "the function's time limit is too short" in message
+    assert "why 0; the function returned after" in message
+    assert "time limit is too short" in message
 
 
 def finish_read_back(driver, fault):

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from superdl.coordinator.core import EVERY_EPOCH, Plan, SampleState, SetKey
 from superdl.coordinator.core.cache import CANDIDATES_LEAST, choose_victims
 from superdl.coordinator.core.capacity import Pace
-from superdl.coordinator.core.events import CacheGrew
+from superdl.coordinator.core.events import CacheGrew, CacheResized
 from superdl.coordinator.core.jobs import Cursor, Job, next_use_s
 from superdl.coordinator.core.samples import SampleSet, footprint
 from superdl.super_wire.draws import Draws
+from superdl.super_wire.request import Outcome
 from tests.coordinator.core.driver import Driver
 
 S = SampleState
@@ -34,6 +35,23 @@ def test_a_dead_reader_blocks_others_only_for_seconds():
     assert driver.requests == []
     driver.wait(5.0)
     assert driver.requested() == [48, 49]
+
+
+def test_a_write_refused_for_memory_makes_room_and_costs_no_attempt():
+    driver = crowded(64, lookahead_batches=4)
+    for position in range(4):
+        driver.answer_all()
+        driver.read(position, after_s=0.05)
+    held = len(driver.in_state(S.RESIDENT))
+    (request, *_) = driver.requests
+    driver.answer(request, Outcome.CACHE_FULL)
+    assert len(driver.in_state(S.RESIDENT)) <= held - request.indices.size
+    assert not driver.state.fleet.executors[0].breaker.tripped
+    assert not driver.state.set_of(driver.key()).attempts.any()
+    driver.step(CacheResized(64 * TAKEN))  # as after checking the server
+    driver.wait(1.0)
+    driver.answer_all()
+    assert set(driver.in_state(S.RESIDENT)) >= set(request.indices.tolist())
 
 
 def test_an_epoch_too_far_ahead_to_count_its_batches_can_be_evicted():
