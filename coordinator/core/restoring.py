@@ -140,9 +140,9 @@ def share_in_cache(job: Job, samples: SampleSet) -> float:
 def ways(state: State, key: SetKey, indices: Ints, now: float) -> Iterator[Way]:
     """Yield the ways to get absent samples: decoding first, because it takes longer, then restoring."""
     eligible, samples = state.eligible_for(key.dataset), state.sets[key]
-    stored = None if samples.packs is None else samples.packs[indices] != 0
-    executors = None if stored is None or not stored.any() else _restorers(state, eligible, now)
-    if stored is None or executors is None:
+    stored = samples.stored(indices)
+    executors = _restorers(state, eligible, now) if stored.any() else None
+    if executors is None:
         yield Way(indices, eligible)
         return
     decoded, restored = indices[~stored], indices[stored]
