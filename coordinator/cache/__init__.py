@@ -1,4 +1,4 @@
-"""The coordinator's side of the cache: budget, lock, upkeep and streams."""
+"""The coordinator's side of the cache: memory, lock, sweeping and read reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The coordinator's commands to the cache, and its lock on the cache."""
+"""The coordinator's cache client, and its lock on the cache."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ import numpy as np
 
 from superdl.coordinator.cache.info import CacheInfo, combined
 from superdl.coordinator.cache.nodes import CacheNodes, string
-from superdl.coordinator.cache.streams import Streams
 from superdl.super_wire.cache import MAX_BULK_BYTES, Credentials, ErrorReply
-from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError, RecordError
+from superdl.super_wire.errors import CacheError, ConfigError, RecordError
 from superdl.super_wire.ids import ID_BYTES, split_ids
 from superdl.super_wire.keys import (
     FINGERPRINT_KEY,
@@ -46,8 +45,7 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.cache.nodes import Words
 
-# Added to a record's length if the record is a pointer into the store.
-A_POINTER = 2**40
+A_POINTER = 2**40  # added to the length of a record that is a pointer into the store
 
 LOCK_TTL_S = 10
 _PIPELINE_KEYS = 1000
@@ -56,9 +54,9 @@ _DIGEST = re.compile(rb"[0-9a-f]+")
 _RECORD_KEY = re.compile(re.escape(RECORD_PREFIX) + rb"[0-9a-f]{%d}" % (2 * ID_BYTES))
 _CURSORS = 2**64  # range of a server's SCAN cursors
 
-# The value of the lock is this instance in 32 hex digits, then the owner. Renew the lock if this instance has
-# it. Take it if it is free or, if ARGV[4] allows it, held by another instance of this owner. Returns the
-# action, and the milliseconds until the other lock expires.
+# The lock's value is the instance in 32 hex digits, then the owner. Renew the lock if this instance holds it.
+# Take it if it is free or, if ARGV[4] allows it, held by another instance of this owner. Return what was
+# done, and the other lock's remaining milliseconds.
 _HOLD_LOCK = """
 local held = redis.call('GET', KEYS[1])
 if held == ARGV[1] .. ARGV[2] then
@@ -82,89 +80,85 @@ class LockHeldError(CacheError):
         self.expires_in_s = expires_in_s
 
 
-_Given = ParamSpec("_Given")
-_Told = TypeVar("_Told")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 def _checked_reply(
-    method: Callable[Concatenate[Cache, _Given], Awaitable[_Told]],
-) -> Callable[Concatenate[Cache, _Given], Coroutine[Any, Any, _Told]]:
-    # A reply in an unexpected form raises the error of CacheNodes.errors.
+    method: Callable[Concatenate[Cache, _P], Awaitable[_T]],
+) -> Callable[Concatenate[Cache, _P], Coroutine[Any, Any, _T]]:
     @functools.wraps(method)
-    async def call(self: Cache, /, *args: _Given.args, **options: _Given.kwargs) -> _Told:
-        with self._nodes.errors():
+    async def call(self: Cache, /, *args: _P.args, **options: _P.kwargs) -> _T:
+        with self.nodes.errors():
             return await method(self, *args, **options)
 
     return call
 
 
 class Cache:
-    """An asyncio client of a Redis or Valkey server, or of a Redis Cluster.
-
-    Commands raise ``CacheError`` if a server refuses them, and ``CacheUnreachableError`` if none answers.
+    """An asyncio client for a Redis or Valkey server, or a Redis Cluster, with the environment's credentials.
+    Commands raise ``CacheError`` if a server refuses them, and ``CacheUnreachableError`` if none answers
+    or a reply is invalid.
 
     Args:
-        address: ``redis://host:port[/db]``, ``rediss://host:port[/db]`` or
-            ``unix:///path``, without credentials; in a cluster, the address of any node.
-        owner: owner of the lock. A coordinator that restarts with an equal owner takes it over.
-        credentials: taken from the environment by default.
+        address: ``redis://host:port[/db]``, ``rediss://host:port[/db]`` or ``unix:///path``, without
+            credentials. In a cluster, the address of any node.
+        owner: the lock's owner. A restarted coordinator with the same owner takes over the lock.
         insecure: allow unencrypted connections to other machines, like ``SUPER_INSECURE``.
 
     Raises:
-        ConfigError: the address, the credentials or the certificates cannot be used.
+        ConfigError: the address, credentials or certificates cannot be used.
     """
 
-    def __init__(
-        self, address: str, *, owner: str, credentials: Credentials | None = None, insecure: bool = False
-    ) -> None:
+    def __init__(self, address: str, *, owner: str, insecure: bool = False) -> None:
         self.address = address
         self._instance = os.urandom(16).hex()
         self._owner = owner or os.urandom(16).hex()
         self._has_held_lock = False
-        given = credentials or Credentials.from_environment(os.environ)
-        self._nodes = CacheNodes(address, replace(given, insecure=given.insecure or insecure))
-        self.streams = Streams(self._nodes)
+        credentials = Credentials.from_environment(os.environ)
+        self.nodes = CacheNodes(address, replace(credentials, insecure=credentials.insecure or insecure))
 
     @_checked_reply
     async def info(self) -> CacheInfo:
-        """Return the server's memory, policy and identity, combined over a cluster's masters."""
-        masters = await self._nodes.masters(refresh=True)  # new shards do not announce themselves
-        calls = (self._nodes.at(master.node, ("INFO",), ("DBSIZE",)) for master in masters)
+        """Return the server's report, combined over a cluster's masters."""
+        masters = await self.nodes.masters(refresh=True)  # new shards do not announce themselves
+        calls = (self.nodes.at(master.node, ("INFO",), ("DBSIZE",)) for master in masters)
         infos = [CacheInfo.of_server(*reply) for reply in await asyncio.gather(*calls)]
         hosts = len({master.node.host for master in masters})
         return combined(infos, [master.slots for master in masters], hosts) if len(infos) > 1 else infos[0]
 
     @_checked_reply
     async def hold_lock(self) -> bool:
-        """Take or renew the lock. Return ``True`` if taken. Raises ``LockHeldError`` if another has it."""
-        # Only until the first success, because otherwise two instances of an owner would take turns.
+        """Take or renew the lock. Return whether it was taken.
+
+        Raises ``LockHeldError`` if another coordinator holds it.
+        """
+        # Take over an owner's lock only once, because otherwise two instances would take turns.
         arguments = (self._instance, self._owner, LOCK_TTL_S * 1000, "0" if self._has_held_lock else "1")
-        reply = await self._nodes.call(LOCK_KEY, "EVAL", _HOLD_LOCK, 1, LOCK_KEY, *arguments)
+        reply = await self.nodes.call(LOCK_KEY, "EVAL", _HOLD_LOCK, 1, LOCK_KEY, *arguments)
         done, expires_in_ms = string(reply[0]), int(reply[1])
         if done == b"refused":
             raise LockHeldError(
-                f"another coordinator owns the cache at {self.address}: stop it, give this one another "
-                f"cache, or wait {LOCK_TTL_S} s if it has just died. Jobs that share a cache must share a "
-                "coordinator: start superdl coordinator once, and set SUPER_COORDINATOR to its address",
+                f"another coordinator owns the cache at {self.address}. Stop it or use another cache. If it "
+                f"has just died, wait {LOCK_TTL_S} s. Jobs that share a cache must share a coordinator: "
+                "start superdl coordinator once, and set SUPER_COORDINATOR to its address",
                 expires_in_ms / 1000,
             )
         if done not in (b"taken", b"renewed"):
-            raise CacheUnreachableError(
-                f"the cache at {self.address} answered {done[:40]!r} when asked for the lock"
-            )
+            raise ValueError(f"unexpected reply to the request for the lock: {done[:40]!r}")
         self._has_held_lock = True
         return done == b"taken"
 
     async def release_lock(self) -> None:
-        """Release the lock if this instance has it."""
+        """Release the lock if this instance holds it."""
         if not self._has_held_lock:
             return
-        await self._nodes.call(LOCK_KEY, "EVAL", _RELEASE_LOCK, 1, LOCK_KEY, self._instance + self._owner)
+        await self.nodes.call(LOCK_KEY, "EVAL", _RELEASE_LOCK, 1, LOCK_KEY, self._instance + self._owner)
 
     @_checked_reply
     async def fingerprint(self) -> str:
-        """Return the decoder fingerprint of this cache's records, or an empty string if there is none."""
-        agreed = await self.kept(FINGERPRINT_KEY)
+        """Return the decoder fingerprint of the cache's records, or an empty string."""
+        agreed = await self.get(FINGERPRINT_KEY)
         if agreed and not _DIGEST.fullmatch(agreed):
             raise ValueError(f"{agreed!r} is not a digest")
         return agreed.decode()
@@ -173,19 +167,18 @@ class Cache:
     async def agree_on_fingerprint(self, digest: str) -> tuple[str, bool]:
         """Record the decoder fingerprint unless there is one. Return it, and whether it is new."""
         agreed = await self.fingerprint()
-        # NX: if two coordinators agree concurrently, the first wins and the other
-        # reads its digest.
-        if not agreed and await self._nodes.call(FINGERPRINT_KEY, "SET", FINGERPRINT_KEY, digest, "NX"):
+        # NX: of two concurrent coordinators, the second reads the digest of the first.
+        if not agreed and await self.nodes.call(FINGERPRINT_KEY, "SET", FINGERPRINT_KEY, digest, "NX"):
             return digest, True
         return agreed or await self.fingerprint(), False
 
     @_checked_reply
     async def spent_usd(self) -> tuple[float, dict[str, float]]:
         """Return earlier spending, in total and by team. Raises ``ConfigError`` if it is invalid."""
-        written = await self.kept(SPENT_KEY) or b"0"
+        written = await self.get(SPENT_KEY) or b"0"
         try:
             spent = json.loads(written)
-            # Accept a plain number, too, because the error below asks the user for one.
+            # Users may set a plain number, as the error below suggests.
             total_usd, by_team = (spent["usd"], spent["teams"]) if isinstance(spent, dict) else (spent, {})
             teams_usd = {str(name): float(usd) for name, usd in dict(by_team).items()}
             sums_usd = [float(total_usd), *teams_usd.values()]
@@ -193,29 +186,29 @@ class Cache:
             sums_usd, teams_usd = [-1.0], {}
         if not all(0 <= usd < math.inf for usd in sums_usd):
             raise ConfigError(
-                f"the key {SPENT_KEY.decode()} in the cache at {self.address} contains {written[:40]!r}: set "
-                "it to the US dollars spent so far, or delete it to count from 0"
+                f"the key {SPENT_KEY.decode()} in the cache at {self.address} contains {written[:40]!r}. Set "
+                "it to the US dollars spent so far, or delete it to start from 0"
             )
         return sums_usd[0], teams_usd
 
-    async def keep_spent_usd(self, usd: float, by_team: Mapping[str, float]) -> None:
-        """Record the spending for future coordinators."""
-        await self.keep(SPENT_KEY, json.dumps({"usd": usd, "teams": dict(by_team)}).encode())
+    async def set_spent_usd(self, usd: float, by_team: Mapping[str, float]) -> None:
+        """Store the spending for future coordinators."""
+        await self.set(SPENT_KEY, json.dumps({"usd": usd, "teams": dict(by_team)}).encode())
 
     @_checked_reply
-    async def kept(self, key: bytes) -> bytes:
-        """Return the last value that :meth:`keep` stored under this key, or empty bytes."""
-        return string(await self._nodes.call(key, "GET", key) or b"")
+    async def get(self, key: bytes) -> bytes:
+        """Return a key's value, or empty bytes."""
+        return string(await self.nodes.call(key, "GET", key) or b"")
 
-    async def keep(self, key: bytes, value: bytes) -> None:
+    async def set(self, key: bytes, value: bytes) -> None:
         """Store a small value for future coordinators."""
-        await self._nodes.call(key, "SET", key, value)
+        await self.nodes.call(key, "SET", key, value)
 
     @_checked_reply
     async def audit(self, ids: bytes) -> NDArray[np.int64]:
-        """Return each record's length in bytes, or 0 if there is none.
+        """Return each record's length in bytes: 0 if missing, negative for a tombstone.
 
-        The length of a tombstone is negative. That of a pointer has ``A_POINTER`` added.
+        ``A_POINTER`` is added to a pointer's length.
         """
         headers = np.zeros(len(ids) // ID_BYTES, dtype=HEADER_DTYPE)
         lengths = np.zeros(headers.size, dtype=np.uint64)
@@ -223,17 +216,16 @@ class Cache:
         for start in range(0, len(keys), _PIPELINE_KEYS):
             chunk = keys[start : start + _PIPELINE_KEYS]
             commands: list[Words] = []
-            # Send two commands per key, for the header and the length.
             for key in chunk:
                 commands += (("GETRANGE", key, 0, HEADER_BYTES - 1), ("STRLEN", key))
             routing_keys = [key for key in chunk for _ in range(2)]
-            replies = await self._nodes.each(routing_keys, commands)
+            replies = await self.nodes.each(routing_keys, commands)
             # A value that is not a string is not a record.
             replies = [
                 b"" if isinstance(reply, ErrorReply) and reply.text.startswith("WRONGTYPE") else reply
                 for reply in replies
             ]
-            self._nodes.checked(replies)
+            self.nodes.checked(replies)
             raw = b"".join(
                 reply if len(reply) == HEADER_BYTES else bytes(HEADER_BYTES) for reply in replies[::2]
             )
@@ -251,7 +243,7 @@ class Cache:
 
     @_checked_reply
     async def read_back(self, ids: bytes) -> NDArray[np.int64]:
-        """Read and verify whole records. Return lengths like :meth:`audit`, with 0 for damaged records."""
+        """Verify whole records. Return lengths like :meth:`audit`, with 0 for corrupt records."""
         lengths = await self.audit(ids)
         sample_ids = split_ids(ids)
         for index in np.flatnonzero(lengths).tolist():  # one at a time, because they may be large
@@ -269,26 +261,26 @@ class Cache:
         (key,) = cache_keys(sample_id)
         parts, size = list[bytes](), 0
         while not parts or len(parts[-1]) == _PART_BYTES:
-            # Read in parts, so that replies stay small however large the record is.
-            part = await self._nodes.call(key, "GETRANGE", key, size, size + _PART_BYTES - 1)
+            # Read in parts, to bound the size of replies.
+            part = await self.nodes.call(key, "GETRANGE", key, size, size + _PART_BYTES - 1)
             parts.append(string(part))
             size += len(parts[-1])
         # A large record may have been dropped between the reads.
-        gone = len(parts) > 1 and await self._nodes.call(key, "STRLEN", key) != size
+        gone = len(parts) > 1 and await self.nodes.call(key, "STRLEN", key) != size
         return None if gone else b"".join(parts) or None
 
     @_checked_reply
     async def scan_records(self, cursor: int, *, count: int) -> tuple[int, bytes]:
-        """Return about ``count`` ids, possibly repeated, and the next cursor, which is 0 at start and end."""
-        shard, shard_cursor = divmod(cursor, _CURSORS)  # iterate over one master after the other
-        masters = await self._nodes.masters()
+        """Return the next cursor, which is 0 at the end, and about ``count`` ids, possibly repeated."""
+        shard, shard_cursor = divmod(cursor, _CURSORS)  # one master after the other
+        masters = await self.nodes.masters()
         if shard >= len(masters):  # the cluster has shrunk
             return 0, b""
         scan = ("SCAN", shard_cursor, "MATCH", RECORD_PREFIX + b"*", "COUNT", count)
-        ((next_cursor, keys),) = await self._nodes.at(masters[shard].node, scan)
+        ((next_cursor, keys),) = await self.nodes.at(masters[shard].node, scan)
         digits = [key.removeprefix(RECORD_PREFIX) for key in keys if _RECORD_KEY.fullmatch(key)]
         ids = bytes.fromhex(b"".join(digits).decode())
-        # At 0, this master is done. Continue with the next one, or return 0 after the last.
+        # At 0, this master is done.
         if next_cursor := int(next_cursor):
             return shard * _CURSORS + next_cursor, ids
         return (shard + 1) % len(masters) * _CURSORS, ids
@@ -297,25 +289,27 @@ class Cache:
         """Delete records. Missing ones are ignored."""
         keys = cache_keys(ids)
         for start in range(0, len(keys), _PIPELINE_KEYS):
-            await self._nodes.unlink(keys[start : start + _PIPELINE_KEYS])
+            await self.nodes.unlink(keys[start : start + _PIPELINE_KEYS])
 
-    async def bury(self, ids: bytes, tombstones: Sequence[Tombstone], expires_in_s: float) -> None:
-        """Write expiring tombstones for ids that have no record."""
+    async def write_tombstones(
+        self, ids: bytes, tombstones: Sequence[Tombstone], expires_in_s: float
+    ) -> None:
+        """Write tombstones that expire, for ids without a record."""
         keys, expires_in_ms = cache_keys(ids), int(expires_in_s * 1000)
         commands: list[Words] = [
-            # NX: do not replace a record that arrived meanwhile.
+            # NX: do not replace a record that has just arrived.
             ("SET", key, pack_tombstone(tombstone, sample_id), "PX", expires_in_ms, "NX")
             for key, sample_id, tombstone in zip(keys, split_ids(ids), tombstones, strict=True)
         ]
-        self._nodes.checked(await self._nodes.each(keys, commands))
+        self.nodes.checked(await self.nodes.each(keys, commands))
 
-    async def note(self, ids: bytes, note: Tombstone, expires_in_s: float) -> None:
-        """Write an expiring note under each of these ids, replacing earlier notes."""
+    async def write_note(self, ids: bytes, note: Tombstone, expires_in_s: float) -> None:
+        """Write a note that expires under each of these ids, replacing earlier notes."""
         for key, sample_id in zip(cache_keys(ids), split_ids(ids), strict=True):
-            await self._nodes.call(
+            await self.nodes.call(
                 key, "SET", key, pack_tombstone(note, sample_id), "PX", int(expires_in_s * 1000)
             )
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._nodes.close()
+        await self.nodes.close()

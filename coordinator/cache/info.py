@@ -1,4 +1,4 @@
-"""Reports of cache servers about themselves, and the memory available for records."""
+"""Cache servers' reports, and the memory available for records."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from superdl.coordinator.core import headroom_bytes
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_UNLIMITED_SHARE = 0.25
-# Usable share of a node's maxmemory in a cluster, because a node may get 5% more records than the average.
-_SPREAD_SHARE = 0.95
+_UNLIMITED_SHARE = 0.25  # of the machine's memory, if a server has no maxmemory
+_SPREAD_SHARE = 0.95  # of a cluster node's maxmemory, because a node may get 5% more records than the average
 
 
 @dataclass(frozen=True, slots=True)
 class CacheInfo:
-    """The report of a server, or the combined report of a cluster. Sizes are in bytes."""
+    """A server's report, or a cluster's combined report. Sizes are in bytes."""
 
-    # Identities of the processes that hold the records.
+    # Run ids of the server processes.
     nodes: frozenset[str]
     used_memory: int
     # 0 if unlimited.
@@ -27,11 +26,11 @@ class CacheInfo:
     policy: str
     system_memory: int
     keys: int
-    # Number since the server started.
+    # Since the server started.
     evicted_keys: int = 0
     # Used share of the fullest node's maxmemory.
     fullest_share: float = 0.0
-    # CPU seconds since the start of each node's main thread, which runs all commands.
+    # CPU time of each node's main thread, which runs all commands.
     busy_s: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -39,7 +38,7 @@ class CacheInfo:
         """Parse the replies to INFO and DBSIZE."""
         info = dict(line.split(":", 1) for line in text.decode().splitlines() if ":" in line)
         used_memory, maxmemory, node = int(info["used_memory"]), int(info["maxmemory"]), info["run_id"]
-        # Older servers report only the CPU time of the whole process.
+        # Older servers only report the CPU time of the whole process.
         busy_s = [
             float(info.get(f"used_cpu_{kind}_main_thread", info.get(f"used_cpu_{kind}", 0.0)))
             for kind in ("user", "sys")
@@ -59,37 +58,37 @@ class CacheInfo:
     def budget(self, cache_bytes: int) -> int:
         """Return the memory for records in bytes: the cache's memory minus headroom.
 
-        ``cache_bytes`` limits the cache's memory further, unless it is 0.
+        ``cache_bytes`` is another limit of the cache's memory, unless it is 0.
         """
         limit = self.maxmemory or cache_bytes or int(self.system_memory * _UNLIMITED_SHARE)
         limit = min(limit, cache_bytes or limit)
         return limit - headroom_bytes(limit)
 
     def busiest_share(self, before: CacheInfo, passed_s: float) -> float:
-        """Return the share of a core used since ``before`` by the busiest node's main thread."""
+        """Return the share of a core that the busiest node's main thread has used since ``before``."""
         common = self.busy_s.keys() & before.busy_s.keys()
         return max(((self.busy_s[node] - before.busy_s[node]) / passed_s for node in common), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLoad:
-    """The load of the worst node, for alarms, because a full or busy node slows down the others."""
+    """The worst node's load, for alarms, because a full or busy node slows down the others."""
 
     # Used share of the fullest node's memory.
     fullest_share: float = 0.0
-    # Share of a core used by the busiest node's main thread in the last 15 seconds.
+    # Share of a core that the busiest node's main thread used in the last 15 seconds.
     busiest_share: float = 0.0
-    # Number since the coordinator took over the cache.
+    # Since the coordinator took over the cache.
     evicted_keys: int = 0
 
 
 def combined(infos: Sequence[CacheInfo], slots: Sequence[int], hosts: int) -> CacheInfo:
-    """Combine the reports of a cluster's masters into one, limited by the fullest node.
+    """Combine the reports of a cluster's masters, which run on ``hosts`` machines.
 
-    ``slots`` is the number of slots of each master, and ``hosts`` the number of machines they run on.
+    ``slots`` is each master's number of slots. The fullest node limits the cluster.
     """
-    # Records are distributed like slots: a node with a third of the slots and 1 GB
-    # makes a cluster of 3 GB. If it has 100 MB left, the cluster has 300 MB left.
+    # Records are distributed like slots: a node with a third of the slots and 1 GB makes a cluster of 3 GB.
+    # If it has 100 MB left, the cluster has 300 MB left.
     total = sum(slots)
     limited = [
         (info.maxmemory * _SPREAD_SHARE, info.used_memory, total / count)
@@ -103,7 +102,7 @@ def combined(infos: Sequence[CacheInfo], slots: Sequence[int], hosts: int) -> Ca
         nodes=frozenset().union(*(info.nodes for info in infos)),
         used_memory=int(maxmemory - room) if limited else sum(info.used_memory for info in infos),
         maxmemory=maxmemory,
-        # A single evicting node is enough to lose records.
+        # One evicting node is enough to lose records.
         policy=next((info.policy for info in infos if info.policy != "noeviction"), infos[0].policy),
         # Servers on one machine share its memory.
         system_memory=min(info.system_memory for info in infos) * hosts,

@@ -1,4 +1,4 @@
-"""The servers of the cache. The client blocks, so each call has a separate thread and connections."""
+"""The cache's servers. The client blocks, so each call runs in a thread with its own connections."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _Value = TypeVar("_Value")
 
 
 class Master(NamedTuple):
-    """A server that holds records, and its number of cluster slots (1 for a single server)."""
+    """A server with records, and its number of cluster slots (1 for a single server)."""
 
     node: Node
     slots: int
 
 
 class CacheNodes:
-    """All servers behind an address, which may be that of any node, for use on one event loop.
+    """All servers behind the address of any node, for use on one event loop.
 
     Raises ``ConfigError`` if the address or the certificates cannot be used.
     """
@@ -51,44 +51,43 @@ class CacheNodes:
         self._threads = CallingThreads(_CALLS_MAX, "super-cache")
         self._idle = [NodeConnections(self._address, credentials)]
         self._closed = False
-        # The latest slot map, so that new connections need not ask a node, which may hang.
+        # The latest slot map, because a node may hang when queried for it
         self._slots: tuple[SlotMap | None] | None = None
 
     async def each(self, keys: Sequence[bytes], commands: Sequence[Words]) -> list[Any]:
-        """Send each command to the node of its key, possibly twice. Return a reply or error for each."""
+        """Send each command to its key's node, possibly twice. Return a reply or error for each."""
         sent = [Command.of(key, *map(_as_bytes, words)) for key, words in zip(keys, commands, strict=True)]
         return await self._run(lambda nodes: exchange(nodes, sent, timeout_s=_TIMEOUT_S))
 
     async def call(self, key: bytes, *words: bytes | str | int) -> Any:
-        """Send a command and return its reply. Raises the errors of :meth:`checked`."""
+        """Send a command and return its reply. Raises like :meth:`checked`."""
         (reply,) = self.checked(await self.each([key], [words]))
         return reply
 
     async def unlink(self, keys: Sequence[bytes]) -> None:
-        """Delete keys, with a single command if a single server holds them all."""
+        """Delete keys, with a single command if there is a single server."""
         commands: list[Words] = [("UNLINK", *keys)]
-        # A cluster refuses commands with keys of several slots.
-        if self._slots != (None,):
+        if self._slots != (None,):  # a cluster refuses commands with keys of several slots
             commands = [("UNLINK", key) for key in keys]
         self.checked(await self.each(keys[: len(commands)], commands))
 
-    def checked(self, answers: Sequence[Any]) -> Sequence[Any]:
-        """Return the replies if there are no errors.
+    def checked(self, replies: Sequence[Any]) -> Sequence[Any]:
+        """Return the replies, or raise the first error among them.
 
         Raises:
             CacheUnreachableError: a node does not answer. Commands may or may not have been executed.
             CacheError: a node refuses a command or the connection.
         """
-        for answer in answers:
-            if isinstance(answer, CacheError):
-                raise answer
-            if isinstance(answer, ErrorReply):
-                raise refusal(self.address, answer.text)
-        return answers
+        for reply in replies:
+            if isinstance(reply, CacheError):
+                raise reply
+            if isinstance(reply, ErrorReply):
+                raise refusal(self.address, reply.text)
+        return replies
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
-        """Treat a reply of an unexpected form as a lost connection."""
+        """Raise ``CacheUnreachableError`` if the body cannot parse a reply."""
         try:
             yield
         except SuperError:
@@ -99,17 +98,16 @@ class CacheNodes:
             ) from error
 
     async def masters(self, *, refresh: bool = False) -> list[Master]:
-        """Return the servers with records, in a stable order. If ``refresh``, query the cluster first."""
+        """Return the servers with records, in a stable order. ``refresh`` queries the cluster first."""
 
         def look(nodes: NodeConnections) -> list[Master]:
             if nodes.stale or (refresh and nodes.slots is not None):
                 nodes.refresh(_SLOTS_TIMEOUT_S)
             if nodes.slots is None:
                 return [Master(nodes.home, 1)]
-            # Owners below 0 are slots without a node.
-            counts = Counter(owner for owner in nodes.slots.owners if owner >= 0)
-            places = enumerate(nodes.slots.nodes)
-            return sorted(Master(nodes.connection_node(node), counts[index]) for index, node in places)
+            counts = Counter(owner for owner in nodes.slots.owners if owner >= 0)  # below 0: no node
+            numbered = enumerate(nodes.slots.nodes)
+            return sorted(Master(nodes.connection_node(node), counts[number]) for number, node in numbered)
 
         return await self._run(look)
 
@@ -117,17 +115,17 @@ class CacheNodes:
         """Send commands without keys to a node and return its replies. Raises like :meth:`checked`."""
         sent = [[*map(_as_bytes, words)] for words in commands]
 
-        def ask(nodes: NodeConnections) -> list[Any]:
+        def send(nodes: NodeConnections) -> list[Any]:
             try:
                 return nodes.connection(node).converse(*sent, timeout_s=_TIMEOUT_S)
             except CacheUnreachableError as error:  # the connection may have broken while idle
                 nodes.lose(node, str(error))
             return nodes.connection(node).converse(*sent, timeout_s=_TIMEOUT_S)
 
-        return [*self.checked(await self._run(ask))]
+        return [*self.checked(await self._run(send))]
 
     async def close(self) -> None:
-        """Close all connections. Those of running calls are closed when the calls end."""
+        """Close all connections, those of running calls when the calls end."""
         self._closed = True
         self._threads.close(CacheUnreachableError(f"the connection to {self.address} is closed"))
         while self._idle:
@@ -150,8 +148,7 @@ class CacheNodes:
             finally:
                 if not nodes.stale:
                     self._slots = (nodes.slots,)
-                # The client may have been closed while the call ran.
-                if self._closed:
+                if self._closed:  # while the call ran
                     nodes.close()
                 else:
                     self._idle.append(nodes)
@@ -160,7 +157,7 @@ class CacheNodes:
 
 
 def string(reply: Any) -> bytes:
-    """Return a reply that must be a string. Raises ``TypeError`` if it is not."""
+    """Return a reply that must be a string, or raise ``TypeError``."""
     if not isinstance(reply, bytes):
         raise TypeError(f"expected a string, got {str(reply)[:40]!r}")
     return reply

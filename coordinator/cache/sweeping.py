@@ -1,4 +1,4 @@
-"""Delete records of an earlier coordinator whose datasets have not been registered or opened since."""
+"""Delete an earlier coordinator's records of datasets that no job has opened since."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _KEYS_PER_STEP = 2000
-_KEYS_AT_ONCE = 20_000  # compared together, because each comparison reads all known ids
+_KEYS_AT_ONCE = 20_000  # per comparison, because each reads all known ids
 _DELETED_PER_STEP = 1000
 _PAUSE_S = 600.0
 _YOUNG_S = 600.0
@@ -31,8 +31,7 @@ _ROWS = 2**18
 class Sweep:
     """Repeated passes over the cache's records, one step at a time.
 
-    ``known`` returns the ids of all known samples, as arrays of shape (samples, 16) or objects
-    that produce them. While it returns ``None``, they are unknown and nothing is deleted.
+    ``known`` returns the ids of all known samples. While it returns ``None``, nothing is deleted.
     """
 
     def __init__(self, cache: Cache, known: Callable[[], Sequence[Ids] | None]) -> None:
@@ -44,7 +43,7 @@ class Sweep:
         self._resume_at_s = 0.0
 
     async def step(self, now_s: float, most: int = _DELETED_PER_STEP) -> None:
-        """Scan some records, and sometimes delete up to ``most`` unknown ones.
+        """Scan some records, and delete up to ``most`` unknown ones once enough were scanned.
 
         ``now_s`` is monotonic time. Raises ``CacheError``.
         """
@@ -56,26 +55,26 @@ class Sweep:
             if self._cursor and len(self._scanned) < _KEYS_AT_ONCE * ID_BYTES:
                 return
         scanned, self._scanned, self._has_unknown = self._scanned, b"", False
-        known = self._known()  # get these after the scanned records were written
+        known = self._known()  # after the scanned records were written
         if known is None:
             return
         unknown = await asyncio.to_thread(unknown_among, scanned, known)
         now_known = self._known()
-        # A new dataset may own some of the unknown records.
+        # A new dataset may own some of the unknown records. The next pass finds the others again.
         if now_known is None or _whole(now_known) != _whole(known):
-            return  # the next pass finds them again
+            return
         end = min(most, _DELETED_PER_STEP) * ID_BYTES
         deleted, self._scanned = unknown[:end], unknown[end:]
         self._has_unknown = bool(self._scanned)
         if deleted:
-            # If a dataset appears now, its deleted records are produced again.
+            # If a dataset is opened now, its deleted records are produced again.
             await self._cache.drop(deleted)
             _log.warning(
                 "deleted %d records that belong to no known dataset, because jobs need the space",
                 len(deleted) // ID_BYTES,
             )
         elif self._cursor == 0:
-            # Pause after a whole pass without unknown records.
+            # The pass found no unknown records.
             self._resume_at_s = now_s + _PAUSE_S
 
 
@@ -92,11 +91,10 @@ def known_ids(
         if dataset.listing.error is not None:
             continue
         if not dataset.ready:
-            # Until its ids are known, any record could belong to it.
-            return None
+            return None  # any record could belong to it
         young = now_s - dataset.listing.ended_at_s < _YOUNG_S
-        # Use all ids if a job reads the dataset or its listing is recent. Otherwise use only those held,
-        # because ranks audit their records long before a sweep begins.
+        # Without a reader or a recent listing, only use the ids that the core holds, because ranks audit
+        # their records long before a sweep begins.
         if dataset.all_ids is not None and (young or is_read(dataset.content)):
             known[id(dataset.all_ids)] = dataset.all_ids
             continue
@@ -110,7 +108,7 @@ def _whole(known: Sequence[Ids]) -> list[int]:
 
 
 class HeldIds(NamedTuple):
-    """The ids of some samples of a dataset, which are slow to derive."""
+    """The ids of some of a dataset's samples, derived on demand."""
 
     dataset: Dataset
     epoch: int
@@ -128,10 +126,10 @@ Ids: TypeAlias = "NDArray[np.uint8] | HeldIds"
 
 
 def unknown_among(scanned: bytes, known: Sequence[Ids]) -> bytes:
-    """Return the concatenated ids of ``scanned`` that are in no array of ``known``. Some may repeat."""
+    """Return the scanned ids that are not known, concatenated and possibly repeated."""
     ids = np.frombuffer(scanned, dtype="<u8").reshape(-1, 2)
     ids = ids[np.argsort(ids[:, 0])]
-    # The first eight bytes are enough. A collision, however unlikely, only keeps a record.
+    # Compare the first eight bytes. A collision only keeps a record.
     sought = np.ascontiguousarray(ids[:, 0])
     kept = np.zeros(len(sought), dtype=np.bool_)
     if not len(sought):

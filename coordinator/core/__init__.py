@@ -1,8 +1,7 @@
 """The pure core: plans, residency, prefetch decisions. Events in, actions out; no I/O, no clock.
 
-For the life of a rank, read ``ranks`` and ``lookahead``; for that of a request,
-``dispatching``, ``requests`` and ``retrying``; for that of a sample, ``samples`` and
-``cache``.
+Read ``ranks`` and ``lookahead`` for the life of a rank; ``dispatching``, ``requests`` and
+``retrying`` for that of a request; ``samples`` and ``cache`` for that of a sample.
 """
 
 from __future__ import annotations
@@ -12,17 +11,19 @@ from superdl.coordinator.core.core import Core
 from superdl.coordinator.core.events import *  # noqa: F403  # the events and actions
 from superdl.coordinator.core.fleet import ExecutorState
 from superdl.coordinator.core.jobs import ClosedJobs, Job
-from superdl.coordinator.core.ledger import Ledger, Spending
+from superdl.coordinator.core.journal import Cause
+from superdl.coordinator.core.ledger import Spending
 from superdl.coordinator.core.lookahead import exceeding_text, headroom_bytes, maxmemory_for, runs_of
 from superdl.coordinator.core.plan import Plan
 from superdl.coordinator.core.queues import BatchPlace
-from superdl.coordinator.core.samples import EVERY_EPOCH, SampleSet, SampleState, SetKey, footprint
+from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState, SetKey, footprint
 from superdl.coordinator.core.settings import NO_TEAM, CoreSettings, DatasetFacts, ExecutorFacts, Prices, Team
 
 __all__ = [
     "EVERY_EPOCH",
     "NO_TEAM",
     "BatchPlace",
+    "Cause",
     "ClosedJobs",
     "Core",
     "CoreSettings",
@@ -30,10 +31,8 @@ __all__ = [
     "ExecutorFacts",
     "ExecutorState",
     "Job",
-    "Ledger",
     "Plan",
     "Prices",
-    "SampleSet",
     "SampleState",
     "SetKey",
     "Spending",

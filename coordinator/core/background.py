@@ -1,7 +1,7 @@
-"""Work that no reader waits for: saving decoded samples, and filling the cache or the store.
+"""Work that no reader waits for.
 
-An executor that can access the store *saves* samples that others decoded into the cache. A job without
-readers *fills* the cache or the store, up to a size and a cost.
+An executor with access to the store *saves* samples that others decoded into the cache. A job
+without readers *fills* the cache or the store, up to a size and a cost.
 """
 
 from __future__ import annotations
@@ -30,35 +30,27 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.state import Request, State
 
 _NOT_CACHED = OUTCOME_ORDER.index(Outcome.NOT_CACHED)
-_WAIT_S = 1.0  # maximum time that a sample waits for others, so that there are few packs
+_WAIT_S = 1.0  # for more samples, so that there are few packs
 _PACK_BYTES = 32 * 2**20
 
 
-class Save(NamedTuple):
-    """Cached samples for an executor to write to a pack."""
-
-    executor: ExecutorState
-    samples: SetKey
-    indices: Ints
-
-
-def take_due(state: State, now: float) -> Iterator[Save]:
-    """Yield the saves that can be made now, longest waiting first. Request each before taking the next."""
+def due_saves(state: State, now: float) -> Iterator[tuple[ExecutorState, SetKey, Ints]]:
+    """Yield the saves that can be made now, longest waiting first. Request each before the next."""
     while (next_due := due(state, now)) is not None:
         key, executor = next_due
-        taken, samples = state.unsaved.take(key, _pack_samples(state, key)), state.sets.get(key)
+        unsaved, samples = state.unsaved.pop(key, _pack_samples(state, key)), state.sets.get(key)
         if samples is None:  # the whole set was dropped
             continue
-        resident = samples.among(taken[~samples.stored(taken)], SampleState.RESIDENT)
-        for other in _saves(state):  # skip samples that were dropped and cached again since
+        resident = samples.among(unsaved[~samples.stored(unsaved)], SampleState.RESIDENT)
+        for other in _saves(state):  # a sample may have been dropped and cached again
             if other.samples == key:
                 resident = resident[~np.isin(resident, other.indices)]
         if resident.size:
-            yield Save(executor, key, resident)
+            yield executor, key, resident
 
 
 def is_saving(state: State) -> bool:
-    """Return whether any sample is being moved from the cache to the store, or will be."""
+    """Return whether any save is queued or in flight."""
     return state.unsaved.first() is not None or bool(_saves(state))
 
 
@@ -86,13 +78,13 @@ def _pack_samples(state: State, key: SetKey) -> int:
 
 
 def saver(state: State, now: float) -> ExecutorState | None:
-    """Return an idle executor for a save, which need not be able to read the source, or ``None``."""
+    """Return an idle executor for a save, or ``None``."""
     saves = Counter(order.executor for order in _saves(state))
     for executor in state.fleet.executors:
         access = executor.store
-        if access is None or executor.idle(now) <= 0 or executor.free_slots(now) <= 0:
+        if access is None or executor.idle <= 0 or executor.free_slots <= 0:
             continue
-        # Saves have the lowest priority: they use at most half of the functions, and only idle ones.
+        # Saves use at most half of the functions, and only idle ones.
         half = max(1, executor.concurrency.capacity // 2)
         if saves[executor.number] < half and is_usable(state, access.writing, now):
             return executor
@@ -100,7 +92,7 @@ def saver(state: State, now: float) -> ExecutorState | None:
 
 
 def next_save_s(state: State) -> float | None:
-    """Return the time of the next save that needs no event, or ``None`` if nothing is waiting."""
+    """Return when the next save is due without an event, or ``None`` if nothing is waiting."""
     first = state.unsaved.first()
     if first is None:
         return None
@@ -109,14 +101,14 @@ def next_save_s(state: State) -> float | None:
 
 
 def saved(event: RequestDone) -> Bools:
-    """Return a mask of the samples of a save that are in its pack."""
+    """Return a mask of a save's samples that are in its pack."""
     if event.pack and event.stored is not None:
         return event.stored
     return np.zeros(event.outcomes.size, dtype=np.bool_)
 
 
 def save_answered(state: State, request: Request, event: RequestDone, now: float) -> None:
-    """Handle the result of a save, and retry unsaved samples that are still cached."""
+    """Handle the result of a save, and requeue unsaved samples."""
     unsaved = ~saved(event) & (event.outcomes != _NOT_CACHED)
     if unsaved.any() and not event.store_trouble:
         reason = next(iter(event.messages.values()), "no pack was written")
@@ -125,37 +117,37 @@ def save_answered(state: State, request: Request, event: RequestDone, now: float
 
 
 def save_again(state: State, request: Request, left: Bools, now: float) -> None:
-    """Requeue unsaved samples if they are still in the cache."""
+    """Requeue samples that are still in the cache."""
     key = request.order.samples
     samples = state.sets.get(key)
     if samples is not None:
         state.add_resident(key, samples.among(request.order.indices[left], SampleState.RESIDENT), now)
 
 
-_ROOM_KEPT = 0.01  # share of the budget that stays free for others meanwhile
-_MONEY_KEPT = 0.05  # share of the money that is kept for hedges and retries of pending requests
-_DROPPED_SHARE = 1 / 32  # share of the budget to drop at once, so that searches are rare
+_ROOM_KEPT = 0.01  # share of the budget to leave free
+_MONEY_KEPT = 0.05  # share of the money to keep for hedges and retries
+_DROPPED_SHARE = 1 / 32  # of the budget, to drop at once
 
 
 class Filled(NamedTuple):
-    """The progress of filling: the number of samples present and failed, the size of those present, and why
-    it ended.
+    """The progress of filling: samples present and failed, their size, and why filling ended.
+
+    ``ended`` is empty while filling continues.
     """
 
     present: int
     failed: int
     size_bytes: int
-    # Empty while filling continues.
     ended: str
 
 
 def fill_up(state: State, event: FillUp, now: float) -> None:
-    """Start or continue filling for a job. Repeated events renew the job's lease."""
+    """Start or continue filling for a job."""
     job = state.jobs.get(event.job)
     if job is None:
         return
-    job.fill, job.is_full = event, ""
-    state.unsaved.wanted |= event.to_store and state.settings.store  # including earlier samples
+    job.fill, job.full_reason = event, ""
+    state.unsaved.enabled |= event.to_store and state.settings.store  # including earlier samples
     for cursor in job.cursors.values():
         cursor.sees_store = False
         job.sees_store_changed()
@@ -164,14 +156,13 @@ def fill_up(state: State, event: FillUp, now: float) -> None:
 
 
 def room_to_fill(state: State, job: Job, key: SetKey, count: int) -> int:
-    """Return how many of ``count`` samples may be requested now, and set the reason if filling has ended."""
+    """Return how many of ``count`` samples may be requested. Sets ``full_reason`` if filling has ended."""
     fill, samples = job.fill, state.set_of(key)
     if fill is None:
         return count
     free_bytes = state.free_bytes - _ROOM_KEPT * state.budget_bytes
     missing_bytes = samples.sample_bytes * count - free_bytes
-    # Filling the cache drops nothing. Filling the store drops samples from the
-    # cache once they are stored.
+    # Filling the store may drop stored samples from the cache. Filling the cache drops nothing.
     if fill.to_store and missing_bytes > 0:
         free_bytes += _drop_stored(state, key, max(missing_bytes, _DROPPED_SHARE * state.budget_bytes))
     in_flight = sum(int(np.count_nonzero(request.claim.unsettled)) for request in state.requests.values())
@@ -179,25 +170,24 @@ def room_to_fill(state: State, job: Job, key: SetKey, count: int) -> int:
     left_bytes = fill.size_bytes - _present_bytes(state, job, key) - under_way_bytes
     fitting = math.floor(min(count, max(0.0, free_bytes) / samples.sample_bytes))
     allowed = math.floor(min(count, max(0.0, left_bytes) / samples.sample_bytes))
-    # Include the next request, so that there is enough money for it.
     with_next = [(requests + 1, sample_count) for requests, sample_count in state.in_flight]
     spent_usd = state.ledger.job_costs(job.name).usd + state.ledger.committed_usd(with_next)
     is_paid = spent_usd <= (1 - _MONEY_KEPT) * fill.usd
     room = min(fitting, allowed) if is_paid else 0
     waits = job.counters.requests_in_flight or (fill.to_store and is_saving(state))
     reason = "max_usd" if not is_paid else "full" if allowed else "max_bytes"
-    job.is_full = "" if room or waits else reason
+    job.full_reason = "" if room or waits else reason
     return room
 
 
-def _drop_stored(state: State, key: SetKey, wanted_bytes: float) -> int:
-    """Drop cached samples that are stored and that no job needs. Return the number of bytes freed."""
+def _drop_stored(state: State, key: SetKey, size_bytes: float) -> int:
+    """Drop stored samples that no job needs from the cache. Return the number of bytes freed."""
     samples = state.set_of(key)
     resident = samples.having(SampleState.RESIDENT)
     stored = resident[samples.stored(resident)]
-    unwanted = stored[np.isinf(next_use_s(key, stored, state.jobs.values()))]
-    sizes = np.cumsum(samples.stored_bytes[unwanted], dtype=np.int64)
-    chosen = unwanted[: int(np.searchsorted(sizes, wanted_bytes)) + 1]
+    unneeded = stored[np.isinf(next_use_s(key, stored, state.jobs.values()))]
+    sizes = np.cumsum(samples.cached_bytes[unneeded], dtype=np.int64)
+    chosen = unneeded[: int(np.searchsorted(sizes, size_bytes)) + 1]
     if not chosen.size:
         return 0
     freed = int(sizes[chosen.size - 1])
@@ -212,7 +202,7 @@ def _present_bytes(state: State, job: Job, key: SetKey) -> float:
 
 
 def filled(state: State, job: Job) -> Filled:
-    """Return the progress of filling for a job."""
+    """Return a filling job's progress."""
     key = job.samples_of(0)
     samples, in_store = state.set_of(key), job.fill is not None and job.fill.to_store
     present = samples.stored_count if in_store else samples.resident_count
@@ -226,8 +216,8 @@ def _ended(state: State, job: Job, key: SetKey) -> str:
         return ""
     if job.fill is not None and job.fill.to_store and is_saving(state):
         return ""
-    if job.is_full:
-        return job.is_full
+    if job.full_reason:
+        return job.full_reason
     stopped = state.ledger.spending is Spending.STOPPED
     lasting = state.ledger.freely_at_s(0.0, state.in_flight) is None
     if stopped or (state.ledger.spending is Spending.SLOWED and lasting):

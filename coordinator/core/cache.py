@@ -1,6 +1,6 @@
-"""The cache: audits of its contents, read-back of some new records, and eviction.
+"""The cache: audits, read-backs of new records, and eviction.
 
-Samples whose next use is farthest away are dropped first (Belady 1966).
+Samples whose next use is farthest in the future are dropped first (Belady 1966).
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from superdl.coordinator.core.events import Audit, Drop, ReadBack, Warn
-from superdl.coordinator.core.jobs import Ahead, CursorSpan, next_use_s
-from superdl.coordinator.core.queues import BatchPlace
-from superdl.coordinator.core.restoring import take_in, usable
+from superdl.coordinator.core.jobs import Pending, next_use_s
+from superdl.coordinator.core.queues import BatchPlace, CursorSpan
+from superdl.coordinator.core.restoring import accept, usable
 from superdl.coordinator.core.retrying import recheck
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
-from superdl.coordinator.core.state import AuditInFlight
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -33,70 +32,65 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Ints, SampleSet, SetKey
     from superdl.coordinator.core.state import Request, State
 
-_EVERY_S = 5.0  # between read-backs for an executor
-_DOUBTED_EVERY_S = 0.5  # while its records are corrupt
-_BYTES_MAX = 16 * 2**20  # larger records are not read back
+_READ_BACK_EVERY_S = 5.0
+_CORRUPT_EVERY_S = 0.5  # the same while an executor's records are corrupt
+_READ_BACK_BYTES_MAX = 16 * 2**20
 
 
 def audit(
     state: State, key: SetKey, indices: Ints, requester: BatchPlace | CursorSpan, *, whole: bool = False
 ) -> None:
-    """Check which samples the cache contains. Does nothing if there are none."""
+    """Request an audit, unless there are no samples."""
     if not indices.size:
         return
     state.set_of(key).move(indices, SampleState.CHECKING)
-    number = next(state.numbers)
-    state.audits[number] = AuditInFlight(key, indices, requester, whole)
-    state.actions.append(Audit(number, key, indices, whole))
+    action = Audit(next(state.numbers), key, indices, whole, requester)
+    state.audits[action.audit_id] = action
+    state.actions.append(action)
 
 
 def audited(state: State, event: Audited, now: float) -> None:
-    """Apply the cache's reply, and handle the samples that are absent."""
+    """Apply an audit's result, and request absent samples again."""
     pending = state.audits.pop(event.audit_id, None)
     if pending is None:
         return
     samples, before_bytes = state.set_of(pending.samples), state.resident_bytes
     present, tombstoned = usable(state, samples, event, now, whole=pending.whole), event.record_bytes < 0
-    state.add_resident(pending.samples, take_in(state, samples, pending.indices, event, present), now)
+    state.add_resident(pending.samples, accept(state, samples, pending.indices, event, present), now)
     samples.move(pending.indices[tombstoned], SampleState.FAILED)
     lost = ~(present | tombstoned)
     absent = pending.indices[lost]
     samples.move(absent, SampleState.ABSENT)
     samples.attempts[absent] = 0
     corrupt = pending.indices[lost & ((event.record_bytes > 0) | pending.whole)]
-    if corrupt.size:  # delete it, because a tombstone does not replace a record
+    if corrupt.size:  # a tombstone does not replace a record
         state.actions.append(Drop(pending.samples, corrupt))
-    # Records from an earlier coordinator counted as foreign memory until this audit.
-    found_bytes = state.resident_bytes - before_bytes
-    state.foreign_bytes = max(0, state.foreign_bytes - max(0, found_bytes))
+    # Until this audit, records of an earlier coordinator counted as foreign memory.
+    added_bytes = state.resident_bytes - before_bytes
+    state.foreign_bytes = max(0, state.foreign_bytes - max(0, added_bytes))
     if absent.size:
         _handle_absent(state, pending, absent)
     rank = state.cursor(*pending.requester[:2])
-    if rank is not None and rank.job.fill is not None:  # filling waits for all its audits
+    if rank is not None and rank.job.fill is not None:  # filling is limited by pending audits
         state.wake(rank)
-    if pending.samples in state.audit_watchers and not any(
-        other.samples == pending.samples for other in state.audits.values()
-    ):
-        del state.audit_watchers[pending.samples]
 
 
-def _handle_absent(state: State, finished: AuditInFlight, absent: Ints) -> None:
+def _handle_absent(state: State, finished: Audit, absent: Ints) -> None:
     requester = finished.requester
     if isinstance(requester, BatchPlace):
         state.stalls.record_lost(requester)
     else:
         cursor = state.cursor(requester.job, requester.rank)
         if cursor is not None and cursor.watermark < requester.stop <= cursor.lookahead:
-            cursor.put(Ahead(requester.start, requester.stop, finished.samples, absent))
+            cursor.add_pending(Pending(requester.start, requester.stop, finished.samples, absent))
             state.wake(cursor)
-    watchers = [
-        state.cursor(*key) for key in state.audit_watchers.get(finished.samples, {}) if key != requester[:2]
-    ]
-    recheck(state, finished.samples, absent, filter(None, watchers))
+    # Other ranks may have skipped the samples during the audit.
+    others = (other for other in state.cursors_of(finished.samples.dataset) if other.key != requester[:2])
+    recheck(state, finished.samples, absent, others)
 
 
 def cache_reset(state: State, event: CacheReset, now: float) -> None:
-    """Mark known samples as absent. Audits in flight will also report absent samples."""
+    """Mark all samples as absent, except those in flight or being audited."""
     for samples in state.sets.values():
         for lost in (SampleState.RESIDENT, SampleState.FAILED):
             samples.move(samples.having(lost), SampleState.ABSENT)
@@ -108,28 +102,27 @@ def cache_reset(state: State, event: CacheReset, now: float) -> None:
     state.foreign_bytes = 0
     state.emptied = True
     state.room_search.reset()
-    state.look_again(state.cursors)
+    state.restart_lookahead(state.cursors)
 
 
 def cache_evicted(state: State, event: CacheEvicted, now: float) -> None:
-    """Mark resident samples as unknown. Each rank audits them again when it reaches them."""
+    """Mark resident samples for an audit when a rank next reaches them."""
     for samples in state.sets.values():
         samples.doubt()
-    state.look_again(state.cursors)
+    state.restart_lookahead(state.cursors)
 
 
 def cache_grew(state: State, event: CacheGrew, now: float) -> None:
-    """Reduce the budget by the memory that the server uses beyond the estimate."""
-    # Requests in flight have already pushed an unknown part of their reserved bytes. So keep the last
-    # estimate while it is possible. Once foreign memory must have grown, assume that half was pushed.
+    """Estimate the memory used by others."""
+    # Requests in flight have pushed an unknown part of their reserved bytes. Keep the last estimate if it is
+    # possible. Once foreign memory must have grown, assume that half was pushed.
     least, most = event.excess_bytes - state.reserved_bytes, event.excess_bytes
-    believed = state.foreign_bytes if state.foreign_bytes >= least else (least + most) // 2
-    state.foreign_bytes = max(0, min(believed, most))
+    estimate = state.foreign_bytes if state.foreign_bytes >= least else (least + most) // 2
+    state.foreign_bytes = max(0, min(estimate, most))
 
 
 def cache_resized(state: State, event: CacheResized, now: float) -> None:
-    """Adopt the new budget of the cache. Make room at once if it shrank, or use more if it grew."""
-    # Halve the memory withheld after refused writes, because the servers' figures explain most refusals.
+    """Adopt the cache's new budget, and return half of the memory withheld after refused writes."""
     grew = event.budget_bytes > state.budget_bytes
     state.budget_bytes = max(1, event.budget_bytes)
     state.withheld_bytes //= 2
@@ -143,35 +136,34 @@ def cache_resized(state: State, event: CacheResized, now: float) -> None:
 def choose_to_read_back(
     state: State, request: Request, indices: Ints, record_bytes: Ints, now: float
 ) -> None:
-    """Request that a record of a result is read back, if this is due."""
-    # Something on the write path may corrupt bytes, which would affect every reader. Reading
-    # back a record every few seconds detects this at the cost of a GET.
+    """Request a read-back of one of a result's records, if it is due.
+
+    It detects corruption on the write path, which would affect every reader, at the cost of a GET.
+    """
     executor = state.fleet.executors[request.order.executor]
-    every_s = _DOUBTED_EVERY_S if executor.breaker.corrupts else _EVERY_S
+    every_s = _CORRUPT_EVERY_S if executor.breaker.corrupts else _READ_BACK_EVERY_S
     if not indices.size or now < executor.read_back_s + every_s:
         return
     executor.read_back_s = now
-    at = state.events % indices.size  # any record would do; use a different one each time
-    if record_bytes[at] <= _BYTES_MAX:
+    at = state.events % indices.size  # a different record each time
+    if record_bytes[at] <= _READ_BACK_BYTES_MAX:
         state.actions.append(ReadBack(request.order.samples, int(indices[at]), request.order.executor))
 
 
 def record_read_back(state: State, event: RecordReadBack, now: float) -> None:
-    """Handle the result of reading back a record."""
+    """Handle a read-back. A corrupt record is dropped, and its executor set aside until one is intact."""
     executor = state.fleet.executors[event.executor]
     if not event.fault:
         executor.breaker.record_intact()
         return
-    others = ", and the executor is set aside" if len(state.fleet.executors) > 1 else ""
-    if not executor.breaker.corrupts:  # warn once, until it recovers
+    if not executor.breaker.corrupts:  # warn once until it recovers
+        set_aside = ", and the executor is set aside" if len(state.fleet.executors) > 1 else ""
         text = (
             f"a record that the executor {executor.name} just wrote to the cache was corrupt when read back "
-            f"({event.fault}). The sample is produced again{others}. Something between the functions, the "
+            f"({event.fault}). The sample is produced again{set_aside}. Something between the functions, the "
             "cache and the coordinator changes bytes"
         )
         state.actions.append(Warn(text))
-    # If there is another executor, set this one aside until one of its records is
-    # intact.
     executor.breaker.record_corrupt(f"its records are corrupt when read back: {event.fault}", now)
     samples = state.sets.get(event.samples)
     if samples is None:
@@ -179,34 +171,31 @@ def record_read_back(state: State, event: RecordReadBack, now: float) -> None:
     corrupt = samples.among(np.array([event.index]), SampleState.RESIDENT)
     if corrupt.size:
         state.drop(samples, corrupt)
-        reading = state.reading(event.samples.dataset)
+        reading = state.cursors_of(event.samples.dataset)
         recheck(state, event.samples, corrupt, reading, failed_by=event.executor)
 
 
-# Share of the budget that a search frees from unneeded samples, so that searches are rare
-_UNNEEDED_SHARE = 1 / 32
-_NEEDED_SHARE = 1 / 128  # the same for samples that will be needed again
+# A search frees at least these shares of the budget, so that searches are rare
+_UNNEEDED_SHARE = 1 / 32  # of samples that no job needs
+_NEEDED_SHARE = 1 / 128
 _SHARES_EVERY_S = 0.2
-_ANY_TIME_S = -1.0  # earlier than the next use of any sample, even if it is needed now
-_NOT_NOW_S = 0.0  # earlier than the next use of samples that are not needed now
-CANDIDATES_LEAST = 2048  # if at most this many samples are resident, consider all
+_ANY_TIME_S = -1.0  # before the next use of any sample
+_NOT_NOW_S = 0.0  # before the next use of samples that are not needed now
+CANDIDATES_LEAST = 2048
 _CANDIDATES_PER_VICTIM = 8
 _CANDIDATES_MAX = 65_536
-# Minimum per set on average; fewer take as long, because each job looks up a whole set at once
-_CANDIDATES_PER_SET = 1024
+_CANDIDATES_PER_SET = 1024  # on average; fewer take as long, because each job looks up a whole set at once
 _FRESH_TIMES = 8  # consider this many times more samples of a random recipe
-_LOOKUPS_MAX = 1_000_000  # maximum number of next uses to compute in a search, over all jobs
+_LOOKUPS_MAX = 1_000_000  # next uses to compute in a search, over all jobs
 
 
 def fits(state: State, key: SetKey, count: int) -> bool:
-    """Return whether ``count`` more samples fit without dropping any."""
+    """Return whether ``count`` samples fit without dropping any."""
     return state.free_bytes >= math.ceil(state.set_of(key).sample_bytes * count)
 
 
-def relieve(state: State, now: float) -> None:
-    """Drop samples until the cache fits its budget again, after records grew or others took memory."""
-    # Keep samples that readers wait for: otherwise no batch would ever be complete if others filled the
-    # cache.
+def enforce_budget(state: State, now: float) -> None:
+    """Drop samples that no reader waits for until the cache fits its budget."""
     if state.free_bytes < 0:
         _evict(state, -state.free_bytes, later_than_s=_NOT_NOW_S, now=now)
 
@@ -222,16 +211,15 @@ def room_for(state: State, key: SetKey, count: int, *, later_than_s: float, now:
 
 
 def urgent_room_for(state: State, key: SetKey, count: int, now: float) -> int:
-    """Make room for ``count`` samples that a reader waits for by dropping others. Return how many fit."""
+    """Make room for ``count`` samples that a reader waits for. Return how many fit, finally at least one."""
     size_bytes = state.set_of(key).sample_bytes
     for later_than_s in (_NOT_NOW_S, _ANY_TIME_S):
         _make_room(state, size_bytes * count, later_than_s=later_than_s, now=now)
     fit = fitting(state.free_bytes, size_bytes, count)
-    # Requests in flight will free room, and so will readers that fetch samples produced for them.
+    # Requests in flight will free room, and so will readers that fetch their samples.
     if fit or state.is_producing or _missed_and_resident(state, now):
         return fit
-    # Nothing is left to drop. Either others use the memory, and readers must not wait for them, or a sample
-    # is larger than the budget.
+    # Either others use the memory, and readers must not wait for them, or a sample exceeds the budget.
     return max(1, fitting(state.free_bytes + state.foreign_bytes, size_bytes, count))
 
 
@@ -243,7 +231,7 @@ def _missed_and_resident(state: State, now: float) -> bool:
 
 
 def fitting(free_bytes: int, size_bytes: float, count: int) -> int:
-    """Return how many of ``count`` samples of ``size_bytes`` fit into the free bytes."""
+    """Return how many of ``count`` samples of ``size_bytes`` fit into ``free_bytes``."""
     return count if free_bytes >= math.ceil(size_bytes * count) else max(0, int(free_bytes / size_bytes))
 
 
@@ -254,12 +242,12 @@ def _make_room(state: State, size_bytes: float, *, later_than_s: float, now: flo
         _evict(state, max(missing, least), later_than_s=later_than_s, now=now)
 
 
-def _evict(state: State, wanted_bytes: int, *, later_than_s: float, now: float) -> None:
+def _evict(state: State, size_bytes: int, *, later_than_s: float, now: float) -> None:
     state.evictions += 1
     victims = choose_victims(
         state.sets,
         state.jobs.values(),
-        wanted_bytes=wanted_bytes,
+        size_bytes=size_bytes,
         later_than_s=later_than_s,
         turn=state.evictions,
         unneeded_bytes=int(state.budget_bytes * _UNNEEDED_SHARE),
@@ -272,8 +260,8 @@ def _evict(state: State, wanted_bytes: int, *, later_than_s: float, now: float) 
         state.dropped_samples += indices.size
 
 
-def see_shares(state: State, now: float) -> None:
-    """Check regularly which teams exceed their share. A dataset is split among the teams that read it."""
+def update_shares(state: State, now: float) -> None:
+    """Check which teams exceed their share of the cache. Teams that read a dataset split its memory."""
     if now < state.room_search.shares_again_s:
         return
     state.room_search.shares_again_s = now + _SHARES_EVERY_S
@@ -295,29 +283,27 @@ def choose_victims(
     sets: Mapping[SetKey, SampleSet],
     jobs: Iterable[Job],
     *,
-    wanted_bytes: int,
+    size_bytes: int,
     later_than_s: float,
     turn: int,
     spared: Mapping[SetKey, Ints],
     unneeded_bytes: int = 0,
 ) -> dict[SetKey, Ints]:
-    """Choose resident samples to drop, by set, until ``wanted_bytes`` are free, starting with the farthest
-    next use first.
+    """Choose resident samples to drop, by set, farthest next use first, until ``size_bytes`` are free.
 
-    Of the samples that no job will need, up to ``unneeded_bytes`` are chosen.
-    Candidates are needed later than ``later_than_s`` and are not ``spared``. If there
-    are very many, ``turn`` determines which are considered.
+    Chooses up to ``unneeded_bytes`` of samples that no job will need. Only considers samples
+    needed after ``later_than_s`` and not ``spared``, and of very many only a part, by ``turn``.
     """
     jobs = list(jobs)
-    # If there are very many, consider only several times the amount to drop, so
-    # that the cost of dropping a sample does not grow with the cache.
-    stride = _stride(sets, max(wanted_bytes, unneeded_bytes), jobs=len(jobs))
+    # Consider only several times the amount to drop, so that dropping a sample from a large cache costs no
+    # more than from a small one.
+    stride = _stride(sets, max(size_bytes, unneeded_bytes), jobs=len(jobs))
     keys: list[SetKey] = []
     owners, indices, scores, sizes = [], [], [], []
     for samples in sets.values():
         if not samples.resident_count:
             continue
-        # Most samples of a random recipe are used up, and others must not hide them.
+        # Most samples of a random recipe are used up, so consider more of them.
         step = stride if samples.key.epoch == EVERY_EPOCH else math.ceil(stride / _FRESH_TIMES)
         candidates = samples.having(SampleState.RESIDENT)[turn % step :: step]
         if samples.key in spared:
@@ -328,25 +314,25 @@ def choose_victims(
             indices.append(candidates)
             stored = None if samples.packs is None else samples.stored(candidates)
             scores.append(next_use_s(samples.key, candidates, jobs, stored))
-            sizes.append(samples.stored_bytes[candidates].astype(np.int64))
+            sizes.append(samples.cached_bytes[candidates].astype(np.int64))
     if not keys:
         return {}
     owner, index, score, size = map(np.concatenate, (owners, indices, scores, sizes))
     order = np.argsort(-score, kind="stable")
     order = order[score[order] > later_than_s]
     freed = np.cumsum(size[order])
-    enough, plenty = (int(count) + 1 for count in np.searchsorted(freed, (wanted_bytes, unneeded_bytes)))
+    enough, plenty = (int(count) + 1 for count in np.searchsorted(freed, (size_bytes, unneeded_bytes)))
     chosen = order[: max(enough, min(plenty, int(np.count_nonzero(np.isinf(score[order])))))]
     by_set = {key: index[chosen[owner[chosen] == number]] for number, key in enumerate(keys)}
     return {key: victims for key, victims in by_set.items() if victims.size}
 
 
-def _stride(sets: Mapping[SetKey, SampleSet], wanted_bytes: int, *, jobs: int) -> int:
+def _stride(sets: Mapping[SetKey, SampleSet], size_bytes: int, *, jobs: int) -> int:
     holding = [samples.resident_count for samples in sets.values() if samples.resident_count]
     count, least = sum(holding), max(CANDIDATES_LEAST, _CANDIDATES_PER_SET * len(holding))
     if count <= least:
         return 1
     sample_bytes = sum(samples.resident_bytes for samples in sets.values()) / count
-    enough = int(_CANDIDATES_PER_VICTIM * wanted_bytes / sample_bytes)
+    enough = int(_CANDIDATES_PER_VICTIM * size_bytes / sample_bytes)
     limit = min(enough, _CANDIDATES_MAX, _LOOKUPS_MAX // max(jobs, 1))
     return math.ceil(count / max(limit, least))

@@ -1,4 +1,4 @@
-"""Turn demand into requests: first by the teams' turns, then readers' misses, then look-ahead by deadline."""
+"""Turn demand into requests: by the teams' turns, readers' misses first, then look-ahead by deadline."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from superdl.coordinator.core.background import next_save_s, room_to_fill, take_due
-from superdl.coordinator.core.cache import fits, relieve, room_for, see_shares, urgent_room_for
+from superdl.coordinator.core.background import due_saves, next_save_s, room_to_fill
+from superdl.coordinator.core.cache import enforce_budget, fits, room_for, update_shares, urgent_room_for
 from superdl.coordinator.core.capacity import request_size
 from superdl.coordinator.core.events import Warn
 from superdl.coordinator.core.fleet import Deadline, pick
@@ -26,21 +26,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from superdl.coordinator.core.fleet import ExecutorState
-    from superdl.coordinator.core.jobs import Ahead, Cursor, Job
+    from superdl.coordinator.core.jobs import Cursor, Job, Pending
     from superdl.coordinator.core.restoring import Way
     from superdl.coordinator.core.samples import Ints, SetKey
     from superdl.coordinator.core.state import State
 
 _ALWAYS_LATE = 8.0  # a caution above this means that readers always wait
 _WARN_EVERY_S = 300.0
-_MOMENT_S = 1e-3  # added to deadlines, so that they have certainly passed
-# Maximum distance, in batches, at which a more expensive executor is worth using while request latency and
-# the job's pace are still unknown
+_MOMENT_S = 1e-3  # added to deadlines, to be sure that they have passed
+# While latency and pace are unknown, use a more expensive executor only for this many batches ahead.
 _FIRST_BATCHES = 8
 
 
 def expire_tombstones(state: State, now: float) -> None:
-    """Allow another attempt at samples whose failures have expired."""
+    """Mark samples whose tombstones have expired as absent."""
     while state.expiries and state.expiries[0][0] <= now:
         _, key, indices = state.expiries.popleft()
         samples = state.sets.get(key)
@@ -52,22 +51,22 @@ def expire_tombstones(state: State, now: float) -> None:
 
 
 def dispatch(state: State, now: float) -> None:
-    """Make requests while executors and the cache have room, and then make the saves that are due."""
+    """Make requests while executors and the cache have room, then the saves that are due."""
     _produce(state, now)
-    if watch_spending(state, now) is Spending.FREELY:
-        for save in take_due(state, now):
-            make_save(state, save, now)
-            if watch_spending(state, now) is not Spending.FREELY:
+    if update_spending(state, now) is Spending.FREELY:
+        for executor, key, indices in due_saves(state, now):
+            make_save(state, executor, key, indices, now)
+            if update_spending(state, now) is not Spending.FREELY:
                 return
 
 
 def _produce(state: State, now: float) -> None:
     if state.teams.several:
-        see_shares(state, now)
-    relieve(state, now)
+        update_shares(state, now)
+    enforce_budget(state, now)
     release_due(state, now)
     state.stragglers.become_late(now, state.requests)
-    spending = watch_spending(state, now)
+    spending = update_spending(state, now)
     if spending is Spending.STOPPED:
         _refuse_readers(state, now)
         return
@@ -75,10 +74,10 @@ def _produce(state: State, now: float) -> None:
         race_stragglers(state, now)
     if state.room_search.waiting and state.room_search.over(state.events, now):  # a search may find room
         cursors, state.room_search.waiting = state.room_search.waiting, {}
-        state.wake_those(cursors)
+        state.wake_all(cursors)
     wake_deferred(state, now)
     skipped: set[BatchPlace] = set()
-    # Make only as many requests as keep the executors busy, because later decisions are better.
+    # Only keep the executors busy, because later decisions are better.
     while (first := _first(state, skipped, now)) is not None:
         if isinstance(first, BatchPlace):
             if not _serve_reader(state, first, skipped, now):
@@ -88,9 +87,8 @@ def _produce(state: State, now: float) -> None:
 
 
 def _first(state: State, skipped: set[BatchPlace], now: float) -> BatchPlace | Cursor | None:
-    # In the team whose turn it is, a batch that a reader waits for and that was not skipped goes before
-    # ranks.
-    spending = watch_spending(state, now)
+    # Within a team, a batch that a reader waits for goes before ranks.
+    spending = update_spending(state, now)
     if spending is Spending.STOPPED:
         return None
     place = _first_missed(state, skipped) if state.fleet.has_free_slot(now) else None
@@ -116,11 +114,11 @@ def wake_deferred(state: State, now: float) -> None:
     for eligible in state.fleet.groups:
         if len(eligible.deferred):
             changed = eligible.has_changed(now)
-            state.wake_those(eligible.deferred.take_until(math.inf if changed else now))
+            state.wake_all(eligible.deferred.pop_due(math.inf if changed else now))
 
 
-def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
-    """Request absent samples of a rank, unless another rank goes first or they can wait."""
+def _look_ahead(state: State, cursor: Cursor, ahead: Pending, now: float) -> None:
+    """Request a rank's absent samples, unless another rank goes first or they can wait."""
     job, soonest, turn = cursor.job, state.fleet.soonest(now, state.turn), state.turn(cursor.job.team)
     if soonest is not None and turn is not None and (turn, cursor.deadline_s()) > soonest[:2]:
         state.wake(cursor)
@@ -137,7 +135,7 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
     if executor is None:
         eligible = state.eligible_for(job.dataset)
         if not len(eligible.deferred):
-            eligible.has_changed(now)  # a snapshot for comparison by later calls
+            eligible.has_changed(now)  # take a snapshot for later calls
         eligible.deferred.add(cursor.key, now + waits_s + _MOMENT_S)
         return
     count = min(way.indices.size, _request_samples(state, executor, cursor, ahead, way, now))
@@ -149,7 +147,7 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
     if room:
         taken = _complete_groups(state, executor, cursor, ahead, way, room, now)
         cursor.pending[0] = ahead._replace(indices=ahead.indices[~np.isin(ahead.indices, taken)])
-        make(state, executor, ahead.samples, taken, job, now, restore=way.restore)
+        make(state, executor, ahead.samples, taken, job, now, restore=way.executors.restores)
     if room == count:
         state.wake(cursor)
     else:
@@ -157,18 +155,18 @@ def _look_ahead(state: State, cursor: Cursor, ahead: Ahead, now: float) -> None:
 
 
 def _complete_groups(
-    state: State, executor: ExecutorState, cursor: Cursor, ahead: Ahead, way: Way, room: int, now: float
+    state: State, executor: ExecutorState, cursor: Cursor, ahead: Pending, way: Way, room: int, now: float
 ) -> Ints:
-    # Beyond the first `room` samples, complete packs or runs if that delays nothing that is needed sooner.
+    # Complete packs or runs if that delays nothing that is needed sooner.
     key, taken = ahead.samples, way.indices[:room]
     if (
-        way.restore
+        way.executors.restores
         and not ahead.alone
         and cursor.next_ahead >= cursor.watermark + _FIRST_BATCHES
         and _slack_s(cursor, now) > 0
     ):
         return with_their_packs(state, key, taken)
-    if way.restore or ahead.alone or state.datasets[key.dataset].runs is None:
+    if way.executors.restores or ahead.alone or state.datasets[key.dataset].runs is None:
         return taken
     return with_their_neighbours(
         state,
@@ -182,15 +180,17 @@ def _complete_groups(
     )
 
 
-def _due_in_s(job: Job, ahead: Ahead) -> float:
+def _due_in_s(job: Job, ahead: Pending) -> float:
     return float(job.due_in_s(np.array([ahead.stop - 1 - job.watermark]))[0])
 
 
 def _assign(
     state: State, key: SetKey, indices: Ints, deadline: Deadline, now: float, failed_by: int | None = None
 ) -> tuple[Way, ExecutorState | None, float]:
-    """Return the first way to get absent samples with an available executor, the executor, and 0 seconds."""
-    # If all can wait, return no executor and the longest wait. The deadline limits a request's samples.
+    """Return the first way to get absent samples that has an available executor, the executor, and 0.
+
+    If all can wait, return no executor, and the shortest maximum wait in seconds.
+    """
     waits_s, executor = math.inf, None
     for way in ways(state, key, indices, now):
         fitting = deadline._replace(samples=min(deadline.samples, way.indices.size))
@@ -202,32 +202,34 @@ def _assign(
 
 
 def _slack_s(cursor: Cursor, now: float) -> float:
-    # The next batch is late, so a reader may request it at any moment.
+    # A reader may request a late batch at any moment.
     return cursor.deadline_s() - now if cursor.next_ahead > cursor.watermark else 0.0
 
 
 def _useful_slack_s(cursor: Cursor, now: float) -> float:
-    # With too few functions, readers keep waiting and small requests do not help.
+    # With too few functions, readers always wait, and small requests do not help.
     return math.inf if cursor.caution > _ALWAYS_LATE else _slack_s(cursor, now)
 
 
 def _request_samples(
-    state: State, executor: ExecutorState, cursor: Cursor, ahead: Ahead, way: Way, now: float
+    state: State, executor: ExecutorState, cursor: Cursor, ahead: Pending, way: Way, now: float
 ) -> int:
     if ahead.alone:
         return 1
     return request_size(
         way.executors.latency_of(executor),
         requested=min(way.indices.size, cursor.job.plan.batch_size),
-        idle=executor.idle(now),
+        idle=executor.idle,
         slack_s=_useful_slack_s(cursor, now),
         most=state.most_samples(ahead.samples),
     )
 
 
 def _serve_reader(state: State, place: BatchPlace, skipped: set[BatchPlace], now: float) -> bool:
-    """Request the missing samples of a batch, or skip it. Return ``False`` if it waits for room."""
-    # Nothing else may take that room, so stop serving.
+    """Request a batch's missing samples, or skip it. Return ``False`` if it waits for room.
+
+    The caller must then stop, so that nothing else takes the room.
+    """
     key, absent = _absent(state, place)
     if not absent.size:
         state.misses.served(place)
@@ -245,12 +247,12 @@ def _serve_reader(state: State, place: BatchPlace, skipped: set[BatchPlace], now
     ordered, count = _unsuspected_first(state, key, way.indices, count)
     room = urgent_room_for(state, key, count, now)
     if room:
-        make(state, executor, key, ordered[:room], payer, now, restore=way.restore)
+        make(state, executor, key, ordered[:room], payer, now, restore=way.executors.restores)
     return room > 0
 
 
 def _payer_of(state: State, job: Job, key: SetKey, requested: Ints) -> Job | None:
-    """Return the job to charge: ``job``, or if its team may not spend, another job that needs all samples."""
+    """Return ``job``, or if its team may spend no more, another job that needs the samples, or ``None``."""
     if state.turn(job.team) is not None:
         return job
     others = (other for other in state.jobs_of(key.dataset) if state.turn(other.team) is not None)
@@ -258,7 +260,7 @@ def _payer_of(state: State, job: Job, key: SetKey, requested: Ints) -> Job | Non
 
 
 def _absent(state: State, place: BatchPlace) -> tuple[SetKey, Ints]:
-    """Return the missing samples of a batch that must be requested, or none if the job has closed."""
+    """Return a batch's missing samples that must be requested, or none if the job has closed."""
     _, key, missed = state.misses[place]
     samples = state.sets.get(key)
     if samples is None or place.job not in state.jobs:
@@ -267,10 +269,10 @@ def _absent(state: State, place: BatchPlace) -> tuple[SetKey, Ints]:
 
 
 def _refuse(state: State, team: str, key: SetKey, absent: Ints, now: float) -> None:
-    text, fares = state.teams.refusal(team), state.teams[team]
-    state.fail_for_a_while(key, absent, (text,) * absent.size, now, reason=SPENDING_CAP)
-    if now >= fares.warned_s + _WARN_EVERY_S:
-        fares.warned_s = now
+    text, limited = state.teams.refusal(team), state.teams[team]
+    state.write_tombstones(key, absent, (text,) * absent.size, now, reason=SPENDING_CAP)
+    if now >= limited.warned_s + _WARN_EVERY_S:
+        limited.warned_s = now
         state.actions.append(Warn(text))
 
 
@@ -281,10 +283,10 @@ def _unsuspected_first(state: State, key: SetKey, missed: Ints, count: int) -> t
     return np.concatenate((missed[~suspect], missed[suspect])), min(count, untried) if untried else 1
 
 
-def watch_spending(state: State, now: float) -> Spending:
-    """Return how freely money may be spent now, and warn when a cap is near."""
+def update_spending(state: State, now: float) -> Spending:
+    """Return how freely money may be spent. Warns when a cap is near."""
     if state.ledger.capped:
-        warning = state.ledger.watch(state.in_flight, now)
+        warning = state.ledger.update(state.in_flight, now)
         if warning is not None:
             state.actions.append(Warn(warning))
     return state.ledger.spending
@@ -293,12 +295,12 @@ def watch_spending(state: State, now: float) -> Spending:
 def _refuse_readers(state: State, now: float) -> None:
     if state.is_producing:
         return
-    # At the hard cap, readers get a tombstone with the reason and fail at once.
+    # A tombstone makes readers fail at once.
     text = state.ledger.refusal()
     for place in list(state.misses.unserved):
         key, absent = _absent(state, place)
         if absent.size:
-            state.fail_for_a_while(key, absent, (text,) * absent.size, now, reason=SPENDING_CAP)
+            state.write_tombstones(key, absent, (text,) * absent.size, now, reason=SPENDING_CAP)
         state.misses.served(place)
 
 

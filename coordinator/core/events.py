@@ -1,4 +1,4 @@
-"""Events that the core handles, and actions that it requests. Indices are int64 positions in the catalog."""
+"""The core's input events and output actions. Indices are int64 positions in the catalog."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from superdl.coordinator.core.plan import Plan
+    from superdl.coordinator.core.queues import BatchPlace, CursorSpan
     from superdl.coordinator.core.samples import Bools, Ints, SetKey
     from superdl.coordinator.core.settings import DatasetFacts, Team
     from superdl.super_wire.stream_entries import ReadReport
@@ -27,7 +28,7 @@ __all__ = [
     "Audit",
     "Audited",
     "BatchRead",
-    "BatchesAsked",
+    "BatchesRequested",
     "CacheEvicted",
     "CacheGrew",
     "CacheReset",
@@ -65,31 +66,30 @@ class Event:
 
 
 class Action:
-    """Base class of all actions that the core can request."""
+    """Base class of all actions."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class JobOpened(Event):
-    """A rank of a job connected. This is sent for every rank, and again on every reconnection."""
+    """A rank of a job connected or reconnected."""
 
     job: str
     dataset: DatasetFacts
     plan: Plan
     rank: int
-    # The position from which a new rank looks ahead.
+    # Where a new rank starts to look ahead.
     epoch: int = 0
     position: int = 0
     # Numbers of the executors that cannot produce the dataset.
-    # ExecutorsIneligible reports changes.
     ineligible: frozenset[int] = frozenset()
     team: str = NO_TEAM
 
 
 @dataclass(frozen=True, slots=True)
 class TeamsChanged(Event):
-    """New budgets and shares of teams. Teams that are not listed keep theirs."""
+    """The limits of some teams changed. Unlisted teams keep theirs."""
 
     teams: tuple[Team, ...]
 
@@ -104,7 +104,10 @@ class JobClosed(Event):
 
 @dataclass(frozen=True, slots=True)
 class FillUp(Event):
-    """Fill with a job's samples, in the order of its first epoch, up to a size and cost. Renews the lease."""
+    """Fill the cache or store with a job's samples, in first-epoch order, up to a size and cost.
+
+    Renews the job's lease.
+    """
 
     job: str
     size_bytes: float = math.inf
@@ -113,8 +116,8 @@ class FillUp(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class BatchesAsked(Event):
-    """A sampler requested batches [start, stop) of an epoch, and has yielded all those before ``yielded``."""
+class BatchesRequested(Event):
+    """A sampler requested batches [start, stop) of an epoch, and has yielded all before ``yielded``."""
 
     job: str
     rank: int
@@ -122,13 +125,13 @@ class BatchesAsked(Event):
     start: int
     stop: int
     yielded: int
-    # Whether its readers read records directly from the store.
+    # Whether the rank's readers read directly from the store.
     sees_store: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRead(Event):
-    """A report of one of the job's readers."""
+    """A reader reported a finished batch or missing samples."""
 
     job: str
     report: ReadReport
@@ -136,7 +139,7 @@ class BatchRead(Event):
 
 @dataclass(frozen=True, slots=True)
 class RequestDone(Event):
-    """The result of a function, with an entry for each sample, in the order of the request."""
+    """A function's result. Arrays have an entry for each sample, in request order."""
 
     request_id: int
     # Indices into OUTCOME_ORDER.
@@ -146,29 +149,27 @@ class RequestDone(Event):
     fetch_us: int
     decode_us: int
     push_us: int
-    # By offset in the request.
+    # Error messages by offset in the request.
     messages: dict[int, str] = field(default_factory=dict)
     # Duration measured by the function.
     duration_us: int = 0
-    # The billed time multiplied by its memory.
+    # Billed time multiplied by memory.
     gb_s: float = 0.0
-    # Number of GETs.
     source_requests: int = 0
     cold_start: bool = False
-    # Number of the pack that the function wrote, or 0 if it wrote none.
+    # Number of the pack that the function wrote, or 0.
     pack: int = 0
-    # Masks of the samples in the pack, and of those for which the cache holds a pointer.
+    # Masks of the samples in the pack, and of those the cache holds as pointers.
     stored: Bools | None = None
     pointers: Bools | None = None
-    # Why the store failed to write or return records, if it did.
+    # Error message of the store, or an empty string.
     store_trouble: str = ""
-    # Number of GETs and PUTs, and of bytes read or written.
     store_requests: int = 0
     store_bytes: int = 0
 
 
 class FailureKind(enum.Enum):
-    """The ways in which a whole request can fail."""
+    """Reasons a whole request failed."""
 
     CRASHED = "the function's process ended"
     TIMED_OUT = "the function did not answer in time"
@@ -186,13 +187,13 @@ class RequestFailed(Event):
     message: str
     # Billed despite the failure.
     gb_s: float = 0.0
-    # True if no function ran, so that the invocation is not billed.
+    # True if no function ran, so nothing is billed.
     refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Audited(Event):
-    """Lengths of cached records in bytes: 0 for none, negative for a tombstone. ``pointers`` is a mask."""
+    """Record lengths in bytes: 0 if missing, negative for a tombstone. ``pointers`` is a mask."""
 
     audit_id: int
     record_bytes: Ints
@@ -201,7 +202,7 @@ class Audited(Event):
 
 @dataclass(frozen=True, slots=True)
 class RecordReadBack(Event):
-    """A newly written record was read back. ``fault`` describes the corruption, if any."""
+    """A new record was read back. ``fault`` describes its corruption, or is empty."""
 
     samples: SetKey
     index: int
@@ -211,58 +212,51 @@ class RecordReadBack(Event):
 
 @dataclass(frozen=True, slots=True)
 class CacheReset(Event):
-    """The cache restarted or was emptied, so all knowledge of its contents is invalid."""
+    """The cache is empty, because it was restarted or flushed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEvicted(Event):
-    """The server evicted some records on its own. It is unknown which."""
+    """The server evicted unknown records on its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheGrew(Event):
-    """The server uses more memory than accounted for, ``excess_bytes`` above the budget."""
+    """The server uses ``excess_bytes`` more memory than the core accounts for."""
 
     excess_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class CacheResized(Event):
-    """The memory that records may take now, reported by the servers. Sent after every check."""
+    """The servers reported the memory available for records. Sent after every check."""
 
     budget_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorResized(Event):
-    """The number of concurrent requests that an executor accepts has changed."""
+    """An executor's maximum number of concurrent requests changed."""
 
     capacity: int
-    # Requests accepted immediately (all if None), and per_s more each second,
-    # like AWS Lambda adds environments.
-    burst: int | None = None
-    per_s: float = math.inf
-    # Additional requests that may queue, so that functions do not idle in between.
-    # None means as many as capacity.
+    # Additional requests that may queue to keep functions busy. None means as many as capacity.
     backlog: int | None = None
     executor: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorsIneligible(Event):
-    """Executors, given by number, that cannot produce a dataset's samples. At least one other can."""
+    """These executors cannot access a dataset's source. At least one other executor can."""
 
-    # They cannot access this machine's files, or may not read the source.
     dataset: bytes
     executors: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
 class RecordsStored(Event):
-    """These samples of a dataset are in the store, in packs with these numbers (uint32, never 0).
+    """Samples are in the store, in packs with these numbers (uint32, never 0).
 
-    Replaces their previous locations. Arrives after the dataset's :class:`JobOpened`,
-    or together with it.
+    Replaces their previous locations. Arrives with or after the dataset's :class:`JobOpened`.
     """
 
     dataset: bytes
@@ -272,47 +266,49 @@ class RecordsStored(Event):
 
 @dataclass(frozen=True, slots=True)
 class PacksLost(Event):
-    """These packs are missing or unusable, so no sample is stored in them any more."""
+    """Packs are missing or unusable."""
 
     packs: NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
 class Tick(Event):
-    """Time passed; see :attr:`superdl.coordinator.core.Core.wake_at_s`."""
+    """Time has passed; see :attr:`superdl.coordinator.core.Core.wake_at_s`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetch(Action):
-    """Request these samples from a function. Followed by ``RequestDone`` or ``RequestFailed``."""
+    """Send a request to an executor. Followed by ``RequestDone`` or ``RequestFailed``."""
 
     request_id: int
     job: str
     samples: SetKey
     indices: Ints
-    # Seconds from now, after which a function does not start the request.
+    # Time in seconds within which a function must start.
     expires_in_s: float
     # For a restore, all locations in the store are known.
     kind: RequestKind = RequestKind.DECODE
-    # Number of a request in flight for the same samples, which this request races.
+    # Number of the request in flight that this one races.
     hedge_of: int | None = None
     executor: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Audit(Action):
-    """Check which of these samples the cache contains. Followed by ``Audited``."""
+    """Check which samples are cached. Followed by ``Audited``."""
 
     audit_id: int
     samples: SetKey
     indices: Ints
-    # Read and check whole records, because a reader reported them as corrupt.
-    whole: bool = False
+    # Verify whole records, because a reader reported corruption.
+    whole: bool
+    # The batch that a reader waits for, or the batches that a rank looks ahead to.
+    requester: BatchPlace | CursorSpan
 
 
 @dataclass(frozen=True, slots=True)
 class Drop(Action):
-    """Delete the records of these samples. No event follows."""
+    """Delete records. No event follows."""
 
     samples: SetKey
     indices: Ints
@@ -320,7 +316,7 @@ class Drop(Action):
 
 @dataclass(frozen=True, slots=True)
 class WriteTombstones(Action):
-    """Write tombstones with ``reason`` that expire. No event follows."""
+    """Write tombstones that expire. No event follows."""
 
     samples: SetKey
     indices: Ints
@@ -331,7 +327,7 @@ class WriteTombstones(Action):
 
 @dataclass(frozen=True, slots=True)
 class ReadBack(Action):
-    """Read and check a newly written record. Followed by ``RecordReadBack``, unless the record is missing."""
+    """Verify a new record. Followed by ``RecordReadBack``, unless the record is missing."""
 
     samples: SetKey
     index: int

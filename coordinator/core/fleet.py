@@ -1,4 +1,4 @@
-"""The core's view of the executors, cheapest first, and the choice of an executor for the next request."""
+"""The core's view of the executors, and the choice of an executor for a request."""
 
 from __future__ import annotations
 
@@ -17,20 +17,24 @@ from superdl.super_wire.request import Outcome, RequestKind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from superdl.coordinator.core.events import RequestDone, RequestFailed
+    from superdl.coordinator.core.events import ExecutorResized, RequestDone, RequestFailed
     from superdl.coordinator.core.ledger import Turn
     from superdl.coordinator.core.queues import CursorKey
     from superdl.coordinator.core.settings import ExecutorFacts
 
-# Failure kinds that are unrelated to samples, because no function ran
+# Failures that say nothing about the samples, because no function ran
 NEVER_RUN = frozenset({FailureKind.THROTTLED, FailureKind.UNAVAILABLE})
 _WORKED = np.isin(OUTCOME_ORDER, [Outcome.CACHED, Outcome.TOMBSTONE])
-# Outcomes of results that took less time than usual
-_OVER_SOON = np.isin(
+# Outcomes that take less time than usual
+_CUT_SHORT = np.isin(
     OUTCOME_ORDER,
     [
-        *(Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED, Outcome.UNAVAILABLE),
-        *(Outcome.NOT_STORED, Outcome.STORE_ERROR),
+        Outcome.CACHE_ERROR,
+        Outcome.CACHE_FULL,
+        Outcome.EXPIRED,
+        Outcome.NOT_STORED,
+        Outcome.STORE_ERROR,
+        Outcome.UNAVAILABLE,
     ],
 )
 _EXECUTOR_FAULTS = np.isin(
@@ -38,18 +42,18 @@ _EXECUTOR_FAULTS = np.isin(
     [Outcome.CACHE_ERROR, Outcome.REFUSED, Outcome.SOURCE_ERROR, Outcome.STEP_ERROR, Outcome.UNAVAILABLE],
 )
 _SLOW = 0.99  # quantile of slow requests
-_NO_OTHER_S = 5.0  # longest pause of an executor if no other is healthy
+_NO_OTHER_S = 5.0  # maximum pause of an executor if no other is healthy
 _UNKNOWN_LATE_S = 5.0  # while no executor's latency is known
 
 
 @dataclass(slots=True)
 class StoreAccess:
-    """An executor's access to the store: the latency of restores, and whether the store works."""
+    """An executor's access to the store, with its latency and health."""
 
     latency: LatencyModel = field(default_factory=LatencyModel)
     reading: CircuitBreaker = field(default_factory=CircuitBreaker)
     writing: CircuitBreaker = field(default_factory=CircuitBreaker)
-    # Whether the last function that decoded wrote a pack.
+    # Whether the last decoded samples were written to a pack.
     keeps: bool = False
 
 
@@ -63,45 +67,45 @@ class ExecutorState:
     latency: LatencyModel = field(default_factory=LatencyModel)
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
     in_flight: int = 0
-    samples_in_flight: int = 0  # in all its requests, including hedges
-    # An upper bound until the cost of a request is known, if there is a spending cap
+    samples_in_flight: int = 0  # in all requests, including hedges
+    # Limited until the cost of a request is known, if there is a spending cap
     most_in_flight: float = math.inf
-    requests: int = 0  # number made so far, hedges included
-    samples: int = 0  # number produced so far
-    usd: float = 0.0  # US dollars billed for them so far
-    # Number of requests ended so far, by "answered" or the failure kind's name in lowercase
+    # Totals: requests sent, including hedges, samples produced, and US dollars billed
+    requests: int = 0
+    samples: int = 0
+    usd: float = 0.0
+    # Ended requests by "answered" or the failure kind's name in lowercase
     outcomes: Counter[str] = field(default_factory=Counter)
     cold_starts: int = 0
-    cold_s: float = 0.0  # total start-up time of functions that were not running
-    read_back_s: float = -math.inf  # when one of its records was last chosen to be read back
-    store: StoreAccess | None = None  # None if there is no store or its functions cannot access it
-    decodes: bool = True  # if false, it only serves the store
+    cold_s: float = 0.0
+    read_back_s: float = -math.inf  # time of the last read-back
+    store: StoreAccess | None = None  # None without a store, or if the functions cannot access it
+    decodes: bool = True
 
     def latency_of(self, *, restore: bool) -> LatencyModel:
-        """Return the latency model for restoring or for producing."""
+        """Return the latency model for restores or for decodes."""
         return self.store.latency if restore and self.store is not None else self.latency
 
     def breaker_for(self, kind: RequestKind) -> CircuitBreaker | None:
-        """Return the breaker for the store access of a kind of request, or ``None`` if it needs none."""
+        """Return the store breaker for a kind of request, or ``None`` if it does not use the store."""
         if self.store is None or kind is RequestKind.DECODE:
             return None
         return self.store.writing if kind.writes_pack else self.store.reading
 
-    def idle(self, now: float) -> int:
+    @property
+    def idle(self) -> int:
         """Return the number of idle functions."""
-        return self.concurrency.idle(self.in_flight, now)
+        return max(0, self.concurrency.limit - self.in_flight)
 
-    def free_slots(self, now: float) -> int:
+    @property
+    def free_slots(self) -> int:
         """Return how many more requests the executor accepts, even if it is set aside."""
-        free = self.concurrency.free_slots(self.in_flight, now)
-        if self.most_in_flight < math.inf:
-            free = min(free, int(self.most_in_flight) - self.in_flight)
-        return free
+        return int(min(self.concurrency.slots, self.most_in_flight)) - self.in_flight
 
-    def answered(self, event: RequestDone, kind: RequestKind, made_s: float, now: float) -> None:
-        """Update from the result of a request made at ``made_s``, except for possible faults of samples."""
-        took_s, worked = now - made_s, _WORKED[event.outcomes].any()
-        if worked and not _OVER_SOON[event.outcomes].any():
+    def answered(self, event: RequestDone, kind: RequestKind, sent_s: float, now: float) -> None:
+        """Update latency and health from a result, unless a sample may be to blame."""
+        took_s, worked = now - sent_s, _WORKED[event.outcomes].any()
+        if worked and not _CUT_SHORT[event.outcomes].any():
             latency = self.latency_of(restore=kind is RequestKind.RESTORE)
             latency.observe(event.outcomes.size, took_s, event.duration_us / 1e6)
             self.concurrency.succeeded()
@@ -109,31 +113,29 @@ class ExecutorState:
             self.breaker.worked()
         elif event.outcomes.size and _EXECUTOR_FAULTS[event.outcomes].all():
             reason = next(iter(event.messages.values()), "no sample could be produced")
-            self.breaker.failed(reason, made_s, now)
+            self.breaker.failed(reason, sent_s, now)
 
-    def failed(self, event: RequestFailed, reason: str, made_s: float, now: float) -> None:
-        """Update from a failed request."""
+    def failed(self, event: RequestFailed, reason: str, sent_s: float, now: float) -> None:
+        """Update capacity and health from a failed request."""
         if event.kind is FailureKind.THROTTLED:
             self.concurrency.throttled(self.in_flight, now)
         blame = self.breaker.refused if event.kind in NEVER_RUN else self.breaker.failed
-        blame(reason, made_s, now)
+        blame(reason, sent_s, now)
 
     def is_resting(self, now: float) -> bool:
-        """Return whether a store-only executor is set aside."""
-        # It then gets one request at a time, because no other work could show that it has recovered.
+        """Return whether a store-only executor is set aside and must not get a trial request now."""
         breaker = self.breaker
         return not self.decodes and breaker.tripped and bool(now < breaker.open_until_s() or self.in_flight)
 
 
 class EligibleExecutors:
-    """The executors that can produce a dataset, cheapest first, and the ranks that
-    read such datasets.
+    """The executors that can produce a dataset, cheapest first, and the ranks that read it.
 
     Attributes:
-        ready: by team, the ranks with samples to look ahead to, ordered by deadline.
-        deferred: ranks that wait for a cheaper executor, ordered by their longest wait.
-        restores: whether they restore from the store, which has a separate latency model.
-        store_only: the executors that only use the store.
+        ready: ranks with samples to look ahead to, by team and deadline.
+        deferred: ranks that wait for a cheaper executor, by the end of the wait.
+        restores: whether the executors restore, which has a separate latency model.
+        store_only: executors that only restore and save.
     """
 
     def __init__(
@@ -148,7 +150,7 @@ class EligibleExecutors:
         self.restores = restores
         self.ready: defaultdict[str, TimeQueue[CursorKey]] = defaultdict(TimeQueue)
         self.deferred: TimeQueue[CursorKey] = TimeQueue()
-        self._seen: tuple[object, ...] = ()
+        self._last_inputs: tuple[object, ...] = ()
 
     def latency_of(self, executor: ExecutorState) -> LatencyModel:
         """Return an executor's latency model for this group's kind of request."""
@@ -159,23 +161,23 @@ class EligibleExecutors:
         return sum(max(0, self.free_slots_of(executor, now)) for executor in self.executors)
 
     def has_free_slot(self, now: float) -> bool:
-        """Return whether any executor accepts one more request, even if only for stored samples."""
-        return self.free_slots(now) > 0 or any(executor.free_slots(now) > 0 for executor in self.store_only)
+        """Return whether any executor accepts another request, even if only for stored samples."""
+        return self.free_slots(now) > 0 or any(executor.free_slots > 0 for executor in self.store_only)
 
     def free_slots_of(self, executor: ExecutorState, now: float) -> int:
-        """Return how many more requests an executor may get, or 1, for a trial, if it is set aside."""
-        free = executor.free_slots(now)
+        """Return how many more requests an executor may get. One set aside gets a trial after its pause."""
+        free = executor.free_slots
         if not self._is_set_aside(executor):
             return free
         return 0 if now < self._open_until_s(executor) else min(free, 1 - executor.in_flight)
 
     def idle(self, now: float) -> int:
-        """Return the number of idle functions, over the executors that may get requests."""
-        return sum(executor.idle(now) for executor in self.executors if self.free_slots_of(executor, now) > 0)
+        """Return the number of idle functions of executors that may get requests."""
+        return sum(executor.idle for executor in self.executors if self.free_slots_of(executor, now) > 0)
 
     def has_changed(self, now: float) -> bool:
-        """Return whether the inputs of :func:`pick` other than the time have changed since the last call."""
-        seen = tuple(
+        """Return whether the inputs of :func:`pick`, except the time, have changed since the last call."""
+        inputs = tuple(
             (
                 self.free_slots_of(executor, now) > 0,
                 self.is_sound(executor),
@@ -184,16 +186,16 @@ class EligibleExecutors:
             )
             for executor in (*self.executors, *self.store_only)
         )
-        changed = seen != self._seen
-        self._seen = seen
+        changed = inputs != self._last_inputs
+        self._last_inputs = inputs
         return changed
 
     def slow_s(self, samples: int) -> float | None:
         """Return how long slow requests take, or ``None`` if too little is known."""
-        # Sum over the executors, because a request may wait for one and then for another.
+        # Sum over the executors, because a request may wait for one after another.
         models = [
-            # Until it has decoded anything, its restores are the best estimate.
-            executor.latency if executor.latency.answers or not executor.store else executor.store.latency
+            # Before the first decode, restores are the best estimate.
+            executor.latency if executor.latency.results or not executor.store else executor.store.latency
             for executor in (*self.executors, *self.store_only)
         ]
         times_s = [model.quantile_s(samples, _SLOW) for model in models]
@@ -201,36 +203,33 @@ class EligibleExecutors:
         return sum(known_s) if known_s else None
 
     def late_s(self, executor: ExecutorState, samples: int, quantile: float) -> float | None:
-        """Return after how many seconds a request is a straggler, or ``None`` if unknown."""
-        # For an executor that has never answered, use the slowest other executor, or a default.
+        """Return the time after which a request is a straggler, or ``None`` if unknown."""
+        # For an executor without results, use the slowest other executor, or a default.
         late_s = self.latency_of(executor).quantile_s(samples, quantile)
         if late_s is not None or len(self.executors) == 1:
             return late_s
         others_s = [self.latency_of(other).quantile_s(samples, _SLOW) for other in self.executors]
         return max((other_s for other_s in others_s if other_s is not None), default=_UNKNOWN_LATE_S)
 
-    def can_turn_elsewhere(self, executor: ExecutorState) -> bool:
-        """Return whether another healthy executor can do this work."""
+    def can_reassign(self, executor: ExecutorState) -> bool:
+        """Return whether another healthy executor can do the same work."""
         return any(self.is_sound(other) for other in self.executors if other is not executor)
 
     def wake_times_s(self, now: float) -> Iterator[float]:
-        """Yield the times at which full executors may accept more requests without an event."""
+        """Yield the times at which the pauses of executors end."""
         for executor in (*self.executors, *self.store_only):
-            if self.free_slots_of(executor, now) > 0:
-                continue
             open_until_s = self._open_until_s(executor)
-            more_at_s = executor.concurrency.more_at_s(now) if open_until_s <= now else open_until_s
-            if more_at_s is not None:
-                yield more_at_s
+            if open_until_s > now and self.free_slots_of(executor, now) <= 0:
+                yield open_until_s
 
     def has_cheaper(self, than: ExecutorState) -> bool:
-        """Return whether there is a cheaper healthy executor."""
+        """Return whether a cheaper executor is healthy."""
         return any(map(self.is_sound, self.executors[: self.executors.index(than)]))
 
     def _open_until_s(self, executor: ExecutorState) -> float:
         if not self._is_set_aside(executor):
             return -math.inf
-        return executor.breaker.open_until_s(OPEN_MAX_S if self.can_turn_elsewhere(executor) else _NO_OTHER_S)
+        return executor.breaker.open_until_s(OPEN_MAX_S if self.can_reassign(executor) else _NO_OTHER_S)
 
     def is_sound(self, executor: ExecutorState) -> bool:
         """Return whether an executor has capacity and is not set aside."""
@@ -242,10 +241,10 @@ class EligibleExecutors:
 
 
 class Deadline(NamedTuple):
-    """Demand for ``samples``, the first in ``slack_s`` seconds. At 0 or less, a reader is waiting."""
+    """The time until the first of ``samples`` is needed. At 0 or less, a reader is waiting."""
 
     slack_s: float = 0.0
-    # While latency is unknown, only samples needed soon are requested without delay.
+    # While latency is unknown, only samples needed soon justify a more expensive executor.
     soon: bool = True
     samples: int = 1
 
@@ -258,12 +257,12 @@ def pick(
     other_than: int | None = None,
     failed_by: int | None = None,
 ) -> tuple[ExecutorState | None, float]:
-    """Pick the cheapest executor that can meet the deadline, and return it and 0 seconds.
+    """Return the cheapest executor that can meet the deadline, and 0.
 
-    Return ``None`` and the longest wait in seconds if no executor has a free slot, or if the request
-    can wait for a cheaper one. The wait is infinite if only a free slot or a result can end it. Of the
-    free executors, ``other_than`` is the last choice. ``failed_by`` is used only if no other is
-    healthy.
+    If no executor has a free slot, or if the request can wait for a cheaper one, return ``None``
+    and the maximum wait in seconds, which is infinite if only a free slot or a result can end it.
+    ``other_than`` is the last choice among free executors. ``failed_by`` is used only if no other
+    executor is healthy.
     """
     able = [executor for executor in executors.executors if executor.number != failed_by]
     if not any(map(executors.is_sound, able)):
@@ -271,14 +270,14 @@ def pick(
     free = [executor for executor in able if executors.free_slots_of(executor, now) > 0]
     if not free:
         return None, math.inf
-    if deadline.slack_s <= 0:  # a reader waits, so do not try executors that were set aside
+    if deadline.slack_s <= 0:  # a reader is waiting, so make no trial requests
         free = [executor for executor in free if executors.is_sound(executor)] or free
     elif cheaper := [executor for executor in able[: able.index(free[0])] if executors.is_sound(executor)]:
         models = [executors.latency_of(executor) for executor in (*cheaper, free[0])]
         times_s = [model.quantile_s(deadline.samples, _SLOW) for model in models]
-        # Allow for a slow request there and, since it may fail, another at this executor.
+        # Allow for a slow request there and, if it fails, another at this executor. The more expensive
+        # executor gets only work that cheaper ones cannot do in time.
         enough_s = sum(time_s for time_s in times_s if time_s is not None)
-        # So the more expensive executor gets only the work that the cheaper cannot do in time.
         if None in times_s and not deadline.soon:
             return None, math.inf
         if None not in times_s and deadline.slack_s > enough_s:
@@ -287,7 +286,7 @@ def pick(
 
 
 class Soonest(NamedTuple):
-    """The ready rank that goes first, with its team's turn, its deadline, and its queue."""
+    """The ready rank that goes first: its team's turn, its deadline, and its queue."""
 
     turn: Turn
     deadline_s: float
@@ -295,7 +294,7 @@ class Soonest(NamedTuple):
 
 
 class Fleet:
-    """All executors, in order of preference. At least one decodes."""
+    """All executors, cheapest first."""
 
     def __init__(self, several: Sequence[ExecutorFacts], *, store: bool = False) -> None:
         self.executors = tuple(
@@ -310,8 +309,12 @@ class Fleet:
         self._groups: dict[frozenset[int], EligibleExecutors] = {}
         self.eligible(frozenset())
 
+    def resize(self, event: ExecutorResized) -> None:
+        """Adopt an executor's new capacity."""
+        self.executors[event.executor].concurrency.resize(event)
+
     def eligible(self, ineligible: frozenset[int]) -> EligibleExecutors:
-        """Return the group of all executors except those with the given numbers."""
+        """Return all executors except those with the given numbers."""
         group = self._groups.get(ineligible)
         if group is None:
             able = [member for member in self.executors if member.decodes and member.number not in ineligible]
@@ -321,17 +324,18 @@ class Fleet:
 
     @property
     def groups(self) -> Sequence[EligibleExecutors]:
-        """Return all groups requested so far, the group of all executors first."""
+        """Return all groups so far, the group of all executors first."""
         return tuple(self._groups.values())
 
     @property
     def capacity(self) -> int:
-        """Return the maximum number of concurrent requests of all executors."""
+        """Return the total capacity."""
         return sum(executor.concurrency.capacity for executor in self.executors)
 
-    def limit(self, now: float) -> int:
+    @property
+    def limit(self) -> int:
         """Return how many concurrent requests all executors accept now."""
-        return sum(executor.concurrency.limit(now) for executor in self.executors)
+        return sum(executor.concurrency.limit for executor in self.executors)
 
     def has_free_slot(self, now: float) -> bool:
         """Return whether any request can be made."""

@@ -1,4 +1,4 @@
-"""Record information for users, not for decisions: the history of batches, causes of stalls, thrash."""
+"""Information for users that no decision depends on: the history of batches, causes of stalls, thrash."""
 
 from __future__ import annotations
 
@@ -8,59 +8,42 @@ from collections import Counter, deque
 from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from superdl.super_wire.waits import wait_for
-
 if TYPE_CHECKING:
     from superdl.coordinator.core.events import RequestDone
     from superdl.coordinator.core.queues import BatchPlace
     from superdl.super_wire.request import RequestKind
 
 NOTES_PER_RANK = 256
-_RECENT_STALLS = 1024  # number of stalls kept individually per job; the totals include all
+_RECENT_STALLS = 1024  # kept individually per job; the totals include all
 _WAITS_MAX = 8192  # open stalls, because the report that ends one may be lost
-_HALF_LIFE_S = 60.0  # of the counts of needed samples and of dropped ones
+_HALF_LIFE_S = 60.0  # of the counts of needed and of dropped samples
 _SHARE_HIGH = 0.02  # thrashing begins at this share of needed samples that had been dropped
 _SHARE_LOW = 0.01  # thrashing ends below this share
 _SAMPLES_LEAST = 500.0  # fewer are not significant
-
-
-class NoteKind(enum.Enum):
-    """The events in the batch history of a rank. ``{}`` is replaced with the number in the note."""
-
-    PLANNED = "it was sent to the sampler"
-    LOOKED = "looked ahead to it and its neighbours: {} samples were absent"
-    MISSED = "a reader was missing {} of its samples"
-    READ = "read, with {} samples present at the first attempt"
 
 
 class BatchNote(NamedTuple):
     """A note on the batches at the absolute positions [start, stop)."""
 
     at_s: float
-    kind: NoteKind
     start: int
     stop: int
-    number: int = 0
+    text: str
 
 
-class Cause(enum.Enum):
-    """Causes of late batches. `super_wire.waits` maps the values to names for users."""
+class Cause(enum.StrEnum):
+    """Causes of late batches, by their names in `super_wire.waits`."""
 
-    # Functions or the job were starting, so nothing could be ready in time
-    COLD_START = "cold_start"
-    THROTTLE = "throttle"  # executors accepted fewer concurrent requests than they have functions
-    SOURCE = "source"  # functions were busy, mostly waiting for objects
-    STORE = "store"  # its samples were being restored from the store
-    DECODE = "decode"  # functions were busy, mostly decoding
-    RETRY = "retry"  # its samples had failed and waited for a retry
-    CACHE_MEMORY = "cache_memory"  # the cache had no room for its samples, or had lost them
-    SPENDING = "spending"  # near a spending cap, only samples that readers wait for are produced
-    LATE_PLANNING = "late_planning"  # functions were idle, but its samples had not been requested
+    STARTING = "starting"  # functions or the job were starting, or the samples had not been requested
+    STORAGE = "storage"  # functions waited for the source or the store, or the samples for a retry
+    DECODING = "decoding"
+    LIMITS = "limits"  # throttled, or near a spending cap
+    CACHE = "cache"  # the cache had no room for the samples, or had lost them
     UNKNOWN = "unknown"  # the report of the first miss was lost
 
 
 class Stall(NamedTuple):
-    """A batch that a reader waited for, by rank, epoch and position. ``wait_us`` excludes attempts."""
+    """A batch that a reader waited for. ``wait_us`` excludes the attempts themselves."""
 
     rank: int
     epoch: int
@@ -71,9 +54,9 @@ class Stall(NamedTuple):
 
 @dataclass(slots=True)
 class Work:
-    """The work of functions for a dataset, according to their results so far."""
+    """What functions have done for a dataset, according to their results."""
 
-    answers: int = 0
+    results: int = 0
     cold_starts: int = 0
     throttled: int = 0
     fetch_us: int = 0
@@ -81,31 +64,31 @@ class Work:
     duration_us: int = 0
     store_us: int = 0
 
-    def add(self, answer: RequestDone, kind: RequestKind) -> None:
-        """Add the result of a function."""
-        self.answers += 1
-        self.cold_starts += answer.cold_start
+    def add(self, result: RequestDone, kind: RequestKind) -> None:
+        """Add a result."""
+        self.results += 1
+        self.cold_starts += result.cold_start
         if not kind.decodes:
-            self.store_us += answer.fetch_us
+            self.store_us += result.fetch_us
             return
-        self.fetch_us += answer.fetch_us
-        self.decode_us += answer.decode_us
-        self.duration_us += answer.duration_us
+        self.fetch_us += result.fetch_us
+        self.decode_us += result.decode_us
+        self.duration_us += result.duration_us
 
     def since(self, earlier: Work) -> Work:
         """Return the work done after ``earlier``."""
-        return Work(*(now - then for now, then in zip(astuple(self), astuple(earlier), strict=True)))
+        return Work(*(now - before for now, before in zip(astuple(self), astuple(earlier), strict=True)))
 
     @property
     def waits_for_the_source(self) -> bool:
-        """Return whether the source limits the functions."""
+        """Return whether fetching from the source limits the functions."""
         # Objects are fetched concurrently, so decoding must also take less than half of the duration.
         return self.fetch_us > self.decode_us and 2 * self.decode_us < self.duration_us
 
 
 @dataclass(slots=True)
 class JobStalls:
-    """The stalls of a job: their number and duration by cause, and the most recent ones."""
+    """A job's stalls: totals by cause, and the most recent ones."""
 
     batches: Counter[Cause] = field(default_factory=Counter)
     wait_us: Counter[Cause] = field(default_factory=Counter)
@@ -117,17 +100,9 @@ class JobStalls:
         self.wait_us[stall.cause] += stall.wait_us
         self.recent.append(stall)
 
-    def by_wait(self) -> dict[str, tuple[int, int]]:
-        """Return the number of batches and the microseconds, by the names for users (`super_wire.waits`)."""
-        totals: dict[str, tuple[int, int]] = {}
-        for cause, count in self.batches.items():
-            batches, wait_us = totals.get(name := wait_for(cause.value), (0, 0))
-            totals[name] = batches + count, wait_us + self.wait_us[cause]
-        return totals
-
 
 class _FirstMiss(NamedTuple):
-    """The state at the first miss of a batch. ``cause`` is set if the state is enough to determine it."""
+    """A batch's first miss: its cause, or ``None`` if it lies in the functions' work since then."""
 
     cause: Cause | None
     work: Work
@@ -145,21 +120,21 @@ class Stalls:
         return self.works.setdefault(dataset, Work())
 
     def begin(self, place: BatchPlace, cause: Cause | None, dataset: bytes) -> None:
-        """Record the first time that a reader misses samples of a batch."""
-        if len(self.waits) >= _WAITS_MAX:  # of readers that never reported completion
+        """Record a batch's first miss."""
+        if len(self.waits) >= _WAITS_MAX:
             del self.waits[next(iter(self.waits))]
         self.waits[place] = _FirstMiss(cause, replace(self.work_for(dataset)))
 
     def record_lost(self, place: BatchPlace) -> None:
-        """Attribute a stall to cache memory, because the cache lost samples that were assumed resident."""
+        """Attribute a stall to the cache, because it lost samples that were assumed resident."""
         first = self.waits.get(place)
         if first is not None and first.cause is None:
-            self.waits[place] = first._replace(cause=Cause.CACHE_MEMORY)
+            self.waits[place] = first._replace(cause=Cause.CACHE)
 
 
 @dataclass(slots=True)
 class _Fading:
-    """Exponentially decaying counts of the samples that jobs needed, and of those that had been dropped."""
+    """Exponentially decaying counts of needed samples, and of needed samples that had been dropped."""
 
     needed: float = 0.0
     again: float = 0.0
@@ -179,20 +154,19 @@ class _Fading:
 
 @dataclass(slots=True)
 class Thrash:
-    """The share of needed samples that had been dropped. Old samples have decaying weights."""
+    """The share of needed samples that had been dropped, by dataset."""
 
-    reproduced_samples: int = 0  # count since the start, including random recipes
+    reproduced_samples: int = 0  # since the start, including random recipes
     _datasets: dict[bytes, _Fading] = field(default_factory=dict)
 
-    def needed(self, dataset: bytes, samples: int, now: float) -> None:
-        """Count samples that a job needs, whether they are present or not."""
-        self._datasets.setdefault(dataset, _Fading()).note(samples, 0, now)
+    def add(self, dataset: bytes, now: float, *, needed: int = 0, again: int = 0) -> bool:
+        """Count samples that a job needs, and requested samples that had been dropped.
 
-    def produced_again(self, dataset: bytes, samples: int, now: float) -> bool:
-        """Count requested samples that had been dropped, and return whether thrashing begins."""
-        return self._datasets.setdefault(dataset, _Fading()).note(0, samples, now)
+        Return whether thrashing begins.
+        """
+        return self._datasets.setdefault(dataset, _Fading()).note(needed, again, now)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Start over, because a different set of jobs may not thrash."""
         self._datasets.clear()
 

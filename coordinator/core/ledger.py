@@ -1,12 +1,10 @@
-"""The ledger: the money spent, its split among jobs, and the money that may still be spent.
-
-It also covers the teams that share a coordinator: their order, their share, and their spending limits.
-"""
+"""Money: costs, their split among jobs, and spending caps. Teams: their turns, shares and caps."""
 
 from __future__ import annotations
 
 import enum
 import math
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -18,17 +16,17 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core.settings import Prices
 
-Turn: TypeAlias = tuple[int, float]  # of a team; the smaller turn goes first
-NOBODY = ""  # account for costs while no job was present, and for jobs beyond the maximum number
+Turn: TypeAlias = tuple[int, float]  # the team with the smaller turn goes first
+NOBODY = ""  # pays while no job is present, and for jobs beyond the maximum number
 _GB = 2**30
 _HOUR_S = 3600.0
-_SAVED_S = 300.0  # of unused money under the hourly cap that can accumulate
+_SAVED_S = 300.0  # of unused spending under the hourly cap that can accumulate
 _SOFT_SHARE = 0.9  # of max_usd; beyond it only readers are served
-_JOBS_MAX = 10_000
-_SMOOTHING = 0.1  # of the costs of samples and requests, and of a team's time per sample
+_JOBS_MAX = 10_000  # samplers choose job names, so limit their number
+_SMOOTHING = 0.1  # of costs per sample and request, and of teams' time per sample
 _MOMENT_S = 1e-3
 _WARN_EVERY_S = 300.0
-UNPRICED_REQUESTS = 4  # maximum in flight at an executor before its first bill, if there is a spending cap
+UNPRICED_REQUESTS = 4  # in flight at an executor before its first bill, if there is a spending cap
 
 
 class Spending(enum.StrEnum):
@@ -43,20 +41,17 @@ class Spending(enum.StrEnum):
 class Costs:
     """US dollars by kind of cost."""
 
-    # Invocations, and their memory times duration.
     functions_usd: float = 0.0
-    # GETs.
     source_requests_usd: float = 0.0
-    # GETs and PUTs of the store.
     store_requests_usd: float = 0.0
-    # Bytes read from the source, and written to and read from the cache.
+    # From the source, and to and from the cache.
     transfer_usd: float = 0.0
-    # Hourly prices, used or not, like the next.
+    # Hourly costs, used or not.
     cache_usd: float = 0.0
     coordinator_usd: float = 0.0
-    # Training machines. The coordinator does not know them, so a bill adds them.
+    # Unknown to the coordinator, so a bill adds it.
     trainers_usd: float = 0.0
-    # The total spent by previous coordinators.
+    # Spent by previous coordinators.
     earlier_usd: float = 0.0
 
     def add(self, other: Costs, share: float = 1.0) -> None:
@@ -66,43 +61,32 @@ class Costs:
 
     @property
     def usd(self) -> float:
-        """Return the sum of all kinds of cost, in US dollars."""
+        """Return the total in US dollars."""
         return math.fsum(getattr(self, name) for name in self.__slots__)
 
 
 @dataclass(slots=True)
-class _Shares:
-    by_job: dict[str, int] = field(default_factory=dict)
-    total: int = 0
-
-    def add(self, job: str, samples: int) -> str:
-        # Samplers choose the names of jobs, so limit their number.
-        name = job if job in self.by_job or len(self.by_job) < _JOBS_MAX else NOBODY
-        self.by_job[name] = self.by_job.get(name, 0) + samples
-        self.total += samples
-        return name
-
-
-@dataclass(slots=True)
 class _Pool:
+    """A dataset's costs, and how many of its samples each job has read and had produced."""
+
     costs: Costs = field(default_factory=Costs)
-    used: _Shares = field(default_factory=_Shares)
-    produced: _Shares = field(default_factory=_Shares)
+    read: Counter[str] = field(default_factory=Counter)
+    produced: Counter[str] = field(default_factory=Counter)
 
     def share(self, job: str) -> float:
-        # Jobs may share samples, so split by samples read, or before any are read by samples
-        # produced. Shares change while jobs read, but their sum is always the amount spent.
-        for shares in (self.used, self.produced):
-            if shares.total:
-                return shares.by_job.get(job, 0) / shares.total
+        # Split by samples read, or before any are read by samples produced. Shares change while jobs read,
+        # but their sum is always 1.
+        for samples in (self.read, self.produced):
+            if total := samples.total():
+                return samples[job] / total
         return float(job == NOBODY)
 
 
 class Ledger:
-    """Spending: the amount, its split among jobs, and its rate.
+    """The amount spent, its split among jobs, and its rate.
 
     Args:
-        prices: unit prices by executor number, including hourly costs.
+        prices: prices by executor number.
         max_usd: the hard cap.
         max_usd_per_hour: above this rate, only samples that readers wait for are produced.
         spent_usd: the amount spent earlier, which counts towards the hard cap but not for any job.
@@ -115,19 +99,19 @@ class Ledger:
         self._billed = any(price.billed for price in prices)
         self._hour_usd = sum(price.hour for price in prices)
         self._coordinator_share = sum(price.coordinator_hour for price in prices) / (self._hour_usd or 1.0)
-        # Reading is not specific to an executor, so use the highest price.
+        # Reading involves no executor, so use the highest price.
         self._record_gb_usd = max(price.record_gb for price in prices)
         self._max_usd, self._max_usd_per_hour = max_usd, max_usd_per_hour
         self._per_s = max_usd_per_hour / _HOUR_S
         self.capped = min(max_usd, max_usd_per_hour) < math.inf
-        self.spending = Spending.FREELY  # the result of the last `watch`
+        self.spending = Spending.FREELY  # as of the last `update`
         self._warn_again_s = 0.0
         self._saved_usd = self._per_s * _SAVED_S
         self._pools: dict[bytes, _Pool] = {}
-        # Costs of a single job: its reading, and its hours once it has ended
+        # A job's own costs: its reading, and its hours once it has ended
         self._own: dict[str, Costs] = {NOBODY: Costs(earlier_usd=spent_usd)} if spent_usd else {}
         self._present: dict[str, float] = {}
-        self._hours_usd = 0.0  # hourly costs of a hypothetical job that was always present
+        self._hours_usd = 0.0  # hourly costs of a job that was always present
         self._settled_s: float | None = None
         self._sample_usd, self._request_usd = [0.0] * len(prices), [0.0] * len(prices)
         self._bills = [0] * len(prices)
@@ -145,9 +129,8 @@ class Ledger:
         usd = self._hour_usd * passed_s / _HOUR_S
         if not usd:
             return
-        self._count(usd, now)
+        self._spend(usd, now)
         if self._present:
-            # Hourly costs are split evenly among the jobs present.
             self._hours_usd += usd / len(self._present)
         else:
             self._own.setdefault(NOBODY, Costs()).add(self._hours(usd))
@@ -156,18 +139,18 @@ class Ledger:
         coordinator_usd = usd * self._coordinator_share
         return Costs(cache_usd=usd - coordinator_usd, coordinator_usd=coordinator_usd)
 
-    def joined(self, job: str) -> None:
-        """Add a job to those that share hourly costs."""
+    def add_job(self, job: str) -> None:
+        """Add a job to those that split hourly costs evenly."""
         self._present.setdefault(job, self._hours_usd)
 
-    def left(self, job: str) -> None:
+    def remove_job(self, job: str) -> None:
         """Remove a job and settle its hourly costs."""
         since = self._present.pop(job, None)
         if since is not None:
             name = job if len(self._own) < _JOBS_MAX else NOBODY
             self._own.setdefault(name, Costs()).add(self._hours(self._hours_usd - since))
 
-    def invoked(
+    def bill_invocation(
         self,
         dataset: bytes,
         *,
@@ -180,7 +163,7 @@ class Ledger:
         store_gets: int = 0,
         store_puts: int = 0,
     ) -> float:
-        """Bill an invocation of a function, and return its cost in US dollars."""
+        """Bill an invocation and return its cost in US dollars."""
         prices = self._prices[executor]
         functions_usd = prices.invocation + prices.gb_s * gb_s
         gets_usd = prices.source_request * source_requests
@@ -193,33 +176,33 @@ class Ledger:
             costs.source_requests_usd += gets_usd
             costs.store_requests_usd += store_usd
             costs.transfer_usd += fetched_usd + pushed_usd
-            self._count(usd, now)
+            self._spend(usd, now)
         known_usd = self._request_usd[executor]
         self._request_usd[executor] += (usd - known_usd) * (_SMOOTHING if self._bills[executor] else 1.0)
         self._bills[executor] += 1
         return usd
 
-    def produced(self, dataset: bytes, job: str, samples: int, usd: float, executor: int = 0) -> None:
-        """Record samples produced for a job by an executor at a cost of ``usd``."""
+    def add_produced(self, dataset: bytes, job: str, samples: int, usd: float, executor: int = 0) -> None:
+        """Record samples that an executor produced for a job at a cost of ``usd``."""
         if not samples or not self._billed:
             return
-        self._pools.setdefault(dataset, _Pool()).produced.add(job, samples)
+        _add_samples(self._pools.setdefault(dataset, _Pool()).produced, job, samples)
         sample_usd = usd / samples
         known_usd = self._sample_usd[executor]
         self._sample_usd[executor] += (sample_usd - known_usd) * (_SMOOTHING if known_usd else 1.0)
 
-    def used(self, dataset: bytes, job: str, samples: int, size_bytes: int, now: float) -> None:
+    def add_read(self, dataset: bytes, job: str, samples: int, size_bytes: int, now: float) -> None:
         """Record samples that a job has read, and charge for their transfer."""
         if not samples or not self._billed:
             return
-        name = self._pools.setdefault(dataset, _Pool()).used.add(job, samples)
+        name = _add_samples(self._pools.setdefault(dataset, _Pool()).read, job, samples)
         usd = self._record_gb_usd * size_bytes / _GB
         if usd:
             self._own.setdefault(name, Costs()).transfer_usd += usd
-            self._count(usd, now)
+            self._spend(usd, now)
 
     def job_costs(self, job: str) -> Costs:
-        """Return the costs so far of an open or ended job."""
+        """Return an open or ended job's costs."""
         costs = replace(self._own.get(job, Costs()))
         if job in self._present:
             costs.add(self._hours(self._hours_usd - self._present[job]))
@@ -229,18 +212,21 @@ class Ledger:
         return costs
 
     def spent(self) -> Costs:
-        """Return all costs so far, without splitting them among jobs."""
+        """Return the costs of all jobs together."""
         total = self._hours(sum(self._hours_usd - since for since in self._present.values()))
         for costs in (*self._own.values(), *(pool.costs for pool in self._pools.values())):
             total.add(costs)
         return total
 
     def usd_per_hour(self, now: float) -> float:
-        """Return the rate of spending over the last minute, in US dollars per hour."""
+        """Return the rate over the last minute, in US dollars per hour."""
         return self._lately.total(now) * _HOUR_S / 60.0
 
-    def watch(self, in_flight: Sequence[tuple[int, int]], now: float) -> str | None:
-        """Update ``spending``, including requests and samples in flight. Occasionally returns a warning."""
+    def update(self, in_flight: Sequence[tuple[int, int]], now: float) -> str | None:
+        """Update ``spending``. Return a warning if a cap is near, but not too often.
+
+        ``in_flight`` contains the number of requests and samples of each executor.
+        """
         if not self.capped:
             return None
         committed_usd = self.committed_usd(in_flight)
@@ -254,33 +240,33 @@ class Ledger:
         if self.spending is Spending.FREELY or now < self._warn_again_s:
             return None
         if self.spending is Spending.STOPPED and any(requests for requests, _ in in_flight):
-            return None  # it may still turn out cheaper
+            return None  # requests in flight may turn out cheaper
         self._warn_again_s = now + _WARN_EVERY_S
-        spent = f"{self.total_usd:.4f} of {self._max_usd:g} USD (max_usd) have been spent"
+        spent = f"spent {self.total_usd:.4f} of {self._max_usd:g} USD (max_usd)"
         if self.spending is Spending.STOPPED:
-            return f"{spent}, and one more request might exceed the cap: nothing more is produced"
+            return f"{spent}: production has stopped, because another request might exceed the cap"
         return (
-            f"{spent}. This cap or the hourly one (max_usd_per_hour, {self._max_usd_per_hour:g}) is near: "
-            "only samples that readers are waiting for are produced"
+            f"{spent}: this cap or the hourly cap (max_usd_per_hour, {self._max_usd_per_hour:g}) is near, "
+            "so only samples that readers are waiting for are produced"
         )
 
     def refusal(self) -> str:
         """Explain to a reader why the hard cap stops production, and how to continue."""
         return (
-            f"{self.total_usd:.4f} USD have been spent on this cache, including before restarts, and one "
-            f"more request might exceed max_usd, which is {self._max_usd:g}: to continue, start the "
-            "coordinator with a higher one (--max-usd, SUPER_MAX_USD)"
+            f"production has stopped: {self.total_usd:.4f} USD were spent on this cache, including before "
+            f"restarts, and another request might exceed max_usd ({self._max_usd:g} USD). To continue, start "
+            "the coordinator with a higher max_usd (--max-usd, SUPER_MAX_USD)"
         )
 
     def freely_at_s(self, now: float, in_flight: Sequence[tuple[int, int]]) -> float | None:
-        """Return when the hourly cap will allow free spending again, or ``None`` if it already does."""
+        """Return when the hourly cap allows free spending again, or ``None`` if it already does."""
         if self._per_s == math.inf:
             return None
         missing_usd = self.committed_usd(in_flight) - self._saved_usd
         return now + missing_usd / self._per_s + _MOMENT_S if missing_usd >= 0 else None
 
     def committed_usd(self, in_flight: Sequence[tuple[int, int]]) -> float:
-        """Return the known or estimated cost of requests in flight."""
+        """Return the estimated cost of requests in flight."""
         return sum(
             max(requests * self._each_usd(executor), samples * self._sample_usd[executor])
             for executor, (requests, samples) in enumerate(in_flight)
@@ -288,44 +274,50 @@ class Ledger:
 
     @property
     def request_usd(self) -> float:
-        """Return the known or estimated cost of another request."""
+        """Return the estimated cost of another request."""
         return max(map(self._each_usd, range(len(self._prices))))
 
     def _each_usd(self, executor: int) -> float:
         return max(self._prices[executor].invocation, self._request_usd[executor])
 
-    def _count(self, usd: float, now: float) -> None:
+    def _spend(self, usd: float, now: float) -> None:
         self.total_usd += usd
         self._saved_usd -= usd
         self._lately.add(usd, now)
 
 
-_KEPT_S = 2.0  # maximum unused share that a team can accumulate
-_SAMPLE_S = 0.01  # assumed before any request has ended
+def _add_samples(by_job: Counter[str], job: str, samples: int) -> str:
+    """Count samples for a job, and return the name under which they are counted."""
+    name = job if job in by_job or len(by_job) < _JOBS_MAX else NOBODY
+    by_job[name] += samples
+    return name
+
+
+_KEPT_S = 2.0  # of an unused share that a team can accumulate
+_SAMPLE_S = 0.01  # until a request has ended
 
 
 @dataclass(slots=True)
 class TeamState:
-    """A team, with the number of its requests in flight and so far, and their cost."""
+    """A team with its requests, in flight and in total, and their cost."""
 
     facts: Team
     in_flight: int = 0
     requests: int = 0
     usd: float = 0.0
     virtual_s: float = 0.0
-    warned_s: float = -math.inf  # time of the last warning that it may spend no more
-    sample_s: float = 0.0  # smoothed time per sample of its requests; 0 before one has ended
+    warned_s: float = -math.inf  # time of the last warning about its cap
+    sample_s: float = 0.0  # smoothed function time per sample; 0 until a request has ended
 
 
 class Teams:
-    """All teams seen so far. ``spent_usd`` contains earlier costs of requests, by team name."""
+    """All teams so far. ``spent_usd`` is the earlier cost of each team's requests."""
 
     def __init__(self, teams: Iterable[Team] = (), spent_usd: Mapping[str, float] | None = None) -> None:
-        # Start-time fair queueing (Goyal et al., 1996): virtual time advances by
-        # the time that a team's requests take, divided by its share. The time is
-        # estimated first, and corrected when they end.
+        # Start-time fair queueing (Goyal et al., 1996): a team's virtual time advances by the function time
+        # of its requests, divided by its share. The time is estimated first, and corrected at the end.
         self._states = {NO_TEAM: TeamState(Team())}
-        self.given: tuple[Team, ...] = ()  # the teams from the last change
+        self.configured: tuple[Team, ...] = ()  # by the last change
         self._floor_s = 0.0  # lower bound of all virtual times
         self._sample_s = _SAMPLE_S
         self.change(teams)
@@ -347,32 +339,35 @@ class Teams:
         return len(self._states) > 1
 
     def change(self, teams: Iterable[Team]) -> None:
-        """Set the limits of teams. A team that is no longer listed keeps its limits for open jobs."""
-        self.given = tuple(teams)
-        facts = {team.name: team for team in self.given}
+        """Set teams' limits. Unlisted teams keep theirs."""
+        self.configured = tuple(teams)
+        facts = {team.name: team for team in self.configured}
         for name in sorted({*facts, *self._states}):
             self[name].facts = facts.get(name, self[name].facts)
 
     def turn(self, name: str) -> Turn:
-        """Return a team's turn. The highest priority goes first, then the smallest virtual time."""
+        """Return a team's turn: the highest priority first, then the smallest virtual time."""
         state = self[name]
         return -state.facts.priority, max(self._floor_s, state.virtual_s)
 
     def began(self, name: str, samples: int, *, capacity: int) -> float:
-        """Account for a new request, of at most ``capacity`` at once. Return its expected seconds."""
+        """Account for a new request, and return its expected duration in seconds.
+
+        ``capacity`` is the maximum number of concurrent requests of all teams.
+        """
         state = self[name]
         expected_s = samples * (state.sample_s or self._sample_s)
         start_s, passes_s = max(self._floor_s, state.virtual_s), expected_s / state.facts.share
         state.virtual_s = start_s + passes_s
         state.in_flight += 1
         shares = sum(team.facts.share for team in self if team.in_flight)
-        # A team that needed less for a while must not catch up completely.
+        # A team that needed less for a while may only partly catch up.
         self._floor_s = max(self._floor_s, start_s - max(passes_s, _KEPT_S * capacity / shares))
         state.requests += 1
         return expected_s
 
     def ended(self, name: str, samples: int, took_s: float, *, expected_s: float) -> None:
-        """Account for a request that has ended, and used a function for ``took_s``."""
+        """Account for a finished request that used a function for ``took_s``."""
         state = self[name]
         state.in_flight -= 1
         state.virtual_s += (took_s - expected_s) / state.facts.share
@@ -382,16 +377,16 @@ class Teams:
             self._sample_s = state.sample_s
 
     def may_spend(self, name: str, request_usd: float) -> bool:
-        """Return whether a team can afford a request if each request in flight costs ``request_usd``."""
+        """Return whether a team can afford another request, if each request costs ``request_usd``."""
         state = self[name]
         expected_usd = state.usd + (state.in_flight + 1) * request_usd
         return expected_usd <= state.facts.max_usd and state.usd < state.facts.max_usd
 
     def refusal(self, name: str) -> str:
-        """Explain to a team's reader why production stopped, and how to continue."""
+        """Explain to a team's reader why production has stopped, and how to continue."""
         state = self[name]
         return (
-            f"the requests of team {name} have cost {state.usd:.4f} USD, and one more might exceed the "
-            f"team's max_usd, which is {state.facts.max_usd:g}: to continue, raise it in the coordinator's "
-            "token_file"
+            f"production has stopped for team {name}: its requests have cost {state.usd:.4f} USD, and "
+            f"another might exceed its max_usd ({state.facts.max_usd:g} USD). To continue, raise it in the "
+            "coordinator's token_file"
         )

@@ -1,8 +1,7 @@
-"""Look-ahead: the window of a rank, the samples to request for it, and others that are requested together
-with them.
+"""Look-ahead: a rank's window, the samples to request for it, and their neighbours.
 
-If samples are members of shards, a *run* is a sequence of them within a few MiB of an object. A
-request for part of a run also includes its *neighbours*, so a cold epoch takes about one GET per run.
+In a shard, a *run* is a sequence of samples within a few MiB. A request for part of a run also
+includes the rest, its *neighbours*, so a cold epoch takes about one GET per run.
 """
 
 from __future__ import annotations
@@ -13,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from superdl.coordinator.core.cache import audit, room_for
-from superdl.coordinator.core.jobs import Ahead, CursorSpan, next_use_s
-from superdl.coordinator.core.journal import BatchNote, NoteKind
+from superdl.coordinator.core.jobs import Pending, next_use_s
+from superdl.coordinator.core.queues import CursorSpan
 from superdl.coordinator.core.restoring import needed_in_cache, share_in_cache
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
+from superdl.coordinator.core.state import unique
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,46 +26,39 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Bools, Ints, SampleSet, SetKey
     from superdl.coordinator.core.state import State
 
-WINDOW_SHARE = 0.5  # share of the budget for all look-ahead windows; the rest keeps samples that recur
+WINDOW_SHARE = 0.5  # of the budget for all look-ahead windows; the rest keeps recurring samples
 _SAFETY = 2.0  # factor on the batches read during a slow request
 _SPARE_BATCHES = 8
 _SPAN_BATCHES = 8  # batches to look at together
 _STRIDE_SHARE = 4
-_FILL_AUDITS = 8  # maximum unanswered audits of a filling job
-LEAST_BATCHES = 2  # minimum look-ahead in batches beyond those the sampler has yielded
+_FILL_AUDITS = 8  # maximum pending audits of a filling job
+LEAST_BATCHES = 2  # minimum look-ahead beyond the batches that the sampler has yielded
 
 
 def _window_end(state: State, cursor: Cursor) -> int:
     job = cursor.job
-    if job.fill is not None:  # no readers: one epoch, limited by unanswered audits
-        state.want(cursor, 0)
-        requesters = [
-            audit.requester for audit in state.audits.values() if isinstance(audit.requester, CursorSpan)
-        ]
-        unanswered = sum(requester.job == job.name for requester in requesters)
-        return cursor.lookahead if unanswered >= _FILL_AUDITS else job.plan.batches_per_epoch
+    if job.fill is not None:  # no readers: one epoch, limited by pending audits
+        state.set_window_bytes(cursor, 0)
+        audits = sum(audit.requester.job == job.name for audit in state.audits.values())
+        return cursor.lookahead if audits >= _FILL_AUDITS else job.plan.batches_per_epoch
     epoch, _ = job.epoch_and_position(cursor.lookahead)
     samples = state.set_of(job.samples_of(epoch))
     batch_bytes = samples.sample_bytes * job.plan.batch_size
-    batches = batches_wanted(state, cursor, caution=cursor.caution)
-    state.want(cursor, int(batches * batch_bytes * share_in_cache(job, samples)))
-    scarcity = WINDOW_SHARE * state.budget_bytes / max(state.wanted_bytes, 1)
-    # Readers wait for batches that the sampler has yielded, however late their reports are.
+    batches = window_batches(state, cursor, caution=cursor.caution)
+    state.set_window_bytes(cursor, int(batches * batch_bytes * share_in_cache(job, samples)))
+    scarcity = WINDOW_SHARE * state.budget_bytes / max(state.window_bytes, 1)
+    # Readers wait for batches that the sampler has yielded, even if their reports are late.
     end = max(cursor.watermark + share_of(batches, scarcity), cursor.yielded + LEAST_BATCHES)
     return min(end, job.end)
 
 
 def share_of(batches: int, scarcity: float) -> int:
-    """Return how many of the ``batches`` of a rank fit into its share of the budget."""
+    """Return how many of a rank's ``batches`` fit into its share of the budget."""
     return max(LEAST_BATCHES, batches if scarcity >= 1 else int(batches * scarcity))
 
 
-def _stride(cursor: Cursor, end: int) -> int:
-    return max(1, min(_SPAN_BATCHES, (end - cursor.watermark) // _STRIDE_SHARE))
-
-
-def batches_wanted(state: State, cursor: Cursor, *, caution: float) -> int:
-    """Return how many batches to look ahead: those read during a slow request (Little's law), plus spares."""
+def window_batches(state: State, cursor: Cursor, *, caution: float) -> int:
+    """Return the look-ahead in batches: those read during a slow request (Little's law), plus spares."""
     job = cursor.job
     samples = min(state.settings.request_samples, job.plan.batch_size)
     slow_s = state.eligible_for(job.dataset).slow_s(samples)
@@ -75,8 +68,8 @@ def batches_wanted(state: State, cursor: Cursor, *, caution: float) -> int:
     return min(state.settings.lookahead_batches, needed)
 
 
-def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
-    """Return the next absent samples of a rank, pending ones first, or ``None`` if there are none."""
+def find_absent(state: State, cursor: Cursor, now: float) -> Pending | None:
+    """Return a rank's next absent samples, or ``None`` if its window has none."""
     job = cursor.job
     while True:
         epoch = job.epoch_and_position(cursor.lookahead)[0]
@@ -86,7 +79,7 @@ def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
             return None
         while cursor.pending:
             ahead = cursor.pending[0]
-            if ahead.stop > cursor.watermark:  # otherwise it was read meanwhile
+            if ahead.stop > cursor.watermark:  # otherwise its batches were read meanwhile
                 samples = state.set_of(ahead.samples)
                 absent = needed_in_cache(job, samples, samples.among(ahead.indices, SampleState.ABSENT))
                 if absent.size:
@@ -95,50 +88,48 @@ def find_absent(state: State, cursor: Cursor, now: float) -> Ahead | None:
             cursor.pending.popleft()
         end = _window_end(state, cursor)
         room = end - cursor.lookahead
-        given_out = cursor.lookahead < cursor.yielded + LEAST_BATCHES  # readers may wait for it
-        if room <= 0 or (room < _stride(cursor, end) and not given_out and job.fill is None):
+        yielded = cursor.lookahead < cursor.yielded + LEAST_BATCHES  # readers may be waiting
+        stride = max(1, min(_SPAN_BATCHES, (end - cursor.watermark) // _STRIDE_SHARE))
+        if room <= 0 or (room < stride and not yielded and job.fill is None):
             return None
         epoch, position = job.epoch_and_position(cursor.lookahead)
-        # Look at the first batches one by one, because a span has the deadline of its first batch.
+        # Look at the first batches one at a time, because a span has the deadline of its first batch.
         batches = 1 if cursor.lookahead - cursor.watermark < LEAST_BATCHES else _SPAN_BATCHES
         stop = min(position + min(batches, end - cursor.lookahead), job.plan.batches_per_epoch)
         span = job.plan.span(epoch, position, stop, cursor.rank)
         key = job.samples_of(epoch)
         samples = state.set_of(key)
         is_distinct = job.plan.draws is None and not span.padding.any()
-        indices = span.indices if is_distinct else state.unique(span.indices)
+        indices = span.indices if is_distinct else unique(span.indices)
         states = samples.state[indices]
         if cursor.lookahead >= cursor.counted:
             job.counters.samples_reused += int((states == SampleState.RESIDENT).sum())
             cursor.counted = cursor.lookahead + stop - position
             if key.epoch == EVERY_EPOCH:
-                state.thrash.needed(key.dataset, indices.size, now)
-        state.add_resident(key, indices[states == SampleState.RESIDENT], now)  # otherwise it is never saved
+                state.thrash.add(key.dataset, now, needed=indices.size)
+        # Samples cached by an earlier coordinator may not have been saved.
+        state.add_resident(key, indices[states == SampleState.RESIDENT], now)
         start, cursor.lookahead = cursor.lookahead, cursor.lookahead + stop - position
         absent = needed_in_cache(job, samples, indices[states == SampleState.ABSENT])
-        cursor.pending.append(Ahead(start, cursor.lookahead, key, absent))
-        cursor.notes.append(BatchNote(now, NoteKind.LOOKED, start, cursor.lookahead, absent.size))
+        cursor.pending.append(Pending(start, cursor.lookahead, key, absent))
+        text = f"looked ahead to it and its neighbours: {absent.size} samples were absent"
+        cursor.note(now, start, cursor.lookahead, text)
         requester = CursorSpan(job.name, cursor.rank, start, cursor.lookahead)
-        if (states == SampleState.CHECKING).any():  # this rank needs the absent ones, too
-            state.audit_watchers.setdefault(key, {})[cursor.key] = None
-        # Samples in an unknown state return to the rank if they are absent.
         audit(state, key, samples.to_check(needed_in_cache(job, samples, indices)), requester)
 
 
 _HEADROOM_SHARE = 0.1
 _HEADROOM_BYTES = 64 * 2**20
 _HEADROOM_SHARE_MAX = 0.25
-_MARGIN = 1.02  # future records may be larger than those seen so far
-_FRESH_MARGIN = 1.06  # windows move by whole batches and requests; read samples stay until room is needed
-_ROUNDS = 64
+_MARGIN = 1.02  # future records may be larger
+_FRESH_MARGIN = 1.06  # windows move by whole batches, and read samples stay until room is needed
 
 
 def needed_bytes(state: State) -> int:
-    """Return the budget in bytes with which no recurring sample would be dropped."""
-    # All samples that recur for any reader, except those that all readers take from
-    # the store. For random recipes add the look-ahead with that budget, and samples
-    # that the first of several jobs has read and the last has not. The simulator
-    # verifies that thrashing ends with this budget, but not with 10% less.
+    """Return the smallest budget in bytes with which no recurring sample is dropped."""
+    # All recurring samples, except those that all readers read from the store. For random recipes, add the
+    # look-ahead, and samples that the first of several jobs has read and the last has not. In the simulator,
+    # thrashing ends with this budget, but not with 10% less.
     kept = _MARGIN * _recurring_bytes(state) + state.foreign_bytes + state.withheld_bytes
     fresh_jobs: dict[bytes, list[Job]] = {}
     for job in state.jobs.values():
@@ -149,17 +140,14 @@ def needed_bytes(state: State) -> int:
     for jobs in fresh_jobs.values():
         read = [job.watermark * job.plan.batch_size * job.plan.replicas for job in jobs]
         kept += (max(read) - min(read)) * _batch_bytes(state, jobs[0]) / jobs[0].plan.batch_size
-    batches = {
-        cursor.key: batches_wanted(state, cursor, caution=1.0)
-        for job in state.jobs.values()
-        for cursor in job.cursors.values()
-    }
-    wanted_bytes = sum(
+    batches = {cursor.key: window_batches(state, cursor, caution=1.0) for cursor in state.cursors}
+    window_bytes = sum(
         number * _batch_bytes(state, state.jobs[name]) for (name, _), number in batches.items()
     )
-    budget = kept
-    for _ in range(_ROUNDS):  # windows grow with the budget, up to the required size
-        scarcity = WINDOW_SHARE * budget / max(wanted_bytes, 1.0)
+    budget, enough = -1.0, kept
+    while enough > budget:  # windows grow with the budget up to their full size
+        budget = enough
+        scarcity = WINDOW_SHARE * budget / max(window_bytes, 1.0)
         windows = (
             max(
                 _batch_bytes(state, job)
@@ -175,9 +163,6 @@ def needed_bytes(state: State) -> int:
             for jobs in fresh_jobs.values()
         )
         enough = _MARGIN * (kept + _FRESH_MARGIN * sum(windows))
-        if enough <= budget:
-            break
-        budget = enough
     return int(budget)
 
 
@@ -197,19 +182,19 @@ def _batch_bytes(state: State, job: Job) -> float:
 
 
 def headroom_bytes(limit: int) -> int:
-    """Return the part of a server's memory limit that is left for client buffers, in bytes."""
+    """Return the part of a server's memory in bytes that is reserved for client buffers."""
     return int(max(limit * _HEADROOM_SHARE, min(_HEADROOM_BYTES, limit * _HEADROOM_SHARE_MAX)))
 
 
 def maxmemory_for(budget: int) -> int:
-    """Return the smallest server memory, in bytes, that leaves ``budget`` for records."""
+    """Return the smallest server memory in bytes that leaves ``budget`` for records."""
     if budget <= _HEADROOM_BYTES * (1 / _HEADROOM_SHARE_MAX - 1):
         return math.ceil(budget / (1 - _HEADROOM_SHARE_MAX))
     return max(budget + _HEADROOM_BYTES, math.ceil(budget / (1 - _HEADROOM_SHARE)))
 
 
 def exceeding_text(source: str, size_bytes: int, budget_bytes: int, *, kept: bool) -> str:
-    """Describe a dataset that is larger than the cache. ``kept`` means that a store contains it."""
+    """Describe a dataset that exceeds the cache. ``kept`` means that a store keeps it."""
     size, budget, maxmemory = map(_mebibytes, (size_bytes, budget_bytes, maxmemory_for(size_bytes)))
     what = "is read from the store, so nothing is lost" if kept else "is decoded again in every epoch"
     remedy = "" if kept else ", or configure a store (SUPER_STORE)"
@@ -220,7 +205,7 @@ def exceeding_text(source: str, size_bytes: int, budget_bytes: int, *, kept: boo
 
 
 def thrash_text(state: State) -> str:
-    """Describe how much memory the thrashing cache has, and how much it needs."""
+    """Describe the memory that a thrashing cache has and needs."""
     needed = needed_bytes(state)
     now, enough, maxmemory = map(_mebibytes, (state.budget_bytes, needed, maxmemory_for(needed)))
     return (
@@ -249,18 +234,17 @@ def runs_of(
     """Return the index of each run's first sample, ascending from 0, or ``None`` if every run is one sample.
 
     Args:
-        objects: integers ``[n]``, the object of each sample. Equal ones are adjacent.
-        offsets: integers ``[n]``, the start of each sample in its object, ascending in each object.
-        lengths: integers ``[n]``, the size of each sample in bytes.
-        run_bytes: maximum number of bytes of one GET.
-        whole: bools ``[n]``, a mask of samples that are rows, whose offsets are row group numbers.
+        objects: int ``[n]``, the object of each sample. Equal objects are adjacent.
+        offsets: int ``[n]``, where each sample starts in its object, ascending within an object.
+        lengths: int ``[n]``, sample sizes in bytes.
+        run_bytes: maximum size of a GET in bytes.
+        whole: bool ``[n]``, a mask of samples that are rows, whose offsets are row group numbers.
     """
     if not objects.size:
         return None
-    # A row group, which is read as a whole, is a run. Other runs consist of the
-    # samples that begin in one of an object's equal windows.
+    # A row group is a run. Other runs are the samples that begin in one of an object's equal windows.
     spans = np.ones(objects.size, dtype=np.bool_) if whole is None else ~whole
-    # A window and a sample that begins at its end have at most run_bytes in total.
+    # A window plus a sample that begins at its end must not exceed run_bytes.
     window_bytes = max(run_bytes - int(lengths.max(where=spans, initial=0)), run_bytes // 2, 1)
     windows = offsets.astype(np.int64) // np.where(spans, window_bytes, 1)
     begins = np.ones(objects.size, dtype=np.bool_)
@@ -279,41 +263,39 @@ def with_their_neighbours(
     later_than_s: float,
     now: float,
 ) -> Ints:
-    """Return the first samples together with the absent rest of their runs, or ``requested`` unchanged.
+    """Return the first samples with the absent rest of their runs, or ``requested`` unchanged.
 
-    ``requested`` are absent samples, most urgent first, for which there is room. ``slack_s`` is
-    the time until the first is needed, or infinity if it cannot be in time. Samples needed
-    after ``later_than_s`` may be dropped to make room.
+    ``requested`` are absent samples, most urgent first, that fit into the cache. ``slack_s`` is the
+    time until the first is needed, or infinity if it cannot be in time. Samples needed after
+    ``later_than_s`` may be dropped to make room.
     """
     runs = state.datasets[key.dataset].runs
-    # Neighbours are needed late and must not delay anything that is needed sooner,
-    # so a rank's first look-ahead requests none.
-    if runs is None or cursor.fresh or cursor.job.fill is not None or not executor.latency.answers:
+    # Neighbours must not delay samples that are needed sooner, so a rank's first look-ahead requests none.
+    if runs is None or cursor.fresh or cursor.job.fill is not None or not executor.latency.results:
         return requested
     samples = state.set_of(key)
-    # If readers always wait, no request is in time, so request neighbours only once
-    # functions will soon be done. Otherwise readers would wait for most of a large
-    # dataset, because a batch has samples from very many runs.
+    # If readers always wait, request neighbours only when functions will soon be done. A batch has samples
+    # from many runs, so readers would otherwise wait for most of the dataset.
     if slack_s == math.inf and _time_left_s(state, executor, samples) > _SOON_DONE_S:
         return requested
-    taken = _whole_runs(state, samples, runs, requested)
-    added_bytes = math.ceil(samples.sample_bytes * taken.size)
-    # All neighbours must arrive in time and stay until they are needed, with no more in flight than the
-    # look-ahead may fill, and none at the more expensive of several executors.
+    completed = _whole_runs(state, samples, runs, requested)
+    added_bytes = math.ceil(samples.sample_bytes * completed.size)
+    # Neighbours must arrive in time and stay until they are needed, without exceeding the look-ahead's share
+    # of the cache or using a more expensive executor.
     if (
-        executor.latency.expected_s(taken.size) > _SLACK_SHARE * slack_s
+        executor.latency.expected_s(completed.size) > _SLACK_SHARE * slack_s
         or state.reserved_bytes + added_bytes > WINDOW_SHARE * state.budget_bytes
         or state.eligible_for(key.dataset).has_cheaper(executor)
         or not _keeps(state, executor, samples)
-        or room_for(state, key, taken.size, later_than_s=later_than_s, now=now) < taken.size
+        or room_for(state, key, completed.size, later_than_s=later_than_s, now=now) < completed.size
     ):
         return requested
-    return taken
+    return completed
 
 
 def _whole_runs(state: State, samples: SampleSet, runs: Ints, requested: Ints) -> Ints:
-    """Return whole runs of the first requested samples, at least as many samples as were requested."""
-    # Include a run's requested samples, and absent ones that a job will need and that have never failed.
+    """Return whole runs of the first requested samples, at least as many samples as requested."""
+    # Include absent samples that a job will need and that have never failed.
     most = state.most_samples(samples.key)
     taken, remaining = requested[:0], requested
     while remaining.size and taken.size < requested.size:
@@ -334,7 +316,7 @@ def _whole_runs(state: State, samples: SampleSet, runs: Ints, requested: Ints) -
 
 
 def _piece(runs: Ints, size: int, index: int, most: int) -> tuple[int, int]:
-    """Return the bounds of a sample's run, or of one of its equal parts if it is longer than ``most``."""
+    """Return the bounds of a sample's run, or of its part of a run that is longer than ``most``."""
     after = int(np.searchsorted(runs, index, side="right"))
     start, stop = int(runs[after - 1]), int(runs[after]) if after < runs.size else size
     length = math.ceil((stop - start) / math.ceil((stop - start) / most))
@@ -351,9 +333,9 @@ def _time_left_s(state: State, executor: ExecutorState, samples: SampleSet) -> f
 
 
 def _keeps(state: State, executor: ExecutorState, samples: SampleSet) -> bool:
-    """Return whether samples decoded ahead of time will still be available when they are needed."""
+    """Return whether neighbours will still be available when they are needed."""
     store = executor.store
-    if samples.key.epoch == EVERY_EPOCH and store is not None and store.keeps and not samples.has_lost_packs:
+    if samples.key.epoch == EVERY_EPOCH and store is not None and store.keeps:
         return True
     # A random recipe also needs room for the whole epoch.
     epoch_bytes = 0.0 if samples.key.epoch == EVERY_EPOCH else samples.sample_bytes * samples.state.size

@@ -1,11 +1,11 @@
-"""The orders of epochs: a keyed permutation, draws (a selection, weights, repetitions), and mixes.
+"""Epoch orders: a keyed permutation, draws (selections, weights, repetitions), and mixes.
 
-The permutation of ``range(size)`` is computed and never stored. It is a shuffle rather than encryption,
-after Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002). It depends only on integer
+The permutation of ``range(size)`` is computed and never stored, after Black and Rogaway, "Ciphers with
+Arbitrary Finite Domains" (CT-RSA 2002). It shuffles, but does not encrypt. It depends only on integer
 arithmetic modulo 2**64 and on BLAKE2b, because users rely on the order.
 
-*Draws* are numbered sample by sample. The order of an epoch is an order of draws. Each draw takes one
-order position per repetition, consecutively.
+*Draws* are numbered sample by sample. An epoch's order is an order of draws, each of which takes one order
+position per repetition, consecutively.
 """
 
 from __future__ import annotations
@@ -27,11 +27,9 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Ints
     from superdl.super_wire.draws import Draws
 
-SIZE_MAX: Final = 2**40  # the largest supported (and tested) size; more would need wider hashes in the rounds
-PREFIX_SIZE_MAX: Final = 256  # up to this size the permutation is a small table; above it, a Feistel network
-KEY_BYTES_MAX: Final = 64  # BLAKE2b's limit for a key
-_ROUNDS: Final = 8
-# Chi-squared tests over neighbours, and positions one radix apart, detect 4 rounds but not 6.
+SIZE_MAX: Final = 2**40  # a larger size would need wider hashes in the rounds
+PREFIX_SIZE_MAX: Final = 256  # up to this size, the permutation is a table; above it, a Feistel network
+_ROUNDS: Final = 8  # chi-squared tests over neighbours, and positions one radix apart, detect 4 but not 6
 _BLOCK: Final = 8192  # values per pass, whose five arrays fit into a core's private cache
 _WORDS_PER_DIGEST: Final = 8
 
@@ -42,21 +40,14 @@ _HALF: Final = np.uint64(32)
 
 
 class Permutation:
-    """A bijection of ``range(size)`` that ``key`` determines, identical on every machine and in every
-    release.
+    """A bijection of ``range(size)`` by a key of 1 to 64 bytes, equal on all machines and in all releases.
 
-    Raises ``PlanError`` unless there are 1 to `SIZE_MAX` elements and 1 to `KEY_BYTES_MAX` bytes of key.
+    ``size`` is from 1 to `SIZE_MAX`.
     """
 
     # Up to PREFIX_SIZE_MAX elements, a table of positions sorted by keyed random words. Above
     # that, a generalised Feistel network on pairs of digits, with cycle walking.
     def __init__(self, size: int, key: bytes) -> None:
-        if not 1 <= size <= SIZE_MAX:
-            raise PlanError(f"the size of a permutation must be from 1 to {SIZE_MAX}, not {size}")
-        if not 1 <= len(key) <= KEY_BYTES_MAX:
-            raise PlanError(
-                f"the key of a permutation must be 1 to {KEY_BYTES_MAX} bytes long, not {len(key)}"
-            )
         self._size = size
         self._tables: tuple[Ints, Ints] | None = None
         # A Feistel network on few elements has too few states to mix well.
@@ -64,33 +55,26 @@ class Permutation:
             elements = np.argsort(_keyed_words(key, size, size), kind="stable").astype(np.int64)
             self._tables = elements, np.argsort(elements, kind="stable").astype(np.int64)
             return
-        # The product of the radices exceeds size by less than the left radix,
-        # so hardly any value leaves the range.
+        # The product of the radices exceeds size by less than the left radix, so few values leave the range.
         left_radix = math.isqrt(size - 1) + 1
         self._left_radix = np.uint64(left_radix)
         self._right_radix = np.uint64(-(-size // left_radix))
         self._round_keys = tuple(_keyed_words(key, size, _ROUNDS))
 
     def forward(self, positions: Ints) -> Ints:
-        """Return the element at each position, as int64 of the same shape.
-
-        Raises ``PlanError`` if a position is out of range.
-        """
-        return self._apply(checked_elements(positions, "positions", self._size), decrypt=False)
+        """Return the element at each position, as int64 of the same shape."""
+        return self._apply(positions, decrypt=False)
 
     def inverse(self, indices: Ints) -> Ints:
-        """Return the position of each element, as int64 of the same shape.
-
-        Raises ``PlanError`` if an element is out of range.
-        """
-        return self._apply(checked_elements(indices, "indices", self._size), decrypt=True)
+        """Return the position of each element, as int64 of the same shape."""
+        return self._apply(indices, decrypt=True)
 
     def _apply(self, values: Ints, *, decrypt: bool) -> Ints:
         if self._tables is not None:
             return self._tables[decrypt][values]
-        # This terminates: a value is on a cycle of the network's bijection, which contains at least the
-        # value itself, which is in range, and fewer than `left_radix` values outside the range.
-        # Contiguous, so that reshape returns a view and in-place changes reach `walked`.
+        # This terminates: a value's cycle in the network's bijection contains the value itself, which is in
+        # range, and fewer than `left_radix` values outside the range.
+        # Make a contiguous copy, because reshape must return a view.
         walked = np.array(values, dtype=np.uint64, order="C")
         flat = walked.reshape(-1)
         self._pass(flat, decrypt=decrypt)
@@ -121,8 +105,8 @@ class Permutation:
             else:
                 target, source, radix = right, left, self._right_radix
             _hash(source, self._round_keys[number], radix, hashed, other)
-            # Sum and difference modulo the radix, without a branch. Arithmetic is modulo 2**64, so of the
-            # value and the value shifted by one radix, the wrong one is always larger.
+            # Sum and difference modulo the radix, without a branch: of a value and the value shifted by one
+            # radix, the wrong one is always larger modulo 2**64.
             if decrypt:
                 np.subtract(target, hashed, out=target)
                 np.add(target, radix, out=other)
@@ -137,7 +121,7 @@ class Permutation:
 
 @lru_cache(maxsize=64)  # two epochs of 32 jobs; an entry has at most 4 KiB
 def order_of(size: int, seed: int, epoch: int) -> Permutation:
-    """Return the order of an epoch, whose key is the BLAKE2b of seed and epoch."""
+    """Return an epoch's order."""
     return Permutation(size, epoch_key(b"super-plan-1", seed, epoch))
 
 
@@ -148,12 +132,12 @@ def epoch_key(purpose: bytes, seed: int, epoch: int) -> bytes:
 
 
 def checked_elements(values: Ints, name: str, size: int) -> Ints:
-    """Return ``values`` as int64, copied only if needed, or raise a ``PlanError`` that contains ``name``."""
+    """Return ``values`` as int64, copied only if needed. Raises ``PlanError`` if one is out of range."""
     array = np.asarray(values)
     if array.dtype.kind not in "iu":
         raise PlanError(f"{name} must be integers, not {array.dtype}")
     signed = array.astype(np.int64, copy=False)
-    # As unsigned, a negative value is huge, so one pass finds both kinds of error.
+    # A negative value is huge as an unsigned integer, so a single pass is enough.
     if signed.size and int(signed.view(np.uint64).max()) >= size:
         raise PlanError(f"{name} must be in range({size}), but range from {array.min()} to {array.max()}")
     return signed
@@ -161,7 +145,7 @@ def checked_elements(values: Ints, name: str, size: int) -> Ints:
 
 def _keyed_words(key: bytes, size: int, count: int) -> NDArray[np.uint64]:
     """Return ``count`` pseudorandom uint64 words: BLAKE2b of size and counter, with the key."""
-    # Include the size, because nearby sizes have equal radices and would have nearly equal orders.
+    # Nearby sizes have equal radices and would otherwise have nearly equal orders.
     digests = -(-count // _WORDS_PER_DIGEST)
     prefix = size.to_bytes(8, "little")
     stream = b"".join(
@@ -190,18 +174,16 @@ def _hash(
     np.right_shift(hashed, _HALF, out=hashed)
 
 
-# Maximum number of positions returned per sample and epoch. More take too long, and the sample is needed
-# soon anyway
-PLACES_MAX: Final = 64
+PLACES_MAX: Final = 64  # order positions to return per sample; one with more is needed soon anyway
 _EPOCHS_KEPT: Final = 3  # the current epoch, the next, and that of a slow rank
 _RANDOM_BITS: Final = 53
 
 
 class Drawing:
-    """The draws of every epoch of a plan, and their order positions.
+    """The draws of every epoch, and their order positions.
 
-    With ``shuffle``, each epoch has a different order, otherwise the order of the indices. Raises
-    ``PlanError`` if an index is not in the catalog, or unless there is one valid weight per sample.
+    With ``shuffle``, each epoch has a different order, otherwise that of the indices. Raises
+    ``PlanError`` if an index is out of range, or unless there is a valid weight for each sample.
     """
 
     def __init__(self, draws: Draws, size: int, seed: int, *, shuffle: bool) -> None:
@@ -212,8 +194,8 @@ class Drawing:
             raise PlanError(f"an epoch must have 1 to {SIZE_MAX} samples, not {self.length}")
         self._count = self.length // self._repeats
         # Memory: 16 bytes per index, or with weights 8 bytes per sample for each of three epochs.
-        self._samples: Ints | None = None  # the samples that are ever drawn, ascending, or None for all
-        # The first draw of each sample and the end of the last sample's draws, or None for one draw each
+        self._samples: Ints | None = None  # the samples that may be drawn, ascending, or None for all
+        # The first draw of each sample, and the end of all draws, or None for one draw each
         self._firsts: Ints | None = None
         self._weights: NDArray[np.float64] | None = None
         self._counted: dict[int, Ints] = {}
@@ -238,11 +220,11 @@ class Drawing:
 
     @property
     def samples(self) -> int:
-        """Return the number of distinct catalog samples that are drawn."""
+        """Return the number of distinct samples that may be drawn."""
         return self._size if self._samples is None else self._samples.size
 
     def at(self, epoch: int, places: Ints) -> tuple[Ints, Ints]:
-        """Return the sample at each order position, and the number of its draw, from 0."""
+        """Return the sample at each order position, and how often the epoch drew it before."""
         if self._is_plain:
             samples = order_of(self._count, self._seed, epoch).forward(places) if self._shuffle else places
             return samples, np.zeros_like(places)
@@ -262,8 +244,8 @@ class Drawing:
     def places(self, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
         """Return the order positions of samples, as the inverse of :meth:`at`.
 
-        Each draw has an entry (of very many, `PLACES_MAX` evenly spread ones), with the
-        sample's position in ``indices``, and the draw's first and last order position.
+        The arrays have an entry per draw: the sample's position in ``indices``, and the draw's first and
+        last order position. Of more than `PLACES_MAX` draws, evenly spread ones are returned.
         """
         kinds = checked_elements(indices, "indices", self._size)
         if self._is_plain:
@@ -311,10 +293,9 @@ def _check_weights(weights: NDArray[np.float64], samples: int, *, shuffle: bool)
 
 def _counts(weights: NDArray[np.float64], count: int, key: bytes) -> Ints:
     """Return how often an epoch draws each sample, ``count`` times in total."""
-    # Systematic sampling has low variance (Madow, "On the theory of systematic
-    # sampling II", 1949): lay samples end to end on a line, each as long as
-    # its expected count, and draw them at marks with distance 1. Left-to-right
-    # sums and single IEEE 754 operations give equal results everywhere.
+    # Systematic sampling has low variance (Madow, "On the theory of systematic sampling II", 1949): lay
+    # samples end to end on a line, each as long as its expected count, and draw them at marks with distance
+    # 1. Left-to-right sums and single IEEE 754 operations have equal results everywhere.
     order = Permutation(weights.size, key).forward(np.arange(weights.size))
     ends = np.cumsum(weights[order])
     # A random number below 1 with as many bits as the fraction of a double.
@@ -325,27 +306,28 @@ def _counts(weights: NDArray[np.float64], count: int, key: bytes) -> Ints:
     return counts
 
 
-# Maximum samples in an epoch of a mix: the product of two such numbers, with padding, fits into 63 bits
-SLOTS_MAX: Final = 2**31 - 2**24
+SLOTS_MAX: Final = (
+    2**31 - 2**24
+)  # per epoch; the product of two such numbers, with padding, fits into 63 bits
 
 
 class Mixing:
-    """The slots of a dataset in a mix, as a function of the counts per epoch.
+    """A dataset's slots in a mix.
 
     Args:
-        counts: number of samples of each dataset in an epoch, in the order of the mix.
-        member: the index of this dataset in the mix.
-        run: number of consecutive slots per dataset, which must divide the counts.
+        counts: samples of each dataset in an epoch.
+        member: this dataset's index in the mix.
+        run: number of consecutive slots per dataset.
 
     Raises:
-        PlanError: there is no such dataset, a dataset has no samples, there are too
-            many in total, or the counts are not multiples of the run.
+        PlanError: there is no such dataset, a dataset has no samples, there are too many in total, or the
+            counts are not multiples of the run.
     """
 
     def __init__(self, counts: Sequence[int], member: int, run: int = 1) -> None:
         if not 0 <= member < len(counts):
             raise PlanError(f"there is no dataset {member} in a mix of {len(counts)} datasets")
-        self.slots = sum(counts)  # number of slots in an epoch
+        self.slots = sum(counts)
         if min(counts) < 1 or self.slots > SLOTS_MAX:
             raise PlanError(
                 f"an epoch of a mix must have at least 1 sample of each dataset and at most {SLOTS_MAX:,} in "
@@ -353,13 +335,11 @@ class Mixing:
             )
         if run < 1 or any(count % run for count in counts):
             raise PlanError(f"the counts of a mix must be multiples of its run length, {run:,}")
-        # Number of slots per epoch that belong to this dataset
         self.count, self._run = counts[member], run
-        # For each earlier dataset, the number of slots that it takes, and the number that it takes them from
+        # For each earlier dataset, how many slots it takes of how many
         self._others: list[tuple[int, int]] = []
         # The first dataset takes its share of the slots, evenly spaced, the second its share of the remaining
-        # slots, and so on. So any sequence of slots, such as a global batch or a rank's slice, contains all
-        # datasets in proportion.
+        # slots, and so on. So any sequence of slots contains all datasets in proportion.
         remaining = self.slots // run
         for count in counts[:member]:
             self._others.append((count // run, remaining))
@@ -368,8 +348,6 @@ class Mixing:
 
     def before(self, slots: Ints) -> Ints:
         """Return how many of the first ``slots`` slots belong to this dataset. Epochs are consecutive."""
-        if self._run == 1:
-            return self._runs_before(slots)
         runs, rest = np.divmod(slots, self._run)
         before, after = self._runs_before(runs), self._runs_before(runs + 1)
         own: Ints = before * self._run + rest * (after - before)

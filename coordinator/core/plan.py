@@ -1,17 +1,17 @@
-"""The plan: the batches of every rank, as a pure function of the arguments and the epoch.
+"""The plan: every rank's batches, as a pure function of the arguments and the epoch.
 
-* The *order* of an epoch is a permutation of ``range(size)`` keyed by seed and epoch (the natural order
-  without ``shuffle``). An *order position* is a position in it, and an *index* a sample of the catalog.
-* A *global batch* consists of the samples that all ranks read at once: ``G = batch_size * replicas``.
-  Global batch ``j`` covers the order positions ``j * G`` to ``(j + 1) * G``; rank ``r`` takes its
-  ``r``-th contiguous slice. A *position* is the number of a global batch within its epoch.
-* A short last global batch is padded to a multiple of the ranks with the first samples of the same
-  epoch, as torch's DistributedSampler does, unless ``drop_last`` leaves it out. Each index that is not
-  flagged as padding is delivered at most once per epoch.
+* An epoch's *order* is a permutation of ``range(size)`` keyed by seed and epoch, or the natural order
+  without ``shuffle``. An *order position* is a position in it, and an *index* a sample of the catalog.
+* A *global batch* is what all ranks read at once: ``G = batch_size * replicas`` samples. Global batch
+  ``j`` covers the order positions ``j * G`` to ``(j + 1) * G``, and rank ``r`` reads its ``r``-th
+  contiguous slice. A *position* is the number of a global batch within its epoch.
+* A short last global batch is padded to a multiple of the ranks with the first samples of the epoch, as
+  torch's DistributedSampler does, or dropped by ``drop_last``. Each index that is not padding is delivered
+  at most once per epoch.
 * If an epoch does not draw each sample once, its order consists of *draws* (:mod:`.orders`). If a user's
-sampler drew it, its batches have the given lengths, there is one rank, and other epochs are unknown.
-* In a *mix*, an epoch has as many *slots* as all its datasets have samples together, a global batch is
-  ``G`` slots, and the plan has its dataset's part of a rank's slice.
+  sampler drew it, its batches have the given lengths, there is one rank, and other epochs are unknown.
+* In a *mix*, an epoch has as many *slots* as all datasets have samples, a global batch is ``G`` slots, and
+  the plan has its dataset's part of a rank's slice.
 """
 
 from __future__ import annotations
@@ -29,11 +29,9 @@ from superdl.super_wire.errors import PlanError
 if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Bools, Ints
 
-# Distance of samples with no known next use: far beyond all others, and safe to add to in int64
-NEVER_SOON: Final = 2**62
+NEVER_SOON: Final = 2**62  # distance of samples with no known next use; safe to add to in int64
 _SEED_MIN: Final = -(2**63)
 _SEED_MAX: Final = 2**64 - 1
-_EPOCH_MAX: Final = 2**63 - 1
 _BATCH_SIZE_MAX: Final = 2**31 - 1
 _REPLICAS_MAX: Final = 2**20
 
@@ -43,12 +41,11 @@ class Span:
     """A rank's slices of consecutive global batches, concatenated.
 
     Attributes:
-        indices: int64 ``[n]``, the samples in their order.
-        padding: bool ``[n]``, True for samples that only make the ranks' lengths equal.
-        offsets: int64 ``[batches + 1]``. Batch ``i`` of the span is
-            ``indices[offsets[i] : offsets[i + 1]]``.
-        repetitions: int64 ``[n]``, how often the epoch drew each sample before, or
-            ``None`` if each is drawn once.
+        indices: int64 ``[n]``, the samples in order.
+        padding: bool ``[n]``, a mask of samples that only make the ranks' lengths equal.
+        offsets: int64 ``[batches + 1]``. Batch ``i`` is ``indices[offsets[i] : offsets[i + 1]]``.
+        repetitions: int64 ``[n]``, how often the epoch drew each sample before, or ``None`` if each is
+            drawn once.
     """
 
     indices: Ints
@@ -66,20 +63,20 @@ class Plan:
     """The batches of every epoch of a job.
 
     Args:
-        size: Samples in the catalog, 1 to 2**40.
-        batch_size: Samples per batch and rank, from 1.
-        replicas: Ranks, from 1.
-        seed: Any integer from -2**63 to 2**64 - 1; each is a different seed. Unused without ``shuffle``.
-        shuffle: Whether each epoch has a different order.
-        drop_last: Whether to drop the short last global batch.
-        draws: The draws of an epoch, if it does not draw each sample once.
-        mix: Samples per epoch of each dataset, if these batches are parts of a mix.
-        member: This plan's index in the mix.
-        mix_run: Number of consecutive samples from the same dataset: 1, or a global batch.
-        only_epoch: The epoch that ``draws`` define, or ``None`` if they define all epochs.
+        size: samples in the catalog, 1 to 2**40.
+        batch_size: samples per batch and rank, from 1.
+        replicas: ranks, from 1.
+        seed: from -2**63 to 2**64 - 1, all different. Unused without ``shuffle``.
+        shuffle: whether each epoch has a different order.
+        drop_last: whether to drop a short last global batch.
+        draws: an epoch's draws, if it does not draw each sample once.
+        mix: samples of each dataset per epoch, for a plan in a mix.
+        member: this plan's index in the mix.
+        mix_run: number of consecutive samples of a dataset: 1, or a global batch.
+        only_epoch: the epoch that ``draws`` define, or ``None`` for all epochs.
 
     Raises:
-        PlanError: If an argument is out of its range, or if ``drop_last`` leaves no batch.
+        PlanError: an argument is out of range, or ``drop_last`` leaves no batch.
     """
 
     size: int
@@ -134,7 +131,7 @@ class Plan:
         return np.cumsum(lengths)
 
     def covers(self, epoch: int) -> bool:
-        """Return whether the order of an epoch is known."""
+        """Return whether an epoch's order is known."""
         return self.only_epoch is None or epoch == self.only_epoch
 
     def _checked_mixing(self) -> Mixing:
@@ -167,17 +164,17 @@ class Plan:
 
     @property
     def samples_drawn(self) -> int:
-        """Return the number of catalog samples that can occur in an epoch."""
+        """Return the number of distinct samples that can occur in an epoch."""
         return self._drawing.samples
 
     @property
     def global_batch_size(self) -> int:
-        """Return how many samples all ranks read at once, over all datasets of a mix, at most."""
+        """Return the maximum number of samples that all ranks read at once, over all datasets of a mix."""
         return self.batch_size * self.replicas
 
     @property
     def batches_per_epoch(self) -> int:
-        """Return the number of global batches per epoch, which is also the number of batches of each rank."""
+        """Return the number of global batches per epoch, and so of each rank's batches."""
         if self._ends is not None:
             return int(self._ends.size)
         full, rest = divmod(self._slots, self.global_batch_size)
@@ -185,7 +182,7 @@ class Plan:
 
     @property
     def samples_per_epoch(self) -> int:
-        """Return the number of samples that all ranks deliver per epoch in total, without padding."""
+        """Return the number of samples that all ranks deliver per epoch, without padding."""
         return self._before(self._slots_per_epoch)
 
     @property
@@ -196,33 +193,26 @@ class Plan:
 
     @property
     def padding_per_epoch(self) -> int:
-        """Return the number of samples delivered again as padding, which is less than the replicas."""
+        """Return the number of padding samples, which is less than the replicas."""
         return self._before(-self._slots_per_epoch % self.replicas)
 
     def batch(self, epoch: int, position: int, rank: int) -> Span:
-        """Return the samples that ``rank`` reads at one position, or none in an epoch of unknown order."""
+        """Return a rank's batch at a position, which is empty in an epoch of unknown order."""
         if not self.covers(epoch):
             return Span(np.empty(0, np.int64), np.empty(0, np.bool_), np.zeros(2, np.int64))
-        position = _bounded("position", position, 0, self.batches_per_epoch - 1)
         return self.span(epoch, position, position + 1, rank)
 
     def span(self, epoch: int, start: int, stop: int, rank: int) -> Span:
-        """Return the samples for ``rank`` in [start, stop). Raises ``PlanError`` if out of range."""
-        epoch = _bounded("epoch", epoch, 0, _EPOCH_MAX)
-        stop = _bounded("stop", stop, 0, self.batches_per_epoch)
-        start = _bounded("start", start, 0, stop)
-        rank = _bounded("rank", rank, 0, self.replicas - 1)
+        """Return a rank's batches at the positions [start, stop)."""
         first, lengths = self._slices(start, stop, rank)
         if self._mixing is not None:
             end = self._mixing.before(first + lengths)
             first = self._mixing.before(first)
             lengths = end - first
-        # A vectorised call for many batches takes little more time than for one.
         places = np.arange(int(lengths.sum()), dtype=np.int64) * self._step
         places += np.repeat(first - (np.cumsum(lengths) - lengths) * self._step, lengths)
         padding = places >= self.length
-        # Padding wraps around to the first samples of the epoch.
-        if padding.any():
+        if padding.any():  # wraps around to the first samples of the epoch
             places %= self.length
         offsets = np.zeros(stop - start + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
@@ -230,7 +220,7 @@ class Plan:
         return Span(indices, padding, offsets, None if self.draws is None else repetitions)
 
     def is_empty(self, position: int, rank: int) -> bool:
-        """Return whether a rank reads nothing at a position, because all slots belong to other datasets."""
+        """Return whether all of a rank's slots at a position belong to other datasets of the mix."""
         if self._mixing is None:
             return False
         slots, lengths = self._slices(position, position + 1, rank)
@@ -240,13 +230,12 @@ class Plan:
         """Return the distance in global batches from ``position`` to each sample's next use.
 
         The result is int64 ``[n]``: 0 for the batch at ``position``, which may be the end of the epoch,
-        and `NEVER_SOON` for samples not used in the rest of this epoch or in the next. Padding counts.
-        An upper bound for samples drawn very often. Raises ``PlanError`` if out of range.
+        and `NEVER_SOON` for samples not used in the rest of this epoch or in the next. Padding counts as
+        a use. The result is an upper bound for samples drawn very often. Raises ``PlanError`` if an
+        index is out of range.
         """
         # This takes constant time per sample, through the inverse of the order, and stores nothing.
         batches = self.batches_per_epoch
-        epoch = _bounded("epoch", epoch, 0, _EPOCH_MAX)
-        position = _bounded("position", position, 0, batches)
         if not self.covers(epoch):
             return np.full(np.shape(indices), NEVER_SOON, dtype=np.int64)
         distance = self._next_draw(indices, epoch, position) - position
@@ -258,7 +247,7 @@ class Plan:
         return distance
 
     def _next_draw(self, indices: Ints, epoch: int, position: int) -> Ints:
-        """Return the first global batch from ``position`` in the epoch with each sample, or `NEVER_SOON`."""
+        """Return the first global batch from ``position`` on with each sample, or `NEVER_SOON`."""
         batches = self.batches_per_epoch
         owners, first, last = self._drawing.places(epoch, indices)
         # The repetitions of a draw are in consecutive global batches.
@@ -277,12 +266,11 @@ class Plan:
 
     @property
     def _step(self) -> int:
-        # Distribute repetitions over the ranks: a rank takes every replicas-th
-        # position of the global batch.
+        # Distribute repetitions over the ranks: each takes every replicas-th order position.
         return self.replicas if self.draws is not None and self.draws.repeats > 1 else 1
 
     def _slices(self, start: int, stop: int, rank: int) -> tuple[Ints, Ints]:
-        """Return the first slots and the lengths of a rank's slices of global batches."""
+        """Return the first slot and the length of each of a rank's slices of global batches."""
         if self._ends is not None:
             ends = np.concatenate(([0], self._ends))[start : stop + 1]
             return ends[:-1], np.diff(ends)
@@ -294,7 +282,7 @@ class Plan:
 
 
 def _bounded(name: str, value: int, low: int, high: int) -> int:
-    """Return ``value`` as a plain int, or raise a ``PlanError`` with its name and range."""
+    """Return ``value`` as a plain int. Raises ``PlanError`` if it is out of range."""
     try:
         number = operator.index(value)
     except TypeError as error:

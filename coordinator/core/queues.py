@@ -1,4 +1,4 @@
-"""Queues of items that wait for a time, a retry, a reader, room in the cache, or a late result."""
+"""Queues of work that waits for a time, a retry, a reader, room in the cache, or a late result."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Bools, Ints, SetKey
     from superdl.coordinator.core.settings import CoreSettings
 
-# Items refer to cursors, batches and requests by tuples and numbers, so that nothing here keeps them alive.
-CursorKey: TypeAlias = tuple[str, int]  # a rank's cursor, by job and rank
+CursorKey: TypeAlias = tuple[str, int]  # job and rank
 _Item = TypeVar("_Item")
 
-_VOID_MAX = 64  # void entries beyond the number of valid ones before a heap is rebuilt
-_BELIEVED_S = 3.0  # readers repeat their misses every second
+_VOID_MAX = 64  # void heap entries to tolerate, beyond the number of valid ones
+_VALID_S = 3.0  # readers repeat their misses every second
 _PAUSE_S = 0.05  # between searches for room that free too little
 _PAUSE_PER_JOB_S = 0.001
-_LOOKED_AT = 64  # maximum stragglers per check
+_STRAGGLERS_MAX = 64  # per check
 
 
 class BatchPlace(NamedTuple):
-    """The position of a batch in a job. At most one reader at a time waits for it."""
+    """A batch's position in a job."""
 
     job: str
     rank: int
@@ -37,8 +36,17 @@ class BatchPlace(NamedTuple):
     position: int
 
 
+class CursorSpan(NamedTuple):
+    """A rank's batches at the absolute positions [start, stop)."""
+
+    job: str
+    rank: int
+    start: int
+    stop: int
+
+
 class TimeQueue(Generic[_Item]):
-    """A heap of items by time. Equal times keep their order of arrival, so that runs repeat exactly."""
+    """Items by time. Items with equal times keep their order of arrival, so runs are reproducible."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, _Item]] = []
@@ -54,8 +62,7 @@ class TimeQueue(Generic[_Item]):
     def add(self, item: _Item, at_s: float) -> None:
         """Add an item, or change its time."""
         self._count += 1
-        # The heap is not searched. This voids the item's old entry.
-        self._valid[item] = self._count
+        self._valid[item] = self._count  # voids the item's earlier heap entry
         heapq.heappush(self._heap, (at_s, self._count, item))
         if len(self._heap) > 2 * len(self._valid) + _VOID_MAX:
             self._heap = [entry for entry in self._heap if self._valid.get(entry[2]) == entry[1]]
@@ -66,7 +73,7 @@ class TimeQueue(Generic[_Item]):
         self._valid.pop(item, None)
 
     def soonest_s(self) -> float | None:
-        """Return the earliest time, or ``None`` if the queue is empty."""
+        """Return the earliest time, or ``None`` if empty."""
         while self._heap:
             at_s, number, item = self._heap[0]
             if self._valid.get(item) == number:
@@ -75,47 +82,47 @@ class TimeQueue(Generic[_Item]):
         return None
 
     def pop(self) -> _Item | None:
-        """Remove and return the item with the earliest time, or ``None`` if the queue is empty."""
+        """Remove and return the earliest item, or ``None`` if empty."""
         if self.soonest_s() is None:
             return None
         item = heapq.heappop(self._heap)[2]
         del self._valid[item]
         return item
 
-    def take_until(self, now: float) -> list[_Item]:
+    def pop_due(self, now: float) -> list[_Item]:
         """Remove and return the items that are due, earliest first."""
-        taken = []
+        due = []
         while (at_s := self.soonest_s()) is not None and at_s <= now:
-            taken.append(heapq.heappop(self._heap)[2])
-            del self._valid[taken[-1]]
-        return taken
+            due.append(heapq.heappop(self._heap)[2])
+            del self._valid[due[-1]]
+        return due
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Retry:
-    """Samples that wait for a retry, and the job to charge for it."""
+    """Samples to retry, and the job to charge."""
 
     samples: SetKey
     indices: Ints
     job: str
-    # Whether each sample gets a separate invocation, because one of them may crash it.
+    # Request each sample separately, because one may have crashed its function.
     alone: bool = False
-    # The executor where they failed. Others are tried first.
+    # The executor that failed. Others are tried first.
     failed_by: int | None = None
-    # Whether the source failed to provide them.
+    # Whether the source failed.
     of_source: bool = False
 
 
 @dataclass(slots=True)
 class Outage:
-    """Consecutive failures that are not the fault of a sample. At most one is counted per wait."""
+    """Consecutive failures that are not a sample's fault. At most one is counted per wait."""
 
     failures: int = 0
     until_s: float = 0.0  # no attempts before this time
-    probing: bool = False  # whether an attempt is testing if the outage is over
+    probing: bool = False  # an attempt is in flight
 
     def failed(self, settings: CoreSettings, now: float) -> bool:
-        """Count a failure and extend the wait. Return whether the failure is new."""
+        """Count a failure and extend the wait. Return whether it was counted."""
         if now < self.until_s and not self.probing:
             return False
         self.failures, self.probing = self.failures + 1, False
@@ -123,7 +130,7 @@ class Outage:
         return True
 
     def may_try(self, settings: CoreSettings, now: float) -> bool:
-        """Return whether another attempt may be made now. During an outage, one is allowed per wait."""
+        """Return whether to make an attempt now. Allows one per wait."""
         if now < self.until_s:
             return False
         self.until_s, self.probing = now + settings.backoff_after_s(self.failures), True
@@ -131,7 +138,7 @@ class Outage:
 
 
 class Misses(NamedTuple):
-    """The samples of a batch that a reader is missing, and the time until which the report is valid."""
+    """A batch's samples that a reader is missing, and the time at which the report expires."""
 
     until_s: float
     samples: SetKey
@@ -139,11 +146,13 @@ class Misses(NamedTuple):
 
 
 class ReportedMisses:
-    """The samples that readers are waiting for, by batch, oldest report first."""
+    """The samples that readers are waiting for, by batch, oldest report first.
+
+    Readers repeat their reports every second. A report that is not repeated expires, because the
+    samples have arrived or the reader gave up. Until then, the batch's samples must stay in the cache.
+    """
 
     def __init__(self) -> None:
-        # A reader repeats missing samples every second. Those not repeated for some seconds have arrived, or
-        # the reader gave up. Reported samples of a batch must stay in the cache.
         self._by_batch: dict[BatchPlace, Misses] = {}
         self._unserved: dict[BatchPlace, None] = {}
 
@@ -160,20 +169,19 @@ class ReportedMisses:
 
     def report(self, place: BatchPlace, samples: SetKey, indices: Ints, now: float) -> None:
         """Record the samples that a reader is missing in a batch."""
-        # Remove the old report first, so that reports stay in order of their expiry.
-        self._by_batch.pop(place, None)
-        self._by_batch[place] = Misses(now + _BELIEVED_S, samples, indices)
+        self._by_batch.pop(place, None)  # keep the reports in order of their expiry
+        self._by_batch[place] = Misses(now + _VALID_S, samples, indices)
         self._unserved[place] = None
         self._expire(now)
 
     def reopen(self, samples: SetKey) -> None:
-        """Mark the batches of a set as unserved, because some of its samples have become absent."""
+        """Mark a set's batches as unserved, because samples have become absent."""
         self._unserved.update(
             (place, None) for place, misses in self._by_batch.items() if misses.samples == samples
         )
 
     def served(self, place: BatchPlace) -> None:
-        """Mark a batch as served, because all its missing samples are present or in flight."""
+        """Mark a batch as served: its missing samples are present or in flight."""
         self._unserved.pop(place, None)
 
     def discard(self, place: BatchPlace) -> None:
@@ -182,7 +190,7 @@ class ReportedMisses:
         self.served(place)
 
     def by_set(self, now: float) -> dict[SetKey, Ints]:
-        """Return all missing samples by set, with duplicates if several readers are missing a sample."""
+        """Return all missing samples by set, possibly with duplicates."""
         self._expire(now)
         collected: dict[SetKey, list[Ints]] = {}
         for misses in self._by_batch.values():
@@ -204,15 +212,17 @@ class ReportedMisses:
 
 @dataclass(slots=True)
 class RoomSearch:
-    """The last failed search for room in the cache, and the cursors that wait for room."""
+    """The last failed search for room in the cache, and the cursors that wait for room.
 
-    # A search takes milliseconds, and more with every job. After a search that freed too little, searches
-    # without a wider choice are futile until an event has arrived and some time has passed.
+    A search takes milliseconds per job. After a failed one, a search with no wider choice is
+    futile until an event has arrived and some time has passed.
+    """
+
     until_s: float = -math.inf
     events: int = -1
     later_than_s: float = math.inf
     waiting: dict[CursorKey, None] = field(default_factory=dict)
-    # Time of the next check for teams that exceed their share
+    # Time of the next check of the teams' shares
     shares_again_s: float = -math.inf
 
     def failed(self, events: int, later_than_s: float, now: float, *, jobs: int) -> None:
@@ -222,48 +232,45 @@ class RoomSearch:
         self.later_than_s = later_than_s
 
     def reset(self) -> None:
-        """Allow new searches after a large change."""
+        """Allow a search at once."""
         self.until_s = -math.inf
         self.events = -1
 
     def futile(self, events: int, later_than_s: float, now: float) -> bool:
-        """Return whether a search would free as little as the last one."""
+        """Return whether a search could free no more than the last one."""
         return later_than_s >= self.later_than_s and not self.over(events, now)
 
     def over(self, events: int, now: float) -> bool:
-        """Return whether another search could free more than the last one did."""
+        """Return whether the last search is outdated."""
         return now >= self.until_s and events != self.events
 
     def over_at_s(self, events: int) -> float | None:
-        """Return when searches become worthwhile without an event, or ``None`` if never."""
+        """Return when a search becomes worthwhile without an event, or ``None`` if never."""
         return self.until_s if events != self.events else None
 
 
 class Stragglers:
-    """Requests in flight by the time at which they become stragglers, and how many were raced."""
+    """Requests that are late or will be, and the number of hedges."""
 
     def __init__(self) -> None:
         self._later: TimeQueue[int] = TimeQueue()
         self._late: dict[int, None] = {}
         self.landings = 0
-        # Time before which not to check for stragglers that readers wait for, because the check is slow
+        # No check for stragglers that readers wait for before this time, because it is slow
         self.look_again_s = 0.0
         self.hedges = 0
 
-    def __len__(self) -> int:
-        return len(self._late)
-
     def watch(self, number: int, late_at_s: float | None) -> None:
-        """Watch a new request. ``late_at_s`` is ``None`` if it is unknown when the request becomes late."""
+        """Watch a new request, if the time at which it becomes late is known."""
         if late_at_s is not None:
             self._later.add(number, late_at_s)
 
     def become_late(self, now: float, in_flight: Container[int]) -> None:
-        """Update the list of stragglers."""
-        self._late.update((number, None) for number in self._later.take_until(now) if number in in_flight)
+        """Move requests that are now late to the stragglers."""
+        self._late.update((number, None) for number in self._later.pop_due(now) if number in in_flight)
 
     def landed(self, number: int) -> None:
-        """Record that a request was answered or failed."""
+        """Record that a request has ended."""
         self.landings += 1
         self._late.pop(number, None)
 
@@ -274,39 +281,39 @@ class Stragglers:
 
     @property
     def late(self) -> list[int]:
-        """Return the earliest stragglers without a rival, as many as are worth checking."""
-        return list(itertools.islice(self._late, _LOOKED_AT))
+        """Return the first stragglers without a rival."""
+        return list(itertools.islice(self._late, _STRAGGLERS_MAX))
 
     def next_late_s(self) -> float | None:
-        """Return when the next unanswered request becomes a straggler."""
+        """Return when the next request becomes late."""
         return self._later.soonest_s()
 
     def affordable(self, share: float) -> int:
-        """Return how many more hedges stay within this share of all ended requests."""
+        """Return how many more hedges stay within a share of all ended requests."""
         return max(0, int(share * self.landings) - self.hedges)
 
 
 class UnsavedQueue:
-    """Cached samples to write to the store, in order of arrival. It is empty unless saving is ``wanted``."""
+    """Cached samples to write to the store, in order of arrival, each at most once.
+
+    ``enabled`` is set if some functions cannot access the store, or if a job fills it.
+    """
 
     def __init__(self) -> None:
-        # True if some functions cannot access the store, or a job fills it.
-        self.wanted = False
+        self.enabled = False
         self._waiting: dict[SetKey, deque[tuple[float, Ints]]] = {}
-        # Each is queued at most once, so that the queue stays bounded while the store accepts
-        # nothing.
-        self._is_here: dict[SetKey, Bools] = {}
+        self._is_queued: dict[SetKey, Bools] = {}
 
     def add(self, key: SetKey, size: int, indices: Ints, now: float) -> None:
-        """Add new samples of a set that has ``size`` samples."""
-        is_here = self._is_here.setdefault(key, np.zeros(size, dtype=np.bool_))
-        fresh = indices[~is_here[indices]]
+        """Add samples of a set with ``size`` samples."""
+        is_queued = self._is_queued.setdefault(key, np.zeros(size, dtype=np.bool_))
+        fresh = indices[~is_queued[indices]]
         if fresh.size:
-            is_here[fresh] = True
+            is_queued[fresh] = True
             self._waiting.setdefault(key, deque()).append((now, fresh))
 
     def first(self) -> tuple[SetKey, float] | None:
-        """Return the set whose first sample has waited longest, and when its wait began."""
+        """Return the set whose first sample has waited longest, and the start of its wait."""
         since = {key: waiting[0][0] for key, waiting in self._waiting.items()}
         return min(since.items(), key=lambda entry: entry[1]) if since else None
 
@@ -314,7 +321,7 @@ class UnsavedQueue:
         """Return whether at least ``count`` samples of a set are queued."""
         return sum(indices.size for _, indices in itertools.islice(self._waiting[key], count)) >= count
 
-    def take(self, key: SetKey, count: int) -> Ints:
+    def pop(self, key: SetKey, count: int) -> Ints:
         """Remove and return the first samples of a set, at most ``count``."""
         waiting, taken = self._waiting[key], []
         while waiting and count:
@@ -324,7 +331,7 @@ class UnsavedQueue:
             taken.append(indices[:count])
             count -= taken[-1].size
         samples = np.concatenate(taken)
-        self._is_here[key][samples] = False
+        self._is_queued[key][samples] = False
         if not waiting:
-            del self._waiting[key], self._is_here[key]
+            del self._waiting[key], self._is_queued[key]
         return samples

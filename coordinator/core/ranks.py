@@ -1,4 +1,4 @@
-"""The life of a rank: open a job, request, read and miss batches, become silent, and be forgotten."""
+"""The life of a rank: it opens a job, requests, reads and misses batches, falls silent, and is removed."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from superdl.coordinator.core.cache import audit
 from superdl.coordinator.core.capacity import Pace
 from superdl.coordinator.core.events import Drop, ExecutorsIneligible, JobClosed
 from superdl.coordinator.core.jobs import Cursor, Job
-from superdl.coordinator.core.journal import BatchNote, Cause, NoteKind, Stall, Work
+from superdl.coordinator.core.journal import Cause, Stall, Work
 from superdl.coordinator.core.ledger import Spending
 from superdl.coordinator.core.queues import BatchPlace
 from superdl.coordinator.core.restoring import waits_for_the_store, withdraw_pointers
 from superdl.coordinator.core.samples import SampleState
+from superdl.coordinator.core.state import unique
 from superdl.super_wire.request import RequestKind
 
 if TYPE_CHECKING:
-    from superdl.coordinator.core.events import BatchesAsked, BatchRead, JobOpened
+    from superdl.coordinator.core.events import BatchesRequested, BatchRead, JobOpened
     from superdl.coordinator.core.samples import Ints, SampleSet
     from superdl.coordinator.core.state import State
     from superdl.super_wire.stream_entries import ReadReport
 
-# Maximum number of unread batches that were sent. Earlier ones count as read even without a report
-_UNREPORTED_BATCHES = 256
+_UNREPORTED_BATCHES = 256  # sent but not read; earlier ones count as read even without a report
 _DOUBTFUL = np.zeros(len(SampleState), dtype=np.bool_)
 _DOUBTFUL[[SampleState.UNKNOWN, SampleState.RESIDENT, SampleState.FAILED]] = True
 _EPOCHS_MAX = 2**40
 
 
 def job_opened(state: State, event: JobOpened, now: float) -> None:
-    """Open a job or add a rank, which starts to look ahead at once, from the position in the event."""
+    """Open a job or add a rank, which starts to look ahead at once."""
     dataset, job = event.dataset, state.jobs.get(event.job)
     state.datasets.setdefault(dataset.content, dataset)
     state.unused_datasets.discard(dataset.content)
@@ -44,53 +44,53 @@ def job_opened(state: State, event: JobOpened, now: float) -> None:
     has_new_order = job.plan != event.plan  # a user's sampler has drawn another epoch
     job.plan = event.plan
     start = job.absolute(event.epoch, event.position)
-    if has_new_order and cursor is not None:
-        cursor.reach = start
-        cursor.seek(start, now)
-        state.room_search.reset()
     if cursor is not None:
+        if has_new_order:
+            cursor.reach = start
+            cursor.seek(start, now)
+            state.room_search.reset()
         cursor.reach = max(cursor.reach, start)
-    if cursor is not None and start < cursor.watermark:  # another process starts again
-        cursor.seek(start, now)
-    if cursor is None:
+        if start < cursor.watermark:  # another process starts again
+            cursor.seek(start, now)
+    else:
         cursor = Cursor(
             job, event.rank, start, start, start, start, last_seen_s=now, last_read_s=now, pace=Pace(now)
         )
         cursor.reach = start
-        # Readers can probably access a directory. If their first page request denies it, restoring is quick.
+        # Assume that readers can access a directory. If the first page request denies it, restoring is quick.
         cursor.sees_store = state.settings.store and not state.settings.whole_packs
         job.cursors[event.rank] = cursor
         job.sees_store_changed()
-        state.ledger.joined(job.name)
+        state.ledger.add_job(job.name)
     renew(state, cursor, now)
     state.wake(cursor)
 
 
 def job_closed(state: State, event: JobClosed, now: float) -> None:
-    """Forget a rank, and with the last rank its job. Cached samples remain until memory is needed."""
+    """Remove a rank, and with the last rank its job. Cached samples stay until memory is needed."""
     cursor = state.cursor(event.job, event.rank)
     if cursor is None:
         return
     job = cursor.job
     del job.cursors[cursor.rank]
-    state.want(cursor, 0)
-    state.rest(cursor)
+    state.set_window_bytes(cursor, 0)
+    state.dequeue(cursor)
     state.room_search.reset()
     job.sees_store_changed()
     if not job.cursors:
         del state.jobs[job.name]
         state.closed.add(job)
-        state.ledger.left(job.name)
-        state.thrash.forget()
+        state.ledger.remove_job(job.name)
+        state.thrash.clear()
 
 
 def executors_ineligible(state: State, event: ExecutorsIneligible, now: float) -> None:
-    """Exclude only these executors for a dataset."""
+    """Replace the set of executors excluded for a dataset."""
     if event.executors == state.ineligible.get(event.dataset, frozenset()):
         return
-    reading = state.reading(event.dataset)
+    reading = state.cursors_of(event.dataset)
     for cursor in reading:
-        state.rest(cursor)
+        state.dequeue(cursor)
     if event.executors:
         state.ineligible[event.dataset] = event.executors
     else:
@@ -99,8 +99,8 @@ def executors_ineligible(state: State, event: ExecutorsIneligible, now: float) -
         state.wake(cursor)
 
 
-def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
-    """Record that a page of the plan was sent. If it is from another position, the rank moves there."""
+def batches_requested(state: State, event: BatchesRequested, now: float) -> None:
+    """Record that a page of the plan was sent. Moves the rank if the page is from another position."""
     cursor = state.cursor(event.job, event.rank)
     if cursor is None:
         return
@@ -108,11 +108,11 @@ def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
     renew(state, cursor, now)
     start, stop = job.absolute(event.epoch, event.start), job.absolute(event.epoch, event.stop)
     yielded = job.absolute(event.epoch, event.yielded)
-    if start > cursor.asked or _is_rewound(cursor, yielded):
+    if start > cursor.sent or _is_rewound(cursor, yielded):
         cursor.seek(yielded, now)
-    if stop > cursor.asked:
-        cursor.notes.append(BatchNote(now, NoteKind.PLANNED, max(start, cursor.asked), stop))
-    cursor.asked = max(cursor.asked, stop)
+    if stop > cursor.sent:
+        cursor.note(now, max(start, cursor.sent), stop, "it was sent to the sampler")
+    cursor.sent = max(cursor.sent, stop)
     cursor.pass_empty()
     cursor.reach = max(cursor.reach, stop)
     cursor.yielded = max(cursor.yielded, yielded)
@@ -129,25 +129,24 @@ def batches_asked(state: State, event: BatchesAsked, now: float) -> None:
 
 
 def _is_rewound(cursor: Cursor, yielded: int) -> bool:
-    # Fewer batches were yielded than before, and than were read. A report may overtake a request, but even
-    # then the request yields no fewer than the previous one.
+    # A report may overtake a request, but a request never yields fewer batches than the previous one.
     return yielded < cursor.watermark and yielded < cursor.yielded
 
 
 def batch_read(state: State, event: BatchRead, now: float) -> None:
-    """Handle a read report: advance the rank, or take care of its missing samples at once."""
+    """Handle a read report: advance the rank, or request its missing samples at once."""
     report = event.report
     cursor = state.cursor(event.job, report.rank)
     if cursor is None:
         return
     job = cursor.job
-    # Ignore a batch that is not in the plan.
+    # Reports may be forged. Ignore batches outside the plan.
     if not (0 <= report.position < job.plan.batches_per_epoch and 0 <= report.epoch < _EPOCHS_MAX):
         return
     if not job.plan.covers(report.epoch):
         return
     position = job.absolute(report.epoch, report.position)
-    # Batches that were not sent cannot be read, but an earlier coordinator may have sent a few more.
+    # Ignore batches that were never sent, with some tolerance for an earlier coordinator.
     if position >= cursor.reach + _UNREPORTED_BATCHES:
         return
     renew(state, cursor, now)
@@ -163,41 +162,42 @@ def batch_read(state: State, event: BatchRead, now: float) -> None:
         counters.samples_straight += report.straight
         if is_stalled:
             counters.stalls += 1
-            stall_ended(state, place, job, report.wait_us, now)
-        state.ledger.used(job.dataset, job.name, report.samples, report.size_bytes, now)
+            _end_stall(state, place, job, report.wait_us, now)
+        state.ledger.add_read(job.dataset, job.name, report.samples, report.size_bytes, now)
         state.misses.discard(place)
-        if position < cursor.asked:
-            cursor.notes.append(BatchNote(now, NoteKind.READ, position, position + 1, report.hits))
+        if position < cursor.sent:
+            text = f"read, with {report.hits} samples present at the first attempt"
+            cursor.note(now, position, position + 1, text)
             cursor.read(position, now, stalled=is_stalled)
         state.wake(cursor)
     elif report.missed:
-        cursor.notes.append(BatchNote(now, NoteKind.MISSED, position, position + 1, len(report.missed)))
-        _missed(state, job, place, report, now)
+        text = f"a reader was missing {len(report.missed)} of its samples"
+        cursor.note(now, position, position + 1, text)
+        _handle_misses(state, job, place, report, now)
 
 
-def _missed(state: State, job: Job, place: BatchPlace, report: ReadReport, now: float) -> None:
+def _handle_misses(state: State, job: Job, place: BatchPlace, report: ReadReport, now: float) -> None:
     batch = job.plan.batch(report.epoch, report.position, report.rank).indices
     offsets = (np.array(each, dtype=np.int64) for each in (report.missed, report.corrupt))
     missed, corrupt = (each[(each >= 0) & (each < batch.size)] for each in offsets)
     key = job.samples_of(report.epoch)
-    if not state.admits(key, waited_for=True):  # the reader will report it again
+    if not state.admits(key, waited_for=True):  # the reader will report again
         return
     samples = state.set_of(key)
-    corrupt_indices = state.unique(batch[corrupt])
+    corrupt_indices = unique(batch[corrupt])
     dropped = samples.among(corrupt_indices, SampleState.ABSENT)
-    if dropped.size:  # a tombstone does not replace a record, so delete the record
+    if dropped.size:  # delete the record, because a tombstone does not replace it
         state.actions.append(Drop(key, dropped))
-    missing = state.unique(batch[missed])
-    batch_missed(state, place, samples, missing, now)
+    missing = unique(batch[missed])
+    _begin_stall(state, place, samples, missing, now)
     state.misses.report(place, key, missing, now)
-    # The report may be older than the sample, or forged, so check the cache before assuming that a record
-    # is corrupt or lost.
+    # The report may be outdated or forged, so check the cache first.
     audit(state, key, corrupt_indices[_DOUBTFUL[samples.state[corrupt_indices]]], place, whole=True)
     audit(state, key, missing[_DOUBTFUL[samples.state[missing]]], place)
 
 
 def renew(state: State, cursor: Cursor, now: float) -> None:
-    """Renew the lease of a rank."""
+    """Renew a rank's lease."""
     cursor.last_seen_s = now
     if cursor.lapsed or cursor.key not in state.leases:  # one entry per rank, checked again when due
         state.leases.add(cursor.key, now + state.settings.lease_s)
@@ -207,9 +207,9 @@ def renew(state: State, cursor: Cursor, now: float) -> None:
 
 
 def lapse(state: State, now: float) -> None:
-    """Mark ranks whose lease has ended as lapsed, and forget those silent for ``forget_s``."""
+    """Mark ranks whose lease has ended as lapsed, and remove those silent for ``forget_s``."""
     settings = state.settings
-    for name, rank in state.leases.take_until(now):
+    for name, rank in state.leases.pop_due(now):
         cursor = state.cursor(name, rank)
         if cursor is None:
             continue
@@ -217,24 +217,22 @@ def lapse(state: State, now: float) -> None:
             job_closed(state, JobClosed(name, rank), now)
             continue
         if cursor.last_seen_s + settings.lease_s <= now:
-            # Do not look ahead for it until it returns. Samples that only it will
-            # read are dropped first.
             cursor.lapsed = True
-            state.rest(cursor)
-            state.want(cursor, 0)
+            state.dequeue(cursor)
+            state.set_window_bytes(cursor, 0)
         again_s = settings.forget_s if cursor.lapsed else settings.lease_s
         state.leases.add(cursor.key, cursor.last_seen_s + again_s)
 
 
-def forget_empty_sets(state: State, now: float) -> None:
-    """Forget empty sample sets without ranks, and datasets that are unused in two consecutive calls."""
+def remove_unused(state: State, now: float) -> None:
+    """Remove empty sample sets without ranks, and datasets found unused twice in a row."""
     misses = state.misses.by_set(now)
     for key, samples in list(state.sets.items()):
         if samples.idle and key not in misses and not state.need(key):
             del state.sets[key]
     kept = {key.dataset for key in state.sets}
     kept.update(request.order.samples.dataset for request in state.requests.values())
-    unused = {name for name in state.datasets if name not in kept and not state.wants(name)}
+    unused = {name for name in state.datasets if name not in kept and not state.is_read(name)}
     for dataset in unused & state.unused_datasets:
         del state.datasets[dataset]
         state.ineligible.pop(dataset, None)
@@ -247,53 +245,37 @@ _WHERE = {RequestKind.RESTORE: "from the store, ", RequestKind.SAVE: "into the s
 
 
 def history(state: State, name: str, rank: int, epoch: int, position: int) -> list[tuple[float, str]]:
-    """Return the recent history of a batch, as times and descriptions, oldest first."""
+    """Return a batch's recent history as times and descriptions, oldest first."""
     cursor = state.cursor(name, rank)
     if cursor is None:
         return []
     job = cursor.job
     place, key = job.absolute(epoch, position), job.samples_of(epoch)
-    events = [
-        (note.at_s, note.kind.value.format(note.number))
-        for note in cursor.notes
-        if note.start <= place < note.stop
-    ]
+    events = [(note.at_s, note.text) for note in cursor.notes if note.start <= place < note.stop]
     indices = job.plan.batch(epoch, position, rank).indices
-    requests = [request for request in state.recent_requests if request.order.samples == key]
-    # Use a single call, because thousands of requests are remembered.
-    named = np.isin(np.concatenate([indices[:0], *(request.order.indices for request in requests)]), indices)
-    ends = np.cumsum([0, *(request.order.indices.size for request in requests)])
-    for request, begin, end in zip(requests, ends[:-1], ends[1:], strict=True):
-        count = int(np.count_nonzero(named[begin:end]))
+    for request in state.recent_requests:
+        order = request.order
+        count = np.count_nonzero(np.isin(order.indices, indices)) if order.samples == key else 0
         if not count:
             continue
-        racing = f", racing request {request.order.hedge_of}" if request.order.hedge_of is not None else ""
-        account = f"charged to {request.order.job}{racing}"
-        source = _WHERE.get(request.order.kind, "")
-        events.append(
-            (
-                request.made_s,
-                f"request {request.order.request_id} for {count} of its samples, {source}{account}",
-            )
-        )
+        racing = f", racing request {order.hedge_of}" if order.hedge_of is not None else ""
+        number, source, account = order.request_id, _WHERE.get(order.kind, ""), f"charged to {order.job}"
+        text = f"request {number} for {count} of its samples, {source}{account}{racing}"
+        events.append((request.sent_s, text))
         if request.ended_s is not None:
-            events.append((request.ended_s, f"request {request.order.request_id} ended: {request.ending}"))
+            events.append((request.ended_s, f"request {number} ended: {request.result}"))
     return sorted(events, key=lambda entry: entry[0])
 
 
-def batch_missed(state: State, place: BatchPlace, samples: SampleSet, indices: Ints, now: float) -> None:
-    """Record why a batch had missing samples on its first read. Later misses are ignored."""
-    stalls, cursor = state.stalls, state.cursor(place.job, place.rank)
-    if place in stalls.waits or not indices.size or cursor is None:
-        return
-    # This is approximate: searching thousands of requests takes milliseconds per
-    # stalled batch, and no decision depends on causes.
-    cause = _cause_from_states(state, cursor, samples, indices, now)
-    stalls.begin(place, cause, cursor.job.dataset)
+def _begin_stall(state: State, place: BatchPlace, samples: SampleSet, indices: Ints, now: float) -> None:
+    """Record the likely cause of a batch's first miss."""
+    cursor = state.cursor(place.job, place.rank)
+    if place not in state.stalls.waits and indices.size and cursor is not None:
+        cause = _cause_from_states(state, cursor, samples, indices, now)
+        state.stalls.begin(place, cause, cursor.job.dataset)
 
 
-def stall_ended(state: State, place: BatchPlace, job: Job, wait_us: int, now: float) -> None:
-    """End the stall of a batch that has been read, and count it for the job."""
+def _end_stall(state: State, place: BatchPlace, job: Job, wait_us: int, now: float) -> None:
     first = state.stalls.waits.pop(place, None)
     cause = Cause.UNKNOWN
     if first is not None:
@@ -304,40 +286,39 @@ def stall_ended(state: State, place: BatchPlace, job: Job, wait_us: int, now: fl
 def _cause_from_states(
     state: State, cursor: Cursor, samples: SampleSet, indices: Ints, now: float
 ) -> Cause | None:
-    """Return the cause if the states of the samples determine it, or ``None`` if it lies in the functions."""
+    """Return the cause according to the samples' states, or ``None`` if it lies in the functions' work."""
     counts = np.bincount(samples.state[indices], minlength=len(SampleState))
     commonest = SampleState(int(counts.argmax()))
     if commonest is SampleState.WAITING:
-        return Cause.THROTTLE if _is_limited(state, cursor.job, now) else Cause.RETRY
-    from_store = waits_for_the_store(state, samples, indices, now)
+        return Cause.LIMITS if _is_limited(state, cursor.job) else Cause.STORAGE
+    from_store = Cause.STORAGE if waits_for_the_store(state, samples, indices, now) else None
     if commonest not in _NOT_REQUESTED:  # also if a record arrived after the reader's attempt
-        return Cause.STORE if from_store else None
+        return from_store
     if cursor.fresh:
-        return Cause.COLD_START
+        return Cause.STARTING
     if state.ledger.spending is not Spending.FREELY or state.turn(cursor.job.team) is None:
-        return Cause.SPENDING
+        return Cause.LIMITS
     if samples.dropped[indices].any() or cursor.key in state.room_search.waiting:
-        return Cause.CACHE_MEMORY
+        return Cause.CACHE
     idle = state.eligible_for(cursor.job.dataset).idle(now) > 0
-    not_asked_for = Cause.LATE_PLANNING if idle else None
-    return Cause.STORE if from_store else not_asked_for
+    return from_store or (Cause.STARTING if idle else None)
 
 
 def _bottleneck(state: State, job: Job, before: Work, now: float) -> Cause:
     whole = state.stalls.work_for(job.dataset)
     done = whole.since(before)
-    if not whole.answers or done.cold_starts * 2 > done.answers:
-        return Cause.COLD_START
+    if not whole.results or done.cold_starts * 2 > done.results:
+        return Cause.STARTING
     if state.thrash.thrashing:
-        return Cause.CACHE_MEMORY
-    if done.throttled or _is_limited(state, job, now):
-        return Cause.THROTTLE
+        return Cause.CACHE
+    if done.throttled or _is_limited(state, job):
+        return Cause.LIMITS
     if done.store_us > done.fetch_us + done.decode_us:
-        return Cause.STORE
-    seen = done if done.fetch_us + done.decode_us else whole
-    return Cause.SOURCE if seen.waits_for_the_source else Cause.DECODE
+        return Cause.STORAGE
+    work = done if done.fetch_us + done.decode_us else whole
+    return Cause.STORAGE if work.waits_for_the_source else Cause.DECODING
 
 
-def _is_limited(state: State, job: Job, now: float) -> bool:
+def _is_limited(state: State, job: Job) -> bool:
     executors = state.eligible_for(job.dataset).executors
-    return any(executor.concurrency.limit(now) < executor.concurrency.capacity for executor in executors)
+    return any(executor.concurrency.limit < executor.concurrency.capacity for executor in executors)

@@ -1,8 +1,4 @@
-"""The life of a request: it is made, sent, answered or failed, and finished.
-
-A request's *claim* is the samples that are still missing, and the room reserved for
-them in the cache. Two racing requests share a claim.
-"""
+"""The life of a request: it is made, sent, answered or failed, and finished."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from superdl.coordinator.core.cache import choose_to_read_back
 from superdl.coordinator.core.events import CACHED, TOMBSTONE, FailureKind, Prefetch, RequestDone, Warn
 from superdl.coordinator.core.fleet import NEVER_RUN, Deadline, pick
 from superdl.coordinator.core.lookahead import needed_bytes, thrash_text
-from superdl.coordinator.core.retrying import end_outages, retry_failed, retry_rest
+from superdl.coordinator.core.retrying import end_outages, retry_failed, retry_missing
 from superdl.coordinator.core.samples import EVERY_EPOCH, SampleState
 from superdl.coordinator.core.state import Claim, Request
 from superdl.super_wire.request import RequestKind
@@ -32,8 +28,8 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.state import State
 
 _LATE_LEAST_S = 0.05  # no request is a straggler before this
-_RESTORE_LATE_LEAST_S = 2.0  # no restore is a straggler before this
-_LOOK_EVERY_S = 0.05  # interval between checks for stragglers that readers wait for
+_RESTORE_LATE_LEAST_S = 2.0  # the same for restores
+_LOOK_EVERY_S = 0.05  # between checks for stragglers that readers wait for
 
 
 def make(
@@ -46,7 +42,7 @@ def make(
     *,
     restore: bool = False,
 ) -> None:
-    """Request that an executor produces or restores absent samples, and charge a job."""
+    """Request absent samples from an executor, and charge a job."""
     indices = indices.copy()  # a view would keep the whole array alive
     samples = state.set_of(key)
     if not restore:
@@ -62,35 +58,26 @@ def make(
     _send(state, Request(order, job, claim, now), now)
 
 
-def make_save(state: State, save: background.Save, now: float) -> None:
+def make_save(state: State, executor: ExecutorState, key: SetKey, indices: Ints, now: float) -> None:
     """Request that cached samples are written to a pack, and charge a job that reads them, if any."""
-    job = next(iter(state.jobs_of(save.samples.dataset)), None)
-    order = Prefetch(
-        next(state.numbers),
-        job.name if job is not None else "",
-        save.samples,
-        save.indices,
-        state.settings.request_ttl_s,
-        RequestKind.SAVE,
-        executor=save.executor.number,
-    )
-    nothing = Claim(np.zeros(save.indices.size, dtype=np.bool_), 0)
-    _send(state, Request(order, job, nothing, now), now)
+    job, ttl_s = next(iter(state.jobs_of(key.dataset)), None), state.settings.request_ttl_s
+    name, number = "" if job is None else job.name, next(state.numbers)
+    order = Prefetch(number, name, key, indices, ttl_s, RequestKind.SAVE, executor=executor.number)
+    _send(state, Request(order, job, Claim(np.zeros(indices.size, dtype=np.bool_), 0), now), now)
 
 
 def _note_thrash(state: State, samples: SampleSet, indices: Ints, now: float) -> None:
     key, again = samples.key, int(np.count_nonzero(samples.dropped[indices]))
     state.thrash.reproduced_samples += again
-    if again and key.epoch == EVERY_EPOCH and state.thrash.produced_again(key.dataset, again, now):
+    if again and key.epoch == EVERY_EPOCH and state.thrash.add(key.dataset, now, again=again):
         if needed_bytes(state) > state.budget_bytes:
             state.actions.append(Warn(thrash_text(state)))
         else:  # there is room for all now, so dropped samples are produced again only once
-            state.thrash.forget()
+            state.thrash.clear()
 
 
 def _send(state: State, request: Request, now: float) -> None:
-    """Send a request. Watch for its deadline unless it is a save, for which nothing waits."""
-    order, counters = request.order, state.account(request)
+    order, counters = request.order, state.counters(request)
     counters.invocations += 1
     counters.requests_in_flight += 1
     state.requests[order.request_id] = request
@@ -99,7 +86,6 @@ def _send(state: State, request: Request, now: float) -> None:
     executor.in_flight += 1
     executor.samples_in_flight += order.indices.size
     executor.requests += 1
-    executor.concurrency.used(executor.in_flight, now)
     breaker = executor.breaker_for(order.kind)
     if breaker is not None and breaker.tripped:
         breaker.probe = order.request_id
@@ -123,10 +109,10 @@ def _late_at_s(state: State, request: Request, now: float) -> float | None:
 
 
 def race_stragglers(state: State, now: float) -> None:
-    """Hedge stragglers, up to a share of all requests, if functions are idle or a reader is waiting."""
+    """Hedge stragglers if functions are idle or a reader is waiting, up to a share of all requests."""
     # Dean and Barroso, "The Tail at Scale", 2013.
     watched = state.stragglers
-    if not len(watched) or not state.settings.hedge_share:
+    if not watched.late or not state.settings.hedge_share:
         return
     misses: Mapping[SetKey, Ints] = {}
     if len(state.misses) and now >= watched.look_again_s:
@@ -136,11 +122,11 @@ def race_stragglers(state: State, now: float) -> None:
         late = state.requests[number]
         dataset = late.order.samples.dataset
         deserved = watched.affordable(state.settings.hedge_share) > 0 and (
-            # Idle functions are no reason to decode samples that the store will provide.
+            # Do not decode what the store will provide just because functions are idle.
             (late.order.kind.decodes and any(group.idle(now) for group in state.fleet.groups))
             or _is_missed(state, late, misses)
         )
-        if not state.wants(dataset) or not (deserved or _is_unproven(state, late)):
+        if not state.is_read(dataset) or not (deserved or _is_unproven(state, late)):
             continue
         executor, _ = pick(state.eligible_for(dataset), Deadline(), now, other_than=late.order.executor)
         if executor is not None and state.turn(late.team) is not None:
@@ -148,22 +134,21 @@ def race_stragglers(state: State, now: float) -> None:
 
 
 def _race(state: State, late: Request, executor: ExecutorState, now: float) -> None:
-    """Request the missing samples of a straggler from an executor. The first result counts."""
     state.stragglers.raced(late.order.request_id)
     late.rival = next(state.numbers)
-    state.account(late).hedges += 1
+    state.counters(late).hedges += 1
     raced, kind = late.order.request_id, RequestKind.DECODE  # the store may hang; one pack is enough
     order = replace(late.order, request_id=late.rival, kind=kind, hedge_of=raced, executor=executor.number)
     _send(state, Request(order, late.payer, late.claim, now, rival=raced), now)
 
 
 def _is_unproven(state: State, request: Request) -> bool:
-    """Return whether the executor of a straggler has never answered, and there is another executor."""
-    # Hedges against it are not limited, but it is soon set aside.
+    """Return whether a straggler's executor has never answered, although there is another executor."""
+    # Such hedges are unlimited, but the executor is soon set aside.
     executor = state.fleet.executors[request.order.executor]
     return (
-        not executor.latency.answers
-        and not (executor.store and executor.store.latency.answers)
+        not executor.latency.results
+        and not (executor.store and executor.store.latency.results)
         and len(state.eligible_for(request.order.samples.dataset).executors) > 1
     )
 
@@ -177,14 +162,14 @@ def _is_missed(state: State, request: Request, misses: Mapping[SetKey, Ints]) ->
 
 
 def request_done(state: State, event: RequestDone, now: float) -> None:
-    """Handle a result: accept the samples that arrived, and retry the others."""
+    """Accept the samples that arrived, and retry the others."""
     ended = finish(state, event, now)
     if ended is None:
         return
     request, cached = ended.request, ended.cached
     order, executor = request.order, state.fleet.executors[request.order.executor]
     if order.kind.fills_cache:
-        executor.answered(event, order.kind, request.made_s, now)
+        executor.answered(event, order.kind, request.sent_s, now)
         _judge_loser(state, request, now)
     if executor.store is not None:
         restoring.answered(state, request, executor.store, event, now)
@@ -192,7 +177,7 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
         background.save_answered(state, request, event, now)
         return
     samples, indices = state.set_of(order.samples), order.indices
-    records = restoring.take_in(state, samples, indices, event, cached)
+    records = restoring.accept(state, samples, indices, event, cached)
     state.add_resident(order.samples, records, now)
     choose_to_read_back(state, request, indices[cached], event.record_bytes[cached], now)
     samples.move(indices[ended.failed], SampleState.FAILED)
@@ -200,53 +185,52 @@ def request_done(state: State, event: RequestDone, now: float) -> None:
         state.remember_failure(order.samples, int(indices[offset]), event.messages.get(int(offset), ""))
     if cached.any():
         end_outages(state, request)
-    restoring.take_in_late(state, samples, indices, event, ended.late)
-    if ended.left.any():
-        retry_rest(state, request, event, ended.left, now, any_arrived=bool(cached.any()))
+    restoring.accept_late(state, samples, indices, event, ended.late)
+    if ended.missing.any():
+        retry_missing(state, request, event, ended.missing, now, any_arrived=bool(cached.any()))
 
 
 def request_failed(state: State, event: RequestFailed, now: float) -> None:
-    """Handle the failure of a whole request."""
+    """Retry the samples of a failed request."""
     ended = finish(state, event, now)
     if ended is None:
         return
-    request, message = ended.request, ended.request.ending
+    request, message = ended.request, ended.request.result
     if request.order.kind is RequestKind.SAVE:
         restoring.distrust(state, request, message, now)
         background.save_again(state, request, np.ones(request.order.indices.size, dtype=np.bool_), now)
         return
-    state.fleet.executors[request.order.executor].failed(event, message, request.made_s, now)
+    state.fleet.executors[request.order.executor].failed(event, message, request.sent_s, now)
     if event.kind is FailureKind.THROTTLED:
         state.stalls.work_for(request.order.samples.dataset).throttled += 1
     not_restored = request.order.kind is RequestKind.RESTORE and event.kind not in NEVER_RUN
     if not_restored:  # decode instead, because a restore would crash or hang again
-        unsettled = request.order.indices[ended.left | request.claim.unsettled]
+        unsettled = request.order.indices[ended.missing | request.claim.unsettled]
         restoring.forget(state, state.set_of(request.order.samples), unsettled)
     if not_restored or event.kind is FailureKind.TIMED_OUT:  # a hanging store delays writers
         restoring.distrust(state, request, message, now)
-    if ended.left.any():
-        retry_failed(state, request, event.kind, np.flatnonzero(ended.left), now)
+    if ended.missing.any():
+        retry_failed(state, request, event.kind, np.flatnonzero(ended.missing), now)
 
 
 class Ended(NamedTuple):
-    """A request that has ended, with bools ``[samples]`` for each possible result."""
+    """A finished request, with masks of its samples."""
 
     request: Request
-    # Of its unsettled samples, those that are cached and those that failed permanently.
+    # Unsettled samples that are now cached, that failed permanently, and that no rival may provide.
     cached: Bools
     failed: Bools
-    # Samples to retry, unless a rival may still provide them.
-    left: Bools
+    missing: Bools
     # Samples that arrived after they were settled.
     late: Bools
 
 
 def finish(state: State, event: RequestDone | RequestFailed, now: float) -> Ended | None:
-    """Finish a request, bill it and settle its samples. Returns ``None`` for a duplicate result."""
+    """Bill a request and settle its samples. Return ``None`` for a duplicate result."""
     request = state.requests.pop(event.request_id, None)
     if request is None:
         return None
-    _give_back_place(state, request, event, now)
+    _release_slot(state, request, event, now)
     usd = _bill(state, request, event, now)
     unsettled = request.claim.unsettled.copy()
     cached = failed = late = np.zeros_like(unsettled)
@@ -255,33 +239,33 @@ def finish(state: State, event: RequestDone | RequestFailed, now: float) -> Ende
         cached, late = unsettled & written, written & ~unsettled
         failed = unsettled & (event.outcomes == TOMBSTONE)
     raced = request.rival in state.requests  # the rival may still provide the rest
-    remaining = np.zeros_like(unsettled) if raced else unsettled & ~(cached | failed)
+    missing = np.zeros_like(unsettled) if raced else unsettled & ~(cached | failed)
     order, claim = request.order, request.claim
-    claim.unsettled &= ~(cached | failed | remaining)
-    # The rival of a request for pointers may still overwrite them with records.
+    claim.unsettled &= ~(cached | failed | missing)
+    # A rival may still overwrite pointers with records.
     if not claim.unsettled.any() and not (raced and order.kind is RequestKind.DECODE_TO_POINTERS):
         state.reserved_bytes -= claim.reserved_bytes
         claim.reserved_bytes = 0
     request.ended_s = now
     if not isinstance(event, RequestDone):
-        request.ending = f"{event.kind.value}: {event.message}"
+        request.result = f"{event.kind.value}: {event.message}"
     elif order.kind is RequestKind.SAVE:
-        request.ending = f"{int(np.count_nonzero(background.saved(event)))} saved"
+        request.result = f"{int(np.count_nonzero(background.saved(event)))} saved"
     else:
         produced = int(np.count_nonzero(cached))
-        request.ending = f"{produced} cached, {int(np.count_nonzero(unsettled)) - produced} not"
-        counters = state.account(request)
+        request.result = f"{produced} cached, {int(np.count_nonzero(unsettled)) - produced} not"
+        counters = state.counters(request)
         counters.samples_failed += int(np.count_nonzero(failed))
         counters.samples_restored += 0 if order.kind.decodes else produced
         counters.samples_produced += produced if order.kind.decodes else 0
         state.fleet.executors[order.executor].samples += int(np.count_nonzero(cached | late))
-        state.ledger.produced(order.samples.dataset, order.job, produced, usd, order.executor)
-    return Ended(request, cached, failed, remaining, late)
+        state.ledger.add_produced(order.samples.dataset, order.job, produced, usd, order.executor)
+    return Ended(request, cached, failed, missing, late)
 
 
-def _give_back_place(state: State, request: Request, event: RequestDone | RequestFailed, now: float) -> None:
+def _release_slot(state: State, request: Request, event: RequestDone | RequestFailed, now: float) -> None:
     order, executor = request.order, state.fleet.executors[request.order.executor]
-    state.account(request).requests_in_flight -= 1
+    state.counters(request).requests_in_flight -= 1
     executor.in_flight -= 1
     executor.samples_in_flight -= order.indices.size
     state.stragglers.landed(order.request_id)
@@ -290,13 +274,13 @@ def _give_back_place(state: State, request: Request, event: RequestDone | Reques
     if isinstance(event, RequestDone):
         ran_s = event.duration_us / 1e6
     else:
-        ran_s = 0.0 if event.refused or event.kind in NEVER_RUN else now - request.made_s
+        ran_s = 0.0 if event.refused or event.kind in NEVER_RUN else now - request.sent_s
     state.teams.ended(request.team, order.indices.size, ran_s, expected_s=request.expected_s)
 
 
 def _bill(state: State, request: Request, event: RequestDone | RequestFailed, now: float) -> float:
-    """Bill an invocation, unless it never ran, and return its cost in US dollars."""
-    order, counters = request.order, state.account(request)
+    """Bill an invocation, unless no function ran, and return its cost in US dollars."""
+    order, counters = request.order, state.counters(request)
     executor, units = state.fleet.executors[order.executor], dict[str, int]()
     if isinstance(event, RequestDone):
         executor.outcomes["answered"] += 1
@@ -305,8 +289,8 @@ def _bill(state: State, request: Request, event: RequestDone | RequestFailed, no
         counters.store_bytes += event.store_bytes
         if event.cold_start:
             executor.cold_starts += 1
-            executor.cold_s += max(0.0, now - request.made_s - event.duration_us / 1e6)
-        if order.kind.fills_cache:  # the samples of a save were counted before
+            executor.cold_s += max(0.0, now - request.sent_s - event.duration_us / 1e6)
+        if order.kind.fills_cache:  # a save's samples were counted before
             state.stalls.work_for(order.samples.dataset).add(event, order.kind)
             counters.fetch_s += event.fetch_us / 1e6
             counters.decode_s += event.decode_us / 1e6
@@ -324,7 +308,7 @@ def _bill(state: State, request: Request, event: RequestDone | RequestFailed, no
             return 0.0
     counters.gb_s += event.gb_s
     dataset, number = order.samples.dataset, order.executor
-    usd = state.ledger.invoked(dataset, executor=number, gb_s=event.gb_s, now=now, **units)
+    usd = state.ledger.bill_invocation(dataset, executor=number, gb_s=event.gb_s, now=now, **units)
     executor.usd += usd
     state.teams[request.team].usd += usd
     executor.most_in_flight = math.inf
@@ -332,13 +316,13 @@ def _bill(state: State, request: Request, event: RequestDone | RequestFailed, no
 
 
 def _judge_loser(state: State, winner: Request, now: float) -> None:
-    """Blame the loser of a race, which may never answer."""
+    """Blame the loser of a race, because it may never answer."""
     loser = state.requests.get(winner.rival) if winner.rival is not None else None
     if loser is None:
         return
-    silent_s = now - loser.made_s
+    silent_s = now - loser.sent_s
     if loser.order.kind is RequestKind.RESTORE:
         restoring.distrust(state, loser, f"no answer within {silent_s:.1f} s", now)
-    elif loser.order.executor != winner.order.executor and loser.made_s < winner.made_s:
+    elif loser.order.executor != winner.order.executor and loser.sent_s < winner.sent_s:
         reason = f"no answer within {silent_s:.1f} s, by which time another executor had answered"
-        state.fleet.executors[loser.order.executor].breaker.failed(reason, loser.made_s, now)
+        state.fleet.executors[loser.order.executor].breaker.failed(reason, loser.sent_s, now)

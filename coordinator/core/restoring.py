@@ -1,8 +1,7 @@
 """The core's view of the store: stored samples, the executors that restore them, and failures.
 
-A job whose readers can all access the store is *straight*: only samples that a reader
-    misses are written to the cache. If all jobs of a dataset are straight, decoded
-    samples are cached as *pointers* into their new pack.
+A job is *straight* if all its readers can access the store: stored samples are cached only after a
+miss. If all jobs of a dataset are straight, decoded samples are cached as *pointers* into their pack.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.samples import Bools, Ints, SampleSet
     from superdl.coordinator.core.state import Request, State
 
-_NO_POINTERS_S = 60.0  # how long to push records after a reader could not follow a pointer
+_NO_POINTERS_S = 60.0  # push records for this long after a reader could not follow a pointer
 _NOT_STORED = OUTCOME_ORDER.index(Outcome.NOT_STORED)
 _STORE_ERROR = OUTCOME_ORDER.index(Outcome.STORE_ERROR)
 _READING = "the executor {} cannot read the store: {}; samples are decoded until it can"
@@ -40,37 +39,30 @@ class Way(NamedTuple):
     indices: Ints
     executors: EligibleExecutors
 
-    @property
-    def restore(self) -> bool:
-        """Return whether the samples are restored from the store."""
-        return self.executors.restores
-
 
 def records_stored(state: State, event: RecordsStored, now: float) -> None:
-    """Record locations in the store. They are ignored for a dataset without a job, and will be sent again."""
+    """Record locations in the store. Ignores a dataset without a job: they are sent again with the next."""
     dataset = state.datasets.get(event.dataset)
     if dataset is None or dataset.random or not state.settings.store or not event.indices.size:
         return
-    # The core stores the number of the pack. The coordinator has its name and the offset.
     state.set_of(SetKey(event.dataset, EVERY_EPOCH)).place(event.indices, event.packs)
 
 
 def packs_lost(state: State, event: PacksLost, now: float) -> None:
-    """Forget the locations in lost packs."""
+    """Forget locations in lost packs."""
     for samples in state.sets.values():
         if samples.packs is not None:
             lost = np.isin(samples.packs, event.packs) & (samples.packs != 0)
-            samples.has_lost_packs |= bool(lost.any())
             forget(state, samples, np.flatnonzero(lost))
 
 
 def forget(state: State, samples: SampleSet, indices: Ints) -> None:
-    """Forget locations. Straight ranks check again, because they may have skipped these samples."""
+    """Forget locations, and make straight ranks recheck samples that they may have skipped."""
     if not indices.size:
         return
     samples.place(indices, 0)
     state.drop(samples, samples.pointers_among(indices))
-    state.look_again(cursor for cursor in state.reading(samples.key.dataset) if cursor.job.straight)
+    state.restart_lookahead(cursor for cursor in state.cursors_of(samples.key.dataset) if cursor.job.straight)
 
 
 def all_straight(state: State, dataset: bytes) -> bool:
@@ -79,7 +71,7 @@ def all_straight(state: State, dataset: bytes) -> bool:
 
 
 def withdraw_pointers(state: State, dataset: bytes) -> None:
-    """Drop all pointers if a reader may be unable to follow them. The ranks then check again."""
+    """Drop all pointers if a reader may be unable to follow them, and make its job's ranks recheck."""
     samples = state.sets.get(SetKey(dataset, EVERY_EPOCH))
     if samples is None or samples.pointed is None or all_straight(state, dataset):
         return
@@ -87,12 +79,14 @@ def withdraw_pointers(state: State, dataset: bytes) -> None:
     if not pointed.size:
         return
     state.drop(samples, pointed)
-    state.look_again(cursor for cursor in state.reading(dataset) if not cursor.job.straight)
+    state.restart_lookahead(cursor for cursor in state.cursors_of(dataset) if not cursor.job.straight)
 
 
 def usable(state: State, samples: SampleSet, event: Audited, now: float, *, whole: bool) -> Bools:
-    """Return a mask of usable audited samples. Pointers are usable only if all readers can follow them."""
-    # A `whole` audit is caused by a reader that tried to follow a pointer.
+    """Return a mask of usable audited samples. Pointers are usable only if all readers can follow them.
+
+    A reader that could not follow a pointer causes a ``whole`` audit.
+    """
     present: Bools = event.record_bytes > 0
     if event.pointers is None:
         return present
@@ -102,35 +96,36 @@ def usable(state: State, samples: SampleSet, event: Audited, now: float, *, whol
     return present if may_follow else present & ~event.pointers
 
 
-def take_in(
-    state: State, samples: SampleSet, indices: Ints, event: RequestDone | Audited, there: Bools
+def accept(
+    state: State, samples: SampleSet, indices: Ints, event: RequestDone | Audited, cached: Bools
 ) -> Ints:
-    """Mark the cached samples as records or pointers, and return those with records."""
+    """Mark cached samples as resident records or pointers, and return those with records."""
     if event.pointers is None:
-        samples.store(indices[there], event.record_bytes[there])
-        return indices[there]
-    whole, pointed = there & ~event.pointers, there & event.pointers
+        samples.store(indices[cached], event.record_bytes[cached])
+        return indices[cached]
+    whole, pointed = cached & ~event.pointers, cached & event.pointers
     samples.store(indices[whole], event.record_bytes[whole])
-    samples.point(indices[pointed], event.record_bytes[pointed])
+    samples.store(indices[pointed], event.record_bytes[pointed], pointers=True)
     withdraw_pointers(state, samples.key.dataset)
     return indices[whole]
 
 
-def take_in_late(state: State, samples: SampleSet, indices: Ints, event: RequestDone, written: Bools) -> None:
-    """Delete samples that the loser of a race wrote after they had been dropped."""
-    # They would not be accounted for. The loser may also have replaced a record with a pointer, or vice
-    # versa.
+def accept_late(state: State, samples: SampleSet, indices: Ints, event: RequestDone, written: Bools) -> None:
+    """Delete samples that the loser of a race wrote after they had been dropped.
+
+    Also update samples whose record the loser replaced with a pointer, or vice versa.
+    """
     late = samples.among(indices[written], SampleState.ABSENT)
     if late.size:
         state.actions.append(Drop(samples.key, late))
     over = written & (samples.state[indices] == SampleState.RESIDENT)
     if (event.pointers is not None or samples.pointed is not None) and over.any():
         samples.move(indices[over], SampleState.CHECKING)
-        take_in(state, samples, indices, event, over)
+        accept(state, samples, indices, event, over)
 
 
 def needed_in_cache(job: Job, samples: SampleSet, indices: Ints) -> Ints:
-    """Return a mask of the ``indices`` that a job needs in the cache before its readers reach them."""
+    """Return those of ``indices`` that a job needs in the cache before its readers reach them."""
     to_store = job.fill is not None and job.fill.to_store
     if not (job.straight or to_store) or samples.packs is None:
         return indices
@@ -143,11 +138,11 @@ def share_in_cache(job: Job, samples: SampleSet) -> float:
 
 
 def ways(state: State, key: SetKey, indices: Ints, now: float) -> Iterator[Way]:
-    """Yield the ways to get absent samples: first decoding, because it takes longer, then restoring."""
+    """Yield the ways to get absent samples: decoding first, because it takes longer, then restoring."""
     eligible, samples = state.eligible_for(key.dataset), state.sets[key]
-    stored = None if samples.packs is None else samples.packs[indices] != 0
-    executors = None if stored is None or not stored.any() else _restorers(state, eligible, now)
-    if stored is None or executors is None:
+    stored = samples.stored(indices)
+    executors = _restorers(state, eligible, now) if stored.any() else None
+    if executors is None:
         yield Way(indices, eligible)
         return
     decoded, restored = indices[~stored], indices[stored]
@@ -159,27 +154,29 @@ def ways(state: State, key: SetKey, indices: Ints, now: float) -> Iterator[Way]:
 
 
 def _restorers(state: State, eligible: EligibleExecutors, now: float) -> EligibleExecutors | None:
-    """Return the executors that can restore, or ``None``. Skips those that are set aside if another works."""
+    """Return the healthy executors that can restore, or ``None``."""
     able = [
         executor
         for executor in (*eligible.executors, *eligible.store_only)
         if executor.store is not None
         and executor.concurrency.capacity
         and is_usable(state, executor.store.reading, now)
-        and not (executor.decodes and executor.breaker.tripped and eligible.can_turn_elsewhere(executor))
+        and not (executor.decodes and executor.breaker.tripped and eligible.can_reassign(executor))
         and not executor.is_resting(now)
     ]
     return EligibleExecutors(able, restores=True) if able else None
 
 
 def is_usable(state: State, breaker: CircuitBreaker, now: float) -> bool:
-    """Return whether the store can be used. After a failure and a pause, a trial request may use it."""
+    """Return whether the store can be used. One trial request may use it after a failure and a pause."""
     return not breaker.tripped or (now >= breaker.open_until_s() and breaker.probe not in state.requests)
 
 
 def with_their_packs(state: State, key: SetKey, requested: Ints) -> Ints:
-    """Return the complete first packs of ``requested``, as many as a request and the free room allow."""
-    # Include other absent samples of these packs that a job will need.
+    """Return the first requested samples with the absent rest of their packs that a job will need.
+
+    Takes as many packs as fit into a request and the free memory.
+    """
     samples = state.set_of(key)
     fitting = int(state.free_bytes / samples.sample_bytes)
     if not state.settings.whole_packs or samples.packs is None or fitting <= requested.size:
@@ -195,16 +192,16 @@ def with_their_packs(state: State, key: SetKey, requested: Ints) -> Ints:
         of_pack = requested[packs == pack]
         parts += [of_pack, np.setdiff1d(inside, of_pack)[: most - count - of_pack.size]]
         count += parts[-2].size + parts[-1].size
-    taken = np.concatenate(parts)
-    is_requested = np.isin(taken, requested)
-    uses_s = next_use_s(key, taken, state.jobs.values(), np.ones(taken.size, dtype=np.bool_))
-    return taken[is_requested | np.isfinite(uses_s)]
+    completed = np.concatenate(parts)
+    is_requested = np.isin(completed, requested)
+    uses_s = next_use_s(key, completed, state.jobs.values(), np.ones(completed.size, dtype=np.bool_))
+    return completed[is_requested | np.isfinite(uses_s)]
 
 
 def kind_for(
     state: State, executor: ExecutorState, samples: SampleSet, indices: Ints, now: float, *, restore: bool
 ) -> RequestKind:
-    """Choose the kind of a request, based on the store access of the executor and the readers."""
+    """Choose a request's kind by the store access of the executor and the readers."""
     if restore:
         return RequestKind.RESTORE
     access = executor.store
@@ -226,7 +223,7 @@ def kind_for(
 
 
 def answered(state: State, request: Request, access: StoreAccess, event: RequestDone, now: float) -> None:
-    """Update from a result: which records the store has, and whether it works."""
+    """Update the store's contents and health from a result."""
     samples = state.set_of(request.order.samples)
     if event.pack and event.stored is not None and request.order.samples.epoch == EVERY_EPOCH:
         samples.place(request.order.indices[event.stored], event.pack)
@@ -249,33 +246,32 @@ def answered(state: State, request: Request, access: StoreAccess, event: Request
 
 
 def distrust(state: State, request: Request, reason: str, now: float, *, refused: bool = False) -> None:
-    """Blame the store for a failed or refused request that used it. Warns when it is first set aside."""
+    """Blame the store for a failed or refused request. Warns when it is set aside."""
     executor = state.fleet.executors[request.order.executor]
-    # Track this by executor, because functions may be configured differently.
     breaker = executor.breaker_for(request.order.kind)
     if breaker is None:
         return
-    text = _WRITING if request.order.kind.writes_pack else _READING
     was_tripped = breaker.tripped
     blame = breaker.refused if refused else breaker.failed
-    blame(reason, request.made_s, now)
+    blame(reason, request.sent_s, now)
     if breaker.tripped and not was_tripped:
+        text = _WRITING if request.order.kind.writes_pack else _READING
         state.actions.append(Warn(text.format(executor.name, reason)))
 
 
-def trouble(state: State) -> str:
-    """Return why the store cannot be read or written now, or an empty string if it can."""
-    breakers = [
-        (executor.name, breaker, text)
+def store_trouble(state: State) -> str:
+    """Return the reasons executors cannot read or write the store, or an empty string."""
+    return ". ".join(
+        text.format(executor.name, breaker.reason)
         for executor in state.fleet.executors
         if executor.store is not None
         for breaker, text in ((executor.store.reading, _READING), (executor.store.writing, _WRITING))
-    ]
-    return ". ".join(text.format(name, breaker.reason) for name, breaker, text in breakers if breaker.tripped)
+        if breaker.tripped
+    )
 
 
 def waits_for_the_store(state: State, samples: SampleSet, indices: Ints, now: float) -> bool:
-    """Return whether most of the samples that a reader is missing will be restored from the store."""
+    """Return whether most of a reader's missing samples will be restored from the store."""
     if samples.packs is None:
         return False
     coming = np.isin(samples.state[indices], (SampleState.ABSENT, SampleState.IN_FLIGHT))

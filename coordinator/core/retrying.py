@@ -1,7 +1,7 @@
-"""Decide when, where and how often to retry missing samples.
+"""Decide when, where and how often to retry samples.
 
-Failures that may be a sample's fault use up its attempts. Others (a throttled
-executor, a full cache, a source that does not answer) do not.
+Only failures that may be a sample's fault use up its attempts, unlike a throttled executor, a full
+cache, or a source that does not answer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from superdl.coordinator.core.events import OUTCOME_ORDER, FailureKind, Warn
 from superdl.coordinator.core.fleet import NEVER_RUN
-from superdl.coordinator.core.jobs import Ahead
+from superdl.coordinator.core.jobs import Pending
 from superdl.coordinator.core.queues import Outage, Retry
 from superdl.coordinator.core.samples import SampleState, count_again
 from superdl.super_wire.request import Outcome, RequestKind
@@ -32,23 +32,20 @@ _EXPIRED = OUTCOME_ORDER.index(Outcome.EXPIRED)
 _TIMED_OUT = OUTCOME_ORDER.index(Outcome.TIMED_OUT)
 _CACHE_FULL = OUTCOME_ORDER.index(Outcome.CACHE_FULL)
 _UNAVAILABLE = OUTCOME_ORDER.index(Outcome.UNAVAILABLE)
-# Not the sample's fault: retried without counting as an attempt.
+# Not the sample's fault, so not counted as an attempt
 _UNCOUNTED = np.isin(OUTCOME_ORDER, [Outcome.CACHE_ERROR, Outcome.CACHE_FULL, Outcome.EXPIRED])
 _NOT_RESTORED = np.isin(OUTCOME_ORDER, [Outcome.NOT_STORED, Outcome.STORE_ERROR])
 
 _EXPIRED_EARLY = (
-    "; it answered after {:.1f} s of the {:.0f} s that a request may take: the function's time limit is too "
-    "short for any work"
+    "; the function returned after {:.1f} s, although a request may take {:.0f} s. The function's time limit "
+    "is too short"
 )
 _OUTAGES_PER_WARNING = 8
-_GOLDEN = (5**0.5 - 1) / 2  # the fractions of its multiples are evenly distributed
-
-# Maximum failures of a sample to blame on an executor that is set aside, if there is another
-BLAMED_ON_EXECUTOR_MAX = 2
+_BLAMED_ON_EXECUTOR_MAX = 2  # failures per sample
 
 
 def end_outages(state: State, request: Request) -> None:
-    """End the outage, and also that of the source if samples were decoded rather than restored."""
+    """End the executors' outage, and after a decode also the source's."""
     state.outage.failures = 0
     if request.order.kind.decodes:
         state.source_outages.pop(request.order.samples.dataset, None)
@@ -56,20 +53,16 @@ def end_outages(state: State, request: Request) -> None:
 
 def release_due(state: State, now: float) -> None:
     """Mark samples whose retry is due as absent, and make ranks look ahead to them again."""
-    # While a source is down, one retry per wait tries it. Spread the others over the wait, so that they do
-    # not all run at once when it is back.
-    for retry in state.retries.take_until(now):
+    for retry in state.retries.pop_due(now):
         outage = state.source_outages.get(retry.samples.dataset) if retry.of_source else None
-        if outage is not None and not outage.may_try(state.settings, now):
-            spread = int(retry.indices[0]) * _GOLDEN % 1.0  # the core has no random numbers
-            due_s = outage.until_s + spread * state.settings.backoff_after_s(outage.failures)
-            state.retries.add(retry, due_s)
+        if outage is not None and not outage.may_try(state.settings, now):  # another retry probes the source
+            state.retries.add(retry, outage.until_s)
             continue
         samples = state.set_of(retry.samples)
         absent = samples.among(retry.indices, SampleState.WAITING)
         samples.move(absent, SampleState.ABSENT)
         reading = state.jobs_of(retry.samples.dataset)
-        # One job is enough. If it lapses first, readers of the others will miss the samples.
+        # One job is enough. If it lapses, readers of other jobs will report the samples as missing.
         job = min(reading, key=lambda job: (job.lapsed, job.name != retry.job), default=None)
         cursors = job.cursors.values() if job is not None else ()
         recheck(state, retry.samples, absent, cursors, alone=retry.alone, failed_by=retry.failed_by)
@@ -84,48 +77,43 @@ def recheck(
     alone: bool = False,
     failed_by: int | None = None,
 ) -> None:
-    """Make readers that are missing absent samples, and ranks that skipped them, check them again."""
+    """Serve readers that are missing absent samples, and make ranks that passed them request them."""
     state.misses.reopen(key)
     for cursor in cursors:
         positions = cursor.job.watermark + cursor.job.next_use(key, absent)
         passed = (positions >= cursor.watermark) & (positions < cursor.lookahead)
         if passed.any():
             start, stop = int(positions[passed].min()), int(positions[passed].max()) + 1
-            cursor.put(Ahead(start, stop, key, absent[passed], alone, failed_by))
+            cursor.add_pending(Pending(start, stop, key, absent[passed], alone, failed_by))
             state.wake(cursor)
 
 
-def retry_rest(
-    state: State, request: Request, event: RequestDone, left: Bools, now: float, *, any_arrived: bool
+def retry_missing(
+    state: State, request: Request, event: RequestDone, missing: Bools, now: float, *, any_arrived: bool
 ) -> None:
-    """Retry the samples that are missing from a result: at once, after a wait, or when the source is back."""
+    """Retry the samples that a result lacks: at once, after a wait, or when the source is back."""
     order, messages = request.order, event.messages
-    # The function started nothing, because it ran out of time long before this clock says so.
-    is_early = now - request.made_s < state.settings.request_ttl_s / 2
+    # The function started nothing, because its own time limit is too short.
+    is_early = now - request.sent_s < state.settings.request_ttl_s / 2
     expired_early = is_early and bool((event.outcomes == _EXPIRED).all())
-    uncounted = left & _UNCOUNTED[event.outcomes] & (not expired_early)
-    not_restored = left & _NOT_RESTORED[event.outcomes] & (order.kind is RequestKind.RESTORE)
-    unavailable = left & (event.outcomes == _UNAVAILABLE)
-    counted = left & ~(uncounted | not_restored | unavailable)
-    _wait(state, request, order.indices[not_restored], 0.0, now)
+    uncounted = missing & _UNCOUNTED[event.outcomes] & (not expired_early)
+    not_restored = missing & _NOT_RESTORED[event.outcomes] & (order.kind is RequestKind.RESTORE)
+    unavailable = missing & (event.outcomes == _UNAVAILABLE)
+    counted = missing & ~(uncounted | not_restored | unavailable)
+    _queue_retries(state, request, order.indices[not_restored], 0.0, now)
     _withhold_refused(state, request, int(np.count_nonzero(uncounted & (event.outcomes == _CACHE_FULL))))
-    why = {
-        int(offset): messages.get(int(offset)) or OUTCOME_ORDER[event.outcomes[offset]].value
-        for offset in np.flatnonzero(uncounted)
-    }
-    try_again(state, request, np.flatnonzero(uncounted), why, now, counts=False, alone=False)
+    try_again(state, request, np.flatnonzero(uncounted), messages, now, counts=False, alone=False)
     await_source(state, request, np.flatnonzero(unavailable), now, any_arrived=any_arrived)
     if expired_early:  # otherwise they would be requested, and paid for, forever
-        note = _EXPIRED_EARLY.format(now - request.made_s, state.settings.request_ttl_s)
+        note = _EXPIRED_EARLY.format(now - request.sent_s, state.settings.request_ttl_s)
         messages = {offset: messages.get(offset, "") + note for offset in range(order.indices.size)}
-    slow = counted & (event.outcomes == _TIMED_OUT)  # requested alone, because it delays its whole function
+    slow = counted & (event.outcomes == _TIMED_OUT)  # alone, because it delays all others in its request
     try_again(state, request, np.flatnonzero(slow), messages, now, counts=True, alone=True)
     try_again(state, request, np.flatnonzero(counted & ~slow), messages, now, counts=True, alone=False)
 
 
 def _withhold_refused(state: State, request: Request, refused: int) -> None:
-    """Withhold memory after the cache refused samples for which it should have had room."""
-    # Withhold all memory that seems free, plus the refused samples' size, until the servers report again.
+    """Until the servers report again, withhold all memory that seems free, plus that of refused samples."""
     if refused:
         refused_bytes = math.ceil(state.set_of(request.order.samples).sample_bytes * refused)
         withheld_bytes = state.withheld_bytes + max(0, state.free_bytes) + refused_bytes
@@ -133,15 +121,15 @@ def _withhold_refused(state: State, request: Request, refused: int) -> None:
 
 
 def retry_failed(
-    state: State, request: Request, kind: FailureKind, left: NDArray[np.intp], now: float
+    state: State, request: Request, kind: FailureKind, offsets: NDArray[np.intp], now: float
 ) -> None:
-    """Retry the samples of a failed request, each separately if one of them may be to blame."""
-    never_run = kind in NEVER_RUN
-    if request.order.kind is RequestKind.RESTORE and not never_run:
-        _wait(state, request, request.order.indices[left], 0.0, now)
+    """Retry the samples of a failed request, separately if one of them may be to blame."""
+    has_run = kind not in NEVER_RUN
+    if request.order.kind is RequestKind.RESTORE and has_run:
+        _queue_retries(state, request, request.order.indices[offsets], 0.0, now)
         return
-    messages = dict.fromkeys(left.tolist(), request.ending)
-    try_again(state, request, left, messages, now, counts=not never_run, alone=not never_run)
+    messages = dict.fromkeys(offsets.tolist(), request.result)
+    try_again(state, request, offsets, messages, now, counts=has_run, alone=has_run)
 
 
 def try_again(
@@ -154,8 +142,8 @@ def try_again(
     counts: bool,
     alone: bool,
 ) -> None:
-    """Queue a retry after a backoff. Samples without attempts left get a tombstone that expires."""
-    offsets = _turn_elsewhere(state, request, offsets, now, counts=counts)
+    """Retry samples after a backoff, or write tombstones that expire if no attempts are left."""
+    offsets = _reassign(state, request, offsets, now, counts=counts)
     if not offsets.size:
         return
     samples, indices = state.set_of(request.order.samples), request.order.indices[offsets]
@@ -166,29 +154,27 @@ def try_again(
         texts = tuple(messages.get(int(offset), "") for offset in offsets[spent])
         samples.attempts[indices[spent]] = 0
         samples.clear_failures(indices[spent])
-        state.fail_for_a_while(request.order.samples, indices[spent], texts, now)
-        state.account(request).samples_failed += int(spent.sum())
+        state.write_tombstones(request.order.samples, indices[spent], texts, now)
+        state.counters(request).samples_failed += int(spent.sum())
     again = indices[~spent]
     waits_s = _backoffs_s(state, samples.attempts[again])
     if not counts:
-        outage, reason = state.outage, messages.get(int(offsets[0]), "")
+        outage, reason = state.outage, messages.get(int(offsets[0])) or "the functions gave no reason"
         if outage.failed(state.settings, now) and outage.failures % _OUTAGES_PER_WARNING == 0:
-            text = (
-                f"nothing could be produced {outage.failures} times in a row, through no fault of the samples"
-            )
-            state.actions.append(Warn(f"{text}: {reason}"))
+            state.actions.append(Warn(f"{outage.failures} attempts in a row produced nothing: {reason}"))
         waits_s = np.maximum(waits_s, state.settings.backoff_after_s(outage.failures))
     failed_by = request.order.executor if counts else None
-    _wait(state, request, again, waits_s, now, alone=alone, failed_by=failed_by)
+    _queue_retries(state, request, again, waits_s, now, alone=alone, failed_by=failed_by)
 
 
 def await_source(
     state: State, request: Request, offsets: NDArray[np.intp], now: float, *, any_arrived: bool
 ) -> None:
-    """Queue samples that the source cannot provide now, without using up attempts."""
-    # If it returned nothing at all, only one retry per wait tries it, so that the others do not
-    # keep it overloaded.
-    offsets = _turn_elsewhere(state, request, offsets, now, counts=False)
+    """Retry samples that the source cannot provide now, without using up attempts.
+
+    If the source returned nothing at all, only one retry per wait probes it.
+    """
+    offsets = _reassign(state, request, offsets, now, counts=False)
     if not offsets.size:
         return
     samples, indices = state.set_of(request.order.samples), request.order.indices[offsets]
@@ -197,10 +183,10 @@ def await_source(
     if not samples.unavailable:
         samples.unavailable_since_s = now
     waits_s = _backoffs_s(state, count_again(samples.unavailable, indices))
-    _wait(state, request, indices, waits_s, now, of_source=True)
+    _queue_retries(state, request, indices, waits_s, now, of_source=True)
 
 
-def _wait(
+def _queue_retries(
     state: State,
     request: Request,
     indices: Ints,
@@ -208,12 +194,12 @@ def _wait(
     now: float,
     **how: Any,
 ) -> None:
-    """Make samples wait for a retry, or retry at once (0 s) if another executor or way can provide them."""
+    """Queue retries after a wait per sample, which is 0 s if another executor or the source can help."""
     if not indices.size:
         return
     key = request.order.samples
     state.set_of(key).move(indices, SampleState.WAITING)
-    state.account(request).retries += indices.size
+    state.counters(request).retries += indices.size
     waits_s = np.broadcast_to(waits_s, indices.shape)
     for wait_s in np.unique(waits_s).tolist():
         retry = Retry(key, indices[waits_s == wait_s], request.order.job, **how)
@@ -224,20 +210,18 @@ def _backoffs_s(state: State, times: NDArray[Any]) -> NDArray[np.float64]:
     return np.array([state.settings.backoff_after_s(count) for count in times.tolist()])
 
 
-def _turn_elsewhere(
+def _reassign(
     state: State, request: Request, offsets: NDArray[np.intp], now: float, *, counts: bool
 ) -> NDArray[np.intp]:
-    """Retry at once elsewhere if an executor that was set aside failed, and return the other offsets."""
-    # The executor is more likely to blame than the samples, but each sample is excused only a few times.
+    """Retry elsewhere if the executor is set aside. Return the offsets of samples that may be to blame."""
     executor = state.fleet.executors[request.order.executor]
     if not (
-        executor.breaker.tripped
-        and state.eligible_for(request.order.samples.dataset).can_turn_elsewhere(executor)
+        executor.breaker.tripped and state.eligible_for(request.order.samples.dataset).can_reassign(executor)
     ):
         return offsets
     samples, indices = state.set_of(request.order.samples), request.order.indices[offsets]
-    turns = np.ones(offsets.size, dtype=np.bool_)
+    excused = np.ones(offsets.size, dtype=np.bool_)
     if counts:
-        turns = count_again(samples.blamed_on_executor, indices) <= BLAMED_ON_EXECUTOR_MAX
-    _wait(state, request, indices[turns], 0.0, now, failed_by=request.order.executor)
-    return offsets[~turns]
+        excused = count_again(samples.blamed_on_executor, indices) <= _BLAMED_ON_EXECUTOR_MAX
+    _queue_retries(state, request, indices[excused], 0.0, now, failed_by=request.order.executor)
+    return offsets[~excused]

@@ -1,4 +1,4 @@
-"""Settings of the core: limits, waits, prices, datasets and teams. Immutable and checked on creation."""
+"""Core settings: limits, timeouts, prices, datasets and teams."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from superdl.coordinator.core.samples import Ints
 
-NO_TEAM = ""  # the team of jobs whose token has no team
+NO_TEAM = ""  # for jobs whose token names no team
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHARE_MIN, _SHARE_MAX = 1e-3, 1e6
 _PRIORITY_MAX = 1000
@@ -22,23 +22,26 @@ _PRIORITY_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Prices in US dollars per unit of use, all zero if use is not billed."""
+    """Prices in US dollars. Raises ``ConfigError`` if one is negative or not finite.
 
-    # Per request to a function.
+    Attributes:
+        invocation: per request to a function.
+        gb_s: per second and GB (2**30 bytes) of function memory.
+        source_request: per GET from the source or a store in a bucket.
+        source_gb: per GB fetched from the source.
+        record_gb: per GB written to or read from the cache.
+        store_put: per PUT to a store in a bucket.
+        hour: per hour of the cache and the coordinator, used or not.
+        coordinator_hour: the coordinator's part of ``hour``.
+    """
+
     invocation: float = 0.0
-    # Per second and GB (2**30 bytes) of a function's memory.
     gb_s: float = 0.0
-    # Per GET, from the source or a store in a bucket.
     source_request: float = 0.0
-    # Per GB fetched from the source.
     source_gb: float = 0.0
-    # Per GB written to or read from the cache.
     record_gb: float = 0.0
-    # Per PUT to a store in a bucket.
     store_put: float = 0.0
-    # Per hour of the cache and the coordinator, used or not.
     hour: float = 0.0
-    # The coordinator's part of hour.
     coordinator_hour: float = 0.0
 
     @property
@@ -55,31 +58,29 @@ class Prices:
                 )
         if self.coordinator_hour > self.hour:
             raise ConfigError(
-                f"the price coordinator_hour ({self.coordinator_hour!r}) must not exceed hour "
-                f"({self.hour!r}), of which it is a part"
+                f"the price coordinator_hour ({self.coordinator_hour!r}) must not exceed hour ({self.hour!r})"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetFacts:
-    """Properties of a catalog with a recipe. ``random`` recipes produce new samples in each epoch."""
+    """A catalog with a recipe. ``random`` recipes produce new samples in each epoch."""
 
     # Digest of catalog and recipe.
     content: bytes
     size: int
     random: bool
-    # Expected length of a record in bytes.
+    # Expected record length in bytes.
     record_bytes: int
-    # Whether the cache is known to be empty.
+    # Whether the cache is known to hold none of the samples.
     known_absent: bool
-    # Catalog indices (int64) where runs of neighbours begin
-    # (lookahead.runs_of). None if every sample is an object.
+    # First index of each run (lookahead.runs_of), or None if every sample is an object.
     runs: Ints | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorFacts:
-    """Properties of an executor."""
+    """An executor's fixed properties."""
 
     name: str = "local"
     prices: Prices = field(default_factory=Prices)
@@ -90,14 +91,13 @@ class ExecutorFacts:
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """The limits of a team. Raises ``ConfigError`` if one is out of range.
+    """A team's limits. Raises ``ConfigError`` if one is out of range.
 
     Attributes:
-        name: at most 64 letters, digits and ``. _ -``.
-        share: share of the functions' time and of the cache's memory, relative to the
-            shares of other teams.
-        priority: teams with a higher priority go first. Others only get the remaining capacity.
-        max_usd: maximum cost of all requests of the team, in US dollars.
+        name: up to 64 letters, digits and ``. _ -``.
+        share: share of function time and cache memory, relative to other teams' shares.
+        priority: teams with a higher priority go first; the others get the remaining capacity.
+        max_usd: maximum cost of the team's requests, in US dollars.
     """
 
     name: str = NO_TEAM
@@ -121,45 +121,43 @@ class Team:
 
 @dataclass(frozen=True, slots=True)
 class CoreSettings:
-    """Limits for planning."""
+    """Planning limits."""
 
     # Cache memory for records, in bytes.
     budget_bytes: int
-    # Maximum number of batches ahead of a rank.
+    # Maximum look-ahead per rank.
     lookahead_batches: int = 64
-    # Maximum number per invocation.
+    # Maximum samples per invocation.
     request_samples: int = 64
-    # Maximum number per sample before a tombstone.
+    # Attempts per sample before a tombstone.
     attempts: int = 3
     # Wait before the second attempt, doubled for each further attempt, up to the maximum.
     backoff_s: float = 0.2
     backoff_max_s: float = 5.0
     # Time within which a function must start a sample.
     request_ttl_s: float = 60.0
-    # Time before a sample without attempts left may be tried again.
+    # Time before a sample without attempts left is retried.
     tombstone_ttl_s: float = 60.0
-    # A rank that is silent for this long is forgotten.
+    # A rank that is silent for this long is removed.
     forget_s: float = 1800.0
-    # After this, there is no look-ahead for a silent rank.
+    # A rank that is silent for this long gets no look-ahead.
     lease_s: float = 15.0
-    # A request that takes longer than this quantile may be hedged, for at most this
-    # share of requests.
+    # A request slower than this quantile may be hedged, for at most this share of requests.
     hedge_quantile: float = 0.95
     hedge_share: float = 0.05
-    # Executors, cheapest first.
+    # Cheapest first.
     executors: tuple[ExecutorFacts, ...] = (ExecutorFacts(),)
     max_usd_per_hour: float = math.inf
     max_usd: float = math.inf
-    # Amount spent by earlier coordinators.
+    # Spent by earlier coordinators, in total and by team.
     spent_usd: float = 0.0
-    teams: tuple[Team, ...] = ()
-    # Previous cost of each team's requests.
     teams_usd: Mapping[str, float] = field(default_factory=dict)
+    teams: tuple[Team, ...] = ()
     store: bool = False
     store_read_only: bool = False
-    # Whether reading a whole pack costs hardly more than one record, as in a bucket.
+    # Whether reading a whole pack costs little more than a single record, as in a bucket.
     whole_packs: bool = False
 
     def backoff_after_s(self, attempts: int) -> float:
-        """Return how many seconds to wait after this number of failed ``attempts``."""
+        """Return the wait in seconds after this number of failed attempts."""
         return min(self.backoff_max_s, self.backoff_s * 2.0 ** min(max(attempts, 1) - 1, 64))

@@ -1,4 +1,4 @@
-"""The state of the core, and the few queries that several of its parts share."""
+"""The core's state, with the queries that several modules share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from superdl.coordinator.core.jobs import ClosedJobs
 from superdl.coordinator.core.journal import Stalls, Thrash
 from superdl.coordinator.core.ledger import UNPRICED_REQUESTS, Ledger, Teams
 from superdl.coordinator.core.queues import (
-    BatchPlace,
     Outage,
     ReportedMisses,
     Retry,
@@ -25,7 +24,7 @@ from superdl.coordinator.core.queues import (
     TimeQueue,
     UnsavedQueue,
 )
-from superdl.coordinator.core.samples import EVERY_EPOCH, CacheMemory, SampleSet, SampleState, SetKey
+from superdl.coordinator.core.samples import EVERY_EPOCH, SampleSet, SampleState, SetKey
 from superdl.coordinator.core.settings import NO_TEAM
 
 if TYPE_CHECKING:
@@ -33,111 +32,97 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from superdl.coordinator.core.events import Action, Prefetch
+    from superdl.coordinator.core.events import Action, Audit, Prefetch
     from superdl.coordinator.core.fleet import EligibleExecutors
-    from superdl.coordinator.core.jobs import Cursor, CursorSpan, Job, JobCounters
+    from superdl.coordinator.core.jobs import Cursor, Job, JobCounters
     from superdl.coordinator.core.ledger import Turn
     from superdl.coordinator.core.queues import CursorKey
     from superdl.coordinator.core.samples import Bools, Ints
     from superdl.coordinator.core.settings import CoreSettings, DatasetFacts
 
-EPOCH_SETS_MAX = 8  # maximum number of epochs with a sample set, per job that reads a random recipe
-_FAILURES_MAX = 10_000  # maximum number of failure reasons to remember
+EPOCH_SETS_MAX = 8  # epochs with a sample set, per job that reads a random recipe
+_FAILURES_MAX = 10_000
 _REQUESTS_KEPT = 4096
 
-# Maximum size of a request: this share of the cache, or this number of samples if that is more
+# A request may take this share of the cache, but always this number of samples.
 _REQUEST_SHARE, _MODEST_REQUEST = 1 / 16, 64
-_NONE: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
 class Claim:
-    """The state shared by two requests that race."""
+    """The samples that a request has yet to provide. Racing requests share a claim."""
 
-    # Bools [samples]: not yet settled.
+    # Mask of the request's samples.
     unsettled: Bools
-    # Reserved in the cache for them.
+    # Cache memory reserved for the samples.
     reserved_bytes: int
 
 
 @dataclass(slots=True)
 class Request:
-    """A request that was sent, and its result once it has ended."""
+    """A request, and its result once it has ended."""
 
     order: Prefetch
-    payer: Job | None  # the job to charge, which may close before the result arrives, or None
+    payer: Job | None  # the job to charge, which may close before the result arrives
     claim: Claim
-    made_s: float
-    rival: int | None = None  # the request that this one races
-    expected_s: float = 0.0  # expected duration when it was made
+    sent_s: float
+    rival: int | None = None  # number of the racing request
+    expected_s: float = 0.0
     ended_s: float | None = None
-    ending: str = ""
+    result: str = ""
 
     @property
     def team(self) -> str:
-        """Return the team to charge for the request."""
+        """Return the team to charge."""
         return NO_TEAM if self.payer is None else self.payer.team
-
-
-@dataclass(frozen=True, slots=True)
-class AuditInFlight:
-    """An audit in flight for the reader of a batch, or for a rank that looks ahead."""
-
-    samples: SetKey
-    indices: Ints
-    requester: BatchPlace | CursorSpan
-    whole: bool = False
 
 
 @dataclass(slots=True)
 class State:
-    """The state that the core keeps between events."""
+    """Everything that the core keeps between events."""
 
     settings: CoreSettings
     datasets: dict[bytes, DatasetFacts] = field(default_factory=dict)
-    # Datasets with no samples and no readers at the last check
+    # Datasets without samples and readers at the last check
     unused_datasets: set[bytes] = field(default_factory=set)
     sets: dict[SetKey, SampleSet] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
     closed: ClosedJobs = field(default_factory=ClosedJobs)
     requests: dict[int, Request] = field(default_factory=dict)
-    audits: dict[int, AuditInFlight] = field(default_factory=dict)
-    # Ranks that skipped samples because audits of them were in flight
-    audit_watchers: dict[SetKey, dict[CursorKey, None]] = field(default_factory=dict)
-    # Samples in state WAITING, by the time of their next attempt
+    audits: dict[int, Audit] = field(default_factory=dict)
+    # WAITING samples, by the time of their next attempt
     retries: TimeQueue[Retry] = field(default_factory=TimeQueue)
     misses: ReportedMisses = field(default_factory=ReportedMisses)
-    # The reasons for samples in state FAILED
+    # Reasons of FAILED samples
     failures: dict[tuple[SetKey, int], str] = field(default_factory=dict)
     # Expiry times of tombstones, in order, because all have equal lifetimes
     expiries: deque[tuple[float, SetKey, Ints]] = field(default_factory=deque)
     room_search: RoomSearch = field(default_factory=RoomSearch)
-    # Ranks by the time at which their lease may end
+    # Ranks, by the time at which their lease may end
     leases: TimeQueue[CursorKey] = field(default_factory=TimeQueue)
-    # Samples to save from the cache to the store, if some functions cannot access it
+    # Cached samples to save to the store, if some functions cannot access it
     unsaved: UnsavedQueue = field(default_factory=UnsavedQueue)
     stragglers: Stragglers = field(default_factory=Stragglers)
     stalls: Stalls = field(default_factory=Stalls)
     thrash: Thrash = field(default_factory=Thrash)
-    # The newest requests, ended or not, for the history of batches
+    # The latest requests, including ended ones, for the history of batches
     recent_requests: deque[Request] = field(default_factory=lambda: deque(maxlen=_REQUESTS_KEPT))
-    wanted_bytes: int = 0  # cache memory for the full look-ahead of all ranks
-    outage: Outage = field(default_factory=Outage)  # the outage of all executors
-    # Outages of datasets whose source last returned nothing
+    window_bytes: int = 0  # cache memory for the full look-ahead of all ranks
+    outage: Outage = field(default_factory=Outage)  # of all executors
+    # Outages of sources that last returned nothing, by dataset
     source_outages: dict[bytes, Outage] = field(default_factory=dict)
-    events: int = 0  # events handled so far, without ticks
+    events: int = 0  # handled so far, without ticks
     budget_bytes: int = 0
     reserved_bytes: int = 0
     foreign_bytes: int = 0  # cache memory used by others, which reduces the budget
-    withheld_bytes: int = 0  # memory left unused, because the cache had refused writes
-    emptied: bool = False  # true if the cache was emptied, so that samples never requested are absent
-    memory: CacheMemory = field(default_factory=CacheMemory)
+    withheld_bytes: int = 0  # left unused, because the cache refused writes
+    emptied: bool = False  # whether the cache was emptied, so that new sets are absent
     evictions: int = 0
     dropped_samples: int = 0
     actions: list[Action] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     fleet: Fleet = field(init=False)
-    # Numbers of the executors that cannot produce the samples of a dataset
+    # Numbers of the executors that cannot produce a dataset
     ineligible: dict[bytes, frozenset[int]] = field(default_factory=dict)
     ledger: Ledger = field(init=False)
     teams: Teams = field(init=False)
@@ -147,7 +132,7 @@ class State:
         self.fleet = Fleet(settings.executors, store=settings.store)
         see_store = any(executor.store is not None for executor in self.fleet.executors)
         blind = any(executor.decodes and executor.store is None for executor in self.fleet.executors)
-        self.unsaved.wanted = see_store and blind and not settings.store_read_only
+        self.unsaved.enabled = see_store and blind and not settings.store_read_only
         self.ledger = Ledger(
             [facts.prices for facts in settings.executors],
             max_usd=settings.max_usd,
@@ -172,57 +157,55 @@ class State:
 
     @property
     def resident_bytes(self) -> int:
-        """Return the memory taken by records."""
-        return self.memory.resident_bytes
+        """Return the cache memory of records."""
+        return sum(samples.resident_bytes for samples in self.sets.values())
 
     @property
     def free_bytes(self) -> int:
-        """Return the memory not taken by records, requests or others, which is negative under pressure."""
-        taken = self.resident_bytes + self.reserved_bytes + self.foreign_bytes + self.withheld_bytes
-        return self.budget_bytes - taken
+        """Return the memory left by records, requests and others. Negative under pressure."""
+        used = self.resident_bytes + self.reserved_bytes + self.foreign_bytes + self.withheld_bytes
+        return self.budget_bytes - used
 
     def most_samples(self, key: SetKey) -> int:
-        """Return the maximum number of samples of a set in one request."""
-        # Large requests that take much of the cache would evict the samples of others.
+        """Return the maximum number of samples per request."""
+        # A request that takes much of the cache would evict the samples of others.
         share = int(_REQUEST_SHARE * self.budget_bytes / self.set_of(key).sample_bytes)
         return min(self.settings.request_samples, max(_MODEST_REQUEST, share))
 
     def set_of(self, key: SetKey) -> SampleSet:
-        """Return the sample set with this name, creating it on first use."""
+        """Return a sample set, creating it on first use."""
         samples = self.sets.get(key)
         if samples is None:
-            dataset = self.datasets[key.dataset]
-            samples = self.sets[key] = SampleSet(
-                key,
-                dataset.size,
-                record_bytes=dataset.record_bytes,
-                known_absent=dataset.known_absent or self.emptied,
-                memory=self.memory,
-            )
+            facts, absent = self.datasets[key.dataset], self.is_absent(key)
+            samples = SampleSet(key, facts.size, record_bytes=facts.record_bytes, known_absent=absent)
+            self.sets[key] = samples
         return samples
 
+    def is_absent(self, key: SetKey) -> bool:
+        """Return whether the cache is known to hold nothing of a set that does not exist yet."""
+        return self.datasets[key.dataset].known_absent or self.emptied
+
     def add_resident(self, key: SetKey, indices: Ints, now: float) -> None:
-        """Record new resident samples. An executor with store access saves those in no pack."""
-        if self.unsaved.wanted and key.epoch == EVERY_EPOCH:
+        """Queue new resident samples to be saved, unless they are in the store."""
+        if self.unsaved.enabled and key.epoch == EVERY_EPOCH:
             samples = self.set_of(key)
             self.unsaved.add(key, samples.state.size, indices[~samples.stored(indices)], now)
 
     def states(self, key: SetKey, indices: Ints) -> NDArray[np.uint8]:
-        """Return the state of each of ``indices``, without creating the sample set."""
+        """Return the state of each sample, without creating the sample set."""
         samples = self.sets.get(key)
         if samples is not None:
             states: NDArray[np.uint8] = samples.state[indices]
             return states
-        absent = self.datasets[key.dataset].known_absent or self.emptied
-        return np.full(indices.shape, SampleState.ABSENT if absent else SampleState.UNKNOWN, dtype=np.uint8)
+        default = SampleState.ABSENT if self.is_absent(key) else SampleState.UNKNOWN
+        return np.full(indices.shape, default, dtype=np.uint8)
 
     def admits(self, key: SetKey, *, waited_for: bool = False) -> bool:
-        """Return whether a sample set exists or may be created."""
+        """Return whether a sample set exists or may be created. May remove another set to make room."""
         if key in self.sets or key.epoch == EVERY_EPOCH:
             return True
-        # A call for a distant epoch must not use memory. At the maximum, an epoch
-        # that no rank reads is removed, and for a waiting reader also one that is
-        # only looked ahead to, the farthest first.
+        # Bound the memory that calls for distant epochs can use. At the limit, remove an epoch that no rank
+        # reads, or for a waiting reader one that ranks only look ahead to, the farthest first.
         epochs = [other for other in self.sets if other.dataset == key.dataset]
         if len(epochs) < EPOCH_SETS_MAX * max(1, len(self.jobs_of(key.dataset))):
             return True
@@ -232,7 +215,7 @@ class State:
             return False
         chosen = min(spare, key=lambda other: (needs[other], -other.epoch))
         samples = self.sets.pop(chosen)
-        self.drop(samples, samples.having(SampleState.RESIDENT))  # its records would not be accounted for
+        self.drop(samples, samples.having(SampleState.RESIDENT))
         return True
 
     def drop(self, samples: SampleSet, indices: Ints) -> None:
@@ -244,7 +227,7 @@ class State:
     def need(self, key: SetKey) -> int:
         """Return 2 if a rank reads this set, 1 if a rank only looks ahead to it, and 0 otherwise."""
         need = 0
-        for cursor in self.reading(key.dataset):
+        for cursor in self.cursors_of(key.dataset):
             first, last = (
                 cursor.job.epoch_and_position(at)[0] for at in (cursor.watermark, cursor.lookahead)
             )
@@ -255,30 +238,30 @@ class State:
 
     def eligible_for(self, dataset: bytes) -> EligibleExecutors:
         """Return the executors that can produce a dataset."""
-        return self.fleet.eligible(self.ineligible.get(dataset, _NONE))
+        return self.fleet.eligible(self.ineligible.get(dataset, frozenset()))
 
     def cursor(self, job: str, rank: int) -> Cursor | None:
-        """Return the cursor of a rank, or ``None`` if it is unknown (closed, or opened before a restart)."""
+        """Return a rank's cursor, or ``None`` if it was closed or opened before a restart."""
         open_job = self.jobs.get(job)
         return open_job.cursors.get(rank) if open_job else None
 
     @property
     def cursors(self) -> list[Cursor]:
-        """Return the cursors of all open ranks."""
+        """Return all ranks' cursors."""
         return [cursor for job in self.jobs.values() for cursor in job.cursors.values()]
 
-    def reading(self, dataset: bytes) -> list[Cursor]:
-        """Return the cursors of the ranks that read a dataset."""
+    def cursors_of(self, dataset: bytes) -> list[Cursor]:
+        """Return the cursors of ranks that read a dataset."""
         return [cursor for cursor in self.cursors if cursor.job.dataset == dataset]
 
-    def account(self, request: Request) -> JobCounters:
-        """Return the counters for a request: those of its job, or of all closed jobs."""
+    def counters(self, request: Request) -> JobCounters:
+        """Return the counters to update for a request: its job's, or those of closed jobs."""
         payer = request.payer
         is_open = payer is not None and self.jobs.get(payer.name) is payer
         return payer.counters if payer is not None and is_open else self.closed.counters
 
     def team_of(self, job: str) -> str:
-        """Return the team of a job, or ``NO_TEAM`` if the job is not open."""
+        """Return a job's team, or ``NO_TEAM`` if the job is not open."""
         return self.jobs[job].team if job in self.jobs else NO_TEAM
 
     def turn(self, team: str) -> Turn | None:
@@ -288,7 +271,7 @@ class State:
             return None
         return self.teams.turn(team)
 
-    def wants(self, dataset: bytes) -> bool:
+    def is_read(self, dataset: bytes) -> bool:
         """Return whether any open job reads a dataset."""
         return any(job.dataset == dataset for job in self.jobs.values())
 
@@ -296,10 +279,10 @@ class State:
         """Return the open jobs that read a dataset."""
         return [job for job in self.jobs.values() if job.dataset == dataset]
 
-    def want(self, cursor: Cursor, wanted_bytes: int) -> None:
-        """Set the cache memory that the full look-ahead of a rank would take."""
-        self.wanted_bytes += wanted_bytes - cursor.wanted_bytes
-        cursor.wanted_bytes = wanted_bytes
+    def set_window_bytes(self, cursor: Cursor, window_bytes: int) -> None:
+        """Set the cache memory that a rank's full look-ahead would take."""
+        self.window_bytes += window_bytes - cursor.window_bytes
+        cursor.window_bytes = window_bytes
 
     def wake(self, cursor: Cursor) -> None:
         """Mark a rank as ready to look ahead, unless its lease has lapsed."""
@@ -310,51 +293,52 @@ class State:
         eligible.deferred.discard(cursor.key)
         eligible.ready[cursor.job.team].add(cursor.key, cursor.deadline_s())
 
-    def wake_those(self, keys: Iterable[CursorKey]) -> None:
-        """Wake the ranks that are still open."""
+    def wake_all(self, keys: Iterable[CursorKey]) -> None:
+        """Wake those ranks that are still open."""
         for name, rank in keys:
             cursor = self.cursor(name, rank)
             if cursor is not None:
                 self.wake(cursor)
 
-    def look_again(self, cursors: Iterable[Cursor]) -> None:
-        """Make ranks recheck their whole look-ahead, because samples may have been dropped."""
+    def restart_lookahead(self, cursors: Iterable[Cursor]) -> None:
+        """Make ranks recheck their whole window, because samples may be missing."""
         for cursor in cursors:
-            cursor.look_again()
+            cursor.restart_lookahead()
             self.wake(cursor)
 
-    def rest(self, cursor: Cursor) -> None:
-        """Remove a rank from all queues for looking ahead."""
+    def dequeue(self, cursor: Cursor) -> None:
+        """Remove a rank from all look-ahead queues."""
         eligible = self.eligible_for(cursor.job.dataset)
         eligible.ready[cursor.job.team].discard(cursor.key)
         eligible.deferred.discard(cursor.key)
         self.room_search.waiting.pop(cursor.key, None)
 
     def remember_failure(self, key: SetKey, index: int, reason: str) -> None:
-        """Store the reason why a sample failed. Only the newest reasons are kept."""
+        """Record why a sample failed. Only the latest reasons are kept."""
         self.failures.pop((key, index), None)
         self.failures[key, index] = reason
         if len(self.failures) > _FAILURES_MAX:
             del self.failures[next(iter(self.failures))]
 
-    def fail_for_a_while(
+    def write_tombstones(
         self,
         key: SetKey,
         indices: Ints,
-        reasons: tuple[str, ...],
+        messages: tuple[str, ...],
         now: float,
         *,
         reason: str = "retries_spent",
     ) -> None:
-        """Write tombstones. The samples may be retried when they expire."""
+        """Mark samples as failed until their tombstones expire."""
         ttl_s = self.settings.tombstone_ttl_s
         self.set_of(key).move(indices, SampleState.FAILED)
-        for index, text in zip(indices.tolist(), reasons, strict=True):
-            self.remember_failure(key, index, text)
-        self.actions.append(WriteTombstones(key, indices, reasons, ttl_s, reason=reason))
+        for index, message in zip(indices.tolist(), messages, strict=True):
+            self.remember_failure(key, index, message)
+        self.actions.append(WriteTombstones(key, indices, messages, ttl_s, reason=reason))
         self.expiries.append((now + ttl_s, key, indices))
 
-    def unique(self, indices: Ints) -> Ints:
-        """Return indices without duplicates (padding repeats samples), in order of first appearance."""
-        _, first = np.unique(indices, return_index=True)
-        return indices[np.sort(first)]
+
+def unique(indices: Ints) -> Ints:
+    """Drop duplicates, which padding causes, in order of first appearance."""
+    _, first = np.unique(indices, return_index=True)
+    return indices[np.sort(first)]

@@ -1,9 +1,8 @@
-"""The coordinator of the embedded default. It starts its own cache, and runs as
-long as ranks are connected to it.
+"""The embedded default's coordinator, which starts its own cache and runs while ranks are connected.
 
-If the cache dies, the coordinator exits at once. If the coordinator dies, the kernel
-kills the cache, and the worker exits because its stream breaks. The first rank to
-see its connection close restarts everything.
+If the cache dies, the coordinator exits at once. If the coordinator dies, the kernel kills the
+cache, and the worker exits because its stream breaks. The first rank whose connection closes
+restarts everything.
 """
 
 from __future__ import annotations

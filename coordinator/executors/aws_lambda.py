@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
 
-_BURST = 1000
-_PER_S = 100.0  # AWS adds 1,000 environments in 10 seconds
 _WARM_VERSION = 1
 _WARM_TIMEOUT_S = 60.0
 _WARM_ATTEMPTS = 30
@@ -63,20 +61,20 @@ class LambdaExecutor(Executor):
         # boto3 is slow to import, and reading settings does not need it.
         from superdl.coordinator.executors.lambda_client import LambdaClient, Target
 
-        self._limit = limit = settings.lambda_concurrency
-        self.scaling = ExecutorResized(limit, burst=min(_BURST, limit), per_s=_PER_S, backlog=0)
+        self._limit = settings.lambda_concurrency
+        self.scaling = ExecutorResized(self._limit, backlog=0)
         self._warm_event = json.dumps({"super_warm": _WARM_VERSION, "cache": context.cache}).encode()
-        self._warm = min(max(1, settings.lambda_warm), limit)
+        self._warm = min(max(1, settings.lambda_warm), self._limit)
         self.fingerprint = ""
         self._was_throttled = False
         self._client = LambdaClient(
             Target(settings.lambda_function, settings.lambda_region, settings.lambda_endpoint_url),
-            connections=limit,
+            connections=self._limit,
             read_timeout_s=context.request_timeout_s + _READ_MARGIN_S,
         )
         self.target = self._client.target
         self.region = self.target.region
-        self._threads = CallingThreads(limit, "super-lambda")
+        self._threads = CallingThreads(self._limit, "super-lambda")
 
     async def start(self) -> None:
         """Start environments, with their connections to the cache, and check that they match.

@@ -215,8 +215,8 @@ class Engine:
             await asyncio.wait([dropping])  # a late UNLINK would delete a new record
         dataset, executor = self.datasets[action.samples.dataset], self._executors[action.executor]
         keeper, kind = self.keeper, action.kind
-        if _log.isEnabledFor(logging.DEBUG):
-            _log.debug("%s", self.core.basis(action), extra={"job": action.job})
+        words = "request %s for %d samples to %s"
+        _log.debug(words, action.request_id, action.indices.size, executor.name, extra={"job": action.job})
         if kind.writes_pack and not keeper.takes_packs:
             if kind is RequestKind.SAVE:
                 reason = keeper.unwritten or "it is freeing space"
@@ -270,7 +270,7 @@ class Engine:
 
         async def write() -> None:
             with suppress(CacheError):  # upkeep reports it
-                await self._cache.note(dataset_ids, note, _NOTED_S)
+                await self._cache.write_note(dataset_ids, note, _NOTED_S)
 
         self._tasks.start(write())
 
@@ -362,6 +362,8 @@ class Engine:
         problem = f"could not be produced: {first.message}"
         warn_of_samples(dataset.listing.source, "not produced", first.key, len(tombstones), problem)
         try:
-            await self._cache.bury(self._ids(action.samples, action.indices), tombstones, action.expires_in_s)
+            await self._cache.write_tombstones(
+                self._ids(action.samples, action.indices), tombstones, action.expires_in_s
+            )
         except CacheError as error:  # readers report the samples again, and the core retries
             _log.warning("%s could not be written: %s", counted(len(tombstones), "tombstone"), error)

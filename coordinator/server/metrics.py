@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TextIO, TypeAlias
 
 import numpy as np
 
-from superdl.coordinator.core import FailureKind, Spending
+from superdl.coordinator.core import Cause, FailureKind, Spending
 from superdl.coordinator.server.repeated_lines import PARTS, warned_of
 from superdl.coordinator.server.statistics import cache_stats, executor_stats, team_stats
 from superdl.super_wire.errors import ConfigError
@@ -141,10 +141,10 @@ _OUTCOMES = ("answered", *(kind.name.lower() for kind in FailureKind))
 
 
 def _row_of(account: Job | ClosedJobs) -> NDArray[np.float64]:
-    by_wait = account.stalls.by_wait()
-    batches, waited_us = zip(*(by_wait.get(wait, (0, 0)) for wait in WAITS), strict=True)
-    counts = [count_of(account) for _, _, count_of in _COUNTERS]
-    return np.array([*counts, *batches, *(us / 1e6 for us in waited_us)], np.float64)
+    stalls, counts = account.stalls, [count_of(account) for _, _, count_of in _COUNTERS]
+    batches = (stalls.batches[Cause(wait)] for wait in WAITS)
+    waits_s = (stalls.wait_us[Cause(wait)] / 1e6 for wait in WAITS)
+    return np.array([*counts, *batches, *waits_s], np.float64)
 
 
 class Metrics:

@@ -182,7 +182,7 @@ async def _start(
     stack.push_async_callback(engine.close)
     keeper.begin(manager.fingerprint, engine.post)
     manager.report_changes(engine.post)
-    reports = ReportReader(cache.streams, engine.post_all)
+    reports = ReportReader(cache.nodes, engine.post_all)
     eligibility = Eligibility(manager.executors, settings.cache, audit=cache.audit)
     stack.push_async_callback(eligibility.close)
     history = JobHistory(cache)
@@ -258,7 +258,7 @@ async def _follow(
     # Report eligibility first, because the core must know it before the executors accept requests.
     eligibility.report_changes(opened, engine.post)
     manager.report_changes(engine.post)
-    if tokens is not None and (teams := tokens.teams_now()) != engine.core.state.teams.given:
+    if tokens is not None and (teams := tokens.teams_now()) != engine.core.state.teams.configured:
         engine.post(TeamsChanged(teams))
     engine.keeper.step()
     watch.step()

@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from superdl.coordinator.core import (
-    BatchesAsked,
+    BatchesRequested,
     BatchPlace,
     FillUp,
     JobClosed,
@@ -220,7 +220,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         stop = request.position + len(page.batches)
         yielded = min(request.yielded, stop)
         span = (request.job, request.rank, request.epoch, request.position, stop, yielded)
-        self._engine.post(BatchesAsked(*span, sees_store=sees_store))
+        self._engine.post(BatchesRequested(*span, sees_store=sees_store))
         return page
 
     async def FillUp(self, request: pb.FillUpRequest, context: _Context) -> pb.Filling:

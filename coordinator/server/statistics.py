@@ -16,7 +16,6 @@ from superdl.coordinator.server.repeated_lines import warned_of
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.protocol import installed_version
-from superdl.super_wire.waits import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -72,14 +71,14 @@ def job_stats(core: Core, job: Job, source: str, *, with_stalls: bool = False) -
         message.lookahead_batches, message.interval_s = core.lookahead_batches(job), job.interval_s
         message.ranks = len(job.cursors)
         message.lapsed_ranks = sum(cursor.lapsed for cursor in job.cursors.values())
-    for name, (batches, wait_us) in job.stalls.by_wait().items():
-        message.stall_causes.add(cause=name, batches=batches, wait_s=wait_us / 1e6)
+    for cause, batches in job.stalls.batches.items():
+        message.stall_causes.add(cause=cause, batches=batches, wait_s=job.stalls.wait_us[cause] / 1e6)
     for stall in job.stalls.recent if with_stalls else ():
         message.recent_stalls.add(
             rank=stall.rank,
             epoch=stall.epoch,
             position=stall.position,
-            cause=wait_for(stall.cause.value),
+            cause=stall.cause,
             wait_s=stall.wait_us / 1e6,
         )
     return message
@@ -114,7 +113,7 @@ def cache_stats(engine: Engine) -> pb.CacheStats:
         thrashing=core.thrashing,
         needed_bytes=core.needed_bytes,
         total_requests_in_flight=len(core.state.requests),
-        concurrency=core.state.fleet.limit(core.now_s),
+        concurrency=core.state.fleet.limit,
         capacity=core.state.fleet.capacity,
         total_usd=core.state.ledger.total_usd,
         usd_per_hour=core.state.ledger.usd_per_hour(engine.now_s()),
@@ -135,7 +134,7 @@ def executor_stats(core: Core, executors: Sequence[Executor]) -> list[pb.Executo
         pb.ExecutorStats(
             name=member.name,
             capacity=member.concurrency.capacity,
-            concurrency=member.concurrency.limit(core.now_s),
+            concurrency=member.concurrency.limit,
             in_flight=member.in_flight,
             requests=member.requests,
             samples=member.samples,

@@ -133,7 +133,7 @@ async def _replace_decoder(cache: Cache, digest: str) -> bool:
         first = False
         await cache.drop(ids)
         await cache.hold_lock()
-    await cache.keep(FINGERPRINT_KEY, digest.encode())  # last, so that it always matches
+    await cache.set(FINGERPRINT_KEY, digest.encode())  # last, so that it always matches
     return True
 
 
@@ -181,7 +181,7 @@ class Upkeep:
             was_taken = await self._cache.hold_lock()
             async with asyncio.timeout(_LOOK_TIMEOUT_S):
                 self._is_new |= await agree_on_fingerprint(self._cache, self._fingerprint)
-                await self._reports.keep(self._clock())
+                await self._reports.renew(self._clock())
                 info = await self._cache.info()  # last, or new records would count as foreign
         except LockHeldError:
             raise
@@ -220,9 +220,9 @@ class Upkeep:
             return
         try:
             teams = self._core.state.teams
-            await self._cache.keep_spent_usd(usd, {team.facts.name: team.usd for team in teams if team.usd})
-        except CacheError as error:  # the next check tries again
-            _log.warning("the amount spent cannot be saved, so a restart would lose it: %s", error)
+            await self._cache.set_spent_usd(usd, {team.facts.name: team.usd for team in teams if team.usd})
+        except CacheError as error:  # the next check retries
+            _log.warning("could not save the amount spent, so a restart would lose it: %s", error)
         else:
             self._kept_usd = usd
 
@@ -294,4 +294,4 @@ class Upkeep:
 
     def _known(self) -> list[Ids] | None:
         core, now_s = self._core, self._engine.now_s()
-        return known_ids(self._engine.datasets, is_read=core.state.wants, held=core.held, now_s=now_s)
+        return known_ids(self._engine.datasets, is_read=core.state.is_read, held=core.held, now_s=now_s)

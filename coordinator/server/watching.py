@@ -145,7 +145,7 @@ class Watch:
         times, about = concurrency.throttled_lately(now), {"executor": member.name}
         if times and now >= self._throttled_s.get(member.number, -_EVERY_S) + _EVERY_S:
             self._throttled_s[member.number] = now
-            capacity, limit = concurrency.capacity, concurrency.limit(now)
+            capacity, limit = concurrency.capacity, concurrency.limit
             words = f"{counted(times, 'request')} in 60 s, concurrency {limit:,} instead of {capacity:,}"
             _log.warning(
                 "%s throttled: %s", member.name, words, extra={**about, "cause": f"throttled at {now}"}
@@ -179,7 +179,7 @@ class JobHistory:
         """Load the history of this cache's earlier coordinators."""
         if self._cache is not None:
             try:
-                jobs = read_history(await self._cache.kept(HISTORY_KEY))
+                jobs = read_history(await self._cache.get(HISTORY_KEY))
                 self.jobs = {(job.job, job.opened_s): job for job in jobs}
             except (CacheError, ValueError) as error:
                 _log.warning("the history of jobs in the cache cannot be read, so it starts over: %s", error)
@@ -190,7 +190,7 @@ class JobHistory:
             self._changed = False
             try:
                 content = pb.JobStatsList(history=self.jobs.values()).SerializeToString()
-                await self._cache.keep(HISTORY_KEY, content)
+                await self._cache.set(HISTORY_KEY, content)
             except CacheError:  # upkeep reports it
                 self._changed = True
 

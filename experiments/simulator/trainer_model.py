@@ -10,7 +10,7 @@ import numpy as np
 
 from superdl.coordinator.core import (
     EVERY_EPOCH,
-    BatchesAsked,
+    BatchesRequested,
     BatchRead,
     DatasetFacts,
     JobClosed,
@@ -146,8 +146,9 @@ class TrainerModel:
 
     def _tell(self, start: int) -> None:
         yielded, asked = min(self._yielded, self._asked), self._asked
+        batches = start, asked, yielded
         self.world.post(
-            BatchesAsked(self.script.name, self.rank, self._epoch, start, asked, yielded, self._sees_store)
+            BatchesRequested(self.script.name, self.rank, self._epoch, *batches, self._sees_store)
         )
 
     def _heartbeat(self) -> None:

@@ -89,9 +89,8 @@ class World(Simulation):
     def report_size(self) -> None:
         """Report the limits of all executors to the core."""
         for number, functions in enumerate(self.model.fleet):
-            limits = functions.capacity, functions.burst, functions.per_s
             backlog = None if functions.queues else 0
-            self.post(ExecutorResized(*limits, backlog=backlog, executor=number))
+            self.post(ExecutorResized(functions.capacity, backlog, number))
 
     def audit(self, action: Audit) -> None:
         """Report what the cache holds of the samples in doubt."""

@@ -236,7 +236,7 @@ async def running(
         engine = ObservedEngine(settings, cache, manager.executors, datasets)
         stack.push_async_callback(engine.close)
         manager.report_changes(engine.post)
-        reports = ReportReader(cache.streams, engine.post_all)
+        reports = ReportReader(cache.nodes, engine.post_all)
         eligibility = Eligibility(manager.executors, cache.address)
         stack.push_async_callback(eligibility.close)
         service = CoordinatorService(

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from superdl.coordinator.cache.streams import ReportReader
 from superdl.super_wire.cache import SLOTS, key_slot
 from superdl.super_wire.errors import CacheUnreachableError, ConfigError
 from superdl.super_wire.keys import REPORT_PREFIX, cache_key, report_stream
@@ -45,14 +46,16 @@ def append(cluster, stream):
         client.xadd(stream, {"x": ""})
 
 
-async def test_samples_are_audited_in_their_order_dropped_and_buried(cluster):
+async def test_audits_drops_and_tombstones_reach_every_node(cluster):
     numbers = range(2500)
     cluster.set({cache_key(an_id(n)): a_record(0, (n % 7 + 1,)) for n in numbers if n % 3})
 
     async with open_cache(cluster.url) as cache:
         found = await cache.audit(ids(numbers))
         await cache.drop(ids(range(1000)))
-        await cache.bury(ids(range(30)), [Tombstone("k", "undecodable", "m", permanent=False)] * 30, 60.0)
+        await cache.write_tombstones(
+            ids(range(30)), [Tombstone("k", "undecodable", "m", permanent=False)] * 30, 60.0
+        )
         after = await cache.audit(ids(range(1002)))
     assert found.tolist() == [HEADER_BYTES + n % 7 + 1 if n % 3 else 0 for n in numbers]
     assert (after[:30] < 0).all()
@@ -60,7 +63,7 @@ async def test_samples_are_audited_in_their_order_dropped_and_buried(cluster):
     assert after[1001] > 0
 
 
-async def test_a_pass_over_the_records_goes_to_every_node(cluster):
+async def test_a_scan_visits_every_node(cluster):
     cluster.set({cache_key(an_id(n)): b"x" for n in range(3000)} | {b"other": b"x"})
 
     async with open_cache(cluster.url) as cache:
@@ -73,27 +76,27 @@ async def test_a_pass_over_the_records_goes_to_every_node(cluster):
     assert steps >= 3
 
 
-async def test_streams_on_their_way_are_waited_for(cluster):
+async def test_reports_arrive_after_their_streams_have_moved(cluster):
     slot = key_slot(REPORT_PREFIX)
     source = cluster.owners[slot]
 
     async with open_cache(cluster.url) as cache:
-        streams = [report_stream(job) for job in "ab"]
-        for stream in streams:
-            await cache.streams.begin(stream)
+        reader = ReportReader(cache.nodes, print)
+        for job in "ab":
+            await reader.follow(job)
         cluster.begin_move(slot, (source + 1) % 3)
         cluster.move_keys(slot, (source + 1) % 3, [report_stream("a")])
         with pytest.raises(CacheUnreachableError, match="is not ready: TRYAGAIN"):
-            await cache.streams.take(streams, block_ms=1, count=1)
+            await reader.read_once()
         cluster.move_keys(slot, (source + 1) % 3)
         cluster.end_move(slot, (source + 1) % 3)
         append(cluster, report_stream("b"))
-        ((stream, _),) = await cache.streams.take(streams, block_ms=1, count=1)
-        assert stream == report_stream("b")
+        await reader.read_once()
+        assert reader.unreadable == 1, "the entry is no report"
 
 
 @pytest.mark.parametrize("dead", [0, 1])
-async def test_a_node_that_is_down_fails_what_needs_it_alone_and_comes_back(cluster, dead):
+async def test_a_dead_node_fails_only_its_own_commands_and_recovers(cluster, dead):
     lost, there = of_node(cluster, dead, 5), of_node(cluster, 2, 5)
     cluster.set({cache_key(an_id(n)): a_record(9) for n in lost + there})
 

@@ -41,11 +41,11 @@ class StoreCheck:
         self._missed = {
             name: np.zeros(data.size, dtype=np.bool_) for name, data in world.model.datasets.items()
         }
-        """Of which samples a reader has said that it misses them."""
+        """Masks of samples that a reader has reported missing."""
         self._pointed = {
             name: np.zeros(data.size, dtype=np.bool_) for name, data in world.model.datasets.items()
         }
-        """For which samples the cache has a pointer, by all that was told."""
+        """Masks of samples that are cached as pointers, according to all events."""
         facts = world.model.settings.executors if world.model.settings.store else ()
         see = {number for number, each in enumerate(facts) if each.sees_store}
         self._see = frozenset(see)
@@ -54,8 +54,8 @@ class StoreCheck:
         """The executors that see the store, minus those that have failed since they last worked."""
         self._spoilers = set()
 
-    def happened(self, event):
-        """Take in an event that does not answer a request, before the core sees it."""
+    def record_event(self, event):
+        """Record an event that is no result, before the core handles it."""
         if isinstance(event, RecordsStored):
             self._places[event.dataset][event.indices] = event.packs
         elif isinstance(event, PacksLost):
@@ -117,50 +117,50 @@ class StoreCheck:
         pointed[request.indices[cached & pointers & unsettled]] = True
 
     def audited(self, audit, event):
-        """Take in the cache's answer to an audit."""
+        """Record the result of an audit."""
         if audit.samples.epoch == EVERY_EPOCH and event.pointers is not None:
             self._pointed[audit.samples.dataset][audit.indices] = event.pointers
 
     def dropped(self, action):
-        """Note samples that are about to be deleted from the cache."""
+        """Record samples that are about to be deleted from the cache."""
         if action.samples.epoch == EVERY_EPOCH:
             self._pointed[action.samples.dataset][action.indices] = False
 
     def left_with_pointers(self):
-        """After each event, yield jobs that cannot see the store while the cache holds pointers for them."""
+        """Yield datasets with pointers that a job cannot follow."""
         for name, pointed in self._pointed.items():
             if pointed.any() and not self._only_straight(name):
-                yield f"a job of {name!r} does not see the store and is left with a pointer"
+                yield f"a job of {name!r} cannot follow a pointer in the cache"
 
     def overtaken(self, request):
-        """Note that another request for the same samples was answered first."""
+        """Record that a rival was answered first."""
         self._can_read.discard(request.executor)
 
     def problems(self, action):
-        """Return what is wrong with a new request."""
-        told, dataset = [], action.samples.dataset
+        """Return the errors of a new request."""
+        errors, dataset = [], action.samples.dataset
         known = self._places[dataset][action.indices] != 0
         fit = self._see - self._world.model.unfit.get(dataset, frozenset())
         deterministic = action.samples.epoch == EVERY_EPOCH
         is_seen = action.executor in self._see and deterministic
         if action.kind is not RequestKind.DECODE and not is_seen:
-            told.append("a request has to do with a store that is not there for it")
+            errors.append("a request uses a store that its executor cannot access")
         if action.executor in self._store_only and action.kind.decodes:
-            told.append("an executor for the store alone is to decode")
+            errors.append("a store-only executor gets a request to decode")
         if action.kind is RequestKind.SAVE:
-            return [*told, *(["a sample is saved that lies in the store"] if known.any() else [])]
+            return [*errors, *(["a stored sample is saved again"] if known.any() else [])]
         if action.kind is RequestKind.RESTORE and not known.all():
-            told.append("a sample is restored whose place nobody knows")
+            errors.append("a sample without a location is restored")
         awaited = self._missed[dataset][action.indices].all() or not self._only_straight(dataset)
         if action.kind is RequestKind.RESTORE and not awaited:
-            told.append("a sample is restored that readers take from the store, and none has missed")
+            errors.append("a sample that readers read from the store is restored although none missed it")
         if action.hedge_of is not None or action.kind is RequestKind.RESTORE or not deterministic:
-            return told
+            return errors
         if known.any() and fit & self._can_read - self._spoilers:
-            told.append("a sample is decoded that lies in the store, which is well")
+            errors.append("a stored sample is decoded although the store works")
         if not known.all() and not action.kind.writes_pack and action.executor in self._can_write:
-            told.append("what is decoded is not kept, though the store is well")
-        return told
+            errors.append("a decoded sample is not kept although the store works")
+        return errors
 
     def _only_straight(self, dataset):
         jobs = [job for job in self._world.core.jobs if job.dataset == dataset]
@@ -178,7 +178,7 @@ class MoneyCheck:
         self._world = world
         self._prices = [facts.prices for facts in world.model.settings.executors]
         self._answered_usd = 0.0
-        """What the core was told, priced by the executor that answered. Each answer costs one invocation."""
+        """The cost of all results, by the prices of their executors."""
         self._read_bytes = 0
         self._began_s = world.now_s
         self._known = {}
@@ -225,15 +225,15 @@ class MoneyCheck:
         """
         for name, known in self._known.items():
             if self._world.core.job(name) is known and known.counters.invocations != self._asked[name]:
-                yield f"{name} was charged {known.counters.invocations} invocations of {self._asked[name]}"
+                yield f"{name} was charged {known.counters.invocations} of {self._asked[name]} invocations"
         ledger, billed_usd = self._world.core.state.ledger, self._billed_usd()
         if not math.isclose(billed_usd, ledger.total_usd, rel_tol=1e-6, abs_tol=1e-9):
-            yield f"{billed_usd} USD were billed, the core knows of {ledger.total_usd}"
+            yield f"{billed_usd} USD were billed, but the core counts {ledger.total_usd}"
         borne_usd = math.fsum(ledger.job_costs(name).usd for name in (NOBODY, *self._world.trainers))
         if not math.isclose(borne_usd, ledger.total_usd, rel_tol=1e-6, abs_tol=1e-9):
-            yield f"jobs bear {borne_usd} USD of {ledger.total_usd}"
+            yield f"jobs pay {borne_usd} of {ledger.total_usd} USD"
         if self._beyond:
-            yield "a request was made beyond the cap on money"
+            yield "a request was made beyond the spending cap"
 
     def _billed_usd(self):
         """Return the billed dollars. Hours and reads belong to no executor and cost the highest price."""

@@ -47,7 +47,7 @@ _STARVED_BATCHES = 50
 
 
 class Checks:
-    """Keep a separate account of what one coordinator run was told, and compare the core with it."""
+    """Keeps its own account of all events of a coordinator run, and compares the core with it."""
 
     def __init__(self, world):
         self._world = world
@@ -61,16 +61,16 @@ class Checks:
     def restarted(self):
         """Start over for a restarted coordinator."""
         self.in_flight = {}
-        self._made_s = {}
+        self._sent_s = {}
         self._unsettled = {}
         """Mask of each request's samples whose outcome is still open. Racing requests share one mask."""
         self._requests = self._hedges = 0
         self._audits = {}
-        self._told = {}
-        """Samples that the coordinator was told are cached and has no reason to doubt."""
+        self._cached = {}
+        """Masks of samples that are cached according to all events."""
         self._attempts = {}
         self._sets = {}
-        self._spoilt = set()
+        self._corrupt = set()
         """Samples whose record failed its check or was written by the loser of a race."""
         self._money = MoneyCheck(self._world)
         self._store = StoreCheck(self._world, self._trainers)
@@ -82,60 +82,60 @@ class Checks:
 
     def _rows(self, key):
         size = self._world.model.datasets[key.dataset].size
-        told = self._told.setdefault(key, np.zeros(size, dtype=np.bool_))
-        return told, self._attempts.setdefault(key, np.zeros(size, dtype=np.int64))
+        cached_rows = self._cached.setdefault(key, np.zeros(size, dtype=np.bool_))
+        return cached_rows, self._attempts.setdefault(key, np.zeros(size, dtype=np.int64))
 
-    def happened(self, event):
-        """Take in an event before the core sees it."""
-        self._store.happened(event)
+    def record_event(self, event):
+        """Record an event before the core handles it."""
+        self._store.record_event(event)
         if isinstance(event, RequestDone | RequestFailed):
             if event.request_id in self.in_flight:
                 self._answered(self.in_flight.pop(event.request_id), event)
         elif isinstance(event, Audited) and event.audit_id in self._audits:
             audit = self._audits.pop(event.audit_id)
             self._store.audited(audit, event)
-            told, attempts = self._rows(audit.samples)
+            cached_rows, attempts = self._rows(audit.samples)
             present = event.record_bytes > 0
-            found_bytes = footprint(event.record_bytes[present & ~told[audit.indices]])
-            self.audited_bytes += int(found_bytes.sum())
-            told[audit.indices] = present
+            added_bytes = footprint(event.record_bytes[present & ~cached_rows[audit.indices]])
+            self.audited_bytes += int(added_bytes.sum())
+            cached_rows[audit.indices] = present
             attempts[audit.indices] = 0
-        elif isinstance(event, BatchRead) and event.report.done and self._knows(event):
+        elif isinstance(event, BatchRead) and event.report.done and self._is_known(event):
             self._money.read(event.report)
-        elif isinstance(event, BatchRead) and (report := event.report).corrupt and self._knows(event):
+        elif isinstance(event, BatchRead) and (report := event.report).corrupt and self._is_known(event):
             script = self._trainers[event.job][0].script
             random = self._world.model.datasets[script.dataset].random
             indices = script.plan_of(report.epoch).batch(report.epoch, report.position, report.rank).indices
             key, corrupt = SetKey(script.dataset, report.epoch if random else EVERY_EPOCH), [*report.corrupt]
             self._rows(key)[0][indices[corrupt]] = False
-            self._spoilt.update((key, index) for index in indices[corrupt].tolist())
+            self._corrupt.update((key, index) for index in indices[corrupt].tolist())
         elif isinstance(event, CacheReset):
-            self._told.clear()
+            self._cached.clear()
 
-    def _knows(self, event):
+    def _is_known(self, event):
         """Return whether the reporting rank has opened its job since the coordinator restarted."""
         job = self._world.core.job(event.job)
         return job is not None and event.report.rank in job.cursors
 
     def _answered(self, request, event):
         self._money.answered(request, event)
-        told, attempts = self._rows(request.samples)
+        cached_rows, attempts = self._rows(request.samples)
         unsettled = self._unsettled.pop(request.request_id)
         self._store.answered(request, event, unsettled)
         if request.kind is RequestKind.SAVE:
-            del self._made_s[request.request_id]
+            del self._sent_s[request.request_id]
             return
         for number, other in self.in_flight.items():
             if self._unsettled[number] is unsettled and isinstance(event, RequestDone):
                 self._store.overtaken(other)
         last = not any(other is unsettled for other in self._unsettled.values())
-        lasted_s = self._world.now_s - self._made_s.pop(request.request_id)
+        lasted_s = self._world.now_s - self._sent_s.pop(request.request_id)
         if isinstance(event, RequestDone):
             cached = unsettled & (event.outcomes == _CACHED)
             refused = unsettled & (event.outcomes == _TOMBSTONE)
             late = ~unsettled & (event.outcomes == _CACHED)  # written by the loser of a race
-            self._spoilt.update((request.samples, index) for index in request.indices[late].tolist())
-            told[request.indices[cached]] = True
+            self._corrupt.update((request.samples, index) for index in request.indices[late].tolist())
+            cached_rows[request.indices[cached]] = True
             attempts[request.indices[cached]] = 0
             # An EXPIRED that comes too early means the function's clock is off, so a retry would expire too.
             too_early = (event.outcomes == _EXPIRED).all() and lasted_s < self._ttl_s / 2
@@ -164,7 +164,7 @@ class Checks:
         self._requests += 1
         self.require(
             action.kind is RequestKind.SAVE or any(job.dataset == key.dataset for job in world.core.jobs),
-            "a request that no open job wants",
+            "a request that no open job needs",
         )
         self.require(
             np.unique(action.indices).size == action.indices.size > 0, "a request names a sample twice"
@@ -175,7 +175,7 @@ class Checks:
         self.require(there_now < 2 * functions.capacity, "too many requests in flight")
         unfit = world.model.unfit.get(key.dataset, frozenset())
         able = action.kind is RequestKind.SAVE or action.executor not in unfit
-        self.require(able, "an executor was asked for what it cannot produce")
+        self.require(able, "an executor got a request for samples that it cannot produce")
         self._money.requested(action)
         self.require(not (wrong := "; ".join(self._store.problems(action))), wrong)
         if action.kind is RequestKind.SAVE:
@@ -188,32 +188,32 @@ class Checks:
             self._asked_anew(action)
             self._unsettled[action.request_id] = np.ones(action.indices.size, dtype=np.bool_)
         self.in_flight[action.request_id] = action
-        self._made_s[action.request_id] = world.now_s
+        self._sent_s[action.request_id] = world.now_s
 
     def _saved(self, action):
         """Check that saved samples are cached, that none is saved twice at once, and that saves leave enough
         functions for readers.
         """
-        told, _ = self._rows(action.samples)
-        self.require(told[action.indices].all(), "a sample is saved that is not cached")
+        cached_rows, _ = self._rows(action.samples)
+        self.require(cached_rows[action.indices].all(), "a sample that is not cached is saved")
         saves = [other for other in self.in_flight.values() if other.kind is RequestKind.SAVE]
         for other in saves:
             twice = other.samples == action.samples and np.intersect1d(other.indices, action.indices).size
-            self.require(not twice, "a sample is saved twice at once")
+            self.require(not twice, "a sample is saved twice at the same time")
         there_now = sum(other.executor == action.executor for other in saves)
         half = max(1, self._world.model.fleet[action.executor].capacity // 2)
-        self.require(there_now < half, "saves take the functions that readers wait for")
+        self.require(there_now < half, "saves use functions that readers need")
 
     def _asked_anew(self, action):
         """Check that requested samples are not cached, in flight or given up."""
         world, key = self._world, action.samples
-        told, attempts = self._rows(key)
+        cached_rows, attempts = self._rows(key)
         for number, other in self.in_flight.items():
             open_ = other.indices[self._unsettled[number]]
             twice = other.samples == key and np.intersect1d(open_, action.indices).size
-            self.require(not twice, "a sample was requested that is in flight")
+            self.require(not twice, "a sample in flight was requested again")
         there = world.cache.look(key, action.indices, world.now_s) > 0
-        self.require(not (told[action.indices] & there).any(), "a sample was requested that is resident")
+        self.require(not (cached_rows[action.indices] & there).any(), "a resident sample was requested")
         # A sample that fails at an executor that is set aside is excused twice and retried at the next one.
         most = world.model.settings.attempts + (2 if len(world.model.fleet) > 1 else 0)
         spent = attempts[action.indices] >= most
@@ -223,13 +223,13 @@ class Checks:
         """Check that a hedge races one request in flight for the same samples, and that hedges are rare."""
         self.require(action.kind is not RequestKind.RESTORE, "a hedge restores")
         same = raced and raced.samples == action.samples and np.array_equal(raced.indices, action.indices)
-        self.require(same, "a hedge races no request of the same samples")
+        self.require(same, "a hedge races no request for the same samples")
         unsettled = self._unsettled[action.hedge_of or 0]
         racing = sum(other is unsettled for other in self._unsettled.values())
         self.require(racing == 1, "a request is raced by two")
         racing_it = self._world.core.state.fleet.executors[raced.executor] if raced else None
         unproven = racing_it and not (
-            racing_it.latency.answers or (racing_it.store and racing_it.store.latency.answers)
+            racing_it.latency.results or (racing_it.store and racing_it.store.latency.results)
         )
         self._hedges += not (unproven and len(self._world.model.fleet) > 1)
         few = self._world.model.settings.hedge_share * self._requests
@@ -237,18 +237,18 @@ class Checks:
 
     def _dropped(self, action):
         self._store.dropped(action)
-        told = self._rows(action.samples)[0]
-        for index in action.indices[~told[action.indices]].tolist():
-            spoilt = (action.samples, index) in self._spoilt
-            self.require(spoilt, "a sample was dropped that was neither resident nor spoilt")
-        told[action.indices] = False
+        cached_rows = self._rows(action.samples)[0]
+        for index in action.indices[~cached_rows[action.indices]].tolist():
+            spoilt = (action.samples, index) in self._corrupt
+            self.require(spoilt, "a sample was dropped that was neither resident nor corrupt")
+        cached_rows[action.indices] = False
 
     def _gave_up(self, action):
         """Check that a tombstone is written only once the attempts or the money are spent."""
         if action.reason == SPENDING_CAP:
             self.require(
                 self._world.core.state.ledger.spending is Spending.STOPPED,
-                "a cap was named that is not reached",
+                "a tombstone names a cap that was not reached",
             )
             return
         attempts = self._rows(action.samples)[1]
@@ -275,7 +275,7 @@ class Checks:
     def ticked(self):
         """Check that a tick leaves nothing due."""
         again = [it for it in self._world.core.handle(Tick(), self._world.now_s) if not isinstance(it, Warn)]
-        self.require(not again, f"a second tick at the same time has the core act again: {again}")
+        self.require(not again, f"a second tick at the same time causes actions: {again}")
 
     def ended(self):
         """Run on until all work has ended, then check what was read."""
@@ -292,7 +292,7 @@ class Checks:
         self.require(not (wrong := "; ".join(self._store.left_with_pointers())), wrong)
         self.require(not (wrong := "; ".join(problems(core))), wrong)
         self.require(
-            core.wake_at_s > world.now_s, f"the core wants to be woken at {core.wake_at_s}, in the past"
+            core.wake_at_s > world.now_s, f"the core asks for a tick at {core.wake_at_s}, in the past"
         )
         sets = _sample_sets(core)
         for key, attempts in self._attempts.items():
@@ -352,13 +352,13 @@ class Checks:
     def _quiet(self):
         """Check that long after the last job only saves are in flight and no empty sample set is kept."""
         core = self._world.core
-        self.require(not core.jobs, "a job that has vanished was not forgotten")
+        self.require(not core.jobs, "a job that vanished is still open")
         others = [request for request in self.in_flight.values() if request.kind.fills_cache]
-        self.require(not others, "requests are in flight for ever")
+        self.require(not others, "requests never end")
         for state in (SampleState.IN_FLIGHT, SampleState.CHECKING, SampleState.WAITING):
-            self.require(not core.samples_in(state), f"samples are {state.name} for ever")
+            self.require(not core.samples_in(state), f"samples are {state.name} forever")
         idle = [key for key, samples in _sample_sets(core).items() if samples.idle]
-        self.require(not idle, f"sample sets that hold nothing are kept: {idle}")
+        self.require(not idle, f"empty sample sets are kept: {idle}")
 
 
 def _sample_sets(core):

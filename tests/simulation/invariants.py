@@ -32,28 +32,26 @@ def problems_of(samples):
     resident = samples.having(SampleState.RESIDENT)
     if resident.size != samples.resident_count:
         yield f"{samples.key}: {resident.size} samples are resident, {samples.resident_count} are counted"
-    if (samples.stored_bytes[resident] == 0).any():
+    if (samples.cached_bytes[resident] == 0).any():
         yield f"{samples.key}: a resident sample has no footprint"
-    if int(samples.stored_bytes.sum(dtype=np.int64)) != samples.resident_bytes:
+    if int(samples.cached_bytes.sum(dtype=np.int64)) != samples.resident_bytes:
         yield f"{samples.key}: footprints do not add up to {samples.resident_bytes} bytes"
     kept = (samples.state == SampleState.RESIDENT) | (samples.state == SampleState.CHECKING)
     if samples.pointed is not None and samples.pointed[~kept].any():
-        yield f"{samples.key}: a sample that is not in the cache has a pointer there"
-    if samples.stored_bytes[~kept].any():
-        yield f"{samples.key}: a sample that is not in the cache has a footprint"
+        yield f"{samples.key}: a sample that is not cached has a pointer"
+    if samples.cached_bytes[~kept].any():
+        yield f"{samples.key}: a sample that is not cached has a footprint"
 
 
 def _stalls(state):
     for job in state.jobs.values():
         with_a_cause = sum(job.stalls.batches.values())
         if with_a_cause != job.counters.stalls:
-            yield f"{job.name} has {job.counters.stalls} stalls, and causes of {with_a_cause}"
+            yield f"{job.name} has {job.counters.stalls} stalls, but {with_a_cause} causes"
 
 
 def _memory(state):
-    if state.resident_bytes != sum(samples.resident_bytes for samples in state.sets.values()):
-        yield f"{state.resident_bytes} bytes are resident, but not in the sample sets"
-    if state.reserved_bytes != sum(one.claim.reserved_bytes for one in _unpaired(state.requests)):
+    if state.reserved_bytes != sum(request.claim.reserved_bytes for request in _unpaired(state.requests)):
         yield f"{state.reserved_bytes} bytes are reserved, but not by the requests in flight"
 
 
@@ -67,7 +65,7 @@ def _waits(state):
     for waited, held in expected.items():
         counted = sum(samples.count(waited) for samples in state.sets.values())
         if held != counted:
-            yield f"{counted} samples are {waited.name}, {held} are being waited for"
+            yield f"{counted} samples are {waited.name}, but {held} are expected"
 
 
 def _unpaired(requests):
@@ -81,7 +79,7 @@ def _teams(state):
     in_flight = Counter(request.team for request in state.requests.values() if request.order.kind.fills_cache)
     for team in state.teams:
         if team.in_flight != in_flight[team.facts.name]:
-            yield f"team {team.facts.name}: {team.in_flight} requests are counted, which is wrong"
+            yield f"team {team.facts.name}: {team.in_flight} requests in flight are counted wrongly"
 
 
 def _executors(state):
@@ -89,7 +87,7 @@ def _executors(state):
         theirs = [request for request in state.requests.values() if request.order.executor == executor.number]
         samples = sum(request.order.indices.size for request in theirs)
         if not executor.decodes and any(request.order.kind.decodes for request in theirs):
-            yield f"{executor.name} is to decode, which is for the store alone"
+            yield f"the store-only executor {executor.name} gets requests to decode"
         if (len(theirs), samples) != (executor.in_flight, executor.samples_in_flight):
             yield (
                 f"{len(theirs)} requests and {samples} samples are in flight at {executor.name}, "
@@ -106,16 +104,16 @@ def _stuck_work(state, now):
             ready = key in eligible.ready[job.team]
             queued = ready or key in eligible.deferred or key in state.room_search.waiting
             if cursor.pending and not cursor.lapsed and not queued:
-                yield f"{key} has found something to look ahead to, and nobody will look at it again"
+                yield f"{key} has pending samples, but is in no queue"
     for eligible in state.fleet.groups:
         free = [executor for executor in eligible.executors if eligible.free_slots_of(executor, now) > 0]
         blocked = state.misses.unserved or state.ledger.spending is not Spending.FREELY
         may_ask = sum(len(ranks) for team, ranks in eligible.ready.items() if state.turn(team) is not None)
         if may_ask and free and not blocked:
-            yield f"{may_ask} ranks may look ahead, and {free[0].name} has a place"
+            yield f"{may_ask} ranks may look ahead, and {free[0].name} has a free slot"
         until_s = eligible.deferred.soonest_s()
         if until_s is not None and until_s < min(wake_times_s(state, now), default=math.inf):
-            yield f"{len(eligible.deferred)} ranks wait for a cheaper executor, and nothing ends that"
+            yield f"{len(eligible.deferred)} ranks wait for a cheaper executor forever"
         # With a store, stored samples may wait for a dearer executor that can restore them. So may samples
         # that failed at this one.
         waits = any(
@@ -127,14 +125,14 @@ def _stuck_work(state, now):
         if waits and free and not blocked and not eligible.has_cheaper(free[0]):
             yield f"{len(eligible.deferred)} ranks wait, and no executor is cheaper than {free[0].name}"
     if state.ledger.spending is Spending.FREELY and due(state, now) is not None:
-        yield "samples wait to be saved, and somebody has time for it"
+        yield "samples wait to be saved although an executor is idle"
 
 
 def _cursors(state):
     cursors = [cursor for job in state.jobs.values() for cursor in job.cursors.values()]
-    wanted_bytes = sum(cursor.wanted_bytes for cursor in cursors)
-    if wanted_bytes != state.wanted_bytes:
-        yield f"ranks want {wanted_bytes} bytes, {state.wanted_bytes} are counted"
+    window_bytes = sum(cursor.window_bytes for cursor in cursors)
+    if window_bytes != state.window_bytes:
+        yield f"windows take {window_bytes} bytes, but {state.window_bytes} are counted"
     for cursor in cursors:
         if not cursor.watermark <= cursor.lookahead:
             yield f"rank {cursor.rank}: look-ahead {cursor.lookahead} is behind {cursor.watermark}"
@@ -153,9 +151,9 @@ def _store(state):
         if samples.packs is None:
             continue
         if key.epoch != EVERY_EPOCH or not state.settings.store:
-            yield f"{key}: places in a store are known, which has none of it"
+            yield f"{key}: locations are known of samples that cannot be stored"
         if int(np.count_nonzero(samples.packs)) != samples.stored_count:
-            yield f"{key}: {samples.stored_count} places are counted, which is wrong"
+            yield f"{key}: {samples.stored_count} locations are counted wrongly"
     for job in state.jobs.values():
         if job.straight != all(cursor.sees_store for cursor in job.cursors.values()):
-            yield f"{job.name} is straight, or not, against its ranks"
+            yield f"{job.name} is straight={job.straight}, unlike its ranks"

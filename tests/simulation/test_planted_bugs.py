@@ -11,10 +11,8 @@ from superdl.coordinator.core import (
     Core,
     CoreSettings,
     ExecutorFacts,
-    Ledger,
     Plan,
     Prefetch,
-    SampleSet,
     SampleState,
     Spending,
     background,
@@ -26,8 +24,10 @@ from superdl.coordinator.core import (
     retrying,
 )
 from superdl.coordinator.core.capacity import CircuitBreaker
+from superdl.coordinator.core.ledger import Ledger
 from superdl.coordinator.core.plan import Span
 from superdl.coordinator.core.queues import Stragglers
+from superdl.coordinator.core.samples import SampleSet
 from superdl.coordinator.core.state import State
 from superdl.experiments.simulator.simulation import InvariantError
 from superdl.experiments.simulator.world_model import DatasetModel, FunctionsModel, JobScript, WorldModel
@@ -67,7 +67,7 @@ def cheap_and_dear():
     return WorldModel(1, settings, cheap, data, (job,), others=(dear,), read_timeout_s=60.0)
 
 
-# Each of these replaces the function that it gets as its first argument.
+# Each of these replaces the function that is its first argument.
 
 
 def forget_what_is_reserved(finish, state, event, now):
@@ -97,8 +97,8 @@ def swap_two_batches(span, *what):
     return Span(np.concatenate(swapped), right.padding, right.offsets)
 
 
-def request_what_is_resident(store, samples, indices, record_bytes):
-    store(samples, indices, record_bytes)
+def request_what_is_resident(store, samples, indices, record_bytes, **how):
+    store(samples, indices, record_bytes, **how)
     samples.move(indices[:1], SampleState.ABSENT)
 
 
@@ -110,7 +110,7 @@ def request_what_is_in_flight(make, state, *what, **how):
 def lose_ranks(wake, state, cursor):
     wake(state, cursor)
     if cursor.pending:
-        state.rest(cursor)
+        state.dequeue(cursor)
 
 
 def forget_who_ordered(handle_all, core, several, now):
@@ -133,13 +133,13 @@ def believe_that_all_is_stored(stored, samples, indices):
     return stored(samples, indices)
 
 
-def save_what_has_gone(make_save, state, save, now):
-    gone = state.sets[save.samples].having(SampleState.ABSENT)
-    make_save(state, save._replace(indices=gone[:1]) if gone.size else save, now)
+def save_what_has_gone(make_save, state, executor, key, indices, now):
+    gone = state.sets[key].having(SampleState.ABSENT)
+    make_save(state, executor, key, gone[:1] if gone.size else indices, now)
 
 
 def save_with_all_functions(_, state, now):
-    idle = [each for each in state.fleet.executors if each.store is not None and each.idle(now) > 0]
+    idle = [each for each in state.fleet.executors if each.store is not None and each.idle > 0]
     return idle[0] if idle else None
 
 
@@ -149,26 +149,26 @@ def forget_what_is_saved(answered, state, request, access, event, now):
 
 
 def planted(owner, name, broken, pattern, *, seeds=30, world=None):
-    """Replace ``owner.name`` by a bug that must show up in the drawn worlds, or in ``world`` if given."""
+    """Replace ``owner.name`` by a bug that must be found in the drawn worlds, or in ``world``."""
     marks = pytest.mark.slow if seeds > 30 else ()
     return pytest.param(owner, name, broken, pattern, seeds, world, id=f"{name}: {pattern}", marks=marks)
 
 
-NEVER_ENDS = "has waited|for ever|run does not end"
+NEVER_ENDS = "has waited|never end|forever|run does not end"
 BUGS = [
     planted(cache, "fitting", lambda _, free_bytes, size_bytes, count: count, "the budget is"),
     planted(requests, "finish", forget_what_is_reserved, "bytes are reserved"),
     planted(Plan, "span", repeat_a_batch, "read a sample twice"),
     planted(Plan, "span", swap_two_batches, "not in plan order"),
-    planted(dispatching, "release_due", lambda _, state, now: state.retries.take_until(now), NEVER_ENDS),
+    planted(dispatching, "release_due", lambda _, state, now: state.retries.pop_due(now), NEVER_ENDS),
     planted(
         retrying,
         "try_again",
         lambda again, *what, counts, **how: again(*what, counts=False, **how),
         "more often than allowed",
     ),
-    planted(SampleSet, "store", request_what_is_resident, "that is resident"),
-    planted(dispatching, "make", request_what_is_in_flight, "that is in flight"),
+    planted(SampleSet, "store", request_what_is_resident, "a resident sample was requested"),
+    planted(dispatching, "make", request_what_is_in_flight, "in flight was requested again"),
     planted(
         CircuitBreaker,
         "open_until_s",
@@ -180,28 +180,28 @@ BUGS = [
         State,
         "eligible_for",
         lambda _, state, dataset: state.fleet.eligible(frozenset()),
-        "what it cannot produce",
+        "that it cannot produce",
     ),
-    planted(State, "wake", lose_ranks, "nobody will look at it again"),
+    planted(State, "wake", lose_ranks, "but is in no queue"),
     planted(Core, "handle_all", forget_who_ordered, "was charged"),
-    planted(Ledger, "invoked", forget_what_a_crash_costs, "were billed, the core knows of"),
+    planted(Ledger, "bill_invocation", forget_what_a_crash_costs, "were billed, but the core counts"),
     planted(
         dispatching,
-        "watch_spending",
+        "update_spending",
         lambda watch, state, now: watch(state, now) and Spending.FREELY,
-        "beyond the cap",
+        "beyond the spending cap",
         seeds=200,
     ),
     planted(Stragglers, "affordable", lambda *_: 1000, "requests are hedges", seeds=200),
-    planted(dispatching, "ways", decode_what_is_stored, "that lies in the store, which is well"),
-    planted(SampleSet, "stored", believe_that_all_is_stored, "whose place nobody knows"),
-    planted(lookahead, "needed_in_cache", lambda *what: what[-1], "none has missed", seeds=100),
-    planted(restoring, "all_straight", lambda *_: True, "is left with a pointer", seeds=100),
+    planted(dispatching, "ways", decode_what_is_stored, "decoded although the store works"),
+    planted(SampleSet, "stored", believe_that_all_is_stored, "without a location is restored"),
+    planted(lookahead, "needed_in_cache", lambda *what: what[-1], "although none missed it", seeds=100),
+    planted(restoring, "all_straight", lambda *_: True, "cannot follow a pointer", seeds=100),
     planted(dispatching, "wake_deferred", lambda *_: None, f"ranks wait|{NEVER_ENDS}", world=cheap_and_dear),
-    planted(dispatching, "make_save", save_what_has_gone, "saved that is not cached", world=all_blind),
-    planted(background, "saver", save_with_all_functions, "functions that readers wait for", world=all_blind),
-    planted(restoring, "answered", forget_what_is_saved, "saved that lies in the store", world=all_blind),
-    planted(dispatching, "take_due", lambda *_: (), "wait to be saved, and somebody has", world=all_blind),
+    planted(dispatching, "make_save", save_what_has_gone, "not cached is saved", world=all_blind),
+    planted(background, "saver", save_with_all_functions, "functions that readers need", world=all_blind),
+    planted(restoring, "answered", forget_what_is_saved, "stored sample is saved again", world=all_blind),
+    planted(dispatching, "due_saves", lambda *_: (), "wait to be saved although", world=all_blind),
 ]
 
 

@@ -19,8 +19,7 @@ from superdl.experiments.simulator.spec import (
 from superdl.experiments.simulator.world import World
 
 DATASETS = "images", "sounds"
-HUNGRY_S = 0.001
-"""A step that functions cannot keep up with."""
+HUNGRY_S = 0.001  # a step that functions cannot keep up with
 THREE_TO_ONE = (Team("vision", 3.0, 0), Team("speech", 1.0, 0))
 
 
@@ -60,7 +59,7 @@ def test_shares_of_three_to_one_give_three_to_one(places):
     assert made.total() > 0.9 * 60 * places / 0.0105, "every slot stays busy"
 
 
-def test_a_team_that_wants_less_than_its_share_has_all_of_it_and_others_the_rest():
+def test_a_team_that_needs_less_than_its_share_leaves_the_rest_to_others():
     """Vision reads 640 of about 1,500 images/s, which is less than its share."""
     jobs = predicted_jobs(two_teams(places=16, steps_s=(0.4, HUNGRY_S)))
     assert max(job.stall_share for job in jobs[:4]) < 0.02
@@ -77,7 +76,7 @@ def test_a_higher_priority_goes_before_any_share():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("share", "ratio"), [(1.0, 1), (3.0, 3)])
-def test_memory_that_is_short_is_held_by_shares(share, ratio):
+def test_scarce_memory_is_divided_by_shares(share, ratio):
     """Both teams read as fast as they can, and equally fast."""
     teams = (Team("vision", share, 0), Team("speech", 1.0, 0))
     core = two_teams(places=64, steps_s=(0.2, 0.2), teams=teams, cache_gb=0.4).core

@@ -11,8 +11,7 @@ from superdl.coordinator.core import Core, CoreSettings, Plan, Warn, footprint
 from superdl.experiments.simulator.world import World
 from superdl.experiments.simulator.world_model import DatasetModel, FunctionsModel, JobScript, WorldModel
 
-_EPOCHS = 4
-"""Of the slowest job."""
+_EPOCHS = 4  # of the slowest job
 
 
 class _Listening(Core):
@@ -85,7 +84,7 @@ SHARE = 0.7
 @pytest.mark.parametrize(
     "seed", [13, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 2))], ids="mix-{}".format
 )
-def test_the_size_named_ends_the_thrash_and_a_tenth_less_does_not(seed):
+def test_the_advised_size_ends_thrashing_and_a_tenth_less_does_not(seed):
     drawn = draw_mix(seed)
     recurring = [data.record_bytes for data in drawn[1].values() if not data.random]
     short_bytes = int(SHARE * sum(int(footprint(record_bytes).sum()) for record_bytes in recurring))

@@ -84,7 +84,7 @@ def test_without_faults_and_with_room_every_sample_is_produced_once(seed):
 
 
 @pytest.mark.parametrize("seed", range(0, 40, 4), ids="seed-{}".format)
-def test_with_a_store_that_is_well_every_sample_is_decoded_once_however_small_the_cache(seed):
+def test_with_a_healthy_store_every_sample_is_decoded_once_even_with_a_small_cache(seed):
     drawn = draw_world(seed, small=True)
     settings = replace(drawn.settings, store=True, hedge_share=0.0, executors=(ExecutorFacts(),))
     settings = replace(settings, max_usd=math.inf, max_usd_per_hour=math.inf)
@@ -108,7 +108,7 @@ def blind_functions(left_over, stored, **settings):
 
 
 @pytest.mark.parametrize("left_over", [0.0, 0.5], ids="left-over-{}".format)
-def test_what_functions_decode_that_do_not_see_the_store_lies_in_it_in_the_end(left_over):
+def test_samples_decoded_without_store_access_are_saved_to_the_store(left_over):
     """Cover samples that an earlier coordinator left in the cache, once they are requested."""
     world = CheckedWorld(blind_functions(left_over, stored=0.0)).run()
     assert world.store.scanned(b"a").indices.size == 1000
@@ -120,7 +120,7 @@ def test_what_functions_decode_that_do_not_see_the_store_lies_in_it_in_the_end(l
     assert read_only.store.scanned(b"a").indices.size == 0
 
 
-def test_the_same_seed_is_the_same_run_whatever_the_hash_seed():
+def test_runs_do_not_depend_on_the_hash_seed():
     logs = [
         subprocess.run(
             [sys.executable, "-c", PRINT_LOG],
@@ -137,7 +137,7 @@ def test_the_same_seed_is_the_same_run_whatever_the_hash_seed():
 
 
 @pytest.mark.parametrize("seed", range(12), ids="seed-{}".format)
-def test_a_cache_resized_both_ways_keeps_nobody_waiting(seed):
+def test_resizing_the_cache_starves_no_reader(seed):
     drawn = draw_world(seed, small=True)
     datasets = {name: replace(data, poisonous=frozenset()) for name, data in drawn.datasets.items()}
     whole = sum(int(footprint(data.record_bytes).sum()) for data in datasets.values())
@@ -184,7 +184,7 @@ class WorldThatCountsGets(CheckedWorld):
         ),
     ],
 )
-def test_a_cold_epoch_of_shards_takes_a_get_for_each_run_beside_the_first_looks_ahead(where, step_s):
+def test_a_cold_epoch_of_shards_needs_one_get_per_run_after_the_first_look_ahead(where, step_s):
     size, batch, lookahead, run = 12_000, 32, 32, 150
     data = DatasetModel(
         b"a",

@@ -41,7 +41,7 @@ def a_tombstone(key="a.jpg", message="cannot be decoded"):
     return Tombstone(key, "undecodable", message, permanent=True)
 
 
-async def test_an_audit_tells_records_tombstones_and_what_is_neither(either):
+async def test_an_audit_distinguishes_records_tombstones_and_other_values(either):
     tombstone = pack_tombstone(a_tombstone(), an_id(0))
     record = a_record(1)
     pointer = pack_pointer(Pointer("a.pack", 64, 112), an_id(0))
@@ -61,9 +61,9 @@ async def test_an_audit_tells_records_tombstones_and_what_is_neither(either):
         client.set(cache_key(an_id(10)), pointer)
         client.set(cache_key(an_id(11)), pointer[:-1])
     async with open_cache(either.url) as cache:
-        found = await cache.audit(ids)
+        lengths = await cache.audit(ids)
         assert not (await cache.audit(b"")).size
-    assert found.tolist() == [
+    assert lengths.tolist() == [
         len(record),
         len(arrays),
         -len(tombstone),
@@ -78,24 +78,15 @@ async def test_tombstones_expire_and_overwrite_nothing(either):
     with either.client() as client:
         client.set(cache_key(an_id(1)), record)
         async with open_cache(either.url) as cache:
-            await cache.bury(an_id(1) + an_id(2), [tombstone, tombstone], 60.0)
+            await cache.write_tombstones(an_id(1) + an_id(2), [tombstone, tombstone], 60.0)
         assert client.get(cache_key(an_id(1))) == record
         assert client.pttl(cache_key(an_id(1))) == -1
         assert read_tombstone(client.get(cache_key(an_id(2)))) == tombstone
         assert 0 < client.pttl(cache_key(an_id(2))) <= 60_000
 
 
-async def test_the_lock_is_taken_once_and_then_renewed(either):
-    async with open_cache(either.url) as cache:
-        assert await cache.hold_lock()
-        with either.client() as client:
-            client.pexpire(LOCK_KEY, 1000)
-            assert not await cache.hold_lock()
-            assert 1000 < client.pttl(LOCK_KEY) <= LOCK_TTL_S * 1000
-
-
 @pytest.mark.parametrize(("owner", "other"), [("me", "me2"), ("me", "m"), ("me", ""), ("", "")])
-async def test_another_owner_is_refused_and_told_where_and_for_how_long(valkey, owner, other):
+async def test_another_owner_is_refused_the_lock(valkey, owner, other):
     async with open_cache(valkey.url, owner) as first, open_cache(valkey.url, other) as second:
         await first.hold_lock()
         with pytest.raises(LockHeldError, match="another coordinator owns the cache") as caught:
@@ -104,7 +95,7 @@ async def test_another_owner_is_refused_and_told_where_and_for_how_long(valkey, 
     assert 0 < caught.value.expires_in_s <= LOCK_TTL_S
 
 
-async def test_a_restarted_coordinator_takes_the_lock_of_its_owner_over_for_good(valkey):
+async def test_a_restarted_coordinator_takes_over_its_owners_lock(valkey):
     async with open_cache(valkey.url, "me") as old, open_cache(valkey.url, "me") as new:
         await old.hold_lock()
         assert await new.hold_lock()
@@ -114,31 +105,35 @@ async def test_a_restarted_coordinator_takes_the_lock_of_its_owner_over_for_good
         assert not await new.hold_lock()
 
 
-async def test_releasing_frees_the_own_lock_alone_and_one_that_is_gone_is_taken(valkey):
-    async with open_cache(valkey.url) as first, open_cache(valkey.url) as second:
-        await first.hold_lock()
+async def test_a_lock_is_renewed_and_released_only_by_its_holder_and_retaken_after_a_flush(either):
+    async with open_cache(either.url) as first, open_cache(either.url) as second:
+        assert await first.hold_lock()
+        with either.client() as client:
+            client.pexpire(LOCK_KEY, 1000)
+            assert not await first.hold_lock()
+            assert 1000 < client.pttl(LOCK_KEY) <= LOCK_TTL_S * 1000
         await second.release_lock()
         with pytest.raises(LockHeldError):
             await second.hold_lock()
         await first.release_lock()
         assert await second.hold_lock()
-        with valkey.client() as client:
+        with either.client() as client:
             client.flushall()
         assert [await second.hold_lock(), await second.hold_lock()] == [True, False]
 
 
-async def test_where_a_name_belongs_to_another_server_now_that_is_asked(valkey):
+async def test_after_a_dns_failover_the_new_server_is_used(valkey):
     """After a DNS failover the connection to the demoted server stays open but refuses writes."""
     successor = Valkey()
     try:
         async with open_cache(valkey.url) as cache:
-            await cache.bury(an_id(1), [a_tombstone()], 60.0)
+            await cache.write_tombstones(an_id(1), [a_tombstone()], 60.0)
             with valkey.client() as client:
                 client.execute_command("REPLICAOF", "127.0.0.1", "1")
                 client.config_set("port", free_port())
             successor.port = valkey.port
             successor.start()
-            await cache.bury(an_id(2), [a_tombstone()], 60.0)
+            await cache.write_tombstones(an_id(2), [a_tombstone()], 60.0)
         with successor.client() as client:
             assert client.exists(cache_key(an_id(2)))
     finally:
@@ -151,7 +146,7 @@ def fill(server):
             client.set(cache_key(an_id(number)), bytes(64 * 1024))
 
 
-async def test_a_full_cache_still_renews_the_lock_and_still_can_be_relieved():
+async def test_a_full_cache_still_renews_the_lock_and_drops_records():
     server = Valkey(maxmemory="4mb")
     server.start()
     try:
@@ -176,7 +171,7 @@ async def test_the_first_fingerprint_stays(valkey):
         assert client.ttl(FINGERPRINT_KEY) == -1
 
 
-async def test_the_server_tells_memory_policy_and_identity(either):
+async def test_the_servers_report_is_parsed(either):
     with either.client() as client:
         client.set("a", "b")
     async with open_cache(either.unix_url) as cache:
@@ -193,7 +188,7 @@ async def test_the_server_tells_memory_policy_and_identity(either):
 
 
 @pytest.mark.parametrize(
-    ("maxmemory", "system_memory", "wanted", "expected"),
+    ("maxmemory", "system_memory", "cache_bytes", "expected"),
     [
         (1000 * MB, 0, 0, 900 * MB),  # a tenth is left for client buffers
         (10_000 * MB, 0, 0, 9000 * MB),
@@ -205,12 +200,12 @@ async def test_the_server_tells_memory_policy_and_identity(either):
         (0, 4000 * MB, 3000 * MB, 2700 * MB),
     ],
 )
-def test_the_budget_leaves_headroom(maxmemory, system_memory, wanted, expected):
+def test_the_budget_leaves_headroom(maxmemory, system_memory, cache_bytes, expected):
     info = CacheInfo(frozenset(), 0, maxmemory, "noeviction", system_memory, 0)
-    assert info.budget(wanted) == expected
+    assert info.budget(cache_bytes) == expected
 
 
-async def test_every_command_names_an_unreachable_cache(valkey):
+async def test_every_command_reports_an_unreachable_cache(valkey):
     valkey.kill()
     async with open_cache(valkey.url) as cache:
         for command in (
@@ -219,11 +214,7 @@ async def test_every_command_names_an_unreachable_cache(valkey):
             lambda: cache.agree_on_fingerprint("aa"),
             lambda: cache.audit(an_id(0)),
             lambda: cache.drop(an_id(0)),
-            lambda: cache.bury(an_id(0), [a_tombstone()], 1.0),
-            lambda: cache.streams.take([b"s"], block_ms=1, count=1),
-            lambda: cache.streams.begin(b"s"),
-            lambda: cache.streams.keep([b"s"]),
-            lambda: cache.streams.delete(b"s"),
+            lambda: cache.write_tombstones(an_id(0), [a_tombstone()], 1.0),
         ):
             with pytest.raises(CacheUnreachableError, match=valkey.url):
                 await command()
@@ -231,7 +222,7 @@ async def test_every_command_names_an_unreachable_cache(valkey):
 
 @pytest.mark.parametrize("form", ["url", "unix_url"])
 @pytest.mark.parametrize("password", [None, "", "wrong"])
-async def test_a_wrong_password_is_refused_and_not_repeated(valkey, monkeypatch, password, form):
+async def test_a_wrong_password_is_refused_and_not_shown(valkey, monkeypatch, password, form):
     address = getattr(valkey, form)
     with valkey.client() as client:
         client.config_set("requirepass", "right")
@@ -251,7 +242,7 @@ async def test_a_wrong_password_is_refused_and_not_repeated(valkey, monkeypatch,
         assert (await cache.info()).keys == 0
 
 
-async def test_a_record_is_read_back_to_its_end(either):
+async def test_reading_back_verifies_whole_records(either):
     tombstone, record = pack_tombstone(a_tombstone(), an_id(0)), a_record(1)
     spoilt = record[:-1] + bytes([record[-1] ^ 1])
     pointer = pack_pointer(Pointer("a.pack", 64, 112), an_id(0))
@@ -260,8 +251,8 @@ async def test_a_record_is_read_back_to_its_end(either):
         for number, value in enumerate(values):
             client.set(cache_key(an_id(number)), value)
     async with open_cache(either.url) as cache:
-        found = await cache.read_back(b"".join(map(an_id, range(8))))
-    assert found.tolist() == [len(record), 0, -len(tombstone), 0, 0, A_POINTER + len(pointer), 0, 0]
+        lengths = await cache.read_back(b"".join(map(an_id, range(8))))
+    assert lengths.tolist() == [len(record), 0, -len(tombstone), 0, 0, A_POINTER + len(pointer), 0, 0]
 
 
 def a_node(name, *, used=0, maxmemory=0, policy="noeviction", system=0, keys=0, evicted=0):
@@ -272,7 +263,7 @@ def a_node(name, *, used=0, maxmemory=0, policy="noeviction", system=0, keys=0, 
 
 
 @pytest.mark.parametrize(
-    ("slots", "used", "maxmemory", "whole", "left"),
+    ("slots", "used", "maxmemory", "whole", "free"),
     [
         ((10, 10), (20, 20), (100, 100), 190, 150),
         ((10, 10), (20, 60), (100, 100), 190, 70),  # the second has 35 left and gets half of what comes
@@ -282,25 +273,23 @@ def a_node(name, *, used=0, maxmemory=0, policy="noeviction", system=0, keys=0, 
         ((10, 10), (20, 20), (100, 0), 190, 150),  # a node without a limit does not count
     ],
 )
-def test_the_fullest_node_is_the_measure_and_a_twentieth_is_left_to_chance(
-    slots, used, maxmemory, whole, left
-):
+def test_the_fullest_node_limits_a_cluster(slots, used, maxmemory, whole, free):
     nodes = [a_node(str(n), used=used[n] * MB, maxmemory=maxmemory[n] * MB) for n in range(2)]
     info = combined(nodes, slots, 1)
     shares = [node / limit for node, limit in zip(used, maxmemory, strict=True) if limit]
     assert info.fullest_share == pytest.approx(max(shares))
     assert info.maxmemory == pytest.approx(whole * MB, abs=2)
-    assert info.maxmemory - info.used_memory == pytest.approx(left * MB, abs=4)
+    assert info.maxmemory - info.used_memory == pytest.approx(free * MB, abs=4)
 
 
-def test_without_limits_the_memory_of_the_machines_counts():
+def test_without_limits_the_budget_follows_the_machines_memory():
     nodes = [a_node(str(n), used=MB, system=4000 * MB) for n in range(3)]
     assert combined(nodes, (1, 1, 1), hosts=1).budget(0) == 900 * MB
     assert combined(nodes, (1, 1, 1), hosts=3).budget(0) == 2700 * MB
     assert combined(nodes, (1, 1, 1), hosts=1).used_memory == 3 * MB
 
 
-def test_the_rest_is_summed_and_a_policy_that_drops_is_told():
+def test_keys_and_evictions_are_summed_and_an_evicting_policy_is_reported():
     nodes = [a_node("a", keys=3, evicted=1), a_node("b", keys=4, evicted=2, policy="allkeys-lru")]
     info = combined(nodes, (1, 1), 1)
     assert info.nodes == {"a", "b"}

@@ -1,4 +1,4 @@
-"""Drive a core by hand: events at chosen times, actions sorted by kind, invariants checked after each."""
+"""Drive a core by hand, and check its invariants after each event."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from superdl.coordinator.core.events import (
     OUTCOME_ORDER,
     Audit,
     Audited,
-    BatchesAsked,
+    BatchesRequested,
     BatchRead,
     Drop,
     ExecutorResized,
@@ -29,7 +29,7 @@ RECORD_BYTES = 1000
 
 
 class Driver:
-    """A core with one dataset. ``step`` passes in an event and returns the actions."""
+    """A core with one dataset, and its actions by kind."""
 
     def __init__(
         self,
@@ -77,13 +77,13 @@ class Driver:
 
     def open(self, job="job", *, rank=0, at=(0, 0), ineligible=frozenset(), **plan):
         """Open a job."""
-        made = Plan(self.size, **{"batch_size": 8, **plan})
-        self.step(JobOpened(job, self.dataset, made, rank, *at, ineligible))
-        return made
+        opened = Plan(self.size, **{"batch_size": 8, **plan})
+        self.step(JobOpened(job, self.dataset, opened, rank, *at, ineligible))
+        return opened
 
     def ask(self, start, stop, *, job="job", rank=0, epoch=0, yielded=0, sees_store=False):
         """Request a page, as the sampler does."""
-        self.step(BatchesAsked(job, rank, epoch, start, stop, yielded, sees_store))
+        self.step(BatchesRequested(job, rank, epoch, start, stop, yielded, sees_store))
 
     def read(self, position, *, missed=(), corrupt=(), job="job", rank=0, epoch=0, after_s=0.0, **facts):
         """Report a batch as read or samples as missed. ``facts`` override further fields of the report."""
@@ -107,22 +107,20 @@ class Driver:
     def answer(
         self, request, outcome=Outcome.CACHED, *, record_bytes=RECORD_BYTES, but=None, after_s=0.01, **facts
     ):
-        """Answer a request. ``but`` maps samples to other outcomes. ``facts`` sets further fields of the
-        answer, such as the number of the ``pack`` that was written.
-        """
+        """Answer a request. ``but`` maps samples to other outcomes, and ``facts`` sets more fields."""
         if request in self.requests:
             self.requests.remove(request)
         outcomes = [(but or {}).get(index, outcome) for index in request.indices.tolist()]
-        cached = np.array([one == Outcome.CACHED for one in outcomes])
+        cached = np.array([each == Outcome.CACHED for each in outcomes])
         usual = {
             "request_id": request.request_id,
-            "outcomes": np.array([OUTCOME_ORDER.index(one) for one in outcomes], dtype=np.uint8),
+            "outcomes": np.array([OUTCOME_ORDER.index(each) for each in outcomes], dtype=np.uint8),
             "record_bytes": np.where(cached, record_bytes, 0),
             "source_bytes": 10,
             "fetch_us": 1,
             "decode_us": 2,
             "push_us": 3,
-            "messages": {n: f"why {n}" for n, one in enumerate(outcomes) if one != Outcome.CACHED},
+            "messages": {n: f"why {n}" for n, each in enumerate(outcomes) if each != Outcome.CACHED},
             "stored": cached if facts.get("pack") else None,
         }
         return self.step(RequestDone(**usual | facts), after_s=after_s)
@@ -133,7 +131,7 @@ class Driver:
             if not self.requests:
                 return
             self.answer(self.requests[0], outcome, record_bytes=record_bytes)
-        msg = "the core never stops asking"
+        msg = "the core never stops making requests"
         raise AssertionError(msg)
 
     def fail(self, request, kind):
@@ -141,14 +139,14 @@ class Driver:
         self.requests.remove(request)
         return self.step(RequestFailed(request.request_id, kind, "because"))
 
-    def tell(self, audit, record_bytes, *, pointers=False):
-        """Answer an audit with the cached samples' sizes, which may be of ``pointers``."""
+    def finish_audit(self, audit, record_bytes, *, pointers=False):
+        """Report the sizes of an audit's samples, which may be ``pointers``."""
         self.audits.remove(audit)
         lengths = np.array(record_bytes, dtype=np.int64)
         return self.step(Audited(audit.audit_id, lengths, (lengths > 0) & pointers))
 
     def wait(self, seconds):
-        """Let time pass and tick whenever the core asks to. Return all actions on the way."""
+        """Let time pass, with a tick whenever the core needs one. Return all actions on the way."""
         until_s, actions = self.now_s + seconds, []
         for _ in range(10_000):
             if self.core.wake_at_s > until_s:

@@ -10,13 +10,10 @@ from superdl.coordinator.core import (
     ExecutorResized,
     FailureKind,
     FillUp,
-    PacksLost,
-    Prices,
-    RecordsStored,
 )
 from superdl.coordinator.core.samples import footprint
 from superdl.super_wire.request import Outcome, RequestKind
-from tests.coordinator.core.driver import DATASET, RECORD_BYTES, Driver
+from tests.coordinator.core.driver import RECORD_BYTES, Driver
 
 BLIND, STORE = ExecutorFacts("blind", sees_store=False), ExecutorFacts("local", decodes=False)
 
@@ -41,7 +38,7 @@ def decode_all(driver):
 
 
 @pytest.mark.parametrize("how", ["trouble", "crashed", "refused", "no pack"])
-def test_where_the_store_takes_nothing_one_save_at_a_time_tries_it(how):
+def test_one_save_at_a_time_probes_a_failing_store(how):
     driver = blind_job(capacity=8, lease_s=1e6, forget_s=1e6)
     driver.ask(0, 8)
     decode_all(driver)
@@ -86,8 +83,8 @@ def filling(*, known_absent=True, size=200, fill=None, **settings):
 
 
 def state_of(driver):
-    told = driver.core.filled(driver.core.job("fill"))
-    return told.present, told.failed, told.ended
+    progress = driver.core.filled(driver.core.job("fill"))
+    return progress.present, progress.failed, progress.ended
 
 
 @given(
@@ -96,9 +93,7 @@ def state_of(driver):
     room=st.sampled_from([60, 1000]),
     store=st.sampled_from(["none", "seen", "by others"]),
 )
-def test_what_is_missing_is_decoded_once_in_the_order_of_the_plan_as_far_as_there_is_room(
-    cached, bad, room, store
-):
+def test_filling_decodes_each_missing_sample_once_in_plan_order_while_there_is_room(cached, bad, room, store):
     to_store, cached = store != "none", cached if room == 1000 else set()
     driver = filling(
         size=120,
@@ -115,7 +110,7 @@ def test_what_is_missing_is_decoded_once_in_the_order_of_the_plan_as_far_as_ther
     for _ in range(300):
         while driver.audits:
             audit = driver.audits[0]
-            driver.tell(audit, [RECORD_BYTES * (index in cached) for index in audit.indices.tolist()])
+            driver.finish_audit(audit, [RECORD_BYTES * (index in cached) for index in audit.indices.tolist()])
         while driver.requests:
             request = driver.requests[0]
             facts = {"pack": next(packs)} if request.kind.writes_pack else {}
@@ -140,7 +135,7 @@ def test_what_is_missing_is_decoded_once_in_the_order_of_the_plan_as_far_as_ther
 
 
 @pytest.mark.parametrize("to_store", [False, True])
-def test_it_ends_at_so_many_bytes(to_store):
+def test_filling_ends_at_its_size_limit(to_store):
     fill = {"size_bytes": 50.0 * EACH, "to_store": to_store}
     driver = filling(fill=fill, store=True)
     pack = 0
@@ -152,17 +147,7 @@ def test_it_ends_at_so_many_bytes(to_store):
     assert 50 <= there <= (82 if to_store else 50)  # pending requests are not known to be stored
 
 
-def test_it_ends_at_so_much_money():
-    executors = (ExecutorFacts(prices=Prices(invocation=0.01)),)
-    driver = filling(fill={"usd": 0.1}, executors=executors)
-    driver.answer_all()
-    assert state_of(driver)[2] == "max_usd"
-    assert driver.core.job("fill").counters.invocations == 9  # one more would exceed 95% of the limit
-    broke = filling(fill={"usd": 0.001}, executors=executors)
-    assert (broke.requests, state_of(broke)) == ([], (0, 0, "max_usd"))
-
-
-def test_readers_go_first_and_may_have_what_it_brought():
+def test_readers_go_before_filling_and_use_its_samples():
     driver = filling(budget_bytes=300 * EACH, size=250)
     driver.answer(driver.requests[0])
     driver.open("reader", shuffle=False, batch_size=8)
@@ -177,24 +162,7 @@ def test_readers_go_first_and_may_have_what_it_brought():
     assert state_of(driver)[0] == 250
 
 
-def test_the_store_is_filled_through_a_cache_that_is_smaller():
-    driver = filling(store=True, budget_bytes=60 * EACH, fill={"to_store": True})
-    driver.step(RecordsStored(DATASET, np.arange(0, 40), np.ones(40, dtype=np.uint32)))
-    pack, decoded = 1, []
-    while driver.requests:
-        request = driver.requests[0]
-        assert request.kind is RequestKind.DECODE_TO_STORE
-        pack += 1
-        decoded += request.indices.tolist()
-        driver.answer(request, pack=pack)
-    assert sorted(set(decoded)) == sorted(decoded)
-    assert set(decoded) >= set(range(40, 200))
-    assert state_of(driver) == (200, 0, "all")
-    driver.step(PacksLost(np.array([pack], dtype=np.uint32)))
-    assert state_of(driver)[0] < 200
-
-
-def test_one_who_does_not_say_so_again_is_not_filled_for():
+def test_filling_stops_when_its_lease_ends():
     driver = filling(lease_s=2.0, capacity=1)
     driver.answer(driver.requests[0])
     driver.wait(3.0)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from superdl.coordinator.core.events import CacheResized, FailureKind, JobClosed, RecordsStored
+from superdl.coordinator.core.events import FailureKind, RecordsStored
 from superdl.coordinator.core.journal import Cause
 from superdl.coordinator.core.lookahead import headroom_bytes, maxmemory_for
 from superdl.coordinator.core.samples import footprint
@@ -29,12 +29,13 @@ def driver_under_way(**settings):
     return driver
 
 
-def busy(fetch_us, decode_us):
-    """Have functions spend this much time on each while a reader waits."""
+def busy(fetch_us, decode_us, **facts):
+    """Have functions spend this much time on each request while a reader waits."""
 
     def happens(driver):
         while driver.requests:
-            driver.answer(driver.requests[0], fetch_us=fetch_us, decode_us=decode_us, duration_us=6000)
+            request, times = driver.requests[0], {"fetch_us": fetch_us, "decode_us": decode_us}
+            driver.answer(request, **times, duration_us=6000, **facts)
 
     return happens
 
@@ -46,24 +47,27 @@ def refused(driver):
 
 def lost(driver):
     (audit,) = driver.audits
-    driver.tell(audit, [0] * 8)
+    driver.finish_audit(audit, [0] * 8)
 
 
 @pytest.mark.parametrize(
     ("read", "position", "before", "happens", "cause", "settings"),
     [
-        pytest.param((1, 2), 3, None, busy(100, 5000), Cause.DECODE, {"capacity": 1}, id="decode"),
-        pytest.param((1, 2), 3, None, busy(5000, 100), Cause.SOURCE, {"capacity": 1}, id="source"),
+        pytest.param((1, 2), 3, None, busy(100, 5000), Cause.DECODING, {"capacity": 1}, id="decode"),
+        pytest.param((1, 2), 3, None, busy(5000, 100), Cause.STORAGE, {"capacity": 1}, id="source"),
         # fetches many objects in parallel while decoding all the time
-        pytest.param((1, 2), 3, None, busy(40_000, 4000), Cause.DECODE, {"capacity": 1}, id="both"),
-        pytest.param((), 6, None, None, Cause.LATE_PLANNING, {}, id="not-requested"),
-        pytest.param((1, 2), 3, "store", None, Cause.STORE, {"capacity": 1, "store": True}, id="store"),
-        pytest.param((1, 2), 3, None, refused, Cause.THROTTLE, {"capacity": 2}, id="throttle"),
-        pytest.param((1, 2), 3, "crash", lambda driver: driver.wait(60.0), Cause.RETRY, {}, id="retry"),
-        pytest.param((), 1, None, lost, Cause.CACHE_MEMORY, {}, id="lost"),
+        pytest.param((1, 2), 3, None, busy(40_000, 4000), Cause.DECODING, {"capacity": 1}, id="both"),
+        pytest.param((), 6, None, None, Cause.STARTING, {}, id="not-requested"),
+        pytest.param(
+            (1, 2), 3, None, busy(1, 9, cold_start=True), Cause.STARTING, {"capacity": 1}, id="cold"
+        ),
+        pytest.param((1, 2), 3, "store", None, Cause.STORAGE, {"capacity": 1, "store": True}, id="store"),
+        pytest.param((1, 2), 3, None, refused, Cause.LIMITS, {"capacity": 2}, id="throttle"),
+        pytest.param((1, 2), 3, "crash", lambda driver: driver.wait(60.0), Cause.STORAGE, {}, id="retry"),
+        pytest.param((), 1, None, lost, Cause.CACHE, {}, id="lost"),
     ],
 )
-def test_what_a_reader_waited_for_is_named(read, position, before, happens, cause, settings):
+def test_a_stall_is_attributed_to_its_cause(read, position, before, happens, cause, settings):
     driver = driver_under_way(**settings)
     if before == "store":
         driver.step(RecordsStored(DATASET, np.arange(64), np.ones(64, dtype=np.uint32)))
@@ -84,50 +88,17 @@ def test_what_a_reader_waited_for_is_named(read, position, before, happens, caus
     assert job.counters.stalls == 1
 
 
-def test_functions_that_were_starting_are_the_cause():
-    driver = Driver(lookahead_batches=2, request_samples=8, capacity=64)
-    driver.open()
-    driver.ask(0, 8)
-    driver.read(0, missed=ALL)
-    for request in list(driver.requests):
-        driver.answer(request, decode_us=9, duration_us=6000, cold_start=True)
-    stalled(driver, 0)
-    assert driver.core.job("job").stalls.batches == {Cause.COLD_START: 1}
-
-
 @pytest.mark.parametrize("megabytes", [1, 100, 192, 193, 300, 576, 577, 10_000])
-def test_a_server_with_the_memory_named_leaves_as_much_for_records(megabytes):
+def test_the_advised_server_memory_leaves_the_budget_for_records(megabytes):
     budget_bytes = megabytes * 2**20
     limit = maxmemory_for(budget_bytes)
     assert budget_bytes <= limit - headroom_bytes(limit) <= budget_bytes + 2
 
 
-def test_what_is_told_of_thrash_ends_with_the_jobs_and_with_the_memory_that_was_named():
-    driver = Driver(size=800, capacity=4, request_samples=8, budget_bytes=400 * TAKEN)
-    driver.open()
-    for epoch in range(3):
-        read_epoch(driver, epoch)
-    assert driver.core.thrashing
-    driver.step(CacheResized(driver.core.needed_bytes))
-    assert not driver.core.thrashing
-    driver.step(CacheResized(400 * TAKEN))
-    driver.step(JobClosed("job", 0))
-    assert not driver.core.thrashing
-
-
-def driver_with_a_store(budget_samples):
-    """A job over 800 samples whose readers see a store, with a cache for ``budget_samples`` samples."""
-    budget_bytes = budget_samples * TAKEN
-    driver = Driver(
-        size=800, capacity=4, request_samples=8, budget_bytes=budget_bytes, lookahead_batches=4, store=True
-    )
+def test_samples_read_from_the_store_need_no_cache_memory():
+    driver = Driver(size=800, capacity=4, request_samples=8, lookahead_batches=4, store=True)
     driver.open()
     driver.ask(0, 1, sees_store=True)
-    return driver
-
-
-def test_what_readers_take_from_the_store_needs_no_memory_in_the_cache():
-    driver = driver_with_a_store(400)
     assert 800 * TAKEN <= driver.core.needed_bytes <= 850 * TAKEN
     driver.step(RecordsStored(DATASET, np.arange(0, 800, 2), np.ones(400, dtype=np.uint32)))
     assert 400 * TAKEN <= driver.core.needed_bytes <= 425 * TAKEN
@@ -138,20 +109,7 @@ def test_what_readers_take_from_the_store_needs_no_memory_in_the_cache():
     assert driver.core.needed_bytes == 0
 
 
-def read_epoch(driver, epoch, *, sees_store=False):
-    for position in range(100):
-        driver.ask(position, position + 1, epoch=epoch, yielded=position, sees_store=sees_store)
-        driver.answer_all()
-        driver.read(position, epoch=epoch, after_s=0.05)
-
-
-def words(driver, position, *, job="job"):
-    history = driver.core.history(job, 0, 0, position)
-    assert [at_s for at_s, _ in history] == sorted(at_s for at_s, _ in history)
-    return [what for _, what in history]
-
-
-def test_the_life_of_a_batch():
+def test_the_history_of_a_batch_is_described():
     driver = Driver(size=64, capacity=1, request_samples=8)
     driver.open(shuffle=False)
     driver.ask(0, 2)
@@ -160,10 +118,11 @@ def test_the_life_of_a_batch():
     driver.read(0, missed=(3,))
     driver.answer_all()
     driver.read(0)
-    told = words(driver, 0)
-    assert told[0].startswith("looked ahead")
-    assert "request 1 for 8 of its samples, charged to job" in told
-    assert "it was sent to the sampler" in told
-    assert "request 1 ended: the executor accepts no more requests for now: because" in told
-    assert "a reader was missing 1 of its samples" in told
-    assert told[-1].startswith("read, with 8 samples")
+    times_s, texts = zip(*driver.core.history("job", 0, 0, 0), strict=True)
+    assert list(times_s) == sorted(times_s)
+    assert texts[0].startswith("looked ahead")
+    assert "request 1 for 8 of its samples, charged to job" in texts
+    assert "it was sent to the sampler" in texts
+    assert "request 1 ended: the executor accepts no more requests for now: because" in texts
+    assert "a reader was missing 1 of its samples" in texts
+    assert texts[-1].startswith("read, with 8 samples")

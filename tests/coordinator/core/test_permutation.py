@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from superdl.coordinator.core.orders import KEY_BYTES_MAX, PREFIX_SIZE_MAX, SIZE_MAX, Permutation
-from superdl.super_wire.errors import PlanError
+from superdl.coordinator.core.orders import PREFIX_SIZE_MAX, SIZE_MAX, Permutation
 
-KEYS = st.binary(min_size=1, max_size=KEY_BYTES_MAX)
+KEYS = st.binary(min_size=1, max_size=64)
+RADIX_EDGES = [PREFIX_SIZE_MAX, PREFIX_SIZE_MAX + 1, 2**20, 2**20 + 1, 1009**2, 1009 * 1010 + 1, SIZE_MAX]
 
 
 def test_every_small_size_is_a_bijection_with_its_inverse():
@@ -20,10 +20,11 @@ def test_every_small_size_is_a_bijection_with_its_inverse():
         assert np.array_equal(permutation.inverse(shuffled), everything)
 
 
-@given(data=st.data(), size=st.integers(1, SIZE_MAX), key=KEYS)
+@given(data=st.data(), size=st.integers(1, SIZE_MAX) | st.sampled_from(RADIX_EDGES), key=KEYS)
 @settings(max_examples=200, deadline=None)
-def test_inverse_and_forward_undo_each_other_at_huge_sizes(data, size, key):
-    values = np.array(data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=50)), dtype=np.int64)
+def test_the_inverse_undoes_the_permutation_at_any_size(data, size, key):
+    drawn = data.draw(st.lists(st.integers(0, size - 1), max_size=50))
+    values = np.array([0, *drawn, size - 1], dtype=np.int64)
     permutation = Permutation(size, key)
     shuffled = permutation.forward(values)
     assert ((shuffled >= 0) & (shuffled < size)).all()
@@ -31,18 +32,7 @@ def test_inverse_and_forward_undo_each_other_at_huge_sizes(data, size, key):
     assert np.array_equal(permutation.forward(permutation.inverse(values)), values)
 
 
-@pytest.mark.parametrize(
-    "size", [PREFIX_SIZE_MAX, PREFIX_SIZE_MAX + 1, 2**20, 2**20 + 1, 1009**2, 1009 * 1010 + 1, SIZE_MAX]
-)
-def test_sizes_at_the_edge_of_a_radix(size):
-    ends = np.concatenate((np.arange(200), np.arange(size - 200, size)))
-    permutation = Permutation(size, b"edge")
-    shuffled = permutation.forward(ends)
-    assert ((shuffled >= 0) & (shuffled < size)).all()
-    assert np.array_equal(permutation.inverse(shuffled), ends)
-
-
-def test_a_part_is_a_part_of_the_whole_whatever_the_array():
+def test_elements_do_not_depend_on_the_shape_of_the_array():
     permutation = Permutation(30_011, b"part")  # more than one block of work
     whole = permutation.forward(np.arange(30_011))
     some = np.random.default_rng(7).integers(0, 30_011, size=(5, 40))
@@ -67,14 +57,3 @@ PINNED = {
 def test_permutations_are_pinned(size):
     positions = np.linspace(0, size - 1, 5).astype(np.int64)
     assert Permutation(size, b"golden").forward(positions).tolist() == PINNED[size]
-
-
-@pytest.mark.parametrize("size", [10, 1000])
-def test_values_out_of_range_are_refused_by_name(size):
-    permutation = Permutation(size, b"key")
-    with pytest.raises(PlanError, match=rf"positions must be in range\({size}\).* to {size}$"):
-        permutation.forward(np.array([0, size]))
-    with pytest.raises(PlanError, match=r"indices must be in range.* from -1 to 3"):
-        permutation.inverse(np.array([-1, 3]))
-    with pytest.raises(PlanError, match="float64"):
-        permutation.forward(np.array([0.5]))

@@ -1,23 +1,20 @@
 """A rank's look-ahead, neighbours, pages, reports, misses, seeks, leases and epochs, and what it drops."""
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.coordinator.core import ExecutorFacts, SampleState, footprint, runs_of
+from superdl.coordinator.core import SampleState, footprint, runs_of
 from superdl.coordinator.core.events import JobClosed
 from superdl.coordinator.core.jobs import next_use_s
-from superdl.coordinator.core.lookahead import with_their_neighbours
 from superdl.coordinator.core.state import EPOCH_SETS_MAX
 from tests.coordinator.core.driver import RECORD_BYTES, Driver
 
 TAKEN = int(footprint(np.array([RECORD_BYTES]))[0])
 
 
-def test_the_window_is_bounded_by_the_rank_s_share_of_the_budget():
+def test_the_window_is_bounded_by_the_ranks_share_of_the_budget():
     driver = Driver(
         size=800, budget_bytes=TAKEN * 8 * 12, lookahead_batches=64, request_samples=8, capacity=64
     )
@@ -29,7 +26,7 @@ def test_the_window_is_bounded_by_the_rank_s_share_of_the_budget():
     assert len(driver.in_state(SampleState.RESIDENT)) <= 9 * 8
 
 
-def test_the_earliest_deadline_comes_first_over_jobs():
+def test_the_earliest_deadline_goes_first_across_jobs():
     driver = Driver(size=400, lookahead_batches=32, request_samples=8, capacity=1)
     driver.open("fast", seed=1)
     driver.open("slow", seed=2)
@@ -39,13 +36,13 @@ def test_the_earliest_deadline_comes_first_over_jobs():
         driver.read(position, job="fast", after_s=0.1)
         if position % 10 == 9:
             driver.read(position // 10, job="slow")
-    asked = {"fast": 0, "slow": 0}
+    requests = {"fast": 0, "slow": 0}
     for _ in range(10):
         driver.answer(driver.requests[0], after_s=0.0)
-        asked[driver.requests[-1].job] += 1
+        requests[driver.requests[-1].job] += 1
     # Within a second fast needs ten batches of 8 samples, slow one or two.
-    assert asked["fast"] >= 7
-    assert asked["slow"] >= 1
+    assert requests["fast"] >= 7
+    assert requests["slow"] >= 1
 
 
 def steady(*, step_s, latency_s, batches=120, **settings):
@@ -72,7 +69,7 @@ def test_the_window_follows_latency_and_pace():
     assert ahead(far) <= 9, "the configured look-ahead is the maximum"
 
 
-def test_stalls_make_it_cautious_and_calm_lets_it_forget():
+def test_stalls_widen_the_window_and_steady_reading_narrows_it():
     driver = steady(step_s=0.5, latency_s=0.1)
     before = ahead(driver)
     cursor = driver.core.job("job").cursors[0]
@@ -107,32 +104,23 @@ def after_a_report_of_a_spoilt_record():
     return driver, spoilt
 
 
-def test_what_failed_its_check_is_dropped_and_produced_again_once_the_cache_says_so():
+def test_a_corrupt_record_is_dropped_and_produced_again_after_an_audit():
     driver, spoilt = after_a_report_of_a_spoilt_record()
-    driver.tell(spoilt, [0])
+    driver.finish_audit(spoilt, [0])
     assert [drop.indices.tolist() for drop in driver.drops] == [spoilt.indices.tolist()]
     assert driver.requested() == spoilt.indices.tolist()
 
 
-def test_a_forged_report_of_a_spoilt_record_is_one_look_and_no_more():
+def test_forged_reports_of_a_corrupt_record_cost_one_audit():
     driver, spoilt = after_a_report_of_a_spoilt_record()
     looks = len(driver.audits)
     for _ in range(100):  # while the audit is pending
         driver.read(0, missed=(2,), corrupt=(2,))
     assert len(driver.audits) == looks
-    driver.tell(spoilt, [1000])
+    driver.finish_audit(spoilt, [1000])
     assert driver.drops == []
     assert driver.requests == []
     assert driver.core.state.states(driver.key(), spoilt.indices).tolist() == [SampleState.RESIDENT]
-
-
-def test_misses_come_before_looking_ahead():
-    driver = Driver(size=400, capacity=1, request_samples=8)
-    plan = driver.open()
-    driver.ask(0, 50)
-    driver.read(30, missed=tuple(range(8)))
-    driver.answer(driver.requests[0])
-    assert driver.requests[-1].indices.tolist() == plan.batch(0, 30, 0).indices.tolist()
 
 
 @pytest.mark.parametrize(
@@ -149,7 +137,7 @@ def test_misses_come_before_looking_ahead():
     ],
     ids=str,
 )
-def test_a_report_that_speaks_of_no_batch_changes_nothing(what):
+def test_a_report_outside_the_plan_changes_nothing(what):
     driver = Driver(lookahead_batches=2)
     driver.open()
     driver.answer_all()
@@ -157,35 +145,35 @@ def test_a_report_that_speaks_of_no_batch_changes_nothing(what):
     assert driver.core.state.failures.get((driver.key(), 0), "") == ""
 
 
-def test_nobody_waits_for_reports_of_empty_batches_of_a_mix():
+def test_empty_batches_of_a_mix_need_no_reports():
     driver = Driver(size=8, lookahead_batches=2)
     plan = driver.open(batch_size=1, mix=(8, 792))  # each batch of one: one sample per 100 batches
     cursor = driver.core.job("job").cursors[0]
     for start in range(0, 800, 40):
         driver.ask(start, start + 40, yielded=start)
-        wanted = [at for at in range(start, start + 40) if not plan.is_empty(at, 0)]
-        assert cursor.watermark == min([*wanted, start + 40])
+        expected = [at for at in range(start, start + 40) if not plan.is_empty(at, 0)]
+        assert cursor.watermark == min([*expected, start + 40])
         driver.answer_all()
-        for position in wanted:
+        for position in expected:
             [index] = plan.batch(0, position, 0).indices.tolist()
             assert driver.core.state.states(driver.key(), np.array([index])).tolist() == [S.RESIDENT]
             driver.read(position, samples=1, hits=1, after_s=0.01)
         assert cursor.watermark == start + 40
 
 
-def test_two_iterators_of_one_sampler_both_get_their_batches():
+def test_two_iterators_of_a_sampler_both_get_their_batches():
     driver = Driver(size=80, lookahead_batches=2, random=True)
     plan = driver.open()
     for step in range(10):
         for epoch in (0, 1):
             driver.ask(step, step + 1, epoch=epoch, yielded=step)
             driver.answer_all()
-            wanted = plan.batch(epoch, step, 0).indices
-            states = driver.core.state.states(driver.key(epoch), wanted)
+            expected = plan.batch(epoch, step, 0).indices
+            states = driver.core.state.states(driver.key(epoch), expected)
             if not (states == S.RESIDENT).all():
                 driver.read(step, missed=tuple(np.flatnonzero(states != S.RESIDENT).tolist()), epoch=epoch)
                 driver.answer_all()
-            assert (driver.core.state.states(driver.key(epoch), wanted) == S.RESIDENT).all()
+            assert (driver.core.state.states(driver.key(epoch), expected) == S.RESIDENT).all()
             driver.read(step, epoch=epoch, after_s=0.01)
 
 
@@ -193,7 +181,7 @@ FAR = [(7919 * number) % 100_003 for number in range(1, 301)]
 
 
 @pytest.mark.parametrize("answered", [True, False])
-def test_calls_for_far_off_epochs_cost_no_memory_and_the_last_one_is_served(answered):
+def test_calls_for_distant_epochs_use_bounded_memory_and_the_latest_is_served(answered):
     driver = Driver(size=64, random=True, lookahead_batches=2)
     plan = driver.open()
     for epoch in FAR:
@@ -206,7 +194,7 @@ def test_calls_for_far_off_epochs_cost_no_memory_and_the_last_one_is_served(answ
     driver.read(3, missed=tuple(range(8)), epoch=FAR[-1], after_s=0.1)
     driver.answer_all()
     for audit in list(driver.audits):
-        driver.tell(audit, [1000] * audit.indices.size)
+        driver.finish_audit(audit, [1000] * audit.indices.size)
     indices = plan.batch(FAR[-1], 3, 0).indices
     assert set(driver.core.state.states(driver.key(epoch=FAR[-1]), indices)) == {SampleState.RESIDENT}
     assert len(driver.state.sets) <= EPOCH_SETS_MAX
@@ -214,15 +202,10 @@ def test_calls_for_far_off_epochs_cost_no_memory_and_the_last_one_is_served(answ
     assert all(samples.resident_count for samples in driver.state.sets.values())
 
 
-def two_jobs(**settings):
-    driver = Driver(**{"size": 200, "capacity": 1, "request_samples": 8, "lease_s": 15.0, **settings})
+def test_samples_of_lapsed_jobs_are_dropped_after_unneeded_ones_and_before_others():
+    driver = Driver(size=200, capacity=1, request_samples=8, lease_s=15.0)
     driver.open("gone", seed=1)
     driver.open("here", seed=2)
-    return driver
-
-
-def test_what_only_a_lapsed_job_will_read_goes_before_what_others_will_and_after_what_nobody_will():
-    driver = two_jobs()
     everything = np.arange(driver.size)
     alive_s = next_use_s(driver.key(), everything, [driver.core.job("here")])
     driver.wait(14.0)
@@ -234,7 +217,7 @@ def test_what_only_a_lapsed_job_will_read_goes_before_what_others_will_and_after
     assert (next_use_s(driver.key(), everything, driver.core.jobs) <= alive_s.max()).all()
 
 
-def test_one_silent_rank_does_not_hold_its_job_back():
+def test_a_silent_rank_does_not_hold_back_its_job():
     driver = Driver(size=200, capacity=4, lease_s=15.0)
     for rank in (0, 1):
         driver.open("job", rank=rank, replicas=2, batch_size=4)
@@ -253,7 +236,7 @@ def test_one_silent_rank_does_not_hold_its_job_back():
     st.lists(st.lists(st.integers(1, 900), min_size=1, max_size=20), min_size=1, max_size=8),
     st.integers(1, 2000),
 )
-def test_runs_cut_objects_into_windows_of_bytes(shards, run_bytes):
+def test_runs_divide_objects_into_windows_of_bytes(shards, run_bytes):
     objects = np.repeat(np.arange(len(shards)), [len(lengths) for lengths in shards])
     offsets = np.concatenate([np.cumsum([0, *lengths[:-1]]) for lengths in shards])
     lengths = np.concatenate(shards)
@@ -271,59 +254,8 @@ def test_runs_cut_objects_into_windows_of_bytes(shards, run_bytes):
     assert runs.size <= sum(2 * sum(shard) // run_bytes + 1 for shard in shards)
 
 
-def test_row_groups_are_runs_beside_shards():
+def test_each_row_group_is_a_run():
     groups = np.array([0, 0, 1, 1, 1, 7, 0, 100, 200], dtype=np.uint8)
     lengths = np.array([0, 1, 0, 1, 200, 0, 100, 100, 100], dtype=np.uint8)
     objects, whole = np.array([0] * 6 + [1] * 3, dtype=np.uint8), np.array([True] * 6 + [False] * 3)
     assert runs_of(objects, groups, lengths, 1000, whole=whole).tolist() == [0, 2, 5, 6]
-
-
-def ready(runs, **settings):
-    """A job that has read a batch, so function latency is known, with nothing in flight."""
-    driver = Driver(runs=np.array(runs), **{"lookahead_batches": 1, "capacity": 1, **settings})
-    driver.open(seed=3)
-    driver.ask(0, 1)
-    driver.answer_all()
-    driver.read(0)
-    driver.answer_all()
-    return driver
-
-
-def take(driver, wanted, *, slack_s=1e6, epoch=-1, executor=0):
-    cursor = driver.core.job("job").cursors[0]
-    found = with_their_neighbours(
-        driver.state,
-        driver.state.fleet.executors[executor],
-        cursor,
-        driver.key(epoch),
-        np.array(wanted),
-        slack_s=slack_s,
-        later_than_s=0.0,
-        now=driver.now_s,
-    )
-    return found.tolist()
-
-
-HALVES = [0, 32]
-
-
-def test_nothing_comes_along_that_could_not_keep_or_would_come_late():
-    driver = ready(HALVES)
-    first = driver.in_state(SampleState.ABSENT)[0]
-    run = [index for index in driver.in_state(SampleState.ABSENT) if index < 32]
-    assert take(driver, [first]) == run
-    slow_s = driver.state.fleet.executors[0].latency.expected_s(len(run))
-    assert take(driver, [first], slack_s=2.1 * slow_s) == run
-    assert take(driver, [first], slack_s=1.9 * slow_s) == [first]
-    # If everything is late, only neighbours that are quick to produce are added.
-    assert take(driver, [first], slack_s=math.inf) == run
-    driver.state.fleet.executors[0].latency.sample_s = 1.0
-    assert take(driver, [first], slack_s=math.inf) == [first]
-
-
-def test_the_dearer_executor_takes_nothing_along():
-    driver = ready(HALVES, executors=(ExecutorFacts("cheap"), ExecutorFacts("dear")))
-    first = driver.in_state(SampleState.ABSENT)[0]
-    driver.state.fleet.executors[1].latency.observe(1, 0.01, 0.01)
-    assert len(take(driver, [first])) > 1
-    assert take(driver, [first], executor=1) == [first]

@@ -27,7 +27,7 @@ def crowded(samples, **settings):
     return driver
 
 
-def test_a_reader_that_died_blocks_others_for_seconds_only():
+def test_a_dead_reader_blocks_others_only_for_seconds():
     driver = crowded(2)
     driver.read(5, missed=(0, 1))
     driver.answer_all()
@@ -37,7 +37,7 @@ def test_a_reader_that_died_blocks_others_for_seconds_only():
     assert driver.requested() == [48, 49]
 
 
-def test_a_write_refused_for_memory_makes_room_and_blames_no_sample_and_no_executor():
+def test_a_write_refused_for_memory_makes_room_and_costs_no_attempt():
     driver = crowded(64, lookahead_batches=4)
     for position in range(4):
         driver.answer_all()
@@ -54,7 +54,7 @@ def test_a_write_refused_for_memory_makes_room_and_blames_no_sample_and_no_execu
     assert set(driver.in_state(S.RESIDENT)) >= set(request.indices.tolist())
 
 
-def test_room_is_found_beside_a_job_whose_epochs_are_too_long_to_count_the_batches_to_anothers():
+def test_an_epoch_too_far_ahead_to_count_its_batches_can_be_evicted():
     driver = Driver(size=8, random=True, budget_bytes=4 * TAKEN, capacity=2)
     driver.open("long", batch_size=1, draws=Draws(weights=np.ones(8).tobytes(), count=2**40))
     driver.answer_all()
@@ -69,7 +69,7 @@ def test_room_is_found_beside_a_job_whose_epochs_are_too_long_to_count_the_batch
 
 
 @given(others=st.integers(0, 100), more=st.integers(40, 100), pushed=st.lists(st.floats(0, 1), min_size=1))
-def test_what_requests_in_flight_have_pushed_is_not_taken_for_more_or_less_of_others(others, more, pushed):
+def test_records_pushed_by_pending_requests_do_not_count_as_foreign_memory(others, more, pushed):
     driver = Driver(budget_bytes=64 * TAKEN, capacity=2, request_samples=8)
     driver.step(CacheGrew(others * TAKEN))
     driver.open(shuffle=False)
@@ -87,7 +87,7 @@ def test_what_requests_in_flight_have_pushed_is_not_taken_for_more_or_less_of_ot
     assert driver.state.foreign_bytes == 0
 
 
-def test_a_sample_larger_than_the_budget_is_produced_for_its_reader_alone():
+def test_a_sample_larger_than_the_budget_is_produced_only_for_a_waiting_reader():
     driver = Driver(size=4, budget_bytes=100, capacity=4)
     driver.open(batch_size=2, shuffle=False)
     driver.ask(0, 2)
@@ -139,29 +139,21 @@ def residents(key, size, indices):
     return samples
 
 
-@given(plans(), st.booleans(), st.data())
-def test_next_use_is_what_a_walk_over_the_plan_finds(plan, random, data):
+@given(plans(), plans(), st.booleans(), st.data())
+def test_victims_are_those_with_the_farthest_next_use(plan, other, random, data):
     """With a random recipe, a sample's next use is in its own epoch."""
-    low = data.draw(st.integers(0, 3 * plan.batches_per_epoch))
-    job = job_at(plan, low, random=random, interval_s=0.5)
-    epochs = st.integers(0, low // plan.batches_per_epoch + 1) if random else st.just(EVERY_EPOCH)
-    key = SetKey(NAME, data.draw(epochs))
-    found = next_use_s(key, np.arange(plan.size), [job])
-    assert found.tolist() == [brute_force_s(key, index, job) for index in range(plan.size)]
-
-
-@given(plans(), plans(), st.data())
-def test_victims_are_those_with_the_farthest_next_use(plan, other, data):
     other = Plan(plan.size, other.batch_size, other.replicas, other.seed, other.shuffle)
     low, low2 = data.draw(st.integers(0, 20)), data.draw(st.integers(0, 20))
-    jobs = [job_at(plan, low, low + 1, name="a"), job_at(other, low2, name="b", interval_s=0.3)]
-    key = SetKey(NAME, EVERY_EPOCH)
+    jobs = [job_at(plan, low, low + 1, name="a", random=random)]
+    jobs += [job_at(other, low2, name="b", interval_s=0.3, random=random)]
+    epochs = st.integers(0, low // plan.batches_per_epoch + 1) if random else st.just(EVERY_EPOCH)
+    key = SetKey(NAME, data.draw(epochs))
     there = sorted(data.draw(st.sets(st.integers(0, plan.size - 1), min_size=1)))
-    wanted, later_than_s = data.draw(st.integers(1, len(there))), data.draw(st.sampled_from((-1.0, 0.0, 2.0)))
+    count, later_than_s = data.draw(st.integers(1, len(there))), data.draw(st.sampled_from((-1.0, 0.0, 2.0)))
     victims = choose_victims(
         {key: residents(key, plan.size, there)},
         jobs,
-        wanted_bytes=wanted * RECORD,
+        size_bytes=count * RECORD,
         later_than_s=later_than_s,
         turn=1,
         spared={},
@@ -169,12 +161,12 @@ def test_victims_are_those_with_the_farthest_next_use(plan, other, data):
     chosen = [index for indices in victims.values() for index in indices.tolist()]
     uses_s = {index: min(brute_force_s(key, index, job) for job in jobs) for index in there}
     candidates = sorted((use_s for use_s in uses_s.values() if use_s > later_than_s), reverse=True)
-    assert sorted((uses_s[index] for index in chosen), reverse=True) == candidates[:wanted]
+    assert sorted((uses_s[index] for index in chosen), reverse=True) == candidates[:count]
     assert len(set(chosen)) == len(chosen)
 
 
-@pytest.mark.parametrize("wanted", [50, 2000])
-def test_of_very_many_a_part_is_looked_at_and_another_each_time(wanted):
+@pytest.mark.parametrize("count", [50, 2000])
+def test_of_very_many_samples_each_search_considers_another_part(count):
     size = 10 * CANDIDATES_LEAST
     key = SetKey(NAME, EVERY_EPOCH)
     sets = {key: residents(key, size, list(range(size)))}
@@ -183,10 +175,10 @@ def test_of_very_many_a_part_is_looked_at_and_another_each_time(wanted):
     seen = set()
     for turn in range(5):
         victims = choose_victims(
-            sets, [job], wanted_bytes=wanted * RECORD, later_than_s=0.0, turn=turn, spared={}
+            sets, [job], size_bytes=count * RECORD, later_than_s=0.0, turn=turn, spared={}
         )[key]
-        assert victims.size == wanted
+        assert victims.size == count
         # Nearly as good as looking at every sample: victims are in the last quarter to be used.
         assert uses_s[victims].min() > np.quantile(uses_s, 0.75)
         seen |= set(victims.tolist())
-    assert len(seen) >= 2 * wanted
+    assert len(seen) >= 2 * count

@@ -15,22 +15,22 @@ PRICES = Prices(invocation=1.0, gb_s=2.0, source_request=0.5, source_gb=4.0, rec
 
 
 def ledger(prices=PRICES, *, max_usd=math.inf, max_usd_per_hour=math.inf):
-    made = Ledger([prices], max_usd=max_usd, max_usd_per_hour=max_usd_per_hour)
-    made.settle(0.0)
-    return made
+    book = Ledger([prices], max_usd=max_usd, max_usd_per_hour=max_usd_per_hour)
+    book.settle(0.0)
+    return book
 
 
 def invoke(book, dataset=b"a", *, now=0.0, gb_s=0.0, executor=0):
     counted = {"source_requests": 0, "source_bytes": 0, "record_bytes": 0}
-    return book.invoked(dataset, executor=executor, gb_s=gb_s, now=now, **counted)
+    return book.bill_invocation(dataset, executor=executor, gb_s=gb_s, now=now, **counted)
 
 
 def freedom(book, in_flight):
-    book.watch(in_flight, 0.0)
+    book.update(in_flight, 0.0)
     return book.spending
 
 
-def test_every_unit_has_its_price_and_what_is_paid_for_is_kept_apart():
+def test_each_unit_is_billed_at_its_price():
     book = Ledger(
         [Prices(1.0, 2.0, 0.5, 4.0, 8.0, 16.0, hour=3600.0, coordinator_hour=900.0)],
         max_usd=math.inf,
@@ -39,7 +39,7 @@ def test_every_unit_has_its_price_and_what_is_paid_for_is_kept_apart():
     )
     book.settle(0.0)
     units = {"source_requests": 4, "source_bytes": 2**29, "record_bytes": 2**28}
-    usd = book.invoked(b"a", gb_s=3.0, **units, now=0.0, store_gets=2, store_puts=1)
+    usd = book.bill_invocation(b"a", gb_s=3.0, **units, now=0.0, store_gets=2, store_puts=1)
     assert usd == 1 + 6 + 2 + 2 + 2 + (1 + 16)
     book.settle(4.0)
     assert asdict(book.spent()) == {
@@ -55,25 +55,25 @@ def test_every_unit_has_its_price_and_what_is_paid_for_is_kept_apart():
     assert book.total_usd == 41.0
 
 
-def test_shared_work_is_split_over_those_who_used_it():
+def test_costs_of_shared_samples_are_split_by_samples_read():
     book = ledger()
-    book.produced(b"a", "one", 100, invoke(book))
-    book.used(b"a", "one", 100, 0, 0.0)
+    book.add_produced(b"a", "one", 100, invoke(book))
+    book.add_read(b"a", "one", 100, 0, 0.0)
     assert book.job_costs("one").usd == 1.0
-    book.used(b"a", "two", 100, 0, 1.0)
+    book.add_read(b"a", "two", 100, 0, 1.0)
     assert book.job_costs("one").usd == book.job_costs("two").usd == 0.5
-    book.produced(b"b", "two", 10, invoke(book, b"b"))
+    book.add_produced(b"b", "two", 10, invoke(book, b"b"))
     assert (book.job_costs("one").usd, book.job_costs("two").usd) == (0.5, 1.5)
 
 
-def test_hours_are_split_over_those_who_are_there():
+def test_hourly_costs_are_split_among_the_jobs_present():
     book = ledger(Prices(hour=3600.0))
     book.settle(1.0)
-    book.joined("one")
+    book.add_job("one")
     book.settle(3.0)
-    book.joined("two")
+    book.add_job("two")
     book.settle(7.0)
-    book.left("one")
+    book.remove_job("one")
     book.settle(8.0)
     assert book.job_costs(NOBODY).usd == 1.0
     assert book.job_costs("one").usd == 2.0 + 2.0
@@ -84,7 +84,7 @@ def test_hours_are_split_over_those_who_are_there():
 def test_near_the_cap_spending_slows_and_at_the_cap_it_stops():
     book = ledger(max_usd=10.0)
     for _ in range(8):
-        book.produced(b"a", "one", 10, invoke(book))
+        book.add_produced(b"a", "one", 10, invoke(book))
     assert freedom(book, [(0, 0)]) is Spending.FREELY
     assert freedom(book, [(1, 10)]) is Spending.SLOWED, "requests in flight count as spent"
     assert freedom(book, [(2, 20)]) is Spending.STOPPED
@@ -93,7 +93,7 @@ def test_near_the_cap_spending_slows_and_at_the_cap_it_stops():
     assert freedom(book, [(0, 0)]) is Spending.STOPPED
 
 
-def test_beyond_the_cap_by_the_hour_spending_slows_until_time_has_passed():
+def test_beyond_the_hourly_cap_spending_slows_for_a_while():
     book = ledger(max_usd_per_hour=3600.0)
     for _ in range(310):
         invoke(book)
@@ -108,14 +108,14 @@ def test_beyond_the_cap_by_the_hour_spending_slows_until_time_has_passed():
 def serve(teams, requests_s, places, *, until_s):
     """Serve teams that always want more requests of these lengths. Return the function seconds of each."""
     running = []
-    now, made = 0.0, 0
+    now, started = 0.0, 0
     had_s = dict.fromkeys(requests_s, 0.0)
     while now < until_s:
         while len(running) < places:
             name = min(requests_s, key=teams.turn)
-            made += 1
+            started += 1
             heapq.heappush(
-                running, (now + requests_s[name], made, name, teams.began(name, 8, capacity=places))
+                running, (now + requests_s[name], started, name, teams.began(name, 8, capacity=places))
             )
         now, _, name, expected_s = heapq.heappop(running)
         teams.ended(name, 8, requests_s[name], expected_s=expected_s)
@@ -125,14 +125,14 @@ def serve(teams, requests_s, places, *, until_s):
     return had_s
 
 
-def test_a_team_that_was_away_saves_up_two_seconds_of_its_share_and_no_more():
+def test_an_idle_team_accumulates_at_most_two_seconds_of_its_share():
     teams = Teams([Team("a", 1), Team("b", 1)])
     assert serve(teams, {"a": 0.1}, 8, until_s=100.0)["a"] > 700.0
     had_s = serve(teams, {"a": 0.1, "b": 0.1}, 8, until_s=100.0)
     assert 0.0 < had_s["b"] - had_s["a"] <= 2 * 2 * 8 + 1
 
 
-def test_shares_that_change_hold_from_then_on():
+def test_changed_shares_take_effect_at_once():
     teams = Teams([Team("a"), Team("b")])
     serve(teams, {"a": 0.1, "b": 0.1}, 8, until_s=20.0)
     teams.change([Team("a", share=7.0)])
@@ -148,7 +148,7 @@ def open_as(driver, team, job, *, seed=0):
 PRICED = (ExecutorFacts("priced", Prices(invocation=1.0)),)
 
 
-def test_a_team_that_may_spend_no_more_is_told_so_and_others_go_on():
+def test_a_team_at_its_cap_is_refused_and_others_continue():
     driver = Driver(
         size=256, capacity=2, request_samples=8, executors=PRICED, teams=(Team("a", max_usd=3.0),)
     )
@@ -161,9 +161,9 @@ def test_a_team_that_may_spend_no_more_is_told_so_and_others_go_on():
     driver.read(5, job="one", missed=tuple(range(8)))
     [tombstones] = driver.tombstones
     assert tombstones.indices.size == 8
-    assert "the requests of team a have cost 3.0000 USD" in tombstones.messages[0]
+    assert "production has stopped for team a: its requests have cost 3.0000 USD" in tombstones.messages[0]
     driver.read(5, job="one", hits=0, wait_us=7)
-    assert driver.core.job("one").stalls.batches == {Cause.SPENDING: 1}
+    assert driver.core.job("one").stalls.batches == {Cause.LIMITS: 1}
     assert not driver.requests
     assert driver.warnings[-1].message == tombstones.messages[0]
     driver.step(TeamsChanged(()))
@@ -180,7 +180,7 @@ def test_a_team_that_may_spend_no_more_is_told_so_and_others_go_on():
     assert driver.state.teams["a"].usd == 3.0
 
 
-def test_what_was_spent_before_a_restart_counts():
+def test_a_teams_spending_before_a_restart_counts():
     driver = Driver(executors=PRICED, teams=(Team("a", max_usd=3.0),), teams_usd={"a": 2.5})
     open_as(driver, "a", "one")
     assert not driver.requests

@@ -1,7 +1,6 @@
 """Restore stored samples, or point to them if all readers see the store. Decode them if it fails."""
 
 import numpy as np
-import pytest
 
 from superdl.coordinator.core import CacheReset, ExecutorResized, FailureKind, RecordsStored, SampleState
 from superdl.super_wire.request import Outcome, RequestKind
@@ -35,7 +34,7 @@ def decoded(driver):
     )
 
 
-def test_where_one_rank_does_not_see_the_store_the_samples_of_all_ranks_are_restored():
+def test_samples_are_restored_if_one_rank_cannot_access_the_store():
     driver = Driver(store=True, lookahead_batches=2, capacity=0)
     for rank in (0, 1):
         driver.open(shuffle=False, batch_size=4, replicas=2, rank=rank)
@@ -48,55 +47,34 @@ def test_where_one_rank_does_not_see_the_store_the_samples_of_all_ranks_are_rest
     assert restored(driver) == list(range(16))
 
 
-def look_again(driver, *, after_s=0.0):
+def restart_lookahead(driver, *, after_s=0.0):
     """Empty the cache and have the job look ahead to its samples again."""
     driver.answer_all()
     driver.step(CacheReset(), after_s=after_s)
 
 
-def test_one_request_tries_a_store_that_had_trouble_while_all_else_is_decoded():
+def test_one_request_probes_a_failing_store_while_the_rest_is_decoded():
     driver = opened(ALL, lookahead_batches=2, request_samples=4, forget_s=1e6, lease_s=1e6)
     for request in list(driver.requests):
         driver.answer(request, Outcome.STORE_ERROR, store_trouble="throttled", after_s=0.0)
     assert [warning.message for warning in driver.warnings] == [driver.core.store_trouble]
     assert "throttled" in driver.core.store_trouble
     for pause_s in (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0):
-        look_again(driver)
+        restart_lookahead(driver)
         assert not restored(driver)
-        look_again(driver, after_s=pause_s)
+        restart_lookahead(driver, after_s=pause_s)
         probe = next(request for request in driver.requests if request.kind is RequestKind.RESTORE)
         assert sorted(decoded(driver) + probe.indices.tolist()) == list(range(16))
         driver.answer(probe, Outcome.STORE_ERROR, after_s=0.0)
     assert len(driver.warnings) == 1
-    look_again(driver, after_s=30.0)
+    restart_lookahead(driver, after_s=30.0)
     driver.answer(next(request for request in driver.requests if request.kind is RequestKind.RESTORE))
-    look_again(driver)
+    restart_lookahead(driver)
     assert driver.core.store_trouble == ""
     assert restored(driver) == list(range(16))
 
 
-def test_a_full_store_is_read_and_tried_again():
-    driver = opened(lookahead_batches=2, request_samples=4)
-    for request in list(driver.requests):
-        driver.answer(
-            request,
-            **({} if request.kind is RequestKind.RESTORE else {"store_trouble": "disk full"}),
-            after_s=0.0,
-        )
-    assert "disk full" in driver.core.store_trouble
-    assert len(driver.warnings) == 1
-    look_again(driver)
-    assert restored(driver) == list(range(0, 16, 2))
-    assert not any(request.kind.writes_pack for request in driver.requests)
-    look_again(driver, after_s=0.5)
-    (probe,) = (request for request in driver.requests if request.kind.writes_pack)
-    driver.answer(probe, pack=9)
-    look_again(driver)
-    assert driver.core.store_trouble == ""
-    assert {request.kind for request in driver.requests} <= {RequestKind.RESTORE, RequestKind.DECODE_TO_STORE}
-
-
-def test_a_store_that_holds_up_those_who_write_is_left_alone():
+def test_a_store_that_delays_writers_is_set_aside():
     driver = opened(request_samples=4)
     saving = [request for request in driver.requests if request.kind.writes_pack]
     for number, request in enumerate(saving[:3]):
@@ -115,7 +93,7 @@ def test_a_store_that_holds_up_those_who_write_is_left_alone():
     assert not any(request.kind.writes_pack for request in again)
 
 
-def test_under_pressure_stored_records_that_only_straight_jobs_read_go_first():
+def test_stored_records_that_only_straight_jobs_read_are_dropped_first():
     budget_bytes = 40 * (RECORD_BYTES + 500)
     driver = opened(ALL[:0], ask=False, lookahead_batches=3, budget_bytes=budget_bytes)
     driver.ask(0, 8, sees_store=True)
@@ -128,31 +106,29 @@ def test_under_pressure_stored_records_that_only_straight_jobs_read_go_first():
     assert {4, 12, 13} == set(dropped[:3])
 
 
-@pytest.mark.parametrize("roomy", [True, False])
-def test_whole_packs_come_along_in_free_room_as_far_as_one_request_goes(roomy):
-    budget_bytes = 10**9 if roomy else 64 * (RECORD_BYTES + 200)
-    settings = {"lookahead_batches": 16, "request_samples": 16, "budget_bytes": budget_bytes}
+def test_whole_packs_are_restored_as_far_as_they_fit_into_a_request():
+    settings = {"lookahead_batches": 16, "request_samples": 16}
     driver = Driver(size=640, store=True, whole_packs=True, capacity=0, **settings)
     driver.open(shuffle=False, batch_size=2)
     shuffled = np.random.default_rng(1).permutation(640)
     driver.step(RecordsStored(DATASET, shuffled, np.repeat(np.arange(1, 81), 8).astype(np.uint32)))
     driver.ask(0, 16)
     driver.step(ExecutorResized(1))
-    made = 0
+    requests = 0
     while driver.requests:
         request = driver.requests[0]
         assert request.kind is RequestKind.RESTORE
         assert request.indices.size <= 16
-        made += 1
+        requests += 1
         driver.answer(request, after_s=0.001)
-    brought = len(driver.in_state(SampleState.RESIDENT))
-    assert brought >= 64 if roomy else brought <= 64
-    assert set(range(32)) <= set(driver.in_state(SampleState.RESIDENT))
-    assert not (roomy and driver.drops)
-    assert made < 20
+    resident = driver.in_state(SampleState.RESIDENT)
+    assert len(resident) >= 64
+    assert set(range(32)) <= set(resident)
+    assert not driver.drops
+    assert requests < 20
 
 
-def test_a_hanging_restore_is_raced_by_decoding_where_a_reader_waits():
+def test_a_hanging_restore_is_raced_by_decoding_if_a_reader_waits():
     driver = opened(ALL, hedge_share=0.5, lookahead_batches=8, request_samples=4, capacity=8)
     for _ in range(8):
         driver.answer(driver.requests[0])
@@ -171,7 +147,7 @@ def test_a_hanging_restore_is_raced_by_decoding_where_a_reader_waits():
 POINTER_BYTES = 126
 
 
-def test_a_pointer_that_a_reader_cannot_follow_is_restored_and_for_a_while_none_is_made():
+def test_a_broken_pointer_is_restored_and_no_pointers_are_made_for_a_minute():
     driver = Driver(store=True, lookahead_batches=2, request_samples=8, capacity=0)
     driver.open(shuffle=False)
     driver.ask(0, 8, sees_store=True)
@@ -182,7 +158,7 @@ def test_a_pointer_that_a_reader_cannot_follow_is_restored_and_for_a_while_none_
         driver.answer(request, record_bytes=POINTER_BYTES, pack=pack, pointers=pointers)
     driver.read(0, missed=(3,), corrupt=(3,))
     whole = next(audit for audit in driver.audits if audit.whole)
-    driver.tell(whole, [POINTER_BYTES], pointers=True)
+    driver.finish_audit(whole, [POINTER_BYTES], pointers=True)
     assert [drop.indices.tolist() for drop in driver.drops] == [[3]]
     (restore,) = driver.requests
     assert (restore.kind, restore.indices.tolist()) == (RequestKind.RESTORE, [3])

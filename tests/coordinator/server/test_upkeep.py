@@ -62,7 +62,7 @@ async def kept_at(address):
     info = await cache.info()
     settings = CoreSettings(budget_bytes=info.budget(0))
     engine = Engine(settings, cache, [ScriptedExecutor(address)], DatasetRegistry(max_age_s=1.0))
-    reports = ReportReader(cache.streams, engine.post_all)
+    reports = ReportReader(cache.nodes, engine.post_all)
     upkeep = Upkeep(cache, engine, reports, info=info, fingerprint="aa")
     try:
         await upkeep.once()

@@ -96,15 +96,6 @@ def test_throttling_is_logged_once_a_minute_with_its_count_and_so_is_its_end(log
     assert last == f"{name} is no longer throttled"
 
 
-def test_a_request_can_be_explained_in_the_log():
-    driver = Driver(executors=(ExecutorFacts("lambda"),))
-    driver.open()
-    driver.ask(0, 8)
-    basis = driver.core.basis(driver.requests[0])
-    assert basis.startswith("request 1 for ")
-    assert "in flight at lambda" in basis
-
-
 def test_a_team_at_its_cap_is_logged_once_and_so_is_its_return(log):
     facts = (ExecutorFacts("lambda", Prices(invocation=1.0)),)
     driver = Driver(executors=facts, teams=(Team("a", max_usd=1.5), Team("b")), request_samples=4)
@@ -112,7 +103,7 @@ def test_a_team_at_its_cap_is_logged_once_and_so_is_its_return(log):
     driver.step(JobOpened("job", driver.dataset, Plan(64, batch_size=8), 0, team="a"))
     driver.answer_all()
     watch.step()
-    assert log()[1].startswith("the requests of team a have cost ")
+    assert log()[1].startswith("production has stopped for team a: ")
     watch.step()
     assert log() == []
     driver.state.teams.change([Team("a", max_usd=100.0), Team("b")])
@@ -130,7 +121,7 @@ async def test_a_closed_job_stays_in_the_history_and_a_broken_history_starts_ove
     assert (job.job, job.source, job.batches_read) == ("job", f"file://{source}", 1)
     assert (job.epoch, job.position) == (0, 1)
     assert job.opened_s <= job.closed_s
-    await coordinator.cache.keep(HISTORY_KEY, b"\xff" * 9)
+    await coordinator.cache.set(HISTORY_KEY, b"\xff" * 9)
     again = JobHistory(coordinator.cache)
     await again.load()
     assert not again.jobs

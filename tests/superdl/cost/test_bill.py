@@ -5,7 +5,8 @@ from dataclasses import asdict
 
 import pytest
 
-from superdl.coordinator.core import Ledger, Prices
+from superdl.coordinator.core import Prices
+from superdl.coordinator.core.ledger import Ledger
 from superdl.cost.bill import EpochUse, PaidByHour, bill_of, prices_for
 from superdl.super_wire.waits import WorkCounters
 
@@ -35,10 +36,10 @@ def approx(lines):
 def account(hours, prices=LAMBDA):
     """What a coordinator tells of a job that is alone there, by the real account."""
     ledger = Ledger([prices], max_usd=math.inf, max_usd_per_hour=math.inf)
-    ledger.joined("job")
+    ledger.add_job("job")
     ledger.settle(0.0)
     work = {"gb_s": 800.0, "source_requests": 3200, "source_bytes": 2**30, "record_bytes": 2**30}
-    ledger.produced(b"set", "job", 64, ledger.invoked(b"set", now=1.0, **work))
+    ledger.add_produced(b"set", "job", 64, ledger.bill_invocation(b"set", now=1.0, **work))
     ledger.settle(hours * 3600)
     costs = ledger.job_costs("job")
     dollars = {name: usd for name, usd in asdict(costs).items() if hasattr(NOTHING, name)}
