@@ -207,34 +207,6 @@ def test_it_signs_as_botocore_does(key, etag, secret, token, region, second, spa
     assert mine.get("x-amz-security-token") == (theirs["X-Amz-Security-Token"] if token else None)
 
 
-class Rotating:
-    """Credentials that are others each time they are asked."""
-
-    def __init__(self):
-        self.asked = 0
-
-    def get_frozen_credentials(self):
-        self.asked += 1
-        return Credentials(
-            f"AKID{self.asked}", f"secret{self.asked}", f"token{self.asked}"
-        ).get_frozen_credentials()
-
-
-def test_credentials_are_asked_for_once_a_second(monkeypatch):
-    credentials, now = Rotating(), [10**9]
-    signer = Signer(credentials.get_frozen_credentials, region="us-east-1", host="h")
-    monkeypatch.setattr(time, "time", lambda: now[0])
-    first = ["".join(signer.lines("GET", "/a")) for _ in range(3)]
-    assert (credentials.asked, len(set(first))) == (1, 1)
-    now[0] += 1
-    second = sent(signer.lines("GET", "/a", headers=headers_of("e", None)))
-    assert credentials.asked == 2
-    rotated = Credentials("AKID2", "secret2", "token2")
-    expected = botocores(rotated, "us-east-1", get_of("h", "/a", "e"), now[0])
-    assert second["authorization"] == expected["Authorization"]
-    assert second["x-amz-security-token"] == "token2"
-
-
 @given(prefix=TEXT, token=VISIBLE, body=st.binary(max_size=9), second=SECONDS)
 def test_it_signs_listings_and_puts_as_botocore_does(prefix, token, body, second):
     credentials = Credentials("AKID", "secret", token)
