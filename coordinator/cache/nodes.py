@@ -108,8 +108,7 @@ class CacheNodes:
                 return [Master(nodes.home, 1)]
             # Owners below 0 are slots without a node.
             counts = Counter(owner for owner in nodes.slots.owners if owner >= 0)
-            places = enumerate(nodes.slots.nodes)
-            return sorted(Master(nodes.connection_node(node), counts[index]) for index, node in places)
+            return sorted(Master(node, counts[index]) for index, node in enumerate(nodes.slots.nodes))
 
         return await self._run(look)
 

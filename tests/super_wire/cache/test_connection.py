@@ -4,15 +4,12 @@ import contextlib
 import socket
 import threading
 
-import numpy as np
 import pytest
 
-from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
 from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials
 from superdl.super_wire.errors import CacheError, CacheUnreachableError, ConfigError
 from tests.fixtures.ports import free_port
 from tests.fixtures.tls_front import TlsFront
-from tests.super_dataset.stored_batches import images, ref_of, store
 
 
 def connect(url, *, timeout_s=5.0, **credentials):
@@ -102,19 +99,6 @@ def front_of(valkey, certificates):
 
 def lasting(caught):
     return not isinstance(caught.value, CacheUnreachableError)
-
-
-@pytest.mark.parametrize("side", [8, 224])
-@pytest.mark.parametrize("in_flight_bytes", [1, 2**24])
-def test_batches_arrive_as_they_were(valkey, front_of, certificates, monkeypatch, side, in_flight_bytes):
-    monkeypatch.setenv("SUPER_CACHE_CA_FILE", certificates.ca_file)
-    arrays = images(24, side)
-    ref = ref_of(24, front_of())
-    store(valkey, ref, arrays)
-    reader = BatchReader(ReadSettings(verify="all", in_flight_bytes=in_flight_bytes))
-    for _ in range(2):
-        read = reader.read(ref)
-        assert np.array_equal(read.buffer.block.numpy().reshape(24, side, side, 3), np.stack(arrays))
 
 
 def test_an_unknown_authority_is_refused_and_its_setting_named(front_of, certificates):

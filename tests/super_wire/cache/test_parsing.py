@@ -58,13 +58,6 @@ def test_what_is_no_reply_is_refused(data, kind):
         parse_reply(kind(data))
 
 
-def test_the_deepest_allowed_is_read():
-    value, end = parse_reply(b"*1\r\n" * MAX_DEPTH + b":1\r\n")
-    for _ in range(MAX_DEPTH):
-        (value,) = value
-    assert (value, end) == (1, 4 * MAX_DEPTH + 4)
-
-
 def encoded(value):
     match value:
         case None:
