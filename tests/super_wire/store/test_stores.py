@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from superdl.super_wire.errors import (
-    RecordError,
     StoreError,
     StoreFormatError,
     StoreGoneError,
     StoreRefusedError,
 )
-from superdl.super_wire.store import check_record, open_store
+from superdl.super_wire.store import open_store
 from tests.super_wire.store.packing import (
     META,
     METAS,
@@ -156,15 +155,6 @@ def test_any_use_of_a_store(new_address):
         lambda: StoreUse(Putter(new_address())),
         settings=settings(max_examples=8, stateful_step_count=12, deadline=None),
     )
-
-
-def test_a_record_that_is_cut_off_is_no_record(opened):
-    store = opened()
-    with store.begin_pack(META) as pack:
-        (begin, *_) = fill(pack, SAMPLES)
-        name = pack.commit()
-    with pytest.raises(RecordError):
-        check_record(store.read(name, begin, 65), SAMPLES[0][0])
 
 
 @pytest.mark.parametrize(
