@@ -1,4 +1,4 @@
-"""Vocabulary that reports share: the causes of waiting, and the counters of a job."""
+"""The causes of waiting and the counters of a job, for all reports."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ UNKNOWN = "unknown"
 
 
 class Wait(NamedTuple):
-    """A cause of waiting, with its meaning as a clause, a remedy, and the internal causes that it covers."""
+    """A cause of waiting."""
 
-    meaning: str
+    meaning: str  # as a clause
     remedy: str
-    of: tuple[str, ...]
+    of: tuple[str, ...]  # the internal causes that it covers
 
 
-# In the order of reports and docs/runs.md: five causes that users can act on, and unknown.
+# In the order of reports and docs/runs.md: five causes that users can do something about, and unknown.
 WAITS = {
     "starting": Wait(
         "workers, functions or the look-ahead were starting",
@@ -50,17 +50,17 @@ _WAIT_FOR = {cause: name for name, wait in WAITS.items() for cause in (name, *wa
 
 
 def wait_for(cause: str) -> str:
-    """Return the user's name for an internal cause, or ``unknown`` if this version does not define it."""
+    """Return the name of the cause that covers an internal one, or ``unknown``."""
     return _WAIT_FOR.get(cause, UNKNOWN)
 
 
 @dataclass(slots=True)
 class WorkCounters:
-    """The work and cost of a job since it was opened, for all its ranks, as counted by the coordinator."""
+    """What the coordinator has counted for all ranks of a job since it was opened."""
 
     # A new counter needs a field of the same name in JobStats.
     batches_read: int = 0
-    cache_hits: int = 0  # found with a reader's first GET
+    cache_hits: int = 0  # in response to a reader's first GET
     cache_misses: int = 0
     samples_reused: int = 0  # already in the cache when planned
     samples_produced: int = 0  # decoded
@@ -69,10 +69,10 @@ class WorkCounters:
     samples_failed: int = 0
     retries: int = 0
     invocations: int = 0
-    fetch_s: float = 0.0  # in total over all functions, like the next two
+    fetch_s: float = 0.0  # of all functions together, like the next two
     decode_s: float = 0.0
     push_s: float = 0.0
-    read_s: float = 0.0  # in total over all readers, like the next one
+    read_s: float = 0.0  # of all readers together, like the next one
     wait_s: float = 0.0
     source_bytes: int = 0
     record_bytes: int = 0

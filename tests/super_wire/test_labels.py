@@ -18,7 +18,6 @@ from superdl.super_wire.labels import (
     joined,
     label_dtype_of,
     label_dtype_text,
-    label_fields_of,
     label_sizes,
     labels_text,
     pack_labels,
@@ -145,17 +144,6 @@ FIELDS = st.builds(
 )
 
 
-@given(
-    FIELDS.map(lambda field: {"": field})
-    | st.dictionaries(st.text(min_size=1, max_size=8), FIELDS, min_size=1, max_size=6)
-)
-def test_numbers_arrays_lists_and_named_fields_travel_in_their_order(fields):
-    text = label_dtype_text(fields)
-    assert list(label_fields_of(text).items()) == list(fields.items())
-    rows = {name: np.dtype(np.uint32) if field.varies else field.dtype for name, field in fields.items()}
-    assert label_dtype_of(text) == (rows[""] if "" in rows else np.dtype(list(rows.items())))
-
-
 def test_texts_are_those_that_stand_in_the_module():
     field = LabelField(np.dtype(("f8", 4)), varies=True)
     assert label_dtype_text({"": field}) == "float64[*,4]"
@@ -223,10 +211,3 @@ def test_paths_are_what_opens_them():
     assert listed("s3://bucket")[0][0] == "s3://bucket/cat/a.jpg"
     assert listed("file:///")[0][0] == "/cat/a.jpg"
     assert listed()[1][0].encode(errors="surrogateescape") == b"/images/dog/\xff.jpg"
-
-
-def test_labels_stay_arrays_where_they_are_and_cannot_be_changed():
-    samples = listed(labels=[[0.5, 1.0], [1.5, 2.0], [2.5, 3.0]])
-    assert samples[2][1].tolist() == [2.5, 3.0]
-    with pytest.raises(ValueError, match="read-only"):
-        samples.labels[0] = 1

@@ -143,7 +143,7 @@ def test_what_is_not_packed_is_refused(packed, monkeypatch):
 )
 def test_numbers_that_no_sampler_sends_are_refused(count, weighted, repeats):
     weights = pack_numbers(np.ones(3).tobytes()) if weighted else b""
-    with pytest.raises(ConfigError, match="are invalid"):
+    with pytest.raises(ConfigError, match="invalid draws"):
         Draws.unpacked(b"", weights, count, repeats)
 
 

@@ -199,17 +199,6 @@ def test_other_dtypes_are_refused(dtype):
         pack(np.zeros(2, dtype=dtype), ID)
 
 
-@pytest.mark.parametrize("dtype", DTYPE_CODES)
-def test_another_version_or_kind_differs_from_spoilt_bytes(dtype):
-    record = record_of((np.arange(6) % 2).astype(dtype))
-    for at in range(8 * 64):
-        flipped = bytearray(record)
-        flipped[at // 8] ^= 1 << at % 8
-        if at // 8 not in TIMES:
-            with pytest.raises(RecordVersionError if at // 8 in {4, 5} else RecordError):
-                unpack(flipped, sample_id=ID)
-
-
 def test_a_record_is_bound_to_its_sample_and_kind():
     other = bytes(8) + ID[8:]
     assert id_prefixes(other + ID)[1] == parse_header(FORMS["record"].good, sample_id=ID).id_prefix
@@ -221,7 +210,10 @@ def test_a_record_is_bound_to_its_sample_and_kind():
             if name != kind:
                 with pytest.raises(RecordVersionError):
                     read(FORMS[kind].good)
-    with pytest.raises(ValueError, match="16 bytes long, not 15"):
+    for at in (4, 5, 6):  # version, kind and dtype of a later version
+        with pytest.raises(RecordVersionError):
+            unpack(FORMS["record"].good[:at] + b"\x63" + FORMS["record"].good[at + 1 :])
+    with pytest.raises(ValueError, match="16 bytes, not 15"):
         pack(IMAGE, ID[:15])
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.redaction import (
-    counted,
     keep_secrets_out_of_logs,
     shown,
     shown_lines,
@@ -100,11 +99,6 @@ def test_sizes_are_read_exactly(text, size_bytes):
 def test_what_is_no_size_is_refused_and_named(text):
     with pytest.raises(ConfigError, match="^cache_bytes must be a size of at least 1mb, such as 4gb"):
         parse_bytes(text, "cache_bytes")
-
-
-def test_one_thing_is_not_several():
-    words = [counted(count, "sample") for count in (0, 1, 2, 1200)]
-    assert words == ["0 samples", "1 sample", "2 samples", "1,200 samples"]
 
 
 @pytest.mark.parametrize(
