@@ -191,9 +191,9 @@ class CoordinatorCredentials(ClientTls):
             )
 
     def encrypts(self, host: str) -> bool:
-        """Return whether connections to ``host``, which is empty for a unix socket, are encrypted.
+        """Return whether connections to ``host`` are encrypted. It is empty for a unix socket.
 
-        They are if a ``ca_file`` is set, and to other machines unless ``insecure``.
+        They are encrypted if a ``ca_file`` is set, and to other machines unless ``insecure``.
         """
         return bool(host) and (bool(self.ca_file) or not (is_loopback(host) or self.insecure))
 
@@ -205,7 +205,7 @@ class CoordinatorCredentials(ClientTls):
 
 
 def _system_authorities() -> str:
-    """Return the file of the system's trusted authorities, which gRPC does not use by itself, if any."""
+    """Return the file of the system's trusted authorities, if any. gRPC would use its own."""
     import ssl  # not needed for plain text
 
     paths = ssl.get_default_verify_paths()

@@ -8,7 +8,6 @@ from pathlib import Path
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.user_text import parse_bytes
 
-_CACHE_SHARE = 4
 _LEAST_CACHE_BYTES = 64 * 2**20
 _ROOT = Path("/")
 
@@ -16,7 +15,7 @@ _ROOT = Path("/")
 def cache_bytes(root: Path = _ROOT) -> int:
     """Return the embedded cache's size: ``SUPER_CACHE_BYTES``, or a quarter of the available memory."""
     configured_bytes = parse_bytes(os.environ.get("SUPER_CACHE_BYTES") or "0", "SUPER_CACHE_BYTES")
-    return configured_bytes or max(available_memory_bytes(root) // _CACHE_SHARE, _LEAST_CACHE_BYTES)
+    return configured_bytes or max(available_memory_bytes(root) // 4, _LEAST_CACHE_BYTES)
 
 
 def slots(root: Path = _ROOT) -> int:

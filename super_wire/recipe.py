@@ -264,8 +264,8 @@ class Recipe:
         Functions need ``superdl[video]``.
 
         Args:
-            frames: the number of frames, each of which is the one displayed at its time. Past the end of
-                the video, the last frame is repeated.
+            frames: the number of frames: those displayed at their times. Past the end of the video, the
+                last frame is repeated.
             size: the side of the central square in pixels, to which the shorter side is resized.
             fps: frames per second. By default, the frames are spread evenly over the video.
             start: the start of the clip in seconds after the video's first frame.

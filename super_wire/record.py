@@ -107,7 +107,7 @@ def id_prefixes(sample_ids: bytes) -> NDArray[np.uint64]:
     """Return the prefixes that records have for concatenated sample ids, as uint64 of shape (samples,)."""
     if len(sample_ids) % ID_BYTES:
         raise ValueError(f"sample ids have {ID_BYTES} bytes each, but these have {len(sample_ids)} in total")
-    # An id consists of two such numbers, of which the first is its prefix.
+    # An id consists of two such numbers. The first is its prefix.
     return np.frombuffer(sample_ids, dtype="<u8")[::2]
 
 
@@ -121,11 +121,7 @@ def pack(
     """
     code, stored = stored_dtype(array.dtype)
     check_shape(array.shape)
-    # Fast path for images. A subclass's memory may hold more than its values.
-    if type(array) is np.ndarray and array.dtype == np.uint8 and array.flags.c_contiguous:
-        payload = array.reshape(-1).data
-    else:
-        payload = np.ascontiguousarray(array, dtype=stored).reshape(-1).view(np.uint8).data
+    payload = np.ascontiguousarray(array, dtype=stored).reshape(-1).view(np.uint8).data
     times = (fetch_us, decode_us)
     header = pack_header(RecordKind.DATA, payload, sample_id, code=code, shape=array.shape, times=times)
     return header, payload

@@ -276,9 +276,9 @@ class PrefetchResult:
         # Most results contain no text to clean, so do not copy them.
         if result.messages or not "".join(texts).isascii():
             messages = {index: clean_text(message) for index, message in result.messages.items()}
-            version, pack, trouble = map(clean_text, texts)
+            version, pack, store_trouble = map(clean_text, texts)
             result = replace(
-                result, messages=messages, function_version=version, pack=pack, store_trouble=trouble
+                result, messages=messages, function_version=version, pack=pack, store_trouble=store_trouble
             )
         return result
 

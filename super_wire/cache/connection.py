@@ -113,10 +113,7 @@ class CacheConnection:
 
     def send(self, data: bytes) -> None:
         """Send all of ``data``."""
-        try:
-            self._socket.sendall(data if self._tls is None else self._tls.encrypted(data))
-        except OSError as error:
-            raise self._failure(error) from error
+        self.send_gathered([data], time.monotonic() + self._limit_s)
 
     def send_gathered(self, buffers: Sequence[bytes | memoryview], until_s: float) -> None:
         """Send all buffers before the monotonic time ``until_s``, without copying large ones."""

@@ -71,7 +71,6 @@ class Redirection(NamedTuple):
     """A redirection to another node, for all commands to a slot or (``ASK``) for a single one."""
 
     kind: Literal["MOVED", "ASK"]
-    slot: int
     node: Node
 
 
@@ -112,8 +111,7 @@ def parse_redirection(text: str, sender: Node) -> Redirection | None:
         return None
     if host and not _is_host(host):  # such as "?", for a node without a name
         return None
-    node = _node_at(host, int(port), sender)
-    return Redirection("MOVED" if kind == "MOVED" else "ASK", int(slot), node)
+    return Redirection("MOVED" if kind == "MOVED" else "ASK", _node_at(host, int(port), sender))
 
 
 def _node_at(host: str, port: int, sender: Node) -> Node:
@@ -173,7 +171,7 @@ class NodeConnections:
         # Nodes that are not tried again before renew(), with the reasons.
         self.broken: dict[Node, SuperError] = {}
         self._lost_once: set[Node] = set()
-        # Connections that are open as far as this side can tell.
+        # Open connections. The peer may have closed them.
         self.opened: dict[Node, CacheConnection] = {}
         self._map_source = self.home
         self._credentials = credentials

@@ -131,9 +131,7 @@ class Dataset(Bucket):
             # The content's Git id, or SHA-256 for large files, does not change with commits elsewhere.
             version = response.etag(f"{linked}ETag")
             if not _OID.fullmatch(version):
-                raise ObjectError(
-                    Fault.FAILED, f"the Hub returned {version[:_SHOWN]!r}, which is not a version"
-                )
+                raise ObjectError(Fault.FAILED, f"the Hub returned the invalid version {version[:_SHOWN]!r}")
             size = response.number(f"{linked}Size" if linked else "Content-Length")
             location = _Location(response.target or response.url, version, size, time.monotonic() + _KEPT_S)
         self._check_redirect(location.url)
@@ -168,8 +166,8 @@ class Dataset(Bucket):
         raise ObjectError(Fault.REFUSED, f"the Hub redirects to {server}, which does not use TLS")
 
     def _failure(self, response: Response) -> ObjectError:
-        code, words = (response.headers.get(f"X-Error-{name}", "")[:_SHOWN] for name in ("Code", "Message"))
-        remedy = f" ({code} {shown(words)})" if code else ""
+        code, message = (response.headers.get(f"X-Error-{name}", "")[:_SHOWN] for name in ("Code", "Message"))
+        remedy = f" ({code} {shown(message)})" if code else ""
         if code == "GatedRepo":
             remedy += (
                 f"; accept the conditions at {self._endpoint}/{self._name}, and set HF_TOKEN to a token of "

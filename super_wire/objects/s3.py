@@ -306,18 +306,18 @@ class S3Bucket(Bucket):
     def _no_response(self, error: Exception) -> ObjectError:
         route = self._current
         server = route.endpoint.netloc if route else self.name
-        words = f"no object store answered at {server} ({type(error).__name__}: {error})"
+        reason = f"no object store answered at {server} ({type(error).__name__}: {error})"
         remedy = (
             "check the network (in a VPC, use a gateway endpoint for S3 in the bucket's region, or NAT), "
             "and SUPER_S3_ENDPOINT_URL or AWS_ENDPOINT_URL_S3 if the store is not AWS"
         )
         if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in (error, *error.args)):
             remedy = "set AWS_CA_BUNDLE to a file with the authorities to trust"
-            return ObjectError(Fault.FAILED, f"{words}: {remedy}")
+            return ObjectError(Fault.FAILED, f"{reason}: {remedy}")
         timed_out = isinstance(error, urllib3.exceptions.ConnectTimeoutError)
         refused = isinstance(error, urllib3.exceptions.NewConnectionError)  # a subclass of the above
         unreachable = isinstance(error, UnreachableError) or (timed_out and not refused)
-        return ObjectError(Fault.UNAVAILABLE, f"{words}: {remedy}", unreachable=unreachable)
+        return ObjectError(Fault.UNAVAILABLE, f"{reason}: {remedy}", unreachable=unreachable)
 
 
 def _etag(response: urllib3.BaseHTTPResponse) -> str:

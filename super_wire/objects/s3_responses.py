@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 from http import HTTPStatus
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import unquote_plus
 from xml.parsers import expat
 
@@ -40,15 +40,11 @@ _OBJECT = re.compile(
 _TEXT_BYTES = 2**16  # longer than any text in a response, so expat does not split texts
 
 
-class ListPage(NamedTuple):
-    """A page of a listing, and the continuation token, empty after the last page."""
+def parse_page(content: bytes) -> tuple[Page, str]:
+    """Parse a ListObjectsV2 response. Raises ``ObjectError`` if it is invalid.
 
-    page: Page
-    token: str
-
-
-def parse_page(content: bytes) -> ListPage:
-    """Parse a ListObjectsV2 response. Raises ``ObjectError`` if it is invalid."""
+    Returns a page, and the continuation token, which is empty after the last page.
+    """
     objects: list[Listed] = []
     # A regex takes a third of the parser's time. If a comment could hide objects, parse everything.
     remainder = content if b"<!" in content else _OBJECT.sub(b"", content)
@@ -63,8 +59,8 @@ def parse_page(content: bytes) -> ListPage:
     texts: list[str] = []
     pop = fields.pop
 
-    # The only Python function per element, of which a listing has seven per key. The element's text is
-    # the last item of texts.
+    # Called at the end of each element, whose text is the last item of texts. No other Python function is
+    # called, because a listing has seven elements for each key.
     def end(name: str) -> None:
         if name == "Contents":
             # Strip newlines too, because an empty element gets the text before it.
@@ -100,12 +96,12 @@ def parse_page(content: bytes) -> ListPage:
         raise ObjectError(
             Fault.FAILED, "the object store truncated its listing without returning a continuation token"
         )
-    return ListPage(Page(objects, folders), token or "")
+    return Page(objects, folders), token or ""
 
 
 def _error_fields(content: bytes) -> dict[str, str]:
-    found = _ERROR_FIELD.findall(content.decode(errors="replace"))
-    return {name: html.unescape(text) for name, text in found}
+    text = content.decode(errors="replace")
+    return {name: html.unescape(value) for name, value in _ERROR_FIELD.findall(text)}
 
 
 def _refuse_entities(*_: object) -> None:

@@ -128,9 +128,7 @@ class Response(NamedTuple):
         """Return the size in a header. Raises ``ObjectError`` if it is missing or invalid."""
         text = self.headers.get(header, "")
         if not re.fullmatch("[0-9]{1,18}", text):
-            raise ObjectError(
-                Fault.FAILED, f"the server sent {header}: {text[:_SHOWN]!r}, which is not a size"
-            )
+            raise ObjectError(Fault.FAILED, f"the server sent an invalid {header} header: {text[:_SHOWN]!r}")
         return int(text)
 
     def etag(self, header: str = "ETag") -> str:
@@ -152,7 +150,7 @@ class Response(NamedTuple):
                 Fault.FAILED, f"the response is compressed ({packed[:_SHOWN]}), which the request forbids"
             )
         if (span is not None) is not (self.status == _PARTIAL):
-            raise ObjectError(Fault.FAILED, "the server does not support range requests: it ignores Range")
+            raise ObjectError(Fault.FAILED, "the server does not support range requests, and ignores Range")
         if span is not None:
             check_range(self.headers.get("Content-Range", ""), size, span)
         before(size)
@@ -173,7 +171,7 @@ def server_of(url: str) -> str:
 def checked_path(key: str) -> str:
     """Return a key as a URL path. Raises ``ObjectError`` if it could resolve to another path."""
     if not {"", ".", ".."}.isdisjoint(key.split("/")):
-        raise ObjectError(Fault.REFUSED, "the key is not a path: it has an empty part, or '.' or '..'")
+        raise ObjectError(Fault.REFUSED, "the key is not a path, because it has an empty part, '.' or '..'")
     return quote(key)
 
 

@@ -65,7 +65,7 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def begin_pack(self, meta: PackMeta) -> PackInProgress:
-        """Start a pack, which is invisible until it is committed."""
+        """Start a pack. It is invisible until it is committed."""
 
     def remove(self, pack: str) -> None:
         """Remove a pack. A missing pack is not an error."""
@@ -112,7 +112,17 @@ class Store(abc.ABC):
 
     def sweep(self, now: float) -> int:
         """Remove unfinished files that are over a day old. Returns their number."""
-        return self._remove_all((TEMPORARY, OPEN), now - ABANDONED_S)
+        self._check_writing()
+        folders = {folder: self._list(folder) for folder in (TEMPORARY, OPEN)}
+        old = [
+            (folder, entry.name)
+            for folder, entries in folders.items()
+            for entry in entries
+            if entry.written < now - ABANDONED_S
+        ]
+        for folder, name in old:
+            self._remove(folder, name)
+        return len(old)
 
     @abc.abstractmethod
     def _list(self, folder: str) -> list[Listed]:
@@ -133,11 +143,3 @@ class Store(abc.ABC):
     def _check_writing(self) -> None:
         if self.read_only:
             raise StoreRefusedError(f"{self.address} was opened read-only")
-
-    def _remove_all(self, folders: Sequence[str], before: float) -> int:
-        self._check_writing()
-        listed = [(folder, entry) for folder in folders for entry in self._list(folder)]
-        old = [(folder, entry.name) for folder, entry in listed if entry.written < before]
-        for folder, name in old:
-            self._remove(folder, name)
-        return len(old)

@@ -85,14 +85,16 @@ class BucketStore(Store):
         return contents
 
     def begin_pack(self, meta: PackMeta) -> PackInProgress:
-        """Start a pack, which is invisible until it is committed."""
+        """Start a pack. It is invisible until it is committed."""
         self._check_writing()
         name = new_pack_name(meta.collection)
         with self._failures(PACKS):
             file = cast("BinaryIO", tempfile.SpooledTemporaryFile(_SPOOLED_BYTES))  # noqa: SIM115 # closed below
 
         return PackInProgress(
-            *(name, file, meta),
+            name,
+            file,
+            meta,
             publish=lambda: self._send(_key(PACKS, name), file),
             failures=lambda: self._failures(PACKS),
         )

@@ -82,7 +82,7 @@ class DirectoryStore(Store):
             os.close(descriptor)
 
     def begin_pack(self, meta: PackMeta) -> PackInProgress:
-        """Start a pack, which is invisible until it is committed."""
+        """Start a pack. It is invisible until it is committed."""
         name = new_pack_name(meta.collection)
         temporary = f"{name}.{secrets.token_hex(8)}"
         with self._folder(TEMPORARY, writing=True) as folder:

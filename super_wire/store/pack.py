@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PACK_VERSION = 1
 MAX_RECORDS = 2**20
-# An entry of a pack's index: sample id, offset of the record, its whole length, and its kind.
+# An entry of a pack's index: sample id, and the record's offset, length and kind.
 ENTRY_DTYPE = np.dtype(
     [("id", f"V{ID_BYTES}"), ("offset", "<u8"), ("bytes", "<u4"), ("kind", "u1"), ("pad", "V3")]
 )
@@ -260,8 +260,8 @@ def check_entries(entries: NDArray[np.void], first: int, end: int | NDArray[np.u
     ``end`` is one offset for all records, or an array with one for each.
     """
     begins, lengths = entries["offset"], entries["bytes"]
-    wrong = (begins < first) | (begins > end) | (lengths < HEADER_BYTES)
-    if (wrong | (lengths > end - np.minimum(begins, end))).any():
+    invalid = (begins < first) | (begins > end) | (lengths < HEADER_BYTES)
+    if (invalid | (lengths > end - np.minimum(begins, end))).any():
         raise StoreFormatError("an index entry refers to bytes outside the pack, or fewer than a header")
 
 
@@ -269,7 +269,7 @@ def _whole(read: Callable[[int, int], bytes], offset: int, length: int) -> bytes
     data = read(offset, length)
     if len(data) != length:
         raise StoreFormatError(
-            f"the pack is truncated: it has only {len(data)} of {length} bytes from offset {offset}"
+            f"the pack is truncated: of {length} bytes from offset {offset}, only {len(data)} are present"
         )
     return data
 

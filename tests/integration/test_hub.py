@@ -137,7 +137,7 @@ def test_what_a_function_cannot_read_has_an_outcome_and_a_remedy(hub_server, mon
     assert refused("big", oid_of(b"x" * (LIMIT + 1)))[0] is Outcome.TOMBSTONE
     assert refused("../../../../api/whoami-v2", one) == (
         Outcome.REFUSED,
-        "the key is not a path: it has an empty part, or '.' or '..'",
+        "the key is not a path, because it has an empty part, '.' or '..'",
     )
     for status in (429, 503):
         hub_server.asked.clear()

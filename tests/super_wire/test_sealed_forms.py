@@ -1,4 +1,4 @@
-"""Records and packs: they come back, keep their form, and no change of a byte gives anything else."""
+"""Records and packs keep their format, and no change of a byte yields other contents."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def arrays_in(record):
 
 
 def contents(data):
-    """Meta and records of a pack; an error if any of them is broken."""
+    """Return meta and records of a pack. Raises if any is broken."""
     index, held = index_of(data), {}
     for entry in index.entries:
         sample_id, offset = bytes(entry["id"]), int(entry["offset"])
@@ -79,7 +79,7 @@ def contents(data):
 
 @dataclass(frozen=True)
 class Form:
-    """``good`` bytes, their reader, the xxh3-64 by which a change of form shows, and bytes nothing guards."""
+    """Valid bytes, their reader, their xxh3-64, and the offsets of bytes without protection."""
 
     good: bytes
     read: Callable[[bytes], Any]
@@ -128,12 +128,12 @@ def is_right_or_refused(form, data):
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_the_form_is_the_one_of_other_versions(name):
+def test_the_format_has_not_changed(name):
     assert xxhash.xxh3_64_hexdigest(FORMS[name].good) == FORMS[name].digest
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_no_flipped_bit_and_no_cut_gives_other_bytes(name):
+def test_a_flipped_bit_or_a_cut_never_yields_other_contents(name):
     form = FORMS[name]
     for at in range(len(form.good)):
         for bit in range(8):
@@ -146,7 +146,7 @@ def test_no_flipped_bit_and_no_cut_gives_other_bytes(name):
 
 @pytest.mark.parametrize("name", FORMS)
 @given(seed=st.integers(0, 2**64))
-def test_no_other_change_gives_other_bytes(name, seed):
+def test_a_mutation_never_yields_other_contents(name, seed):
     is_right_or_refused(FORMS[name], mutate(random.Random(seed), FORMS[name].good))
 
 
@@ -222,7 +222,7 @@ def test_a_record_is_bound_to_its_sample_and_kind():
     [(name, 0, 64) for name in ("", "..", "../pack", "a/b", ".hidden", "-x", "a\0", "é", "x" * 256)]
     + [("pack", *place) for place in ((-1, 64), (0, 63), (2**64 - 64, 64), (0, 2**64))],
 )
-def test_no_pointer_leads_out_of_a_pack_of_its_store(name, offset, length):
+def test_a_pointer_cannot_leave_its_store(name, offset, length):
     with pytest.raises(RecordError):
         Pointer(name, offset, length)
 
@@ -237,6 +237,6 @@ def test_no_pointer_leads_out_of_a_pack_of_its_store(name, offset, length):
         {"x": IMAGE.reshape(2, 3, 3, *[1] * 4)},
     ],
 )
-def test_arrays_that_no_record_holds(arrays):
+def test_invalid_named_arrays_are_refused(arrays):
     with pytest.raises(RecordError):
         pack_arrays(arrays, ID)
