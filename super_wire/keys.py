@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 from superdl.super_wire.ids import ID_BYTES
 
 # Prefix of records, before the sample id in hex. All names are ASCII and begin with super:, so an ACL
@@ -34,7 +32,6 @@ def cache_keys(ids: bytes) -> list[bytes]:
     return [RECORD_PREFIX + digits[at : at + width] for at in range(0, len(digits), width)]
 
 
-@functools.lru_cache(maxsize=64)  # called for each batch
 def report_stream(job: str) -> bytes:
     """Return the stream of a job's read reports."""
     return REPORT_PREFIX + job.encode()

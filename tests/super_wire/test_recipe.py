@@ -1,6 +1,7 @@
 """Recipes: canonical form, digests, serialization and validation."""
 
 import copy
+import json
 import pickle
 
 import pytest
@@ -18,6 +19,7 @@ SAME = [
     [
         *(one("resize", size=size) for size in (224, 224.0)),
         one("resize", size=224, interpolation="bilinear", max_size=None),
+        one("resize", size=224, interpolation=json.loads('"bilinear"')),
         Recipe.image(resize=224),
     ],
     [one("resize", size=[224, 224]), one("resize", size=(224, 224.0))],

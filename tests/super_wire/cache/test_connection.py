@@ -1,6 +1,7 @@
 """Failures of a connection, with or without TLS, are typed errors that name the remedy."""
 
 import contextlib
+import random
 import socket
 import threading
 
@@ -107,6 +108,14 @@ def test_a_certificate_of_an_unknown_authority_or_another_host_is_refused(front_
         with pytest.raises(CacheError, match=r"certificate.*SUPER_CACHE_CA_FILE") as caught:
             connect(url, ca_file=ca_file)
         assert not isinstance(caught.value, CacheUnreachableError)
+
+
+def test_large_values_arrive_unchanged_over_tls(front_of, certificates):
+    value = random.Random(0).randbytes(10**6)
+    connection = connect(front_of(), ca_file=certificates.ca_file)
+    connection.ask(b"SET", b"k", value)
+    assert connection.ask(b"GET", b"k") == value
+    connection.close()
 
 
 def test_a_client_certificate_is_sent_if_the_cache_requires_one(front_of, certificates):
