@@ -99,7 +99,7 @@ def parse_tokens(text: str, origin: str) -> tuple[Token, ...]:
         if _RIGHT.fullmatch(token):
             raise ConfigError(
                 f"{origin}: token {n} of {len(entries)} begins with team=, share=, priority= or "
-                "max_usd=. Write rights behind their token, separated by spaces"
+                "max_usd=. Write rights after their token, separated by spaces"
             )
         if not _TOKEN.fullmatch(token):
             raise ConfigError(
@@ -169,7 +169,7 @@ class CoordinatorCredentials(ClientTls):
 
     def for_grpc(self) -> tuple[bytes | None, bytes | None, bytes | None]:
         """Return the root certificates, key and certificate for gRPC's channel credentials."""
-        self.tls_context()  # raises for a bad file, with which gRPC would only fail to connect
+        self.tls_context()  # raises for a bad file; gRPC itself would only fail to connect
         files = (self.ca_file or _system_authorities(), self.key_file, self.cert_file)
         roots, key, certificate = (Path(file).read_bytes() if file else None for file in files)
         return roots, key, certificate

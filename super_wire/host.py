@@ -27,7 +27,7 @@ def slots(root: Path = _ROOT) -> int:
             )
         return int(configured)
     cores, ranks = usable_cores(root), os.environ.get("LOCAL_WORLD_SIZE", "1")
-    # Slots are nice to ranks, but CPU quotas ignore niceness. So leave a core to each rank.
+    # Slots have a lower priority than ranks, but a CPU quota ignores that. So leave each rank a core.
     if cores == _cores_of_process():
         return cores
     return max(1, cores - (int(ranks) if ranks.isdecimal() else 1))

@@ -248,7 +248,7 @@ def pack_labels(labels: Labels, text: str) -> Iterator[bytes]:
 
 
 def unpack_labels(data: bytes, text: str, size: int | None = None) -> Labels:
-    """Return labels as views of ``data``. Raises ``ConfigError`` unless they are of ``size`` samples."""
+    """Unpack labels as views of ``data``. Raises ``ConfigError`` unless there are ``size`` labels."""
     lists = {name: field.dtype for name, field in label_fields_of(text).items() if field.varies}
     rows, reason = label_dtype_of(text), ""
     try:

@@ -92,7 +92,7 @@ class CacheConnection:
             raise
 
     def limit_wait(self, timeout_s: float) -> None:
-        """Limit each further wait for bytes to ``timeout_s``, and at most :data:`IO_TIMEOUT_S`."""
+        """Limit each further wait for bytes to ``timeout_s``, at most :data:`IO_TIMEOUT_S`."""
         limit_s = min(max(timeout_s, _MIN_TIMEOUT_S), IO_TIMEOUT_S)
         if limit_s == self._limit_s:
             return
@@ -195,14 +195,14 @@ class CacheConnection:
         size = len(pieces[1])
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        # An incomplete reply is parsed from its start again. So first double the number of bytes.
+        # Incomplete replies are parsed from their start again, so first double the number of bytes.
         while size < len(received) and (self.pending or poll.poll(0)):
             pieces.append(self._next_piece(began_s, until_s))
             size += len(pieces[-1])
         return b"".join(pieces)
 
     def _next_piece(self, began_s: float, until_s: float) -> bytes:
-        """Receive bytes. Returns none if an encrypted record is still incomplete."""
+        """Receive some bytes, or none while an encrypted record is incomplete."""
         if not self.pending:
             self._wait(select.POLLIN, began_s, until_s)
         piece = memoryview(bytearray(_PIECE_BYTES))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # Attempts for a command within an exchange, including redirections.
 MAX_ROUNDS = 6
 CONNECT_TIMEOUT_S = 5.0
-_NODE_CONNECT_S = 3.0  # the longest that one unreachable node may delay the others
+_NODE_CONNECT_S = 3.0  # the maximum time for which an unreachable node delays the others
 _SLOTS_TIMEOUT_S = 5.0
 SLOTS = 16384
 _MAX_PORT = 65535
@@ -101,7 +101,7 @@ def parse_slots(reply: Reply, sender: Node) -> SlotMap:
 
 
 def parse_redirection(text: str, sender: Node) -> Redirection | None:
-    """Parse an error such as ``MOVED 3999 10.0.0.1:6381``. Returns ``None`` if it is no redirection."""
+    """Parse an error such as ``MOVED 3999 10.0.0.1:6381``. Returns ``None`` for other errors."""
     kind, slot, address = (*text.split(" "), "", "", "")[:3]
     if kind not in ("MOVED", "ASK"):
         return None
@@ -115,7 +115,7 @@ def parse_redirection(text: str, sender: Node) -> Redirection | None:
 
 
 def _node_at(host: str, port: int, sender: Node) -> Node:
-    # No host means the sender's host. A sender at a unix socket has none either: then it is itself.
+    # No host means the sender's. If the sender is at a unix socket, it has none, and is the node itself.
     return Node(host or sender.host, port) if host or sender.host else sender
 
 
