@@ -111,8 +111,8 @@ def parse_tokens(text: str, origin: str) -> tuple[Token, ...]:
         if not all(map(_RIGHT.fullmatch, words)) or len(set(names)) < len(names):
             raise ConfigError(
                 f"{origin}: token {n} of {len(entries)} may only be followed by team=NAME, share=NUMBER, "
-                "priority=NUMBER and max_usd=NUMBER, each at most once. Write further tokens on their own "
-                "lines"
+                "priority=NUMBER and max_usd=NUMBER, each at most once. Write a second token on a line of "
+                "its own"
             )
     return tuple(Token(token, dict(word.split("=", 1) for word in words)) for token, *words in entries)
 
